@@ -5,6 +5,7 @@ What only a run needs is imported where it is used, as rendering takes no longer
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -196,6 +197,18 @@ def resume_job(
     checkpoint_dir = run.read_plan().checkpoint_dir
     # ``latest`` is another run by the time it is printed.
     return job.model_copy(update={"checkpoint_dir": checkpoint_dir}), run.run_id
+
+
+def note_no_checkpoint(job: JobSpec, earlier: str) -> list[str]:
+    """A line for a run to go on from that has left no checkpoint; none where it has."""
+    from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
+
+    folder = Path(job.checkpoint_dir or "")
+    with contextlib.suppress(PermissionError):
+        if not folder.is_dir() or all(path.name == OF_AGENTS for path in folder.iterdir()):
+            what = f"{earlier} has no checkpoint in {folder}"
+            return [f"nothing to resume: {what}; the training starts from the beginning"]
+    return []
 
 
 def _read_in_background(place: CodePlace, run_root: Path) -> Future[PackedCode]:

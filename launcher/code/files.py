@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.code.git import find_repository, read_git
 from launcher.contract.errors import InputError
+from launcher.yamlfile.problem import render_value
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -129,10 +131,17 @@ def _unreadable(path: Path) -> InputError:
 
 
 def _read_ignore_file(root: Path) -> GitIgnoreSpec | None:
+    path = root / IGNORE_FILE
     try:
-        text = (root / IGNORE_FILE).read_text(errors="surrogateescape")
+        lines = path.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     from pathspec import GitIgnoreSpec
 
-    return GitIgnoreSpec.from_lines(text.splitlines())
+    for number, line in enumerate(lines, 1):
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except (ValueError, re.error):
+            what = f"{path}:{number}: {render_value(line)} is no pattern"
+            raise InputError(what, "write it as in a .gitignore; folders end in /") from None
+    return GitIgnoreSpec.from_lines(lines)

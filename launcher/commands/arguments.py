@@ -165,11 +165,25 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
 
     ``otherwise`` is the text of a job file for where none is named.
     """
+    from dataclasses import replace
+
     from launcher.api.choose_target import choose_engine
     from launcher.job.file import parse_job
+    from launcher.job.script import SCRIPT_ENDINGS
+    from launcher.yamlfile.problem import FileError
 
     text, file = _read_text(arguments, otherwise)
-    return choose_engine(parse_job(text, file, _read_overrides(arguments)), os.environ)
+    overrides = _read_overrides(arguments)
+    try:
+        job = parse_job(text, file, overrides)
+    except FileError as error:
+        known = (*SCRIPT_ENDINGS, ".yaml", ".yml", ".json")
+        if file.endswith(known) or not Path(file).is_file():
+            raise
+        *others, last = error.problems
+        fix = "; ".join(filter(None, (last.fix, "a script's name ends in .py")))
+        raise FileError([*others, replace(last, fix=fix)]) from None
+    return choose_engine(job, os.environ)
 
 
 def is_job_named(arguments: argparse.Namespace) -> bool:
@@ -196,7 +210,17 @@ def _earlier(arguments: argparse.Namespace) -> RunFolder | None:
 
 
 def _read_text(arguments: argparse.Namespace, otherwise: str = "") -> tuple[str, str]:
-    """The text of the job file, or one made for the script or module, and what it is called."""
+    """The text of the job file, or one made for the script or module, and what it is called.
+
+    Read once: the job file may be a pipe.
+    """
+    if "text_and_file" not in arguments:
+        arguments.text_and_file = _read_text_now(arguments, otherwise)
+    text, file = arguments.text_and_file
+    return text, file
+
+
+def _read_text_now(arguments: argparse.Namespace, otherwise: str) -> tuple[str, str]:
     from launcher.code.place import IN_IMAGE
     from launcher.job import script
     from launcher.yamlfile.source import read_text
@@ -221,10 +245,11 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
     from launcher.job.file import option_override, parse_override
 
     settings = [*arguments.set]
-    for room in rooms():
-        settings += room.read_settings(arguments)
     settings += ["agent.in_image=false"] if getattr(arguments, "embed", False) else []
     overrides = [parse_override(setting) for setting in settings]
+    for room in rooms():
+        for key, value in room.read_settings(arguments).items():
+            overrides.append(option_override(f"--{key}", value, room.name))
     for key in OVERRIDES:
         value = getattr(arguments, key)
         if value is not None:
@@ -261,7 +286,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
     # Opened first: some targets begin to connect, which takes as long as all the imports.
     opened = room_of(forced).open(root, arguments) if forced else None
 
-    from launcher.api.planning import plan_job, resume_job
+    from launcher.api.planning import note_no_checkpoint, plan_job, resume_job
 
     job = read_job(arguments)
     if arguments.resume:
@@ -276,6 +301,8 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
         detached=getattr(arguments, "detach", False),
         preview=preview,
     )
+    if arguments.resume and not run.choice.target.sends_code:
+        run.choice.target.notes += note_no_checkpoint(job, arguments.resume)
     if run.plan.image is None:
         run.choice.target.notes += _only_for_containers(arguments)
     return run

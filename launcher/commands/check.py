@@ -32,13 +32,15 @@ def _check(arguments: argparse.Namespace) -> int:
     import json
 
     from launcher.manifests.check import MAX_FILE_BYTES, check_manifests, render_checked
-    from launcher.yamlfile.source import read_text
+    from launcher.yamlfile.source import decode_text, read_text
 
-    texts = [
-        ("<stdin>", sys.stdin.read()) if file == STDIN else (file, read_text(file, MAX_FILE_BYTES))
-        for file in arguments.files
-    ]
-    checked = check_manifests(texts)
+    def read(file: str) -> tuple[str, str]:
+        if file != STDIN:
+            return file, read_text(file, MAX_FILE_BYTES)
+        raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        return "<stdin>", decode_text(raw, "<stdin>", MAX_FILE_BYTES)
+
+    checked = check_manifests([read(file) for file in arguments.files])
     if arguments.json:
         print(json.dumps([breach.to_jsonable() for breach in checked.breaches], indent=2))
     else:

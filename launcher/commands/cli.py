@@ -19,16 +19,16 @@ from launcher.commands import build, check, completion, doctor, env, jobs, node,
 from launcher.commands.arguments import add_command
 from launcher.commands.other_programs import check_command
 from launcher.commands.parser import TAKES_TRAINING, Command, Parser, check_known
-from launcher.commands.printed_commands import OF_RUNS, spell
+from launcher.commands.printed_commands import OF_RUNS, program_name, spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
 
 GROUPS = (jobs, node, build, runs, doctor, env, check, play, schema, completion)
 """In the order of ``launcher --help``."""
 MAY_BE_EMPTY = ("include", "exclude")
 POSITIONAL = ("job", "run")
-EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input (a worker's own code 2, and a
-script or module that is not there, too), 3 target not reachable, 130 interrupted, 137 a node was
-lost, 143 stopped, 198 a disk is full. Docs: docs/job-file.md"""
+EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
+130 interrupted, 137 a node was lost, 143 stopped, 198 a disk is full. A script or module that is
+not there is bad input. A worker that ends with code 2 also gives 2. Docs: docs/job-file.md"""
 
 
 def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
@@ -38,7 +38,7 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     """
     own, extra = _split_extra(list(argv))
     plugin = next(room for room in rooms() if room.plugin) if is_plugin else None
-    parser = _parser(plugin.plugin if plugin else "launcher")
+    parser = _parser(plugin.plugin if plugin else program_name())
     completion.complete(parser)
     own = _place_last(own, plugin.plugin_options) if plugin else own
     arguments = argparse.Namespace()
@@ -106,7 +106,11 @@ def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherErro
 
     if not is_job_named(arguments):
         return error
-    return InputError(f"{place_of(error.key, arguments)}: {error.what}", error.hint)
+    try:
+        place = place_of(error.key, arguments)
+    except LauncherError:
+        return error
+    return InputError(f"{place}: {error.what}", error.hint)
 
 
 def _of_system(error: OSError) -> LauncherError:

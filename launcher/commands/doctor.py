@@ -53,7 +53,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     sample = next(filter(None, (room.sample_job(arguments) for room in rooms())), "")
     if not is_job_named(arguments) and not sample:
-        fix = "launcher doctor JOB; without one only: launcher doctor --hosts hosts.yaml"
+        fix = (
+            "launcher doctor JOB; without one: launcher doctor --hosts hosts.yaml, "
+            "or launcher doctor --on slurm"
+        )
         raise InputError("no job file is named", fix)
     job = read_job(arguments, otherwise=sample)
     name = target_named(arguments) or _usual_target(job, run_root(arguments))

@@ -32,8 +32,10 @@ def _env(arguments: argparse.Namespace) -> int:
     from launcher.targets.by_hand import plan_by_hand, render_by_hand
 
     if is_job_named(arguments) == (arguments.join is not None):
+        both = "both were given" if is_job_named(arguments) else "none was given"
         raise InputError(
-            "either a job file or --join RUN is needed", "launcher env jobs/digits.yaml"
+            f"either a script or job file, or --join RUN: {both}",
+            "launcher env train.py, or launcher env --join RUN",
         )
     if arguments.join is not None:
         sys.stdout.write(_render_join(arguments))

@@ -9,11 +9,14 @@ from pathlib import Path
 
 from launcher.contract.errors import InputError
 
-STARTS_SCRIPTS = r"(.*/)?(python[0-9.]*|torchrun)"
+STARTS_SCRIPTS = r"(.*/)?(python[0-9.]*|torchrun|accelerate|deepspeed)"
 JOB_ENDINGS = (".py", ".pyz", ".yaml", ".yml")
 CALLED_HERE = {
     **dict.fromkeys(
-        ("--nprocs", "--nproc", "--np", "-np", "--num-processes", "--processes", "--gpus"),
+        (
+            *("--nprocs", "--nproc", "--np", "-np", "--num-processes", "--processes"),
+            *("--gpus", "--num-gpus"),
+        ),
         "--nproc-per-node",
     ),
     **dict.fromkeys(("--nodes", "--num-nodes", "--num-machines"), "--nnodes"),
@@ -36,7 +39,7 @@ def check_command(words: Sequence[str], program: str, takes_training: Sequence[s
     first = words[0] if words else ""
     if first == "-m" or first.endswith(JOB_ENDINGS):
         typed = shlex.join(words)
-        raise InputError(f"{first}: no command of {program}", f"{program} run {typed}")
+        raise InputError(f"{first}: no command of the launcher", f"{program} run {typed}")
     if first not in takes_training:
         return
     for at, word in enumerate(words[1:], start=1):
@@ -49,15 +52,19 @@ def check_command(words: Sequence[str], program: str, takes_training: Sequence[s
 
 
 def _without_habits(words: Sequence[str]) -> list[str]:
-    """What follows ``torchrun`` or ``python``, with options as they are written here."""
+    """What follows ``torchrun`` or ``python``, with options as they are written here.
+
+    What follows the script is for the training.
+    """
     kept: list[str] = []
     for at, word in enumerate(words):
         if word == "-m" or word.endswith(JOB_ENDINGS):
-            return [*kept, *words[at:]]
+            end = at + (2 if word == "-m" else 1)
+            return [*kept, *words[at:end], *(["--", *words[end:]] if words[end:] else [])]
         name, equals, value = word.partition("=")
         name = _plain(name) if name.startswith("--") else name
-        # -u and the like are python's own.
-        if name not in ("--standalone", "--no-python", "-u", "-O"):
+        # -u and the like are python's own, and `launch` is accelerate's command.
+        if name not in ("--standalone", "--no-python", "-u", "-O", "launch"):
             kept.append(f"{CALLED_HERE.get(name, name)}{equals}{value}")
     return kept
 

@@ -106,12 +106,18 @@ def check_known(
     if not unknown:
         return
     command, job, first = arguments.command, getattr(arguments, "job", None), unknown[0]
-    meant = _meant(first, arguments.options)
+    option = _option_meant(first, arguments.options)
+    meant = f"did you mean {option}? " if option else ""
     if command in TAKES_TRAINING:
-        typed = shlex.join(["launcher", *_without(given, unknown), "--", *unknown, *extra])
+        known = ["launcher", *_without(given, unknown)]
+        typed = shlex.join([*known, "--", *unknown, *extra])
         if job not in given or given.index(first) < given.index(job):
             # Before JOB, one cannot tell which words are values of the unknown one.
             typed = f"launcher {command} JOB [options] -- [training arguments]"
+        elif option:
+            own, rest = _corrected(unknown, arguments.options)
+            rest = ["--", *rest, *extra] if rest or extra else []
+            meant = f"did you mean {shlex.join([*known, *own, *rest])}? "
         what = f"{_one_line(' '.join(unknown))}: no option of {command}"
         if ours := decided_here(unknown):
             meant = f"leave out {', '.join(ours)}, which the launcher decides; "
@@ -120,13 +126,27 @@ def check_known(
     raise InputError(what, f"{meant}launcher {command} --help")
 
 
-def _meant(word: str, options: Collection[str]) -> str:
-    """A question for the option that was meant, with a blank after it; empty for none."""
+def _corrected(words: list[str], options: Collection[str]) -> tuple[list[str], list[str]]:
+    """Words that begin with the option that was meant, with its values, and all others."""
+    own: list[str] = []
+    rest: list[str] = []
+    to = rest
+    for word in words:
+        if word.startswith("-"):
+            option = _option_meant(word, options)
+            to = own if option else rest
+            word = option + word[len(word.partition("=")[0]) :] if option else word
+        to.append(word)
+    return own, rest
+
+
+def _option_meant(word: str, options: Collection[str]) -> str:
+    """The option that was most likely meant; empty for none."""
     import difflib
 
     close = difflib.get_close_matches(word.partition("=")[0], options, n=1, cutoff=0.75)
     option = called_here(word) or (close[0] if close and word.startswith("--") else "")
-    return f"did you mean {option}? " if option in options else ""
+    return option if option in options else ""
 
 
 def _without(given: list[str], unknown: list[str]) -> list[str]:

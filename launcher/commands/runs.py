@@ -80,7 +80,10 @@ def _add_to_stop(stop: argparse.ArgumentParser) -> None:
     add_run(stop)
     stop.epilog = "Without RUN: the newest run that goes on; the others that go on are named."
     stop.add_argument(
-        "--grace", type=seconds, metavar="S", help="seconds until the kill (the job's own)"
+        "--grace",
+        type=seconds,
+        metavar="S",
+        help="seconds until the kill (default: stop_grace_s of the job)",
     )
     stop.add_argument(
         "--keep", action="store_true", help="on Kubernetes: keep the job's object, suspended"
@@ -169,6 +172,8 @@ def _logs(arguments: argparse.Namespace) -> int:
     from launcher.contract.reasons import RunState
 
     run = find(arguments)
+    if arguments.rank is not None:
+        _check_rank(run, arguments.rank)
     try:
         show_logs(
             run,
@@ -189,6 +194,15 @@ def _logs(arguments: argparse.Namespace) -> int:
     told = f"launcher: {run.run_id}: {ended}; see: launcher report {run.run_id}"
     print(spell(told, arguments), file=sys.stderr)
     return outcome.exit_code
+
+
+def _check_rank(run: RunFolder, rank: int) -> None:
+    """Raises ``InputError`` for a rank that the run cannot have, also with all of its nodes."""
+    node = run.read_plan().nodes[0]
+    last = node.max_nodes * node.nproc_per_node - 1
+    if rank > last:
+        has = f"ranks 0 to {last}" if last else "rank 0 alone"
+        raise InputError(f"--rank {rank}: {run.run_id} has {has}", f"--rank {last}")
 
 
 def _tell_left(run: RunFolder) -> str:

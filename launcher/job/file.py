@@ -26,15 +26,21 @@ _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
 NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 _VERBATIM = (("env", "*"), ("docker", "labels", "*"), ("kubernetes", "node_selector", "*"))
 """Keys whose overrides are not read as YAML, so that ``--set env.PATTERN=*.py`` works."""
+_READ_AS_YAML = ("nnodes", "nproc_per_node", "max_restarts")
+"""Keys that are numbers; all others that have an option of their own are text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """One value from the command line; ``option`` is what the user typed, as messages show it."""
+    """One value from the command line; ``option`` is what the user typed, as messages show it.
+
+    ``is_text``: it is taken as it was typed, and not read as YAML.
+    """
 
     option: str
     path: KeyPath
     text: str
+    is_text: bool = False
 
 
 def parse_override(setting: str) -> Override:
@@ -49,10 +55,18 @@ def parse_override(setting: str) -> Override:
     return Override(option=f"--set {key}={shown}", path=path, text=text)
 
 
-def option_override(option: str, text: str) -> Override:
-    """An option that has the name of its key, such as ``--nproc-per-node 2``."""
+def option_override(option: str, text: str, section: str = "") -> Override:
+    """An option that has the name of its key, such as ``--nproc-per-node 2``.
+
+    ``section`` is what holds the key, empty for the top of the file.
+    """
     key = option.removeprefix("--").replace("-", "_")
-    return Override(option=f"{option} {render_value(text)}", path=(key,), text=text)
+    return Override(
+        option=f"{option} {render_value(text)}",
+        path=(section, key) if section else (key,),
+        text=text,
+        is_text=key not in _READ_AS_YAML,
+    )
 
 
 def read_job(path: Path | str, overrides: Sequence[Override] = ()) -> JobSpec:
@@ -172,12 +186,20 @@ def _overridden(source: YamlSource, override: Override) -> YamlSource:
     for part in override.path:
         if not isinstance(data, dict | list):
             entries[path] = given.entries[()]  # a section that only the option opens
+        if data is None and part == 0 and _holds_list(path):
+            data = []
         path = (*path, part if isinstance(data, list) else str(part))
         data = _child(data, path[-1])
     size = len(path)
     entries = {one: entry for one, entry in entries.items() if one[:size] != path}
     entries |= {(*path, *below): entry for below, entry in given.entries.items()}
     return YamlSource(data=_put(source.data, path, given.data, override), entries=entries)
+
+
+def _holds_list(path: KeyPath) -> bool:
+    from launcher.job.schema import choices, schema_at
+
+    return any("items" in one for one in choices(schema_at(path)))
 
 
 def _child(data: Any, part: str | int) -> Any:
@@ -187,7 +209,7 @@ def _child(data: Any, part: str | int) -> Any:
 
 
 def _fragment(override: Override) -> YamlSource:
-    if not _matches(override.path, _VERBATIM):
+    if not override.is_text and not _matches(override.path, _VERBATIM):
         return parse_fragment(override.text, override.option)
     entry = Entry(where=override.option, line=0, text=override.text, written=override.text)
     return YamlSource(data=override.text, entries={(): entry})
@@ -198,6 +220,8 @@ def _put(data: Any, path: KeyPath, value: Any, override: Override) -> Any:
     if not path:
         return value
     new = _put(_child(data, path[0]), path[1:], value, override)
+    if data is None and path[0] == 0:
+        data = []
     if not isinstance(data, list):
         return {**(data if isinstance(data, dict) else {}), path[0]: new}
     if not isinstance(path[0], int) or path[0] > len(data):

@@ -80,8 +80,23 @@ def _explain(one: Any, path: KeyPath, source: YamlSource) -> tuple[str, str]:
     if not isinstance(cause, NotAcceptedError):
         cause = NotAcceptedError()
     found = render_value(cause.found or _found(one, path, source))
-    fix = cause.fix or _meant(path, source, schema) or _example(path)
+    is_other = one["type"] == "string_type" and one["input"] is not None
+    quoted = _quoted(path, source, schema) if is_other else ""
+    fix = cause.fix or quoted or _meant(path, source, schema) or _example(path)
     return f"found {found}; accepted: {cause.accepted or describe(schema)}", fix
+
+
+def _quoted(path: KeyPath, source: YamlSource, schema: Schema) -> str:
+    """The fix for a number or truth value where text is accepted; empty for anything else."""
+    entry = source.entries.get(path)
+    if entry is None or not entry.text:
+        return ""
+    texts = [shape for shape in choices(schema) if shape.get("type") == "string"]
+    if not any(re.search(shape.get("pattern", ""), entry.text) for shape in texts):
+        return ""
+    if entry.where.startswith("--set "):  # where a shell would take the quotes away
+        return f"""--set '{render_key(path)}="{entry.text}"'"""
+    return f'write "{entry.text}", in quotes'
 
 
 def _meant(path: KeyPath, source: YamlSource, schema: Schema) -> str:

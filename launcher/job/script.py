@@ -12,10 +12,12 @@ from launcher.job.values import MAX_NAME
 UNNAMED = "job"
 """The name of a job whose script's name has no letter that a name may have."""
 
+SCRIPT_ENDINGS = (".py", ".pyz")
+
 
 def is_script(word: str) -> bool:
     """Whether the word names a script, or a folder with a ``__main__.py``, and no job file."""
-    return word.endswith((".py", ".pyz")) or Path(word).is_dir()
+    return word.endswith(SCRIPT_ENDINGS) or Path(word).is_dir()
 
 
 def check_script(word: str, otherwise: str = "") -> None:

@@ -6,18 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from launcher.job.types import Count, Flag, ScalarText, Section, Text, matching
+from launcher.job.types import Count, Flag, Section, Text, matching, matching_scalar
 
 Kind = Literal["allocation", "array"]
 ContainerRuntime = Literal["pyxis", "apptainer"]
 TimeLimit = Annotated[
-    ScalarText,
-    matching(
-        r"(\d+-)?\d+(:\d{1,2}){0,2}|UNLIMITED",
-        "a time as sbatch takes it: minutes, HH:MM:SS, D-HH or D-HH:MM:SS",
+    str,
+    matching_scalar(
+        r"([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}|UNLIMITED",
+        "a time as sbatch takes it: minutes, HH:MM:SS, D-HH, D-HH:MM:SS or UNLIMITED",
     ),
 ]
-Memory = Annotated[ScalarText, matching(r"\d+[KMGT]?", "a memory as sbatch takes it, such as 64G")]
+Memory = Annotated[
+    str, matching_scalar("[0-9]+[KMGT]?", "a memory as sbatch takes it: megabytes, or such as 64G")
+]
 Option = Annotated[str, matching(r"--?[A-Za-z].*", "an option of sbatch, such as --mail-type=END")]
 
 

@@ -258,11 +258,12 @@ class JobSpec(Section):
     can be seen before the start, is refused (exit code 2)."""
     code: Annotated[HostPath | None, Field(examples=["image", "."])] = None
     """The folder of the training code, which nodes see as their working folder, relative to where
-    the launcher is called; or ``image``: the image holds the code. Left out: where the script (or,
-    with ``-m``, the module) is found from there, the git repository around it without what git
-    ignores, or the folder that it is in; else the image holds it. ``.launcherignore`` in that
-    folder, written as a ``.gitignore`` is, names what else stays behind. With ``--on local`` and
-    ``--on docker`` the folder itself is used, elsewhere a copy of at most 100 MiB."""
+    the launcher is called; or ``image``: the image holds the code. Left out, the launcher looks
+    there for the script or, with ``-m``, the module. If it is found, the code is the git repository
+    around it without what git ignores, or, without a repository, the folder that it is in. If it is
+    not found, the image holds the code. ``.launcherignore`` in the code's folder, written as a
+    ``.gitignore`` is, names what else stays behind. With ``--on local`` and ``--on docker`` the
+    folder itself is used, elsewhere a copy of at most 100 MiB."""
     nnodes: Annotated[Nodes, Field(examples=[2, "1:4"])] = NodeRange(1, 1)
     """How many nodes: a number, or ``MIN:MAX`` for an elastic job, which is started on MAX nodes
     and goes on while MIN are left. On one machine, more of them than its cores and memory can

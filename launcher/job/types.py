@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from launcher.job import storage, values
 from launcher.job.command import parse_command, parse_text
+from launcher.job.refused import NotAcceptedError
 from launcher.job.values import NodeRange
 
 MAX_COUNT = 1_000_000
@@ -37,13 +39,13 @@ MAX_LIMIT_S = 3_600
 
 def text(pattern: str, **more: Any) -> JsonSchemaValue:
     """The schema of a text that the pattern matches as a whole."""
-    return {"type": "string", "pattern": f"^{pattern}$", **more}
+    return {"type": "string", "pattern": f"^(?:{pattern})$", **more}
 
 
 def matching(pattern: str, words: str, max_length: int | None = None) -> Any:
     """A text that the pattern matches as a whole, checked by pydantic."""
     about: JsonSchemaValue = {"errorMessage": words}
-    return Field(pattern=f"^{pattern}$", max_length=max_length, json_schema_extra=about)
+    return Field(pattern=f"^(?:{pattern})$", max_length=max_length, json_schema_extra=about)
 
 
 class Read:
@@ -75,6 +77,18 @@ class Read:
         self, _: CoreSchema, __: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         return {**self._schema, "errorMessage": self._words}
+
+
+def matching_scalar(pattern: str, words: str) -> Read:
+    """A text that the pattern matches as a whole, or a whole number that reads the same."""
+
+    def parse(value: Any) -> str:
+        given = parse_text(value)
+        if not re.fullmatch(pattern, given):
+            raise NotAcceptedError
+        return given
+
+    return Read(parse, words, text(pattern), {"type": "integer", "minimum": 0})
 
 
 class AsPairs:

@@ -95,12 +95,12 @@ class Room:
         """
         return False
 
-    def read_settings(self, arguments: Namespace) -> list[str]:
-        """What the options set, as ``KEY=VALUE`` of the job file.
+    def read_settings(self, arguments: Namespace) -> dict[str, str]:
+        """The options that set a key of the target's section of the job file, and their values.
 
         Raises ``InputError`` for this target's options if the job runs on another one.
         """
-        return []
+        return {}
 
     def sample_job(self, arguments: Namespace) -> str:
         """A job file for a diagnosis of all that the options name; empty where one is needed."""

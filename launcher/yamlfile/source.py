@@ -61,11 +61,19 @@ class YamlSource:
         return Problem(where=entry.where, line=entry.line, path=path, what=what, fix=fix)
 
 
-def parse_yaml(text: str, file: str) -> YamlSource:
-    """Parses the text of a file that holds one mapping; raises ``FileError``."""
-    origin, fix = Origin(file), "write key: value lines, such as name: digits"
+def parse_yaml(
+    text: str,
+    file: str,
+    fix: str = "write key: value lines, such as name: digits",
+    least: str = "name: and command:",
+) -> YamlSource:
+    """Parses the text of a file that holds one mapping; raises ``FileError``.
+
+    ``fix`` is told where it holds something else, and ``least`` where it is empty.
+    """
+    origin = Origin(file)
     roots = read_nodes(text, origin, only_one=True)
-    return _Builder(text, origin).build(_mappings(roots, origin, fix, "name: and command:")[0])
+    return _Builder(text, origin).build(_mappings(roots, origin, fix, least)[0])
 
 
 def parse_documents(text: str, file: str) -> tuple[YamlSource, ...]:
@@ -99,6 +107,12 @@ def read_text(path: Path | str, most_bytes: int = MAX_FILE_BYTES) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise origin.error(f"cannot be read: {reason}", "name a readable file") from None
+    return decode_text(raw, str(path), most_bytes)
+
+
+def decode_text(raw: bytes, file: str, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """The bytes of a YAML file as text; raises ``FileError``, also for more than ``most_bytes``."""
+    origin = Origin(file)
     if len(raw) > most_bytes:
         what = f"larger than {most_bytes // 2**20} MiB, so not a YAML file"
         raise origin.error(what, "name the YAML file")

@@ -50,6 +50,17 @@ def test_arguments_behind_two_dashes_reach_the_training(
     assert "--epochs=3" in capsys.readouterr().out
 
 
+def test_an_argument_of_two_lines_stays_inside_of_the_comment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["render", "job.yaml", "--on", "kubernetes", "--", "--prompt", "one\ntwo: x"]
+    monkeypatch.setattr("sys.argv", ["launcher", *words])
+    assert run_command(words) == 0
+    text = capsys.readouterr().out
+    assert "# two: x'\n" in text
+    assert [one["kind"] for one in yaml.safe_load_all(text)] == ["ConfigMap", "PyTorchJob"]
+
+
 def test_what_pod_security_loses_is_said_beside_the_manifest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

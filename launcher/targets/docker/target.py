@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract.errors import KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
@@ -98,6 +99,7 @@ class DockerTarget(Target):
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))
+        check_host(plan)
         check_in_mounts(plan.nodes[0], plan.nodes[0].workdir or self._image_workdir)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> DockerArtifact:
@@ -107,7 +109,7 @@ class DockerTarget(Target):
         """As ``Target.submit``. Raises ``InputError`` for a secret or mount that is not there."""
         artifact = self.render(plan, only)
         secrets = read_secrets(plan.nodes[0].secrets, os.environ)
-        check_host(artifact)
+        check_host(plan)
         make_folders(artifact.folders)
         write_agent_files(artifact.agent)
         replaced = {container.node.node_index for container in artifact.containers}
@@ -201,18 +203,18 @@ def describe(ending: ContainerEnding) -> str:
     return ""
 
 
-def check_host(artifact: DockerArtifact) -> None:
+def check_host(plan: LaunchPlan) -> None:
     """Raises where this machine lacks a folder or device that the containers need."""
-    sources = {mount.source for container in artifact.containers for mount in container.node.mounts}
-    made = {*artifact.folders, *((artifact.agent.archive_path,) if artifact.agent else ())}
-    missing = sorted(s for s in sources.difference(made) if not Path(s).exists())
-    if missing:
-        raise InputError(
-            f"mounts: {', '.join(missing)} not found on this machine",
-            f"mkdir -p {missing[0]}, or correct the source in mounts",
-        )
-    wants_rdma = any(container.plan.resources.rdma for container in artifact.containers)
-    if wants_rdma and not Path(RDMA_DEVICES).exists():
+    own = PurePosixPath(protocol.CONTAINER_RUN_DIR).parent
+    given = [m for m in plan.nodes[0].mounts if not PurePosixPath(m.target).is_relative_to(own)]
+    for index, mount in enumerate(given):
+        if not Path(mount.source).exists():
+            raise KeyInputError(
+                ("mounts", index),
+                f"{mount.source} not found on this machine",
+                f"mkdir -p {shlex.quote(mount.source)}, or correct the source",
+            )
+    if plan.resources.rdma and not Path(RDMA_DEVICES).exists():
         raise TargetError(
             f"resources.rdma is set, but this machine has no {RDMA_DEVICES}",
             "--set resources.rdma=false, or run where RDMA devices are",

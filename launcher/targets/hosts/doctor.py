@@ -23,7 +23,7 @@ from launcher.plan.rendezvous import plan_backend
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import read_image
-from launcher.targets.hosts.inventory import Inventory, read_inventory_of
+from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder, wanted_addresses
 from launcher.targets.hosts.program.messages import ReadEngine, RemoveRun, RunProbe
 from launcher.targets.hosts.reach import meet
@@ -39,13 +39,9 @@ PROBE_LIMIT_S = 40.0
 
 
 def diagnose_hosts(
-    job: JobSpec, inventory: Inventory | None, run_root: Path, limit_s: float
+    job: JobSpec, inventory: Inventory, run_root: Path, limit_s: float
 ) -> Iterator[Finding]:
-    """As ``diagnose``. The probe does not run if an earlier check has failed.
-
-    Raises ``InputError`` where no hosts are named.
-    """
-    inventory = inventory or read_inventory_of(job)
+    """As ``diagnose``. The probe does not run if an earlier check has failed."""
     findings: list[Finding] = []
     ssh = Ssh(inventory)
     port = job.rdzv.port or random.SystemRandom().choice(PORTS)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_HOSTS = 4096
 FORMS = "accepted: hosts.yaml, a hostfile with `host slots=N` lines, or names: gpu1,gpu[2-5]"
+EXAMPLE = "hosts: [gpu1, gpu2]"
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:-]*[A-Za-z0-9_])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*")
@@ -47,7 +48,9 @@ Fields = Mapping[str, Any]
 TOP_KEYS = ("hosts", "defaults", "ssh_config", "order_by")
 
 
-def read_inventory(given: str, include: str = "", exclude: str = "") -> Inventory:
+def read_inventory(
+    given: str, include: str = "", exclude: str = "", *, accept_new: bool = False
+) -> Inventory:
     """The hosts of ``--hosts``: a file if one exists, else names and ranges.
 
     Raises ``InputError`` with file and line.
@@ -62,16 +65,19 @@ def read_inventory(given: str, include: str = "", exclude: str = "") -> Inventor
         raise InputError(f"--hosts {given}: no such file", FORMS)
     else:
         inventory = Inventory(hosts=parse_host_list(given))
-    return replace(inventory, hosts=filter_hosts(inventory.hosts, include, exclude))
+    hosts = filter_hosts(inventory.hosts, include, exclude)
+    return replace(inventory, hosts=hosts, accept_new=accept_new)
 
 
-def read_inventory_of(job: JobSpec) -> Inventory:
+def read_inventory_of(
+    job: JobSpec, include: str = "", exclude: str = "", *, accept_new: bool = False
+) -> Inventory:
     """The machines that a job file names. Raises ``InputError`` where it names none."""
     if job.hosts.inventory is None:
         raise InputError(
             "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
         )
-    return read_inventory(job.hosts.inventory)
+    return read_inventory(job.hosts.inventory, include, exclude, accept_new=accept_new)
 
 
 def parse_inventory(text: str, file: str) -> Inventory:
@@ -174,14 +180,14 @@ def _slots(word: str, where: str) -> int:
 
 def parse_hosts_yaml(text: str, file: str) -> Inventory:
     """Reads ``hosts:``, a list of names and mappings, with ``defaults:`` for all of them."""
-    source = parse_yaml(text, file)
+    source = parse_yaml(text, file, fix=EXAMPLE, least=EXAMPLE)
     data = source.data
     for key in data:
         _check_key(source, (key,), TOP_KEYS)
     defaults = _read_fields(source, ("defaults",), data.get("defaults") or {})
     items = data.get("hosts")
     if not isinstance(items, list) or not items:
-        _refuse_at(source, ("hosts",), "no list of hosts", "hosts: [gpu1, gpu2]")
+        _refuse_at(source, ("hosts",), "no list of hosts", EXAMPLE)
     found = [host for i in range(len(items)) for host in _read_hosts(source, i, items[i], defaults)]
     hosts = _check_hosts(found, source.nearest(("hosts",)).where)
     order_by = _read_text(source, ("order_by",), data.get("order_by"))

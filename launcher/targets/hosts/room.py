@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from launcher.runs.folder import RunFolder
     from launcher.targets.hosts.inventory import Inventory
 
+FILTERS = ("include", "exclude", "accept_new_host_keys")
+"""Options that say which of the named hosts are taken, and how."""
+
 
 class HostsRoom(Room):
     """Machines reached over SSH, one node on each."""
@@ -38,14 +41,15 @@ class HostsRoom(Room):
             ssh.open_early(inventory.hosts)
         from launcher.targets.hosts.target import HostsTarget
 
-        return HostsTarget(run_root, inventory, ssh=ssh)
+        return HostsTarget(run_root, inventory, ssh, lambda job: read_hosts_of(job, arguments))
 
     def diagnose(
         self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None
     ) -> Iterator[Finding]:
         from launcher.targets.hosts.doctor import diagnose_hosts
 
-        return diagnose_hosts(job, read_hosts(arguments), folder, limit_s)
+        inventory = read_hosts(arguments) or read_hosts_of(job, arguments)
+        return diagnose_hosts(job, inventory, folder, limit_s)
 
     # -- the command line -------------------------------------------------------------------------
 
@@ -76,6 +80,18 @@ class HostsRoom(Room):
     def is_named(self, arguments: Namespace) -> bool:
         return arguments.hosts is not None
 
+    def read_settings(self, arguments: Namespace) -> dict[str, str]:
+        on = getattr(arguments, "on", None)
+        if on == self.name or (on is None and getattr(arguments, "hosts", None) is not None):
+            return {}
+        if given := words_given(arguments, FILTERS):
+            raise InputError(f"{' '.join(given)} without --on {self.name}", f"--on {self.name}")
+        typed = words_given(arguments, ("hosts",))
+        if typed and typed[1] != os.environ.get("LAUNCHER_HOSTS"):
+            fix = f"--on {self.name}, or leave out --hosts"
+            raise InputError(f"{' '.join(typed)} with --on {on}", fix)
+        return {}
+
     def sample_job(self, arguments: Namespace) -> str:
         inventory = read_hosts(arguments)
         if inventory is None:
@@ -83,7 +99,7 @@ class HostsRoom(Room):
         return f"name: doctor\ncommand: [doctor]\nnnodes: {len(inventory.hosts)}\n"
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
-        return words_given(arguments, ("include", "exclude", "accept_new_host_keys"))
+        return words_given(arguments, FILTERS)
 
     def words_of_target(self, arguments: Namespace) -> list[str]:
         return words_given(arguments, ("hosts",))
@@ -123,14 +139,25 @@ class HostsRoom(Room):
 
 def read_hosts(arguments: Namespace | None) -> Inventory | None:
     """The machines that the command line names; None where it names none."""
-    from dataclasses import replace
-
     from launcher.targets.hosts.inventory import read_inventory
 
     if arguments is None or arguments.hosts is None:
         return None
-    found = read_inventory(arguments.hosts, arguments.include, arguments.exclude)
-    return replace(found, accept_new=arguments.accept_new_host_keys)
+    include, exclude, accept_new = (getattr(arguments, name) for name in FILTERS)
+    return read_inventory(arguments.hosts, include, exclude, accept_new=accept_new)
+
+
+def read_hosts_of(job: JobSpec, arguments: Namespace | None) -> Inventory:
+    """The machines that a job file names, less those that the command line leaves out.
+
+    Raises ``InputError`` where the job file names none.
+    """
+    from launcher.targets.hosts.inventory import read_inventory_of
+
+    if arguments is None:
+        return read_inventory_of(job)
+    include, exclude, accept_new = (getattr(arguments, name) for name in FILTERS)
+    return read_inventory_of(job, include, exclude, accept_new=accept_new)
 
 
 def _show_hosts(arguments: Namespace) -> int:

@@ -69,9 +69,11 @@ class HostsTarget(Target):
         run_root: Path,
         inventory: Inventory | None = None,
         ssh: Ssh | None = None,
+        read_of: Callable[[JobSpec], Inventory] = read_inventory_of,
     ) -> None:
         super().__init__()
         self._run_root, self._inventory, self._ssh = run_root, inventory, ssh
+        self._read_of = read_of
         self._image: Image | None = None
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
@@ -84,7 +86,7 @@ class HostsTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
-        inventory = self._inventory = self._inventory or read_inventory_of(job)
+        inventory = self._inventory = self._inventory or self._read_of(job)
         ssh, bare = self._connect(), job.hosts.runtime == "python"
         hosts, port = survey_hosts(ssh, inventory, job)
         image = self._image = None if bare else read_image(hosts[0].image or "")

@@ -27,7 +27,7 @@ def official_client() -> tuple[Any, Any]:
     except ImportError as error:
         raise TargetError(
             "a cluster is asked through the Python package kubernetes, which is not installed",
-            "pip install 'fabric-train[kubernetes]' (or: pip install 'kubernetes>=31,<37')",
+            "pip install 'kubernetes>=31,<37'",
         ) from error
     return client, config
 

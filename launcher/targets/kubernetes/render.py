@@ -49,7 +49,8 @@ class RenderedManifest:
 
     def yaml(self) -> str:
         """The text of a file for ``kubectl apply``."""
-        comment = "".join(f"# {line}".rstrip() + "\n" for line in self.opening)
+        lines = "\n".join(self.opening).splitlines()
+        comment = "".join(f"# {line}".rstrip() + "\n" for line in lines)
         return comment + "---\n".join(_dump(one) for one in self.objects)
 
     def shell(self, *, embed: bool = False) -> str:

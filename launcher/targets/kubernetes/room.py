@@ -56,9 +56,9 @@ class KubernetesRoom(Room):
     # -- the command line -------------------------------------------------------------------------
 
     def add_options(self, parser: ArgumentParser) -> None:
-        context = "Kubernetes: context of the kubeconfig (its current one)"
+        context = "Kubernetes: context of the kubeconfig (default: its current one)"
         parser.add_argument("--context", metavar="NAME", help=context)
-        namespace = "Kubernetes: namespace (the context's own)"
+        namespace = "Kubernetes: namespace (default: that of the context)"
         parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace)
         kubeconfig = "Kubernetes: instead of $KUBECONFIG or ~/.kube/config"
         parser.add_argument("--kubeconfig", metavar="FILE", help=kubeconfig)
@@ -85,13 +85,13 @@ class KubernetesRoom(Room):
                 if before is not None:
                     os.environ["KUBECONFIG"] = before
 
-    def read_settings(self, arguments: Namespace) -> list[str]:
+    def read_settings(self, arguments: Namespace) -> dict[str, str]:
         keys = (*OVERRIDES, "context", "kubeconfig")
         given = {key: value for key in keys if (value := getattr(arguments, key, None)) is not None}
         if given and arguments.on != self.name:
             key, value = next(iter(given.items()))
             raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
-        return [f"kubernetes.{key}={given[key]}" for key in OVERRIDES if key in given]
+        return {key: given[key] for key in OVERRIDES if key in given}
 
     def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
         words = words_given(arguments, ("kubeconfig",))

@@ -50,7 +50,8 @@ class SlurmRoom(Room):
 
     def add_job_options(self, parser: ArgumentParser) -> None:
         for key in OVERRIDES:
-            parser.add_argument(f"--{key}", metavar="NAME", help=f"Slurm: override slurm.{key}")
+            metavar = "LIMIT" if key == "time" else "NAME"
+            parser.add_argument(f"--{key}", metavar=metavar, help=f"Slurm: override slurm.{key}")
 
     def add_doctor_options(self, parser: ArgumentParser) -> None:
         asks = "Slurm: run a job of a minute on one compute node, which tells what it sees and has"
@@ -59,12 +60,14 @@ class SlurmRoom(Room):
     def sample_job(self, arguments: Namespace) -> str:
         return "name: doctor\ncommand: [doctor]\n" if arguments.on == self.name else ""
 
-    def read_settings(self, arguments: Namespace) -> list[str]:
+    def read_settings(self, arguments: Namespace) -> dict[str, str]:
         given = {k: value for k in OVERRIDES if (value := getattr(arguments, k, None)) is not None}
         if given and arguments.on != self.name:
             key, value = next(iter(given.items()))
             raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
-        return [f"slurm.{key}={value}" for key, value in given.items()]
+        if getattr(arguments, "test_job", False) and arguments.on != self.name:
+            raise InputError(f"--test-job without --on {self.name}", f"--on {self.name}")
+        return given
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
         return words_given(arguments, OVERRIDES)

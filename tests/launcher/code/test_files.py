@@ -111,6 +111,16 @@ class TestList:
             write(tmp_path / name)
         assert names(tmp_path) == [".launcherignore", "sub/data/b", "sub/keep.csv"]
 
+    @pytest.mark.parametrize("line", ["data\\", "!", "[z-a]"])
+    def test_a_wrong_line_of_launcherignore_is_told_with_its_number(
+        self, line: str, tmp_path: Path
+    ) -> None:
+        path = write(tmp_path / ".launcherignore", f"data/\n{line}\n")
+        with pytest.raises(InputError) as caught:
+            names(tmp_path)
+        assert caught.value.what == f"{path}:2: {line} is no pattern"
+        assert caught.value.hint == "write it as in a .gitignore; folders end in /"
+
     def test_an_ignored_folder_is_not_looked_into(self, tmp_path: Path) -> None:
         write(tmp_path / ".launcherignore", "secret/\n")
         write(tmp_path / "secret" / "a").parent.chmod(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def typed(folder: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+def typed(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Told]:
+    # As it is called where the program is on the PATH.
+    monkeypatch.setattr("launcher.commands.cli.program_name", lambda: "launcher")
+    monkeypatch.setattr("launcher.commands.printed_commands.program_name", lambda: "launcher")
+
     def type_(*argv: str) -> Told:
         capfd.readouterr()
         try:
@@ -192,6 +199,11 @@ KEYS = [
     ("docker: {extra_hosts: {a: not-an-address}}", "docker.extra_hosts.a"),
     ("nnode: 2", "did you mean nnodes?"),
     ("NNODES: 2", "unknown key"),
+    (
+        "slurm: {account: 4711}",
+        'slurm.account: found 4711; accepted: text\n  fix: write "4711", in qu',
+    ),
+    ("image: 2024", 'write "2024", in quotes'),
 ]
 
 
@@ -259,12 +271,68 @@ def test_a_file_that_is_no_job_is_told_with_its_line(
     assert tree(folder) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trainscript", "import torch\nprint(torch)\n"),
+        ("t.sh", "#!/bin/sh\nset -e\npython train.py\n"),
+        ("n.ipynb", '{"cells": []}\n'),
+    ],
+)
+def test_what_is_no_job_file_by_its_name_is_told_how_scripts_are_called(
+    folder: Path, typed: Callable[..., Told], name: str, text: str
+) -> None:
+    put(folder, text, name)
+    assert_refused(typed("run", name, "--on", "local"), "; a script's name ends in .py\n")
+
+
+@pytest.mark.parametrize("text", ["", "- gpu1\n"])
+def test_an_inventory_that_is_no_mapping_gets_an_inventory_s_fix(
+    folder: Path, typed: Callable[..., Told], text: str
+) -> None:
+    put(folder, text, "hosts.yaml")
+    assert_refused(typed("hosts", "--hosts", "hosts.yaml"), "hosts: [gpu1, gpu2]\n")
+
+
+def test_an_error_in_a_job_file_that_comes_through_a_pipe_has_its_line(
+    folder: Path, typed: Callable[..., Told]
+) -> None:
+    os.mkfifo(folder / "pipe")
+    text = JOB + "code: nope\n"
+    writer = threading.Thread(target=(folder / "pipe").write_text, args=(text,), daemon=True)
+    writer.start()
+    assert_refused(typed("render", "pipe", "--on", "local"), "pipe:4: code: found nope")
+    writer.join()
+
+
 @pytest.mark.parametrize("text", [JOB.replace("\n", "\r\n"), "\ufeff" + JOB], ids=["CRLF", "BOM"])
 def test_files_of_other_systems_editors_are_read(
     folder: Path, typed: Callable[..., Told], text: str
 ) -> None:
     put(folder, text)
     assert typed("render", "job.yaml", "--on", "local").code == 0
+
+
+@pytest.mark.parametrize("option", ["--account", "--partition", "--qos", "--constraint"])
+@pytest.mark.parametrize("value", ["4711", "true", "[a100*2&v100*2]", "a: b", "~"])
+def test_an_option_for_a_text_takes_every_value_as_it_is(
+    typed: Callable[..., Told], option: str, value: str
+) -> None:
+    told = typed("render", "job.yaml", "--on", "slurm", option, value)
+    assert told.code == 0, told.err
+    assert f"{option}={value}" in told.out
+
+
+def test_a_number_as_the_name_of_a_folder_or_namespace_is_taken(
+    folder: Path, typed: Callable[..., Told]
+) -> None:
+    text = JOB.replace("train.py", "2024/train.py")
+    put(folder, text + "kubernetes: {checkpoint: pvc/a}\nimage: a/b:1\n")
+    (folder / "2024").mkdir()
+    (folder / "2024/train.py").write_text("")
+    told = typed("render", "job.yaml", "--on", "kubernetes", "-n", "123", "--code", "2024")
+    assert told.code == 0, told.err
+    assert "namespace: '123'" in told.out or 'namespace: "123"' in told.out, told.out
 
 
 @pytest.mark.parametrize(("written", "read"), [("010", 10), ("0o10", 8), ("0x10", 16)])
@@ -307,10 +375,13 @@ LINES = [
     ("run --epochs 3 job.yaml", "launcher run JOB [options] -- [training arguments]"),
     ("render job.yaml --epochs=3", "launcher render job.yaml -- --epochs=3"),
     ("run job.yaml --max 3", "--max 3: no option of run"),
-    ("run job.yaml --nnode 2", "did you mean --nnodes?"),
+    ("run job.yaml --nnode 2", "did you mean launcher run job.yaml --nnodes 2? what is"),
+    ("run job.yaml --nnode 2 --lr 1", "did you mean launcher run job.yaml --nnodes 2 -- --lr 1?"),
+    ("run --nnode 2 job.yaml", "did you mean --nnodes?"),
     ("run train.py --nprocs 2", "--nprocs 2: no option of run"),
-    ("run train.py --nprocs 2", "did you mean --nproc-per-node? what is for the training goes"),
-    ("run train.py --num_nodes=2", "did you mean --nnodes?"),
+    ("run train.py --nprocs 2", "did you mean launcher run train.py --nproc-per-node 2? what is"),
+    ("run train.py --nproc_per_node 2", "launcher run train.py --nproc-per-node 2? what is for"),
+    ("run train.py --num_nodes=2", "did you mean launcher run train.py --nnodes=2?"),
     ("run train.py --standalone", "leave out --standalone, which the launcher decides; what is"),
     ("run train.py --rdzv-backend c10d --rdzv_id=1", "leave out --rdzv-backend, --rdzv_id, which"),
     ("run python train.py", "python: a program, and no script or job file"),
@@ -318,9 +389,16 @@ LINES = [
     ("run /usr/bin/python3.11 -u -m pkg.train", "leave it out: launcher run -m pkg.train"),
     (
         "run --on local torchrun --standalone --nproc_per_node=2 train.py --x_y 3",
-        "leave it out: launcher run --on local --nproc-per-node=2 train.py --x_y 3",
+        "leave it out: launcher run --on local --nproc-per-node=2 train.py -- --x_y 3",
     ),
-    ("train.py --lr 3", "train.py: no command of launcher"),
+    ("run python3 -u train.py --lr 1", "leave it out: launcher run train.py -- --lr 1"),
+    ("run python3 -m pkg.train --lr 1", "leave it out: launcher run -m pkg.train -- --lr 1"),
+    (
+        "run accelerate launch --num_processes 2 train.py",
+        "leave it out: launcher run --nproc-per-node 2 train.py",
+    ),
+    ("run deepspeed --num_gpus=2 train.py", "launcher run --nproc-per-node=2 train.py"),
+    ("train.py --lr 3", "train.py: no command of the launcher"),
     ("train.py --lr 3", "launcher run train.py --lr 3"),
     ("job.yaml", "launcher run job.yaml"),
     ("-m pkg.train", "launcher run -m pkg.train"),
@@ -342,6 +420,7 @@ LINES = [
     ("run job.yaml --set resources.gpus=8 --on local", "--set resources.gpus=8: resources.gpus: 8"),
     ("run job.yaml --set nnodes=[1 --on local", "not closed"),
     ("run job.yaml --set command= --on local", "command: missing"),
+    ("run job.yaml --set slurm.account=1", """fix: --set 'slurm.account="1"'"""),
     ("run job.yaml --on", "--on: expected one argument"),
     ("run job.yaml --on nomad", "one of: docker, local"),
     ("run job.yaml --on ''", "--on: found an empty text"),
@@ -358,6 +437,9 @@ LINES = [
     ("run job.yaml --kind job", "--on kubernetes"),
     ("run job.yaml --namespace x", "--on kubernetes"),
     ("run job.yaml --context x --on local", "--on kubernetes"),
+    ("render job.yaml --on slurm --time 8h", "slurm.time: found 8h; accepted: a time as sbatch"),
+    ("render job.yaml --on slurm --time 1:2x", "slurm.time: found 1:2x; accepted: a time"),
+    ("render job.yaml --on slurm --set slurm.mem=64GB", "slurm.mem: found 64GB; accepted: a mem"),
     ("run job.yaml --hosts nowhere.yaml", "--hosts nowhere.yaml: no such file"),
     ("run job.yaml --hosts ''", "--hosts"),
     ("run job.yaml --hosts train.py", "train.py"),
@@ -365,6 +447,14 @@ LINES = [
     ("run job.yaml --hosts 'gpu[1-99999999]'", "--hosts"),
     ("run job.yaml --hosts gpu1 --include gpu9", "gpu9"),
     ("run job.yaml --hosts gpu1 --exclude gpu1", "no host is left"),
+    ("run job.yaml --hosts gpu1 --on local", "--hosts gpu1 with --on local"),
+    ("run job.yaml --exclude gpu1 --on local", "--exclude gpu1 without --on hosts"),
+    ("run job.yaml --include gpu1", "--include gpu1 without --on hosts"),
+    ("doctor job.yaml --accept-new-host-keys", "--accept-new-host-keys without --on hosts"),
+    ("run job.yaml --on hosts --set hosts.inventory=g[1-2] --exclude g[1-2]", "no host is left"),
+    ("run job.yaml --on hosts --set hosts.inventory=gpu1 --include gpu2", "gpu2 is not in the inv"),
+    ("doctor job.yaml --on hosts --set hosts.inventory=gpu1 --exclude gpu1", "no host is left"),
+    ("doctor job.yaml --on local --test-job", "--test-job without --on slurm"),
     ("hosts", "no hosts are named"),
     ("hosts --hosts .", "--hosts"),
     ("ps x", "launcher ps does not take it"),
@@ -396,8 +486,8 @@ LINES = [
     ("doctor", "no job file is named"),
     ("doctor job.yaml --limit 0s", "'0s' is no number of seconds"),
     ("doctor job.yaml --limit -1", "--limit"),
-    ("env", "either a job file or --join RUN"),
-    ("env job.yaml --join x", "either a job file or --join RUN"),
+    ("env", "either a script or job file, or --join RUN: none was given"),
+    ("env job.yaml --join x", "either a script or job file, or --join RUN: both were given"),
     ("env --join nothing", "no run 'nothing'"),
     ("env job.yaml --nnodes 2", "--rdzv-endpoint"),
     ("env job.yaml --node-rank 5", "--node-rank 5"),
@@ -427,6 +517,22 @@ def test_a_wrong_line_is_refused_before_anything_is_made(
     before = tree(folder)
     assert_refused(typed(*argv), words)
     assert tree(folder) == before
+
+
+def test_fixes_name_the_program_as_it_was_called(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "bin").mkdir()
+    monkeypatch.setattr("sys.argv", [str(folder / "bin/launcher")])
+    assert cli.run_command(["run", "python", "train.py"]) == 2
+    assert "leave it out: bin/launcher run train.py\n" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.run_command(["rnu"])
+    with pytest.raises(SystemExit):
+        cli.run_command(["run"])
+    assert "fix: bin/launcher run JOB   (all options: bin/launcher run --help)" in (
+        capfd.readouterr().err
+    )
 
 
 # -- the environment ------------------------------------------------------------------------------
@@ -463,6 +569,14 @@ def test_a_wrong_variable_is_told(
     before = tree(folder)
     assert_refused(typed(*line.split()), words, code)
     assert tree(folder) == before
+
+
+def test_hosts_of_the_environment_do_no_harm_on_another_target(
+    typed: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHER_HOSTS", "gpu1,gpu2")
+    assert typed("render", "job.yaml", "--on", "local").code == 0
+    assert_refused(typed("render", "job.yaml", "--on", "local", "--hosts", "gpu3"), "--hosts gpu3")
 
 
 @pytest.mark.parametrize("name", ["LAUNCHER_RUNS", "LAUNCHER_ENGINE", "LAUNCHER_HOSTS"])

@@ -89,6 +89,11 @@ def test_a_closed_stderr_and_stdin_harm_nothing(folder: Path) -> None:
     assert (done.returncode, "the file is empty" in done.stdout) == (2, True)
 
 
+def test_a_stdin_that_is_not_utf_8_is_told_with_its_line(folder: Path) -> None:
+    done = shell("printf 'kind: Job\\n\\351\\n' | PYTHONUTF8=1 launcher check -", folder)
+    assert_told(done, words="<stdin>:2: byte 0xe9 is not UTF-8")
+
+
 @pytest.mark.parametrize(
     "line", ["ps", "schema", "--help", "run --help", "render job.yaml --on local", "status x 2>&1"]
 )

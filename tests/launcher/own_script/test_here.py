@@ -164,6 +164,7 @@ def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(
     assert project(*words).returncode == 0
     first = first_run(project)
     done = project(*words, "--resume", "latest")
+    assert f"nothing to resume: {first} has no checkpoint in " in done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("  render it "))
     rendered = project(*shlex.split(line.partition(" launcher ")[2]))
     assert f"CHECKPOINT_DIR={project.folder}/runs/{first}/checkpoints" in rendered.stdout.replace(

@@ -90,6 +90,18 @@ def test_an_image_with_another_agent_is_named_and_the_launcher_s_is_used(launche
     assert len(launcher.run_ids()) == 1
 
 
+def test_a_mount_that_is_not_there_is_told_with_its_line_and_no_run_is_made(
+    launcher: Runner,
+) -> None:
+    launcher.write("print('hello')\n", MOUNTED.replace("[./:/code:ro]", "[./:/code:ro, ./no:/x]"))
+    done = launcher("run", "job.yaml", "--on", "docker", "--detach")
+    assert done.returncode == 2, done.stderr
+    assert ": mounts.1: " in done.stderr, done.stderr
+    assert done.stderr.startswith("error: job.yaml:"), done.stderr
+    assert f"mkdir -p {launcher.folder}/no, or correct the source" in done.stderr
+    assert not (launcher.folder / "runs").exists()
+
+
 def test_files_of_a_run_belong_to_the_caller(launcher: Runner) -> None:
     launcher.write("print('hello')\n", MOUNTED)
     assert launcher("run", "job.yaml", "--on", "docker").returncode == 0

@@ -395,4 +395,4 @@ def test_a_missing_client_is_told_with_the_command_to_install_it(
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     code, said = launcher(*words)
     assert code == ExitCode.TARGET_UNREACHABLE
-    assert "fix: pip install 'fabric-train[kubernetes]'" in said
+    assert "fix: pip install 'kubernetes>=31,<37'" in said
