@@ -21,8 +21,10 @@ from launcher.agent.gpu import GpuBusyError, GpuGate, find_busy
 from launcher.agent.health import Health, render_metrics, start_health_server
 from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.identity import SOURCES, identify
+from launcher.agent.launch import _name_ending
 from launcher.agent.rendezvous import Admission
 from launcher.agent.report import ExitRecord, read_ends
+from launcher.agent.roster.handler import ReplacedError
 from launcher.agent.roster.membership import Head
 from launcher.agent.stopping import Step, Stop, StopFiles
 from launcher.agent.takeover import may_go_on, plan_round
@@ -572,3 +574,11 @@ def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_
     (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 4}')
     admission.look()
     assert files.read_answer() == {"step": 4}
+
+
+def test_a_node_that_was_replaced_tries_no_other_store() -> None:
+    node: Any = SimpleNamespace(roster=None)
+    reason, detail = _name_ending(ReplacedError("another node came with node_index 1"), node)
+    assert detail == "another node came with node_index 1"
+    task = NodeTask(node=NODE, settings=replace(AgentSettings(), stores=STORES))
+    assert not may_go_on(task, reason, [0.0], fenced=False)

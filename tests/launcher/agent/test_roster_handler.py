@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from launcher.agent.roster.backend import create_handler, register
 from launcher.agent.roster.fencing import FOLDER, Fence
-from launcher.agent.roster.handler import RosterHandler
+from launcher.agent.roster.handler import ReplacedError, RosterHandler
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
 from tests.launcher.agent.node_process import wait_until
 
@@ -229,14 +229,14 @@ def test_foreign_text_under_the_runs_keys_is_a_state_error(make: Make) -> None:
         wait_until(handler.num_nodes_waiting, 5)
 
 
-def test_two_nodes_with_one_index_end_in_a_state_error_that_names_it(make: Make) -> None:
+def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(make: Make) -> None:
     first = make((1, 2))
     first.next_rendezvous()
     second = make((1, 2))
     joining = threading.Thread(target=second.next_rendezvous, daemon=True)
     joining.start()
     wait_until(first.num_nodes_waiting, 5)
-    with pytest.raises(RendezvousStateError, match="node_index 0"):
+    with pytest.raises(ReplacedError, match="node_index 0"):
         first.next_rendezvous()
     joining.join(10)
     assert second.membership is not None
