@@ -6,6 +6,7 @@ What comes from this project is marked with ``# exact``; all else is a loop as p
 """
 
 import torch
+import torch._dynamo  # the optimizer would import it after the group was made, and keep that alive
 import torch.distributed as dist
 from torch import nn
 
@@ -48,6 +49,8 @@ def main() -> None:
     if rank == 0:
         print(f"weights {digest_weights(model)} world_size={world_size}", flush=True)
     dist.barrier()
+    # A gloo group that is still alive while Python ends may abort the process (torch 2.13).
+    del model, optimizer, loss, reduction
     dist.destroy_process_group()
 
 
