@@ -310,9 +310,9 @@ def test_a_stop_commits_and_ends_with_the_code_that_schedulers_retry(tmp_path):
         preemption.Preemption.time_left_s = lambda self: 0.0
         # Rank 1 ends last, because the test kills the others soon after the first end.
         preemption.WAIT_FOR_SIGTERM_S = 30.0 * hvd.rank()
-        ask(node_dir, "preempted")
         train_until(10**6)
 
+    ask(node_dir, "preempted")
     environ = {"CHECKPOINT_DIR": str(tmp_path / "kept"), "LAUNCHER_NODE_DIR": str(node_dir)}
     with pytest.raises(ForkedError, match=f"rank 0 died: exit code {EXIT_PREEMPTED}"):
         run(train_on, 2, environ=environ)
