@@ -17,7 +17,7 @@ from launcher import __version__
 from launcher.api.choose_target import rooms
 from launcher.commands import build, check, completion, doctor, env, jobs, node, play, runs, schema
 from launcher.commands.arguments import add_command
-from launcher.commands.other_programs import check_command
+from launcher.commands.other_programs import check_command, names_training
 from launcher.commands.parser import TAKES_TRAINING, Command, Parser, check_known
 from launcher.commands.printed_commands import OF_RUNS, program_name, spell
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
@@ -43,7 +43,9 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     own = _place_last(own, plugin.plugin_options) if plugin else own
     arguments = argparse.Namespace()
     try:
-        check_command(own, parser.prog, TAKES_TRAINING)
+        if names_training(own):
+            raise InputError(f"{own[0]}: no command of the launcher", _as_run(parser, own, extra))
+        check_command(own, extra, parser.prog, TAKES_TRAINING)
         arguments, unknown = parser.parse_known_args(own)
         arguments.extra, arguments.is_plugin = tuple(extra), is_plugin
         if plugin:
@@ -68,6 +70,17 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
         return int(ExitCode.OK)
     except OSError as error:
         return _tell(_of_system(error), arguments)
+
+
+def _as_run(parser: argparse.ArgumentParser, own: list[str], extra: list[str]) -> str:
+    """The fix where ``run`` was left out."""
+    words = ["run", *own]
+    arguments, unknown = parser.parse_known_args(words)
+    try:
+        check_known(arguments, unknown, words, extra)
+    except InputError as error:
+        return error.hint
+    return shlex.join([parser.prog, *words, *(["--", *extra] if extra else [])])
 
 
 def _check(

@@ -31,17 +31,25 @@ DECIDED_HERE = (
 """torchrun's options that nobody gives here."""
 
 
-def check_command(words: Sequence[str], program: str, takes_training: Sequence[str]) -> None:
-    """Raises ``InputError`` where a script stands in a command's place, or torchrun before it.
+def names_training(words: Sequence[str]) -> bool:
+    """Whether a script, module or job file stands where a command should."""
+    return bool(words) and (words[0] == "-m" or words[0].endswith(JOB_ENDINGS))
 
-    ``words`` are all before ``--``, and ``takes_training`` the commands that start scripts.
+
+def check_command(
+    words: Sequence[str], extra: Sequence[str], program: str, takes_training: Sequence[str]
+) -> None:
+    """Raises ``InputError`` where torchrun or ``--`` stands before the script.
+
+    ``words`` are all before ``--``, ``extra`` all after it, and ``takes_training`` the commands
+    that start scripts.
     """
     first = words[0] if words else ""
-    if first == "-m" or first.endswith(JOB_ENDINGS):
-        typed = shlex.join(words)
-        raise InputError(f"{first}: no command of the launcher", f"{program} run {typed}")
     if first not in takes_training:
         return
+    if len(words) == 1 and names_training(extra):
+        fix = f"-- goes behind it: {shlex.join([program, first, *_split_after_job(extra)])}"
+        raise InputError(f"-- {extra[0]}: what to run stands before --", fix)
     for at, word in enumerate(words[1:], start=1):
         if word == "-m" or word.endswith(JOB_ENDINGS) or Path(word).is_dir():
             return
@@ -58,15 +66,20 @@ def _without_habits(words: Sequence[str]) -> list[str]:
     """
     kept: list[str] = []
     for at, word in enumerate(words):
-        if word == "-m" or word.endswith(JOB_ENDINGS):
-            end = at + (2 if word == "-m" else 1)
-            return [*kept, *words[at:end], *(["--", *words[end:]] if words[end:] else [])]
+        if names_training(words[at:]):
+            return [*kept, *_split_after_job(words[at:])]
         name, equals, value = word.partition("=")
         name = _plain(name) if name.startswith("--") else name
         # -u and the like are python's own, and `launch` is accelerate's command.
         if name not in ("--standalone", "--no-python", "-u", "-O", "launch"):
             kept.append(f"{CALLED_HERE.get(name, name)}{equals}{value}")
     return kept
+
+
+def _split_after_job(words: Sequence[str]) -> list[str]:
+    """With ``--`` between the script, module or job file that ``words`` begin with and the rest."""
+    end = 2 if words[0] == "-m" else 1
+    return [*words[:end], *(["--", *words[end:]] if words[end:] else [])]
 
 
 def called_here(word: str) -> str:
