@@ -57,6 +57,7 @@ def test_digits_trains_to_its_accuracy(typist: Typist, nnodes: str, kind: str) -
     typist.cluster.wait_idle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["allocation", pytest.param("array", marks=SLOW)])
 def test_exact_weights_are_those_of_a_local_run(typist: Typist, tmp_path: Path, kind: str) -> None:
     there = train_digits(

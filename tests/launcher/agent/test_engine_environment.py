@@ -134,6 +134,7 @@ def test_a_trainer_under_srun_takes_its_world_from_the_launcher(started: Place) 
         assert expected in started.stdout(rank).splitlines(), started.console()
 
 
+@pytest.mark.slow
 def test_an_accelerate_script_under_srun_takes_its_world_from_the_launcher(
     started: Place,
 ) -> None:
