@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import shlex
@@ -160,7 +161,9 @@ class DockerTarget(Target):
         self._end(containers, _timeout_s(grace_s))
 
     def _end(self, containers: list[OwnContainer], timeout_s: int) -> None:
-        at_once(lambda container: self._engine.end(container, timeout_s), containers)
+        # A second Ctrl-C cuts the grace short.
+        end = functools.partial(self._engine.end, timeout_s=timeout_s)
+        at_once(end, containers, may_leave=True)
         at_once(self._save, containers)
         self._engine.sweep(containers)
 

@@ -204,6 +204,20 @@ def test_an_interrupted_launcher_leaves_no_container(
     assert engine.networks.list(names=[run_id]) == []
 
 
+def test_a_second_ctrl_c_does_not_wait_for_the_grace(launcher: Runner, engine: Any) -> None:
+    launcher.write(WAITING.replace("SIG_DFL", "SIG_IGN"), MOUNTED)
+    argv = ("--on", "docker", "--set", "stop_grace_s=120")
+    process = launcher.start("run", "job.yaml", *argv)
+    wait_until(lambda: has(launcher, "up-0"), limit_s=90)
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: has(launcher, "nodes/0/0/stop-request"))
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr.decode()
+    (run_id,) = launcher.run_ids()
+    assert containers(engine, run_id) == []
+
+
 def test_what_a_killed_launcher_left_is_found_and_stopped_by_the_next_call(
     launcher: Runner, engine: Any
 ) -> None:
