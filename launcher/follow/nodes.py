@@ -217,8 +217,7 @@ class NodeDriver:
     def end(self, why: RunEnd, *, asked: bool) -> None:
         """As ``Driver.end``. An engine that died meanwhile must not hide how the run ended."""
         is_done = STATE_OF_REASON[why.reason] is RunState.SUCCEEDED
-        with contextlib.suppress(TargetError):
-            self._target.stop(self._run.run_id, 0 if is_done else self.plan.stop_grace_s)
+        self._stop(0 if is_done else self.plan.stop_grace_s)
 
     def hurry(self) -> RunEnd | None:
         """None: ``abandon`` ends the nodes at once."""
@@ -226,9 +225,16 @@ class NodeDriver:
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``. Ends the nodes, as they have no launcher any more."""
-        with contextlib.suppress(TargetError):
-            self._target.stop(self._run.run_id, 0)
+        self._stop(0)
         return True
+
+    def _stop(self, grace_s: float) -> None:
+        """Ends what is left, or says that it could not be ended."""
+        try:
+            self._target.stop(self._run.run_id, grace_s)
+        except TargetError as error:
+            once_more = f"what runs on there ends with: launcher stop {self._run.run_id}"
+            self._console.note(f"{error.what}; {once_more}")
 
 
 def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> RunEnd | None:

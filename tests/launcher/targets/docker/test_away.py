@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,3 +44,18 @@ def test_a_run_goes_on_with_its_launcher_once_the_engine_is_back(
     assert waiting.wait(60) == 0
     assert launcher.outcome["reason"] == "completed"
     assert containers(engine, launcher.run_ids()[0]) == []
+
+
+def test_what_an_engine_that_is_away_cannot_be_told_to_end_is_named_with_the_command(
+    launcher: Runner, engine: Any, wire: Wire, waiting: subprocess.Popen[bytes]
+) -> None:
+    (run_id,) = launcher.run_ids()
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.stderr is not None
+    said = waiting.stderr.read().decode()
+    assert waiting.wait(60) == 130
+    assert f"launcher stop {run_id}" in said
+    assert len(containers(engine, run_id)) == 1
+    wire.mend()
+    assert launcher("stop", run_id).returncode == 0
+    assert containers(engine, run_id) == []
