@@ -174,11 +174,12 @@ class NodeDriver:
         for index in sorted(come):
             self._set_plan(plan_replacement(self.plan, index))
         if come:
-            self._target.submit(self.plan, tuple(come))
+            with self._going_on():
+                self._target.submit(self.plan, tuple(come))
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
-        """A machine that does not answer must not end the run of all others."""
+        """What one node meets must not end the run of all others."""
         try:
             yield
         except TargetError as error:
@@ -194,9 +195,11 @@ class NodeDriver:
         self._console.note(f"{why}; replacing it, the others {others}")
         self._replaced[node_index] += 1
         self._replaced_at[node_index] = self._clock.monotonic()
-        self._target.collect(self.plan)
-        self._set_plan(plan_replacement(self.plan, node_index))
-        self._target.submit(self.plan, (node_index,))
+        # Where they wait, whoever reads the error should do so now.
+        with self._going_on() if enough else contextlib.nullcontext():
+            self._target.collect(self.plan)
+            self._set_plan(plan_replacement(self.plan, node_index))
+            self._target.submit(self.plan, (node_index,))
 
     def _restart(self, why: str, left: int) -> None:
         self._console.note(f"{why}; starting all nodes again (at most {left} times)")
