@@ -22,6 +22,7 @@ from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
+from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.agent_files import choose_agent, write_agent_files
 from launcher.targets.docker.engine import (
     ContainerEnding,
@@ -125,22 +126,30 @@ class DockerTarget(Target):
         return Observation(
             run_id=plan.run_id,
             nodes=tuple(
-                self._observe(node, held.get((node.node_index, node.incarnation)))
+                self._observe(plan, node, held.get((node.node_index, node.incarnation)))
                 for node in plan.nodes
             ),
         )
 
-    def _observe(self, node: NodePlan, held: OwnContainer | None) -> NodeObservation:
+    def _observe(
+        self, plan: LaunchPlan, node: NodePlan, held: OwnContainer | None
+    ) -> NodeObservation:
         state = NodeState.MISSING if held is None else held.state
         ending = None
         if held is not None and state is NodeState.EXITED:
             ending = self._engine.read_ending(held)
             state = NodeState.MISSING if ending is None else state
+        exit_code = None if ending is None else ending.exit_code
+        if state is NodeState.MISSING:
+            # Somebody has pruned containers, or another call has found its end and removed it.
+            run = RunFolder(Path(plan.run_dir))
+            if told := read_node_outcome(run, node.node_index, node.incarnation):
+                state, exit_code = NodeState.EXITED, told.exit_code
         return NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,
             state=state,
-            exit_code=None if ending is None else ending.exit_code,
+            exit_code=exit_code,
             out_of_memory=ending is not None and ending.out_of_memory,
             detail="" if ending is None else describe(ending),
         )

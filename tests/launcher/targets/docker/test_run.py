@@ -12,7 +12,7 @@ import pytest
 
 from launcher.targets.agent_archive import read_agent_version
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
-from tests.launcher.docker_runs import MOUNTED, containers, has, node
+from tests.launcher.docker_runs import MOUNTED, UNTIL_TOLD, containers, has, node
 from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
 
 pytestmark = pytest.mark.docker
@@ -236,16 +236,10 @@ def test_what_a_killed_launcher_left_is_found_and_stopped_by_the_next_call(
     assert containers(engine, run_id) == []
 
 
-def test_a_run_that_ended_well_after_its_launcher_died_counts_as_completed(
-    launcher: Runner, engine: Any
-) -> None:
-    launcher.write(
-        "import os, time\n"
-        "run = os.environ['RUN_DIR']\n"
-        "open(f'{run}/up-0', 'w').close()\n"
-        "while not os.path.exists(f'{run}/go'): time.sleep(0.05)\n",
-        MOUNTED,
-    )
+@pytest.fixture
+def ended_alone(launcher: Runner, engine: Any) -> str:
+    """The id of a run that ended well after its launcher had been killed."""
+    launcher.write(UNTIL_TOLD, MOUNTED)
     process = launcher.start("run", "job.yaml", "--on", "docker")
     wait_until(lambda: has(launcher, "up-0"), limit_s=90)
     process.kill()
@@ -253,9 +247,24 @@ def test_a_run_that_ended_well_after_its_launcher_died_counts_as_completed(
     (launcher.folder / "runs/latest/go").touch()
     (run_id,) = launcher.run_ids()
     wait_until(lambda: node(engine, run_id, 0).status == "exited")
+    return run_id
+
+
+def test_a_run_that_ended_well_after_its_launcher_died_counts_as_completed(
+    launcher: Runner, engine: Any, ended_alone: str
+) -> None:
     (row,) = json.loads(launcher("ps", "--all", "--json").stdout)
     assert (row["state"], row["reason"]) == ("succeeded", "completed")
-    assert containers(engine, run_id) == []
+    assert containers(engine, ended_alone) == []
+
+
+def test_it_does_so_too_where_somebody_has_removed_its_containers(
+    launcher: Runner, engine: Any, ended_alone: str
+) -> None:
+    # As `docker container prune` does, and as another call that has found its end before.
+    node(engine, ended_alone, 0).remove()
+    (row,) = json.loads(launcher("ps", "--all", "--json").stdout)
+    assert (row["state"], row["reason"]) == ("succeeded", "completed")
 
 
 @pytest.mark.slow  # the target's own test shows it in every CI
