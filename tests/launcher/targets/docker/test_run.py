@@ -267,6 +267,15 @@ def test_it_does_so_too_where_somebody_has_removed_its_containers(
     assert (row["state"], row["reason"]) == ("succeeded", "completed")
 
 
+def test_it_was_not_stopped_by_a_later_stop(
+    launcher: Runner, engine: Any, ended_alone: str
+) -> None:
+    stopped = launcher("stop", ended_alone)
+    assert f"{ended_alone}: succeeded, completed" in stopped.stderr
+    assert launcher.outcome["reason"] == "completed"
+    assert containers(engine, ended_alone) == []
+
+
 @pytest.mark.slow  # the target's own test shows it in every CI
 def test_two_runs_at_once_have_networks_of_their_own(launcher: Runner) -> None:
     launcher.write("import os; print('world', os.environ['WORLD_SIZE'])\n", MOUNTED)
