@@ -7,15 +7,18 @@ import functools
 import math
 import os
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import KeyInputError, TargetError
+from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
@@ -140,11 +143,14 @@ class DockerTarget(Target):
             ending = self._engine.read_ending(held)
             state = NodeState.MISSING if ending is None else state
         exit_code = None if ending is None else ending.exit_code
-        if state is NodeState.MISSING:
-            # Somebody has pruned containers, or another call has found its end and removed it.
+        if state in (NodeState.MISSING, NodeState.EXITED):
             run = RunFolder(Path(plan.run_dir))
-            if told := read_node_outcome(run, node.node_index, node.incarnation):
+            told = read_node_outcome(run, node.node_index, node.incarnation)
+            if told and state is NodeState.MISSING:
+                # Somebody has pruned containers, or another call has found its end and removed it.
                 state, exit_code = NodeState.EXITED, told.exit_code
+            if told and ending and not was_killed(told):
+                ending = replace(ending, out_of_memory=False)
         return NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,
@@ -202,6 +208,11 @@ def has_nvidia(info: Mapping[str, Any]) -> bool:
     return "nvidia" in info.get("Runtimes", {}) or any(
         str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in devices
     )
+
+
+def was_killed(told: NodeOutcome) -> bool:
+    """Whether a kill for memory may be why a node ended: the engine tells of all in its life."""
+    return not told.ends or any(end.exit_code == -signal.SIGKILL for end in told.ends)
 
 
 def describe(ending: ContainerEnding) -> str:

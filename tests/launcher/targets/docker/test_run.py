@@ -236,6 +236,25 @@ def test_what_a_killed_launcher_left_is_found_and_stopped_by_the_next_call(
     assert containers(engine, run_id) == []
 
 
+def test_a_worker_that_was_killed_for_memory_earlier_is_not_why_a_run_fails(
+    launcher: Runner,
+) -> None:
+    launcher.write(
+        "import os\n"
+        "mark = os.environ['RUN_DIR'] + '/been-here'\n"
+        "if os.path.exists(mark):\n"
+        "    raise ValueError('no such column')\n"
+        "open(mark, 'w').close()\n"
+        "held = bytearray(os.urandom(1 << 20)) * 4096\n",
+        MOUNTED + "max_restarts: 1\nresources: {memory: 1Gi}\n",
+    )
+    done = launcher("run", "job.yaml", "--on", "docker")
+    assert done.returncode == 1
+    assert launcher.outcome["restarts"] == {"worker-fault": 1}
+    assert launcher.outcome["reason"] == "restarts-exhausted", done.stderr
+    assert "no such column" in launcher.outcome["failure"]["first"]["exception"]
+
+
 @pytest.fixture
 def ended_alone(launcher: Runner, engine: Any) -> str:
     """The id of a run that ended well after its launcher had been killed."""
