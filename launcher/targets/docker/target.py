@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 CANNOT_EXECUTE = (126, 127)
 """Exit codes of the container's init process where it cannot start the entry point."""
+NO_RUNTIME = (
+    "the Docker engine has no NVIDIA runtime; fix: install nvidia-container-toolkit, or --on local"
+)
 JOIN_LIMIT_S = 5.0
 """How long a follower may take to write what is left after its container has ended."""
 TAIL_LINES = 100
@@ -69,7 +72,10 @@ class DockerTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         info = self._engine.read_info()
-        gpus = read_gpus() if has_nvidia(info) and not job.is_on_cpu else ()
+        gpus = read_gpus() if not job.is_on_cpu else ()
+        if gpus and not has_nvidia(info):
+            self.notes.append(f"{len(gpus)} GPUs stay unused: {NO_RUNTIME}")
+            gpus = ()
         image = job.image or f"{OWN_IMAGE}:{'cuda' if gpus else 'cpu'}"
         config = self._engine.read_image_config(image)
         labels, self._image_workdir = config.get("Labels") or {}, config.get("WorkingDir") or "/"
