@@ -108,8 +108,13 @@ class RunFolder:
             ) from error
 
     def is_there(self) -> bool:
-        """Whether the plan is still there: without it no command finds the run."""
-        return (self.path / protocol.PLAN_FILE).exists()
+        """Whether the plan is still there: without it no command finds the run.
+
+        Not for whoever may not look into the folder: in another person's home, for example.
+        """
+        with contextlib.suppress(PermissionError):
+            return (self.path / protocol.PLAN_FILE).exists()
+        return False
 
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
