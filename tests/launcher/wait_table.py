@@ -333,6 +333,11 @@ LAUNCHER = (
         frozen=by(UNREAD, "test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads"),
         never=by(OUTLET, "test_at_the_end_a_reader_that_never_comes_is_not_waited_for"),
     ),
+    Row.alike(
+        "runs.folder:hold runs.folder:is_held",
+        "the launcher's lock on its run",
+        Cannot("tried without waiting"),
+    ),
     Row(
         functions="api.listing:_turns",
         who="launcher logs --follow, for the run's end",
