@@ -271,8 +271,9 @@ def read_output(
 def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
     """One turn for each look at the files, until no more output can come."""
     target = open_target(plan.target, run.path.parent)
-    away = is_out_of_sight(run, target)
-    while follow and (away or run.launcher_pid() is not None) and run.read_outcome() is None:
+    while follow and run.read_outcome() is None:
+        if run.launcher_pid() is None and not is_out_of_sight(run, target):
+            break
         yield
         time.sleep(POLL_S)
     if read_outcome_now(run, plan) is None and run.launcher_pid() is None:

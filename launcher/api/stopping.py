@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from launcher.api.choose_target import open_target
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import TargetError
 from launcher.contract.reasons import Reason
-from launcher.follow.loop import is_out_of_sight, write_outcome
-from launcher.follow.requests import forget_stop, is_to_be_kept, request_stop
+from launcher.follow.loop import fold, is_out_of_sight, write_outcome
+from launcher.follow.requests import forget_stop, is_stop_requested, is_to_be_kept, request_stop
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
@@ -52,6 +54,10 @@ def stop_run(
                 target.stop(run.run_id, 0)  # The launcher gives the job's own grace.
                 is_shorter = False
             clock.sleep(0.1)
+    elif not keep and not is_stop_requested(run):
+        # One that has ended without its launcher was not stopped. What fails here, stopping tells.
+        with contextlib.suppress(TargetError):
+            fold(run, target, clock.wall())
     if is_out_of_sight(run, target) and read_outcome_now(run, plan) is None:
         return _ask_elsewhere(run, plan, clock, grace_s)
     if keep:

@@ -50,6 +50,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     from launcher.api.doctor import diagnose, is_fit
     from launcher.doctor.finding import render_findings
+    from launcher.follow.signals import raise_on_signals
 
     sample = next(filter(None, (room.sample_job(arguments) for room in rooms())), "")
     if not is_job_named(arguments) and not sample:
@@ -60,7 +61,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
         raise InputError("no job file is named", fix)
     job = read_job(arguments, otherwise=sample)
     name = target_named(arguments) or _usual_target(job, run_root(arguments))
-    findings = list(diagnose(job, name, arguments.limit, arguments))
+    with raise_on_signals():
+        findings = list(diagnose(job, name, arguments.limit, arguments))
     if arguments.json:
         print(json.dumps([finding.to_jsonable() for finding in findings], indent=2))
     else:

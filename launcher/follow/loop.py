@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,6 +29,11 @@ TOO_MANY_FILES = (
     "the workers have more output files than may be open here: some are shown when the run ends; "
     "fix: a higher limit (ulimit -Hn)"
 )
+
+PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
+"""What a file server answers, or its client in its place, while it is started anew."""
+STORAGE_LIMIT_S = 60.0
+"""How long the run's folder may answer so."""
 
 
 def create_run(
@@ -74,6 +80,7 @@ class Follower:
             keeps_returns=console.keeps_returns,
         )
         self._told_short = False
+        self._failing_since: float | None = None
         self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
         self._outcome: Outcome | None = None
 
@@ -133,19 +140,38 @@ class Follower:
 
     def _loop(self) -> RunEnd:
         while True:
-            self._show_new()
-            if self.stop_reason is None and is_stop_requested(self._run):
-                self.stop_reason = Reason.STOP_REQUESTED
-            if reason := self.stop_reason:
-                grace_s = self._driver.plan.stop_grace_s
-                self._console.is_ending = True
-                self._console.note(f"stopping ({reason.value}), at most {grace_s} s{self._at_once}")
-                return RunEnd(reason=reason)
-            if (nodes := take_scale_request(self._run)) is not None:
-                self._driver.scale(nodes)
-            if (end := self._driver.turn()) is not None:
-                return end
+            try:
+                if (end := self._turn()) is not None:
+                    return end
+                self._failing_since = None
+            except OSError as error:
+                self._bear(error)
             self._clock.sleep(self._driver.poll_s)
+
+    def _turn(self) -> RunEnd | None:
+        # A signal is acted on whatever the run's folder answers.
+        if self.stop_reason is None:
+            self._show_new()
+            if is_stop_requested(self._run):
+                self.stop_reason = Reason.STOP_REQUESTED
+        if reason := self.stop_reason:
+            grace_s = self._driver.plan.stop_grace_s
+            self._console.is_ending = True
+            self._console.note(f"stopping ({reason.value}), at most {grace_s} s{self._at_once}")
+            return RunEnd(reason=reason)
+        if (nodes := take_scale_request(self._run)) is not None:
+            self._driver.scale(nodes)
+        return self._driver.turn()
+
+    def _bear(self, error: OSError) -> None:
+        """Raises the error, unless the storage of the run's folder fails for a moment."""
+        now = self._clock.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        if error.errno not in PASSING or now - self._failing_since > STORAGE_LIMIT_S:
+            raise error
+        if now == self._failing_since:
+            self._console.note(f"{error}; waiting for it, at most {STORAGE_LIMIT_S:g} s")
 
     def _finish(self, end: RunEnd) -> Outcome:
         try:

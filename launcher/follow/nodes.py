@@ -10,7 +10,7 @@ from dataclasses import replace
 from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
-from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.errors import ExitCode, SilentTargetError, TargetError
 from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
 from launcher.follow import decide
 from launcher.follow.console import Console
@@ -24,6 +24,8 @@ POLL_S = 0.1
 FOLDER_REMOVED = "its folder was removed while it ran"
 FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be missing, as when a file server pauses."""
+AWAY_LIMIT_S = 120.0
+"""How long a target may be away, as while its engine is started anew."""
 FOUND_LATER = "found after its launcher had gone"
 
 
@@ -51,13 +53,15 @@ class NodeDriver:
         self._first_exit_at: float | None = None
         self._folder_lost_at: float | None = None
         self._full_since: float | None = None
+        self._away_since: float | None = None
         self._ended: frozenset[int] = frozenset()
 
     def turn(self) -> RunEnd | None:
         if self._has_lost_folder():
             self._console.note(f"stopping: {self._run.path} was removed")
             return RunEnd(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED)
-        observation = without(self._target.observe(self.plan), self._withdrawn)
+        if (observation := self._observe()) is None:
+            return None
         action = self._decide(observation)
         if isinstance(action, RunEnd):
             return action
@@ -73,6 +77,26 @@ class NodeDriver:
         else:
             self._restart(action.why, action.left)
         return None
+
+    def _observe(self) -> Observation | None:
+        """The nodes that the run should have; None while their target is away.
+
+        Raises ``TargetError`` after ``AWAY_LIMIT_S``, or where it is there and does not answer.
+        """
+        try:
+            seen = self._target.observe(self.plan)
+        except SilentTargetError:
+            raise
+        except TargetError as error:
+            now = self._clock.monotonic()
+            if self._away_since is None:
+                self._away_since = now
+                self._console.note(f"{error.what}; waiting for it, at most {AWAY_LIMIT_S:g} s")
+            if now - self._away_since > AWAY_LIMIT_S:
+                raise
+            return None
+        self._away_since = None
+        return without(seen, self._withdrawn)
 
     def _has_room(self) -> bool:
         """Whether the disk has room, so that a start can be recorded."""
@@ -150,11 +174,12 @@ class NodeDriver:
         for index in sorted(come):
             self._set_plan(plan_replacement(self.plan, index))
         if come:
-            self._target.submit(self.plan, tuple(come))
+            with self._going_on():
+                self._target.submit(self.plan, tuple(come))
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
-        """A machine that does not answer must not end the run of all others."""
+        """What one node meets must not end the run of all others."""
         try:
             yield
         except TargetError as error:
@@ -170,9 +195,11 @@ class NodeDriver:
         self._console.note(f"{why}; replacing it, the others {others}")
         self._replaced[node_index] += 1
         self._replaced_at[node_index] = self._clock.monotonic()
-        self._target.collect(self.plan)
-        self._set_plan(plan_replacement(self.plan, node_index))
-        self._target.submit(self.plan, (node_index,))
+        # Where they wait, whoever reads the error should do so now.
+        with self._going_on() if enough else contextlib.nullcontext():
+            self._target.collect(self.plan)
+            self._set_plan(plan_replacement(self.plan, node_index))
+            self._target.submit(self.plan, (node_index,))
 
     def _restart(self, why: str, left: int) -> None:
         self._console.note(f"{why}; starting all nodes again (at most {left} times)")
@@ -193,8 +220,7 @@ class NodeDriver:
     def end(self, why: RunEnd, *, asked: bool) -> None:
         """As ``Driver.end``. An engine that died meanwhile must not hide how the run ended."""
         is_done = STATE_OF_REASON[why.reason] is RunState.SUCCEEDED
-        with contextlib.suppress(TargetError):
-            self._target.stop(self._run.run_id, 0 if is_done else self.plan.stop_grace_s)
+        self._stop(0 if is_done else self.plan.stop_grace_s)
 
     def hurry(self) -> RunEnd | None:
         """None: ``abandon`` ends the nodes at once."""
@@ -202,9 +228,16 @@ class NodeDriver:
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``. Ends the nodes, as they have no launcher any more."""
-        with contextlib.suppress(TargetError):
-            self._target.stop(self._run.run_id, 0)
+        self._stop(0)
         return True
+
+    def _stop(self, grace_s: float) -> None:
+        """Ends what is left, or says that it could not be ended."""
+        try:
+            self._target.stop(self._run.run_id, grace_s)
+        except TargetError as error:
+            once_more = f"what runs on there ends with: launcher stop {self._run.run_id}"
+            self._console.note(f"{error.what}; {once_more}")
 
 
 def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> RunEnd | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shlex
@@ -28,6 +29,8 @@ from launcher.runs.outcome import Outcome
 
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""
+LOCK_FILE = "launcher.lock"
+"""Locked by that launcher as long as it lives, which other containers of its machine see too."""
 POD_LEDGER = "pods.jsonl"
 """A ledger of the run's pods, and of what the agents said on their consoles. ``source`` and
 ``event`` are POD_SOURCE, ``text`` is a sentence."""
@@ -108,8 +111,13 @@ class RunFolder:
             ) from error
 
     def is_there(self) -> bool:
-        """Whether the plan is still there: without it no command finds the run."""
-        return (self.path / protocol.PLAN_FILE).exists()
+        """Whether the plan is still there: without it no command finds the run.
+
+        Not for whoever may not look into the folder: in another person's home, for example.
+        """
+        with contextlib.suppress(PermissionError):
+            return (self.path / protocol.PLAN_FILE).exists()
+        return False
 
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
@@ -166,8 +174,8 @@ class RunFolder:
     def write_launcher(self) -> None:
         """Records this process as the one that follows the run."""
         start = process_start(os.getpid())
-        mark = {"pid": os.getpid(), "start": start, "sees": process_space()}
-        mark["machine"] = name_machine()
+        mark: dict[str, object] = {"pid": os.getpid(), "start": start, "sees": process_space()}
+        mark |= {"machine": name_machine(), "locked": hold(self.path / LOCK_FILE)}
         write_atomically(self.path / LAUNCHER_FILE, json.dumps(mark))
 
     @property
@@ -189,11 +197,14 @@ class RunFolder:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether its launcher ran on another machine, or in another container of this one."""
+        """Whether its launcher ran on another machine, or runs in another container of this one."""
         mark, here = _read_object(self.path / LAUNCHER_FILE), process_space()
-        seen, machine = str(mark.get("sees", here)), mark.get("machine", name_machine())
-        is_same_boot = seen.partition(":")[0] == here.partition(":")[0]
-        return seen != here if is_same_boot else machine != name_machine()
+        seen, machine = str(mark.get("sees", here)), str(mark.get("machine", name_machine()))
+        if seen.partition(":")[0] != here.partition(":")[0]:
+            return machine != name_machine()
+        # Its lock goes with it, however it died.
+        may_live = not mark.get("locked") or is_held(self.path / LOCK_FILE)
+        return seen != here and may_live
 
     def launcher_death(self) -> str:
         """Proof that the launcher died before the run ended; empty if there is none.
@@ -232,6 +243,40 @@ def name_machine() -> str:
     with contextlib.suppress(OSError):
         machine_id = Path("/etc/machine-id").read_text().strip()
     return f"{socket.gethostname()} {machine_id}"
+
+
+def hold(path: Path) -> bool:
+    """Locks a file until this process and its forks have ended; whether it is locked now.
+
+    Only on a disk of this machine: a file server may keep whoever asks for a lock waiting.
+    """
+    with contextlib.suppress(OSError):
+        if not is_on_own_disk(path.parent):
+            return False
+        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(file)
+            # By this process itself, or the one that it is a fork of.
+            return isinstance(error, BlockingIOError)
+        return True
+    return False
+
+
+def is_on_own_disk(path: Path) -> bool:
+    """Whether a path is on a block device; file servers, FUSE and the like have none."""
+    return os.major(path.stat().st_dev) != 0
+
+
+def is_held(path: Path) -> bool:
+    """False only where nobody can hold the lock. Does not wait."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
 
 
 def process_start(pid: int) -> str | None:

@@ -63,9 +63,11 @@ def _folder_for_checkpoints(plan: LaunchPlan) -> Iterator[None]:
     """Takes away again what the probe alone made."""
     own = Path(plan.checkpoint_dir)
     jobs_was_there = own.parent.exists()
-    yield
-    if own.name == OWN_FOLDER:
-        shutil.rmtree(own, ignore_errors=True)
-        if not jobs_was_there:
-            with contextlib.suppress(OSError):
-                own.parent.rmdir()
+    try:
+        yield
+    finally:
+        if own.name == OWN_FOLDER:
+            shutil.rmtree(own, ignore_errors=True)
+            if not jobs_was_there:
+                with contextlib.suppress(OSError):
+                    own.parent.rmdir()

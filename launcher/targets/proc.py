@@ -33,10 +33,11 @@ MESSAGE_BYTES = 1 << 16
 def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
     """What a short command prints; None where it is missing, fails or takes too long."""
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=timeout_s, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError:
         return None
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+    end = _read_end(child, timeout_s)
+    return end.out if end and end.code == 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +59,33 @@ def ask(
 
     ``env`` is all of its environment, None for this process' own.
     """
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cwd,
+        env=env,
+        # Ctrl-C at the terminal is the launcher's to act on.
+        start_new_session=True,
+    )
+    return _read_end(child, limit_s)
+
+
+def _read_end(child: subprocess.Popen[bytes], limit_s: float) -> CommandEnd | None:
+    """What a command said until its end; None where it takes longer, and is killed."""
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=limit_s,
-            check=False,
-            cwd=cwd,
-            env=env,
-            # Ctrl-C at the terminal is the launcher's to act on.
-            start_new_session=True,
-        )
+        out, err = (text.decode(errors="replace") for text in child.communicate(timeout=limit_s))
     except subprocess.TimeoutExpired:
+        child.kill()
+        # One that hangs in the kernel outlives SIGKILL (nvidia-smi, a broken GPU): left behind.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(KILL_LIMIT_S)
         return None
-    out, err = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
-    return CommandEnd(code=done.returncode, out=out, err=err)
+    except BaseException:
+        child.kill()
+        raise
+    return CommandEnd(code=child.returncode, out=out, err=err)
 
 
 def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: Path) -> int:

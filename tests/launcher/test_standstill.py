@@ -633,3 +633,21 @@ def test_a_clock_that_was_set_back_gives_a_worker_no_longer_grace(tmp_path: Path
     request = {"reason": "preempted", "at": now - 1, "deadline": now + 29}
     (tmp_path / protocol.STOP_REQUEST_FILE).write_text(json.dumps(request))
     assert 25 < guard._grace_s(place) <= 29
+
+
+def test_a_command_that_outlives_sigkill_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that hangs in the kernel cannot be made here: signals to this one are lost."""
+    monkeypatch.setattr(proc, "KILL_LIMIT_S", 0.2)
+    left: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda child: left.append(child))
+    try:
+        with within(10):
+            assert proc.read_output(("sleep", "600"), 0.2) is None
+        with within(10):
+            assert proc.ask(("sleep", "600"), 0.2) is None
+    finally:
+        monkeypatch.undo()
+        for child in left:
+            child.kill()
+            child.wait()
+    assert len(left) == 2

@@ -333,6 +333,11 @@ LAUNCHER = (
         frozen=by(UNREAD, "test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads"),
         never=by(OUTLET, "test_at_the_end_a_reader_that_never_comes_is_not_waited_for"),
     ),
+    Row.alike(
+        "runs.folder:hold runs.folder:is_held",
+        "the launcher's lock on its run",
+        Cannot("tried without waiting"),
+    ),
     Row(
         functions="api.listing:_turns",
         who="launcher logs --follow, for the run's end",
@@ -378,14 +383,19 @@ LAUNCHER = (
         never=by(STAND, "test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent"),
     ),
     Row(
-        functions="""targets.proc:read_output targets.hosts.program.processes:read_output
+        functions="""targets.proc:_read_end targets.hosts.program.processes:read_output
             doctor.program:_output""",
-        who="anybody, for a short command",
+        who="anybody, for a short command, also one of Slurm",
         ends="its end",
-        limit="the caller's timeout_s, then SIGKILL",
+        limit="the caller's timeout_s, then SIGKILL; in the launcher KILL_LIMIT_S on top",
         well=by(LOCAL, "test_the_torch_of_another_interpreter_is_read"),
         badly=by(LOCAL, "test_an_interpreter_without_torch_is_named_with_the_fix"),
-        frozen=by(STAND, "test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended"),
+        frozen=by(
+            STAND,
+            "test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended",
+            "test_a_command_that_outlives_sigkill_is_left_behind",
+        )
+        + by("launcher/targets/slurm/test_client.py::", "test_a_command_that_hangs_is_given_up"),
         never=by(
             "launcher/",
             "targets/hosts/test_examine.py::test_an_engine_that_is_not_there_is_told_as_empty",

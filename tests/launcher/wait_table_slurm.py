@@ -5,8 +5,6 @@ from __future__ import annotations
 from tests.launcher.wait_table_words import Cannot, Row, by
 
 DOCTOR, ON_CLUSTER = "launcher/targets/slurm/test_doctor.py::", "slurm/test_doctor.py::"
-
-CLIENT = "launcher/targets/slurm/test_client.py::"
 FAULTS, NODES = "slurm/test_faults.py::", "slurm/test_lost_nodes.py::"
 
 OF_SLURM = (
@@ -19,16 +17,6 @@ OF_SLURM = (
         badly=by(ON_CLUSTER, "test_a_python_that_nodes_do_not_have_is_told"),
         frozen=by(DOCTOR, "test_an_answer_that_this_machine_never_sees_is_given_up"),
         never=by(ON_CLUSTER, "test_a_test_job_that_does_not_start_is_taken_back"),
-    ),
-    Row(
-        functions="targets.proc:ask",
-        who="the launcher, for a command of Slurm",
-        ends="the command ends",
-        limit="LIMIT_S, three times that for sbatch; then it is killed",
-        well=by("slurm/test_cluster.py::", "test_commands_are_counted_with_their_arguments"),
-        badly=by(CLIENT, "test_a_refusal_is_told_in_the_words_of_the_command"),
-        frozen=by(CLIENT, "test_a_command_that_hangs_is_given_up"),
-        never=by(CLIENT, "test_a_machine_without_slurm_is_told_so"),
     ),
     Row(
         functions="""targets.slurm.target:SlurmTarget._has_ended

@@ -278,10 +278,21 @@ class Engine:
             self._clock.sleep(0.05)
 
 
-def at_once(act: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """The results of an action on each item, many at once. Raises the first error, at the end."""
-    with ThreadPoolExecutor(max_workers=THREADS) as pool:
+def at_once(
+    act: Callable[[Item], Result], items: Iterable[Item], *, may_leave: bool = False
+) -> list[Result]:
+    """The results of an action on each item, many at once. Raises the first error, at the end.
+
+    ``may_leave``: Ctrl-C does not wait for actions that are under way.
+    """
+    pool, waits = ThreadPoolExecutor(max_workers=THREADS), True
+    try:
         return list(pool.map(act, items))
+    except KeyboardInterrupt:
+        waits = not may_leave
+        raise
+    finally:
+        pool.shutdown(wait=waits)
 
 
 @contextlib.contextmanager

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import KeyInputError, TargetError
+from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
+from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.agent_files import choose_agent, write_agent_files
 from launcher.targets.docker.engine import (
     ContainerEnding,
@@ -43,6 +48,9 @@ if TYPE_CHECKING:
 
 CANNOT_EXECUTE = (126, 127)
 """Exit codes of the container's init process where it cannot start the entry point."""
+NO_RUNTIME = (
+    "the Docker engine has no NVIDIA runtime; fix: install nvidia-container-toolkit, or --on local"
+)
 JOIN_LIMIT_S = 5.0
 """How long a follower may take to write what is left after its container has ended."""
 TAIL_LINES = 100
@@ -64,7 +72,10 @@ class DockerTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         info = self._engine.read_info()
-        gpus = read_gpus() if has_nvidia(info) and not job.is_on_cpu else ()
+        gpus = read_gpus() if not job.is_on_cpu else ()
+        if gpus and not has_nvidia(info):
+            self.notes.append(f"{len(gpus)} GPUs stay unused: {NO_RUNTIME}")
+            gpus = ()
         image = job.image or f"{OWN_IMAGE}:{'cuda' if gpus else 'cpu'}"
         config = self._engine.read_image_config(image)
         labels, self._image_workdir = config.get("Labels") or {}, config.get("WorkingDir") or "/"
@@ -124,22 +135,33 @@ class DockerTarget(Target):
         return Observation(
             run_id=plan.run_id,
             nodes=tuple(
-                self._observe(node, held.get((node.node_index, node.incarnation)))
+                self._observe(plan, node, held.get((node.node_index, node.incarnation)))
                 for node in plan.nodes
             ),
         )
 
-    def _observe(self, node: NodePlan, held: OwnContainer | None) -> NodeObservation:
+    def _observe(
+        self, plan: LaunchPlan, node: NodePlan, held: OwnContainer | None
+    ) -> NodeObservation:
         state = NodeState.MISSING if held is None else held.state
         ending = None
         if held is not None and state is NodeState.EXITED:
             ending = self._engine.read_ending(held)
             state = NodeState.MISSING if ending is None else state
+        exit_code = None if ending is None else ending.exit_code
+        if state in (NodeState.MISSING, NodeState.EXITED):
+            run = RunFolder(Path(plan.run_dir))
+            told = read_node_outcome(run, node.node_index, node.incarnation)
+            if told and state is NodeState.MISSING:
+                # Somebody has pruned containers, or another call has found its end and removed it.
+                state, exit_code = NodeState.EXITED, told.exit_code
+            if told and ending and not was_killed(told):
+                ending = replace(ending, out_of_memory=False)
         return NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,
             state=state,
-            exit_code=None if ending is None else ending.exit_code,
+            exit_code=exit_code,
             out_of_memory=ending is not None and ending.out_of_memory,
             detail="" if ending is None else describe(ending),
         )
@@ -160,7 +182,9 @@ class DockerTarget(Target):
         self._end(containers, _timeout_s(grace_s))
 
     def _end(self, containers: list[OwnContainer], timeout_s: int) -> None:
-        at_once(lambda container: self._engine.end(container, timeout_s), containers)
+        # A second Ctrl-C cuts the grace short.
+        end = functools.partial(self._engine.end, timeout_s=timeout_s)
+        at_once(end, containers, may_leave=True)
         at_once(self._save, containers)
         self._engine.sweep(containers)
 
@@ -190,6 +214,11 @@ def has_nvidia(info: Mapping[str, Any]) -> bool:
     return "nvidia" in info.get("Runtimes", {}) or any(
         str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in devices
     )
+
+
+def was_killed(told: NodeOutcome) -> bool:
+    """Whether a kill for memory may be why a node ended: the engine tells of all in its life."""
+    return not told.ends or any(end.exit_code == -signal.SIGKILL for end in told.ends)
 
 
 def describe(ending: ContainerEnding) -> str:

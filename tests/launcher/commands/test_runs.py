@@ -15,7 +15,7 @@ from launcher.api import stopping
 from launcher.api.listing import render_table
 from launcher.contract.errors import TargetError
 from launcher.follow.target import ListedRun
-from launcher.runs.folder import LAUNCHER_FILE, find_run
+from launcher.runs.folder import LAUNCHER_FILE, find_run, is_on_own_disk
 from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
 
 LOCAL = ("run", "job.yaml", "--on", "local")
@@ -156,25 +156,40 @@ main()
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+def type_elsewhere(launcher: Runner, *words: str) -> subprocess.CompletedProcess[str]:
+    """As in a container that has this folder: other processes cannot be seen there.
+
+    What it leaves in the background ends with it.
+    """
+    argv = ["unshare", "--pid", "--fork", "--mount-proc", *launcher.argv(*words)]
+    return subprocess.run(
+        argv, cwd=launcher.folder, env=launcher.env, capture_output=True, text=True, timeout=60
+    )
+
+
 @pytest.mark.mount
 def test_a_run_of_another_container_is_not_taken_for_dead_and_can_be_stopped_from_here(
     launcher: Runner,
 ) -> None:
-    def type_elsewhere(*words: str) -> subprocess.CompletedProcess[str]:
-        """As in a container that has this folder: other processes cannot be seen there."""
-        argv = ["unshare", "--pid", "--fork", "--mount-proc", *launcher.argv(*words)]
-        return subprocess.run(
-            argv, cwd=launcher.folder, env=launcher.env, capture_output=True, text=True, timeout=60
-        )
-
     launcher.write(WAITING)
     run_id = detach(launcher)
-    assert f"{run_id}  local   1      running" in type_elsewhere("ps").stdout
-    assert f"{run_id}: running on local" in type_elsewhere("status").stdout
-    stopped = type_elsewhere("stop")
+    assert f"{run_id}  local   1      running" in type_elsewhere(launcher, "ps").stdout
+    assert f"{run_id}: running on local" in type_elsewhere(launcher, "status").stdout
+    stopped = type_elsewhere(launcher, "stop")
     assert stopped.returncode == 0, stopped.stderr
     assert f"{run_id}: stopped, stop-requested" in stopped.stderr
     assert not launcher.processes()
+
+
+@pytest.mark.mount
+def test_a_run_that_died_with_its_container_does_not_go_on(launcher: Runner) -> None:
+    if not is_on_own_disk(launcher.folder):
+        pytest.skip("no lock is taken on such a file system")
+    launcher.write(WAITING)
+    assert type_elsewhere(launcher, *LOCAL, "--detach").returncode == 0
+    found = type_elsewhere(launcher, "ps", "--all", "--json")
+    (row,) = json.loads(found.stdout)
+    assert (row["state"], row["reason"]) == ("stopped", "launcher-lost"), found.stderr
 
 
 def test_a_launcher_elsewhere_that_does_not_answer(

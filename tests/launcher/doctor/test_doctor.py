@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from launcher.api.doctor import is_fit
+from launcher.contract.errors import ExitCode
 from launcher.doctor.finding import Status, failed, ok, render_findings, warning
 from launcher.doctor.judge import (
     AllReduce,
@@ -23,7 +25,7 @@ from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.job.spec import JobSpec
 from launcher.plan.records import parse_record
 from tests.launcher.docker_runs import MOUNTED
-from tests.launcher.runner import PREFIX, Runner
+from tests.launcher.runner import PREFIX, Runner, wait_until
 
 GOOD = {
     "host": "gpu1",
@@ -326,3 +328,19 @@ def test_an_image_that_is_not_there_is_the_only_finding(launcher: Runner) -> Non
     assert done.returncode == 1
     assert "image no/such:image is not on this machine" in done.stdout
     assert "fix: docker pull no/such:image" in done.stdout
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_diagnosis_leaves_nothing_behind(
+    launcher: Runner, signum: signal.Signals
+) -> None:
+    launcher.write("", PREFIX + "checkpoint_dir: kept\n")
+    launcher.env["TMPDIR"] = str(launcher.folder / "tmp")
+    (launcher.folder / "tmp").mkdir()
+    process = launcher.start("doctor", "job.yaml", "--on", "local")
+    wait_until((launcher.folder / "kept" / OWN_FOLDER).exists)
+    process.send_signal(signum)
+    process.communicate(timeout=60)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert not (launcher.folder / "kept").exists()
+    assert list((launcher.folder / "tmp").iterdir()) == []

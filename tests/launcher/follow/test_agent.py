@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from launcher.contract.errors import TargetError
 from launcher.contract.reasons import NodeState
 from launcher.follow.console import Console
 from launcher.follow.decide import FINISH_S
-from launcher.follow.loop import Follower, fold
+from launcher.follow.loop import STORAGE_LIMIT_S, Follower, fold
+from launcher.follow.nodes import AWAY_LIMIT_S
 from launcher.follow.requests import request_scale, write_size
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
+from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 
@@ -203,3 +208,64 @@ def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(
     found = fold(run, target, 1.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.reason == "completed"
+
+
+class AwayTarget(ScriptedTarget):
+    """Cannot be asked for some seconds, from its first on."""
+
+    def __init__(self, clock: FakeClock, away_s: float) -> None:
+        super().__init__(clock, [(1, [RUNS]), (1, [0])])
+        self._away_s = away_s
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        if 1 <= self._clock.now_s < 1 + self._away_s:
+            raise TargetError("no engine answers")
+        return super().observe(plan)
+
+
+class FailingFolder(RunFolder):
+    """On a file server that is started anew for some seconds, from its first on."""
+
+    def __init__(self, path: Path, clock: FakeClock, fails_s: float) -> None:
+        super().__init__(path)
+        self._clock, self._fails_s = clock, fails_s
+
+    def worker_logs(self) -> tuple[WorkerLog, ...]:
+        if 1 <= self._clock.now_s < 1 + self._fails_s:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.path))
+        return super().worker_logs()
+
+
+def follow_through(tmp_path: Path, plan: LaunchPlan, *, away_s: float, fails_s: float) -> str:
+    """The reason why a run ended whose target or folder failed for so long; its lines."""
+    clock, said = FakeClock(), io.StringIO()
+    run = FailingFolder(tmp_path / plan.run_id, clock, fails_s)
+    run.create(plan, "", 0.0)
+    console = Console(said, terminal=False, colour=False)
+    target = AwayTarget(clock, away_s)
+    assert Follower(run, plan, target, console, clock).follow().reason == "completed"
+    return said.getvalue()
+
+
+def test_a_target_that_is_away_for_a_moment_ends_no_run(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    plan = make_plan(nnodes=1, engine="agent")
+    said = follow_through(tmp_path, plan, away_s=AWAY_LIMIT_S - 1, fails_s=0)
+    assert said.count("no engine answers; waiting for it") == 1
+
+
+def test_a_target_that_stays_away_ends_it(tmp_path: Path, make_plan: MakePlan) -> None:
+    with pytest.raises(TargetError, match="no engine answers"):
+        follow_through(tmp_path, make_plan(nnodes=1, engine="agent"), away_s=1e9, fails_s=0)
+
+
+def test_a_storage_that_fails_for_a_moment_ends_no_run(tmp_path: Path, make_plan: MakePlan) -> None:
+    plan = make_plan(nnodes=1, engine="agent")
+    said = follow_through(tmp_path, plan, away_s=0, fails_s=STORAGE_LIMIT_S - 1)
+    assert said.count("Stale file handle") == 1
+
+
+def test_a_storage_that_goes_on_to_fail_ends_it(tmp_path: Path, make_plan: MakePlan) -> None:
+    with pytest.raises(OSError, match="Stale file handle"):
+        follow_through(tmp_path, make_plan(nnodes=1, engine="agent"), away_s=0, fails_s=1e9)

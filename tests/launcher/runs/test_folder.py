@@ -162,3 +162,20 @@ def test_a_launcher_of_another_machine_or_container_is_told_from_one_before_a_re
     ):
         path.write_text(json.dumps({**mark, **changed}))
         assert run.is_elsewhere == elsewhere, changed
+
+
+def test_a_run_in_a_folder_that_is_closed_to_the_caller_is_not_there(
+    make_run: Callable[..., RunFolder],
+) -> None:
+    run, me = make_run("a"), os.geteuid()
+    runs = run.path.parent
+    runs.chmod(0)
+    if me == 0:
+        os.seteuid(65534)
+    try:
+        assert not run.is_there()
+    finally:
+        if me == 0:
+            os.seteuid(0)
+        runs.chmod(0o755)
+    assert run.is_there()

@@ -123,6 +123,29 @@ def test_a_node_that_is_killed_while_all_sleep_is_noticed_and_replaced(
     assert lost["detail"].startswith("node 1 is lost: its connection"), lost
 
 
+def test_a_node_that_cannot_be_started_again_does_not_end_those_that_go_on(
+    launcher: Runner,
+    engine: Any,
+) -> None:
+    image = engine.images.get("fabric-train:cpu")
+    image.tag("fabric-train-tests", "removed")
+    launcher.write(TRAINING, JOB)
+    argv = ("--nnodes", "1:2", "--image", "fabric-train-tests:removed")
+    process = launcher.start("run", "job.yaml", "--on", "docker", *argv)
+    wait_for_world(launcher, 2, 0, 1)
+    # By somebody who makes room while the run goes on.
+    engine.images.remove("fabric-train-tests:removed")
+    (run_id,) = launcher.run_ids()
+    node(engine, run_id, 1).kill()
+    wait_for_world(launcher, 1, 0)
+    image.tag("fabric-train-tests", "removed")
+    try:
+        wait_for_world(launcher, 2, 0, 1)
+        finish(launcher, process)
+    finally:
+        engine.images.remove("fabric-train-tests:removed", force=True)
+
+
 def test_sigterm_before_the_rendezvous_is_done_is_heard_by_pid_1(
     launcher: Runner,
     engine: Any,

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.targets.agent_archive import read_agent_version
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
-from tests.launcher.docker_runs import MOUNTED, containers, has, node
+from tests.launcher.docker_runs import MOUNTED, UNTIL_TOLD, containers, has, node
 from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
 
 pytestmark = pytest.mark.docker
@@ -204,6 +204,20 @@ def test_an_interrupted_launcher_leaves_no_container(
     assert engine.networks.list(names=[run_id]) == []
 
 
+def test_a_second_ctrl_c_does_not_wait_for_the_grace(launcher: Runner, engine: Any) -> None:
+    launcher.write(WAITING.replace("SIG_DFL", "SIG_IGN"), MOUNTED)
+    argv = ("--on", "docker", "--set", "stop_grace_s=120")
+    process = launcher.start("run", "job.yaml", *argv)
+    wait_until(lambda: has(launcher, "up-0"), limit_s=90)
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: has(launcher, "nodes/0/0/stop-request"))
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr.decode()
+    (run_id,) = launcher.run_ids()
+    assert containers(engine, run_id) == []
+
+
 def test_what_a_killed_launcher_left_is_found_and_stopped_by_the_next_call(
     launcher: Runner, engine: Any
 ) -> None:
@@ -222,16 +236,29 @@ def test_what_a_killed_launcher_left_is_found_and_stopped_by_the_next_call(
     assert containers(engine, run_id) == []
 
 
-def test_a_run_that_ended_well_after_its_launcher_died_counts_as_completed(
-    launcher: Runner, engine: Any
+def test_a_worker_that_was_killed_for_memory_earlier_is_not_why_a_run_fails(
+    launcher: Runner,
 ) -> None:
     launcher.write(
-        "import os, time\n"
-        "run = os.environ['RUN_DIR']\n"
-        "open(f'{run}/up-0', 'w').close()\n"
-        "while not os.path.exists(f'{run}/go'): time.sleep(0.05)\n",
-        MOUNTED,
+        "import os\n"
+        "mark = os.environ['RUN_DIR'] + '/been-here'\n"
+        "if os.path.exists(mark):\n"
+        "    raise ValueError('no such column')\n"
+        "open(mark, 'w').close()\n"
+        "held = bytearray(os.urandom(1 << 20)) * 4096\n",
+        MOUNTED + "max_restarts: 1\nresources: {memory: 1Gi}\n",
     )
+    done = launcher("run", "job.yaml", "--on", "docker")
+    assert done.returncode == 1
+    assert launcher.outcome["restarts"] == {"worker-fault": 1}
+    assert launcher.outcome["reason"] == "restarts-exhausted", done.stderr
+    assert "no such column" in launcher.outcome["failure"]["first"]["exception"]
+
+
+@pytest.fixture
+def ended_alone(launcher: Runner, engine: Any) -> str:
+    """The id of a run that ended well after its launcher had been killed."""
+    launcher.write(UNTIL_TOLD, MOUNTED)
     process = launcher.start("run", "job.yaml", "--on", "docker")
     wait_until(lambda: has(launcher, "up-0"), limit_s=90)
     process.kill()
@@ -239,9 +266,33 @@ def test_a_run_that_ended_well_after_its_launcher_died_counts_as_completed(
     (launcher.folder / "runs/latest/go").touch()
     (run_id,) = launcher.run_ids()
     wait_until(lambda: node(engine, run_id, 0).status == "exited")
+    return run_id
+
+
+def test_a_run_that_ended_well_after_its_launcher_died_counts_as_completed(
+    launcher: Runner, engine: Any, ended_alone: str
+) -> None:
     (row,) = json.loads(launcher("ps", "--all", "--json").stdout)
     assert (row["state"], row["reason"]) == ("succeeded", "completed")
-    assert containers(engine, run_id) == []
+    assert containers(engine, ended_alone) == []
+
+
+def test_it_does_so_too_where_somebody_has_removed_its_containers(
+    launcher: Runner, engine: Any, ended_alone: str
+) -> None:
+    # As `docker container prune` does, and as another call that has found its end before.
+    node(engine, ended_alone, 0).remove()
+    (row,) = json.loads(launcher("ps", "--all", "--json").stdout)
+    assert (row["state"], row["reason"]) == ("succeeded", "completed")
+
+
+def test_it_was_not_stopped_by_a_later_stop(
+    launcher: Runner, engine: Any, ended_alone: str
+) -> None:
+    stopped = launcher("stop", ended_alone)
+    assert f"{ended_alone}: succeeded, completed" in stopped.stderr
+    assert launcher.outcome["reason"] == "completed"
+    assert containers(engine, ended_alone) == []
 
 
 @pytest.mark.slow  # the target's own test shows it in every CI

@@ -21,7 +21,7 @@ from launcher.contract.reasons import NodeState
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_replacement
 from launcher.runs.folder import RunFolder
-from launcher.targets.docker.target import DockerTarget
+from launcher.targets.docker.target import NO_RUNTIME, DockerTarget, has_nvidia
 from launcher.targets.docker_options import ContainerSettings
 from tests.launcher.docker_place import CHATTER, IMAGE, LINGER, STUBBORN, Place, wait_until
 
@@ -202,7 +202,7 @@ SUBMIT_AND_STAY = """
 import sys, time
 from pathlib import Path
 from launcher.plan.launch_plan import parse_plan
-from launcher.targets.docker.target import DockerTarget
+from launcher.targets.docker.target import NO_RUNTIME, DockerTarget, has_nvidia
 from tests.launcher.docker_place import CHATTER, IMAGE, LINGER, STUBBORN, Place, wait_until
 DockerTarget(Path(sys.argv[1])).submit(parse_plan(sys.stdin.read()))
 print("submitted", flush=True)
@@ -254,6 +254,26 @@ def test_an_image_that_is_absent_is_an_error_with_the_fix_and_nothing_is_pulled(
     with pytest.raises(TargetError, match="no/such-image:1 is not on this machine"):
         place.target.submit(replace(plan, image="no/such-image:1"))
     assert place.held(plan.run_id) == []
+
+
+def test_gpus_that_the_engine_cannot_give_are_told_with_the_fix(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_nvidia(place.api.info()):
+        pytest.skip("this engine gives GPUs")
+    tool = place.folder / "bin" / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 0\necho 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    job = JobSpec.model_validate({"name": "t", "command": "t.py", "image": IMAGE})
+    assert place.target.facts(job).accelerator == "cpu"
+    told = [note for note in place.target.notes if "GPUs" in note]
+    assert told == [f"2 GPUs stay unused: {NO_RUNTIME}"]
+    place.target.notes.clear()
+    on_cpu = job.model_copy(update={"nproc_per_node": "cpu"})
+    place.target.facts(on_cpu)
+    assert not any("GPUs" in note for note in place.target.notes)
 
 
 def test_a_secret_that_is_not_set_ends_it_before_anything_starts(
