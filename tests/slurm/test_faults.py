@@ -241,3 +241,16 @@ def test_a_shared_folder_that_is_full_for_a_while_costs_only_lines(
         code, _, err = typist.finish(90)
         assert code == 0, err
         typist.cluster.wait_idle()
+
+
+@pytest.mark.mount
+def test_a_run_is_stopped_though_the_shared_folder_is_full(typist: Typist, tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "size=32m") as disk:
+        (tmp_path / "runs").symlink_to(tmp_path / "small")
+        typist.start_seen("nnodes: 2\n" + ALLOCATION, 2)
+        disk.fill()
+        typist.started[-1].send_signal(signal.SIGINT)
+        code, _, err = typist.finish()
+        assert (code, typist.outcome["reason"]) == (130, "interrupted"), err
+        assert typist.cluster.queue() == []
+        typist.cluster.wait_idle()
