@@ -200,6 +200,24 @@ def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist: Typ
     assert list(home.glob("runs/*")) == []
 
 
+def test_a_run_on_hosts_with_one_home_is_stopped_on_all_of_them_from_elsewhere(
+    typist: Typist, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = share_home(typist)
+    typist.write(WAITING)
+    started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
+    assert started.returncode == 0, started.stderr
+    run_id = started.stdout.strip()
+    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2, UP_LIMIT_S)
+    pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
+    (elsewhere.folder / "hosts.yaml").write_text((typist.folder / "hosts.yaml").read_text())
+    stopped = elsewhere("stop", run_id)
+    assert stopped.returncode == 0, stopped.stderr
+    assert not any(host.commands() for host in typist.network.hosts)
+
+
 @pytest.mark.slow
 def test_a_host_without_power_is_scaled_away_and_the_others_go_on(typist: Typist) -> None:
     run = Steps(typist, "python")
