@@ -65,7 +65,7 @@ if not os.path.exists(path):
     sys.stdout.buffer.flush()
     archive = stdin.read(int(stdin.readline()))
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    temporary = "%s.%d" % (path, os.getpid())
+    temporary = "%s.%d" % (path, int.from_bytes(os.urandom(6), "big"))
     try:
         zipfile.ZipFile(io.BytesIO(archive)).extractall(temporary)
         os.rename(temporary, path)
