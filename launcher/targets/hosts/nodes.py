@@ -168,7 +168,8 @@ def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) 
     limit = BROUGHT_BYTES if index == plan.nodes[0].node_index else 0
     brought = Path(plan.run_dir, CODE_DIR)
     is_new = limit > 0 and not brought.exists()
-    copy_once(session, host, [index], plan.run_id, brought.parent, beside_code_bytes=limit)
+    here = brought.parent
+    copy_once(session, host, [index], plan.run_id, here, beside_code_bytes=limit, is_last=True)
     notes = remove_on(session, plan, host, limit)
     if is_new and brought.exists():
         notes.append(f"what the training wrote beside its code: {brought}")
