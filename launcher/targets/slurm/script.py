@@ -44,7 +44,7 @@ STALE_OPTIONS = (
 """Options of srun that sbatch passes on from the shell in which it was called."""
 
 _NAMES = """\
-set -u
+set -u +e +o pipefail  # What the lines above have set ends with them.
 RUN=@RUN@; S=$RUN/slurm
 CHECKPOINT_DIR=@CHECKPOINT_DIR@
 @JOB@
