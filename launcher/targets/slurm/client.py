@@ -24,6 +24,11 @@ _AWAY = re.compile(
     r"Unable to contact slurm controller|Connection refused|timed out|Socket timed out", re.I
 )
 REFUSALS = (
+    (
+        "accounting/qos policy",
+        "wait for jobs of yours (squeue --me), or ask for less: "
+        "sacctmgr show qos, sacctmgr show associations user=$USER have the limits",
+    ),
     ("invalid partition", "--set slurm.partition=NAME (sinfo --summarize lists them)"),
     ("invalid account", "--set slurm.account=NAME (sacctmgr show associations user=$USER)"),
     ("invalid qos", "--set slurm.qos=NAME (sacctmgr show associations user=$USER format=qos)"),

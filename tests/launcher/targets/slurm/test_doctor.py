@@ -315,6 +315,11 @@ def test_a_folder_that_other_machines_may_not_see_is_told(
         ("allocation failure: Invalid feature specification", "slurm.constraint"),
         ("allocation failure: Requested reservation is invalid", "slurm.reservation"),
         ("allocation failure: Unable to contact slurm controller (connect failure)", "scontrol"),
+        (
+            "sbatch: error: QOSMaxSubmitJobPerUserLimit\nallocation failure: Job violates "
+            "accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "squeue --me",
+        ),
         ("allocation failure: something new", "ask an admin"),
     ],
 )
