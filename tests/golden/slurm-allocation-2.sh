@@ -12,7 +12,7 @@
 # By hand: mkdir -p /shared/runs/digits-0a1b2c/slurm; put agent.pyz beside it; sbatch THIS-FILE
 trap early=1 USR1  # The end of its time is near.
 module x
-set -u
+set -u +e +o pipefail  # What the lines above have set ends with them.
 RUN=/shared/runs/digits-0a1b2c; S=$RUN/slurm
 CHECKPOINT_DIR=/shared/runs/digits-0a1b2c/checkpoints
 JOB=$SLURM_JOB_ID

@@ -10,7 +10,7 @@
 #SBATCH --gpus-per-node=8
 # By hand: mkdir -p /shared/runs/digits-0a1b2c/slurm; put agent.pyz beside it; sbatch THIS-FILE
 trap early=1 USR1  # The end of its time is near.
-set -u
+set -u +e +o pipefail  # What the lines above have set ends with them.
 RUN=/shared/runs/digits-0a1b2c; S=$RUN/slurm
 CHECKPOINT_DIR=/scratch/digits
 JOB=$SLURM_JOB_ID

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -161,6 +162,60 @@ def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machin
     stopped = elsewhere("stop", run_id)
     assert stopped.returncode == 0, stopped.stderr
     assert elsewhere.outcome["reason"] == "stop-requested"
+
+
+LATE = """
+import os, pathlib, signal, time
+run, rank = pathlib.Path(os.environ["RUN_DIR"]), os.environ["RANK"]
+def end(signum, frame):
+    if rank == "1":
+        time.sleep(4)
+        print("last word", (run / "up-0").exists(), flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+(run / ("up-" + rank)).touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def share_home(typist: Typist) -> Path:
+    """The hosts keep runs in one folder, as where their users have one home."""
+    folder = typist.folder / "home"
+    text = (typist.folder / "hosts.yaml").read_text()
+    text = text.replace('"python"', f'"state_dir": "{folder}", "python"')
+    (typist.folder / "hosts.yaml").write_text(text)
+    return folder
+
+
+def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist: Typist) -> None:
+    home = share_home(typist)
+    typist.write(LATE)
+    launcher = typist.start("run", "job.yaml", "--nnodes", "2")
+    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2, UP_LIMIT_S)
+    launcher.send_signal(signal.SIGINT)
+    out, err = launcher.communicate(timeout=60)
+    assert b"[1/1] last word True" in out, err.decode()
+    assert (typist.folder / "runs/latest/nodes/1/0/outcome.json").exists()
+    assert list(home.glob("runs/*")) == []
+
+
+def test_a_run_on_hosts_with_one_home_is_stopped_on_all_of_them_from_elsewhere(
+    typist: Typist, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = share_home(typist)
+    typist.write(WAITING)
+    started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
+    assert started.returncode == 0, started.stderr
+    run_id = started.stdout.strip()
+    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2, UP_LIMIT_S)
+    pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
+    (elsewhere.folder / "hosts.yaml").write_text((typist.folder / "hosts.yaml").read_text())
+    stopped = elsewhere("stop", run_id)
+    assert stopped.returncode == 0, stopped.stderr
+    assert not any(host.commands() for host in typist.network.hosts)
 
 
 @pytest.mark.slow

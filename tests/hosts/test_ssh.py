@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from launcher.contract.errors import TargetError
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import HasCode, HostReport, ReadHost, StoreCode
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh import Ssh
+from launcher.targets.hosts.ssh import Ssh, make_control_dir
 from tests.hosts.places import HOME, Network
 
 pytestmark = pytest.mark.hosts
@@ -54,6 +55,17 @@ def test_one_conversation_answers_many_requests(four_hosts: Network) -> None:
     with ssh.open(hosts[0]) as session:
         for _ in range(3):
             assert not session.call(CODE).yes
+
+
+def test_a_host_is_reached_though_the_folder_of_the_connections_was_removed(
+    four_hosts: Network,
+) -> None:
+    ssh, hosts = ssh_of(four_hosts)
+    with ssh.open(hosts[0]) as session:
+        shutil.rmtree(make_control_dir())
+        assert not session.call(CODE).yes
+        with ssh.open(hosts[0]) as other:
+            assert not other.call(CODE).yes
 
 
 def test_what_a_login_shell_prints_is_dropped(four_hosts: Network) -> None:

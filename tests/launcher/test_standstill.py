@@ -26,6 +26,7 @@ from launcher.api import scaling
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.keeper_record import write_record
 from launcher.follow import tails
 from launcher.manifests import docker_play
 from launcher.plan.launch_plan import LaunchPlan
@@ -300,6 +301,29 @@ def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(
     finally:
         beats.set()
         line.close()
+
+
+def test_a_file_that_cannot_be_written_here_hides_no_end_and_stays_on_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> None:
+    there, here = tmp_path / "gpu1/runs/r", tmp_path / "here"
+    (there / "nodes/0/0").mkdir(parents=True)
+    write_record(there / "nodes/0/0", {"exit_code": 7})
+    (there / "nodes/0/0/stdout").write_text("trained\n")
+    # What was a folder is a file by now.
+    (there / "logs").write_text("x")
+    (here / "logs").mkdir(parents=True)
+    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; :")
+    line = HostLine(client, "r", here, facts_of(host), [0])
+    line.open()
+    try:
+        assert line.has_told.wait(10)
+        assert line.state("0.0").exit_code == 7
+        assert (here / "nodes/0/0/stdout").read_text() == "trained\n"
+    finally:
+        line.close()
+    with client.open(host) as session, pytest.raises(TargetError, match="logs: Is a directory"):
+        host_line.copy_once(session, facts_of(host), [0], "r", here, is_last=True)
 
 
 def test_a_host_that_falls_silent_is_dropped_and_reached_anew(

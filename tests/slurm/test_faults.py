@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -118,6 +119,24 @@ def test_logs_follow_a_run_whose_launcher_was_killed_to_its_end(typist: Typist) 
     code, _, err = typist.finish(60)
     assert code == 0, err
     assert typist.status(run_id)["state"] == "succeeded"
+
+
+@pytest.mark.slow  # What nodes could not tell the controller, they tell it a minute later.
+def test_logs_follow_a_run_while_the_controller_is_away(typist: Typist) -> None:
+    run_id = typist.start_seen(ELASTIC + ARRAY, 2)
+    typist.started[-1].send_signal(signal.SIGKILL)
+    typist.started[-1].wait(10)
+    typist.cluster.stop_controller()
+    try:
+        typist.start("logs", "--follow", run_id)
+        with pytest.raises(subprocess.TimeoutExpired):
+            typist.started[-1].wait(10)
+        typist.go()
+        code, _, err = typist.finish()
+    finally:
+        typist.cluster.start_controller()
+    assert (code, typist.outcome["state"]) == (0, "succeeded"), err
+    typist.cluster.wait_idle(90)
 
 
 @pytest.mark.slow
@@ -240,4 +259,17 @@ def test_a_shared_folder_that_is_full_for_a_while_costs_only_lines(
         typist.go()
         code, _, err = typist.finish(90)
         assert code == 0, err
+        typist.cluster.wait_idle()
+
+
+@pytest.mark.mount
+def test_a_run_is_stopped_though_the_shared_folder_is_full(typist: Typist, tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "size=32m") as disk:
+        (tmp_path / "runs").symlink_to(tmp_path / "small")
+        typist.start_seen("nnodes: 2\n" + ALLOCATION, 2)
+        disk.fill()
+        typist.started[-1].send_signal(signal.SIGINT)
+        code, _, err = typist.finish()
+        assert (code, typist.outcome["reason"]) == (130, "interrupted"), err
+        assert typist.cluster.queue() == []
         typist.cluster.wait_idle()

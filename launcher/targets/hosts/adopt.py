@@ -93,10 +93,15 @@ def plan_in_force(copies: Copies) -> LaunchPlan:
 def localise(copies: Copies, run_dir: str, inventory: Inventory) -> LaunchPlan:
     """The plan with this machine's folder and names of hosts; the hosts' own folders stay. Pure."""
     plan = plan_in_force(copies)
-    holders = {index: host for host, run in copies for index in run.nodes}
     own = HostsSettings.of(plan)
+
+    def find_holder(index: int, known: Host) -> Host:
+        holders = {host.name: host for host, run in copies for held in run.nodes if held == index}
+        # Hosts with one home all have the folders of all nodes: the name tells whose a node is.
+        return holders.get(known.name) or next(iter(holders.values()), known)
+
     hosts = tuple(
-        replace(facts, host=holders.get(index, facts.host)) for index, facts in enumerate(own.hosts)
+        replace(facts, host=find_holder(index, facts.host)) for index, facts in enumerate(own.hosts)
     )
     own = replace(own, hosts=hosts, ssh_config=inventory.ssh_config)
     return replace(plan, run_dir=run_dir, own=own)

@@ -34,7 +34,7 @@ SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this silence the connection is replaced."""
 RETRY_S = 1.0
 FULL_RETRY_S = 10.0
-"""How long after a full disk here the host is asked again for what is missing."""
+"""How long after a full disk here, or another error, the host is asked for what is missing."""
 FREE_LIMIT_S = 3.0
 """How long a host may take to end its watch; after that a new connection is used."""
 STARTING_S = 5.0
@@ -177,33 +177,40 @@ class HostLine:
 class HostCopy:
     """Writes a host's files in one conversation.
 
-    After a full disk here it drops all further bytes, so that the nodes' states still arrive; the
-    next conversation brings what is missing.
+    After a full disk here it drops all further bytes, and those of a file that cannot be written
+    for another reason, so that the nodes' states still arrive; the next conversation brings what is
+    missing.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._full_at: float | None = None
+        self._missing: dict[str, OSError] = {}
+        self._failed_at: float | None = None
 
     def take(self, message: Record, blob: bytes) -> None:
         """Writes a part of a file; other messages are ignored."""
-        if not isinstance(message, FilePart) or self._full_at is not None:
+        if not isinstance(message, FilePart) or self.is_full or message.file in self._missing:
             return
         try:
             write_at(self._run_dir, message, blob)
         except OSError as error:
-            if not disk.is_full(error):
-                raise
-            self._full_at = time.monotonic()
+            self._missing[message.file] = error
+            self._failed_at = time.monotonic()
 
     @property
     def is_full(self) -> bool:
-        """Whether bytes were dropped."""
-        return self._full_at is not None
+        """Whether the disk here had no room."""
+        return any(map(disk.is_full, self._missing.values()))
+
+    @property
+    def missing(self) -> str:
+        """A file whose bytes were dropped, and why; empty where none were."""
+        found = ((name, error.strerror) for name, error in self._missing.items())
+        return next((f"{name}: {why}" for name, why in found), "")
 
     def is_due(self) -> bool:
         """Whether it is time for a new conversation."""
-        return self._full_at is not None and time.monotonic() - self._full_at > FULL_RETRY_S
+        return self._failed_at is not None and time.monotonic() - self._failed_at > FULL_RETRY_S
 
 
 def watch_request(host: HostFacts, nodes: list[int], run_id: str, run_dir: Path) -> WatchRun:
@@ -225,11 +232,13 @@ def copy_once(
     run_dir: Path,
     *,
     beside_code_bytes: int = 0,
+    is_last: bool = False,
 ) -> tuple[Mapping[str, NodeSeen], bool]:
     """Copies all that the host has; returns its nodes' states, and whether a launcher follows.
 
     Also at most ``beside_code_bytes`` of what the training wrote beside its code. Raises
-    ``TargetError`` where the host is gone, or the disk here is too full for that.
+    ``TargetError`` where the host is gone, and with ``is_last`` where something of it could not be
+    written here, such as on a full disk.
     """
     states: Mapping[str, NodeSeen] = {}
     copy = HostCopy(run_dir)
@@ -240,9 +249,10 @@ def copy_once(
     while True:
         message, blob = session.receive(limit_s=COPY_SILENCE_S)
         if isinstance(message, WatchEnd):
-            if beside_code_bytes and copy.is_full:
-                what = f"{host.name}: no space left on device for what the training wrote there"
-                raise TargetError(what, f"make room in {run_dir}, then launcher stop {run_id}")
+            if is_last and copy.missing:
+                what = f"{host.name}: not copied here, and kept there: {copy.missing}"
+                correct = "make room" if copy.is_full else "correct it"
+                raise TargetError(what, f"{correct} in {run_dir}, then launcher stop {run_id}")
             return states, message.followed
         copy.take(message, blob)
         states = message.nodes if isinstance(message, NodesSeen) else states

@@ -5,6 +5,10 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -17,7 +21,7 @@ from launcher.targets.hosts.plan import CODE_DIR, run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session
+from launcher.targets.hosts.ssh import Session, Ssh
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -61,6 +65,55 @@ def launch(plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: S
     """Starts the node's keeper, which starts the node."""
     spec = node.spec.having(secrets=secrets, lease=own_lease(plan, node))
     session.call(messages.StartNode(node=spec))
+
+
+@dataclass(kw_only=True)
+class Ended:
+    """What came of the end of nodes: lines for a person, and why hosts were not reached."""
+
+    notes: list[str] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+
+
+def end_all(
+    ssh: Ssh,
+    plan: LaunchPlan,
+    only: tuple[int, ...] | None,
+    open_to: Callable[[HostFacts, int], Session],
+    grace_s: float,
+    *,
+    tell_launcher: bool,
+) -> Ended:
+    """Ends ``only`` these nodes, or a run, whose files it then brings here; all hosts at once.
+
+    Nothing is removed before all nodes have ended: hosts with one home have one folder of the run.
+    """
+    found, opened = Ended(), dict[int, Session]()
+
+    def end(host: HostFacts, index: int) -> None:
+        opened[index] = session = open_to(host, index)
+        mine = None if only is None else [index]
+        end_on(session, plan, host, mine, grace_s, tell_launcher=tell_launcher)
+
+    def bring(host: HostFacts, index: int) -> None:
+        found.notes += bring_last(opened[index], plan, host, index)
+
+    def reaches(work: Callable[[HostFacts, int], None], item: tuple[HostFacts, int]) -> bool:
+        try:
+            work(*item)
+        except TargetError as error:
+            found.unreached.append(error.what)
+            return False
+        return True
+
+    wanted = [item for item in hosts_of(plan) if only is None or item[1] in only]
+    try:
+        reached = ssh.each(partial(reaches, end), wanted)
+        if only is None:
+            ssh.each(partial(reaches, bring), compress(wanted, reached))
+    finally:
+        ssh.close(opened.values())
+    return found
 
 
 def end_on(
@@ -115,7 +168,8 @@ def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) 
     limit = BROUGHT_BYTES if index == plan.nodes[0].node_index else 0
     brought = Path(plan.run_dir, CODE_DIR)
     is_new = limit > 0 and not brought.exists()
-    copy_once(session, host, [index], plan.run_id, brought.parent, beside_code_bytes=limit)
+    here = brought.parent
+    copy_once(session, host, [index], plan.run_id, here, beside_code_bytes=limit, is_last=True)
     notes = remove_on(session, plan, host, limit)
     if is_new and brought.exists():
         notes.append(f"what the training wrote beside its code: {brought}")

@@ -65,7 +65,7 @@ if not os.path.exists(path):
     sys.stdout.buffer.flush()
     archive = stdin.read(int(stdin.readline()))
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    temporary = "%s.%d" % (path, os.getpid())
+    temporary = "%s.%d" % (path, int.from_bytes(os.urandom(6), "big"))
     try:
         zipfile.ZipFile(io.BytesIO(archive)).extractall(temporary)
         os.rename(temporary, path)
@@ -126,6 +126,8 @@ class Ssh:
 
     def open(self, host: Host) -> Session:
         """A conversation with a host. Raises ``TargetError`` with the fix."""
+        # Anew: a folder of log-ins is gone with the last of them, and ssh then refuses to start.
+        self._control = make_control_dir()
         argv = (*self.argv(host), f'exec python3 -S -c "{PYTHON_PROGRAM}"')
         try:
             return Session(host, argv)
@@ -251,6 +253,9 @@ def make_control_dir() -> Path:
     """A private folder with a short path: a socket's path has at most 104 bytes."""
     # One per user and not per launcher, so that a killed launcher leaves no folder behind.
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    if not os.access(base, os.W_OK | os.X_OK):
+        # Another user's after su, or one that is not there.
+        base = Path(tempfile.gettempdir())
     folder = base / f"launcher-ssh-{os.getuid()}"
     if len(str(folder)) > 50:
         folder = Path("/tmp") / folder.name

@@ -9,6 +9,8 @@ from launcher.contract.errors import name_ending
 SSH_FAILED = 255
 """The client's own exit code; any other is the remote command's."""
 
+_NO_PYTHON = "(?i)python3: command not found"
+"""As csh says it, with exit code 1; start-up files may lack other commands."""
 _FULL = "No space left on device|Disk quota exceeded"
 _TABLE = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
@@ -55,7 +57,7 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
     said = said.strip()
     first = f"an ssh session: ssh {name} python3 --version"
     last = said.splitlines()[-1].strip() if said else ""
-    if exit_code == 127 or "command not found" in said:
+    if exit_code == 127 or re.search(_NO_PYTHON, said):
         return (
             f"{name}: has no python3 in the PATH of an ssh session",
             # Not python: of the inventory, which is what the training runs in.
@@ -67,7 +69,8 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
             f"install a newer python3 there, and have it first on PATH in {first}",
         )
     for pattern, (what, fix) in _TABLE.items():
-        if re.search(pattern, said):
+        # With any other code it is no word of the client's: a folder there may be closed too.
+        if exit_code == SSH_FAILED and re.search(pattern, said):
             told = "" if "known" in what or "key" in what else f" ({last})" if last else ""
             return f"{name}: {what}{told}", fix.format(name=name)
     if re.search(_FULL, last):

@@ -355,28 +355,18 @@ class HostsTarget(Target):
     def _end(self, plan: LaunchPlan, only: tuple[int, ...] | None, grace_s: float) -> None:
         """Ends ``only`` these nodes, or the run, whose files are then brought here."""
         ssh = self._connect(plan)
-        unreached: list[str] = []
 
-        def end(item: tuple[HostFacts, int]) -> None:
-            host, index = item
-            if only is not None and index not in only:
-                return
-            try:
-                if not self._answers(index):
-                    raise TargetError(f"{host.name}: it does not answer")
-                line = self._lines.get(index) if only is None else None
-                with (line and line.free()) or ssh.open(host.host) as session:
-                    if only is not None:
-                        nodes.end_on(session, plan, host, [index], grace_s, tell_launcher=False)
-                        return
-                    # One elsewhere that follows the run would only start its nodes anew.
-                    foreign = not self._lines
-                    nodes.end_on(session, plan, host, None, grace_s, tell_launcher=foreign)
-                    self.notes += nodes.bring_last(session, plan, host, index)
-            except TargetError as error:
-                unreached.append(error.what)
+        def open_to(host: HostFacts, index: int) -> Session:
+            if not self._answers(index):
+                raise TargetError(f"{host.name}: it does not answer")
+            line = self._lines.get(index) if only is None else None
+            return (line and line.free()) or ssh.open(host.host)
 
-        ssh.each(end, nodes.hosts_of(plan))
+        # One elsewhere that follows the run would only start its nodes anew.
+        foreign = only is None and not self._lines
+        ended = nodes.end_all(ssh, plan, only, open_to, grace_s, tell_launcher=foreign)
+        self.notes += ended.notes
+        unreached = ended.unreached
         if unreached and (plan.detached or not self._lines):
             raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
 

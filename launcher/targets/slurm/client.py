@@ -24,6 +24,11 @@ _AWAY = re.compile(
     r"Unable to contact slurm controller|Connection refused|timed out|Socket timed out", re.I
 )
 REFUSALS = (
+    (
+        "accounting/qos policy",
+        "wait for jobs of yours (squeue --me), or ask for less: "
+        "sacctmgr show qos, sacctmgr show associations user=$USER have the limits",
+    ),
     ("invalid partition", "--set slurm.partition=NAME (sinfo --summarize lists them)"),
     ("invalid account", "--set slurm.account=NAME (sacctmgr show associations user=$USER)"),
     ("invalid qos", "--set slurm.qos=NAME (sacctmgr show associations user=$USER format=qos)"),
@@ -100,15 +105,26 @@ def without_outer_job(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if k in OF_CLUSTER or not k.startswith(outer)}
 
 
+def without_filters(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a question, or for ``scancel``. Pure.
+
+    With ``SQUEUE_PARTITION`` and the like a person sees some jobs alone: others would count as
+    gone. ``SCANCEL_INTERACTIVE`` asks a person first.
+    """
+    of_person = ("SQUEUE_", "SCANCEL_", "SINFO_")
+    return {k: v for k, v in environ.items() if not k.startswith(of_person)}
+
+
 def run_command(*argv: str, limit_s: float = LIMIT_S, cwd: str | None = None) -> str:
     """What a command of Slurm prints. Raises ``SlurmError`` with its own words."""
     return _run(argv, limit_s, cwd).out
 
 
 def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> proc.CommandEnd:
-    # A person may have another format for times, which must not reach a new job.
-    standard = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
-    env = without_outer_job(os.environ) if argv[0] == "sbatch" else standard
+    env = without_outer_job(os.environ)
+    if argv[0] != "sbatch":
+        # A person may have another format for times, which must not reach a new job.
+        env = {**without_filters(os.environ), "SLURM_TIME_FORMAT": "standard"}
     try:
         said = proc.ask(argv, limit_s, cwd, env)
     except OSError as error:

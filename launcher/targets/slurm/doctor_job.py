@@ -17,6 +17,7 @@ from launcher.doctor.finding import Finding, failed, ok
 from launcher.plan.records import parse_record
 from launcher.targets.slurm import doctor_judge
 from launcher.targets.slurm.client import SlurmError, cancel, run_command
+from launcher.targets.slurm.script import quote_option
 from launcher.targets.slurm.settings import SlurmSettings
 
 NAME = "launcher-doctor"
@@ -159,7 +160,7 @@ def render_test_job(settings: SlurmSettings, folder: Path) -> str:
     return "\n".join(
         (
             "#!/bin/bash",
-            *(f"#SBATCH {option}" for option in settings.options),
+            *(f"#SBATCH {quote_option(option)}" for option in settings.options),
             "#SBATCH --output=/dev/null",
             f"cd {here} || exit {UNSEEN}",
             f'echo "$(date +%s.%N) $SLURMD_NODENAME" > {CLOCK} || exit {UNWRITABLE}',

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from launcher.contract import protocol
-from launcher.contract.clock import Clock
+from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.reasons import NodeState, Reason, reason_of_exit_code
 from launcher.follow.console import Console
@@ -37,6 +37,8 @@ GONE_LOOKS = 2
 SILENT_S = 3 * protocol.ALIVE_S
 END_LIMIT_S = 60.0
 """How long the last jobs may take to end once the run is decided; their scripts tell it first."""
+SUBMIT_LIMIT_S = 300.0
+"""From the run's folder to its job: the code is copied, and sbatch may wait for an answer."""
 REASON_OF_STATE = {
     "TIMEOUT": (Reason.PREEMPTED, "the time limit"),
     "DEADLINE": (Reason.PREEMPTED, "the deadline"),
@@ -306,7 +308,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> RunE
     is_own = not SlurmSettings.of(plan).inside
     if end is None or (is_own and not is_told_why(end, starts, ())):
         jobs = client.read_queue(read_jobs(run))
-        if any(not job.is_over for job in jobs):
+        if any(not job.is_over for job in jobs) or is_being_submitted(run, SystemClock().wall()):
             return None
         starts = read_starts(run)
         end = decide_end(run, plan, starts, jobs, wanted) or end_by_queue(run, starts, jobs)
@@ -314,6 +316,12 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> RunE
         with contextlib.suppress(TargetError):
             stop()
     return RunEnd(reason=end.reason, detail=end.detail or FOUND_LATER)
+
+
+def is_being_submitted(run: RunFolder, now: float) -> bool:
+    """Whether a launcher that cannot be seen from here may be about to submit the run's job."""
+    is_new = now - run.submitted_at() < SUBMIT_LIMIT_S
+    return is_new and run.is_elsewhere and not read_jobs(run)
 
 
 def find_silent(run: RunFolder) -> dict[int, str]:

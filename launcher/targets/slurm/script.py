@@ -44,7 +44,7 @@ STALE_OPTIONS = (
 """Options of srun that sbatch passes on from the shell in which it was called."""
 
 _NAMES = """\
-set -u
+set -u +e +o pipefail  # What the lines above have set ends with them.
 RUN=@RUN@; S=$RUN/slurm
 CHECKPOINT_DIR=@CHECKPOINT_DIR@
 @JOB@
@@ -191,7 +191,7 @@ def render_script(plan: LaunchPlan, *, embed: bool = False) -> str:
     words = _words(plan, own, embed=embed)
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {_quote_option(option)}" for option in _options(plan, own)),
+        *(f"#SBATCH {quote_option(option)}" for option in _options(plan, own)),
         f"# By hand: mkdir -p {quote(f'{plan.run_dir}/{JOBS_DIR}')};{needs} {by} THIS-FILE",
         *(["trap early=1 USR1  # The end of its time is near."] if own.notice_s else []),
         *own.setup,
@@ -226,7 +226,7 @@ def _options(plan: LaunchPlan, own: SlurmSettings) -> list[str]:
     ]
 
 
-def _quote_option(option: str) -> str:
+def quote_option(option: str) -> str:
     """An option as sbatch reads it from a script, where only few characters are special."""
     return quote(option) if re.search(r"[\s#'\"\\]", option) else option
 

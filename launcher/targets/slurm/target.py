@@ -6,6 +6,7 @@ it, and the controller is asked for little.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -168,9 +169,7 @@ class SlurmTarget(Target):
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         run = RunFolder(Path(plan.run_dir))
-        make_folders(
-            (plan.checkpoint_dir, *(f"{plan.run_dir}/{name}" for name in _FOLDERS)),
-        )
+        make_folders((plan.checkpoint_dir, *(f"{plan.run_dir}/{name}" for name in _FOLDERS)))
         if self.code is not None and plan.code is not None:
             unpack(self.code.data, Path(plan.run_dir, CODE_DIR))
         assert plan.agent is not None, "Slurm's nodes need the agent"
@@ -346,7 +345,8 @@ class SlurmTarget(Target):
             is_over = decide_end(run, plan, starts, (), wanted) and is_all_over(starts, wanted)
             if is_over or self._clock.monotonic() >= next_look_at:
                 next_look_at = self._clock.monotonic() + LOOK_S
-                fold(run, self, self._clock.wall())
+                with contextlib.suppress(TargetError):
+                    fold(run, self, self._clock.wall())
             yield
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:

@@ -59,7 +59,7 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> Completed:
     code = run_dir / CODE_DIR
     if asked.code and not code.exists():
         archive = Path(_archive(asked.state_dir, asked.code))
-        temporary = run_dir / f".code.{os.getpid()}"
+        temporary = run_dir / f".code.{new_number()}"
         unpack(archive.read_bytes(), temporary)
         with suppress(OSError):
             temporary.rename(code)
@@ -87,11 +87,16 @@ def unpack(data: bytes, folder: Path) -> None:
         archive.extractall(folder)
 
 
+def new_number() -> int:
+    """For a name that no other process takes: one of a host with the same home may have this id."""
+    return int.from_bytes(os.urandom(6), "big")
+
+
 def write(path: Path, data: bytes) -> None:
     """Replaces a file at once; on an error the old one stays."""
     from contextlib import suppress
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{new_number()}")
     try:
         temporary.write_bytes(data)
         temporary.replace(path)

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from launcher.targets.hosts.program.messages import (
     HasCode,
     KeeperSpec,
     Lease,
+    PrepareRun,
     RemoveRun,
     StoreCode,
     WatchRun,
@@ -144,6 +147,36 @@ def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path:
     code_store.store_code(StoreCode(state_dir=str(tmp_path), hash="new"), b"")
     assert is_there("h0")
     assert not is_there("h1")
+
+
+def test_hosts_with_one_home_make_a_run_ready_at_the_same_time(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(50):
+        (source / f"m{number}.py").write_text("pass")
+    archive = pack(source, list_files(source, tmp_path / "runs"))
+    start = threading.Barrier(8)
+
+    # Threads have one process id, as processes of two hosts may.
+    def make_ready(number: int) -> None:
+        start.wait(20)
+        code_store.store_code(StoreCode(state_dir=str(tmp_path), hash="h"), archive)
+        run_dir = str(tmp_path / "runs/r")
+        asked = PrepareRun(
+            run_dir=run_dir,
+            state_dir=str(tmp_path),
+            folders=[],
+            files=[[f"{run_dir}/plan.json", "{}"]],
+            agent=f"{run_dir}/agent.pyz",
+            code="h",
+            needed=[f"{run_dir}/code/m49.py"],
+        )
+        code_store.prepare_run(asked, b"the agent")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(make_ready, range(8))) == [None] * 8
+    names = {path.name for path in (tmp_path / "runs/r").iterdir()}
+    assert names == {"plan.json", "agent.pyz", "code"}
 
 
 @pytest.fixture

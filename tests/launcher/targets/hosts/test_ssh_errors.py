@@ -30,6 +30,11 @@ from launcher.targets.hosts.ssh_errors import explain
         (1, "python3 is 3.6 there, 3.9 is needed\n", "gpu1: python3 is 3.6 there, 3.9 is needed",
          "install a newer python3 there"),
         (1, "OSError: [Errno 28] No space left on device", "No space left on device", "df -h"),
+        (1, "python3: Command not found.", "has no python3", "ssh gpu1 python3 --version"),
+        (255, "bash: module: command not found\nclient_loop: send disconnect: Broken pipe",
+         "Broken pipe", "ssh -v gpu1 true"),
+        (1, "PermissionError: [Errno 13] Permission denied: '/data/bin'", "denied: '/data/bin'",
+         "ssh gpu1 python3 --version"),
         (255, "", "ssh ended with exit code 255", "ssh -v gpu1 true"),
     ],
 )  # fmt: skip

@@ -103,6 +103,15 @@ def test_a_client_that_talks_much_is_never_in_its_own_way(
         assert answers(session)
 
 
+def test_a_folder_of_log_ins_that_is_not_there_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[Host]
+) -> None:
+    # As after su, which leaves the variable as it was.
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
+    with open_ssh(tmp_path, monkeypatch).open(hosts[0]) as session:
+        assert answers(session)
+
+
 OLD_PYTHON = """#!/bin/sh
 exec {python} -S -c "import sys; sys.version_info = (3, 6, 9); $3"
 """

@@ -315,6 +315,11 @@ def test_a_folder_that_other_machines_may_not_see_is_told(
         ("allocation failure: Invalid feature specification", "slurm.constraint"),
         ("allocation failure: Requested reservation is invalid", "slurm.reservation"),
         ("allocation failure: Unable to contact slurm controller (connect failure)", "scontrol"),
+        (
+            "sbatch: error: QOSMaxSubmitJobPerUserLimit\nallocation failure: Job violates "
+            "accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "squeue --me",
+        ),
         ("allocation failure: something new", "ask an admin"),
     ],
 )
@@ -342,9 +347,11 @@ def test_a_clock_is_compared_with_the_length_of_the_job(at: float, status: Statu
 
 def test_the_test_job_asks_for_what_the_job_asks_for() -> None:
     slurm = {"partition": "gpu", "gpus_per_node": "a100:8", "setup": ["module load cuda"]}
+    slurm |= {"extra": ["--wckey=my project"]}
     job = JobSpec.model_validate({"name": "a", "command": ["-m", "x"], "slurm": slurm})
     lines = render_test_job(plan_slurm(job, "/work"), Path("/shared/my runs")).splitlines()
     assert lines[1:3] == ["#SBATCH --partition=gpu", "#SBATCH --gpus-per-node=a100:8"]
+    assert lines[3] == "#SBATCH '--wckey=my project'"
     assert "cd '/shared/my runs' || exit 3" in lines
     assert lines.index("module load cuda") < next(i for i, x in enumerate(lines) if "probe" in x)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from launcher.follow.console import Console
 from launcher.follow.requests import write_size
 from launcher.follow.target import RunEnd
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder
+from launcher.runs.folder import RunFolder, name_machine, process_space
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import ENDED_STATES, QueuedJob
 from launcher.targets.slurm.follow import (
@@ -27,6 +28,7 @@ from launcher.targets.slurm.follow import (
     decide_end,
     decide_poll_s,
     end_by_queue,
+    find_end,
     is_all_over,
     is_told_why,
     observe,
@@ -222,6 +224,34 @@ def test_a_node_that_shows_no_life_beside_others_that_do_is_missing(tmp_path: Pa
 
 def test_a_large_run_is_looked_at_less_often_but_every_two_seconds() -> None:
     assert [decide_poll_s(workers) for workers in (1, 20, 100, 512)] == [0.2, 0.2, 1.0, 2.0]
+
+
+# -- without a launcher ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "age_s", "is_over"),
+    [("another machine", 1.0, False), ("another machine", 4000.0, True), (None, 1.0, True)],
+)
+def test_a_run_that_another_machine_is_about_to_submit_has_not_ended(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str | None,
+    age_s: float,
+    is_over: bool,
+) -> None:
+    monkeypatch.setattr(client, "find_jobs", lambda run_id: ())
+    folder = Folder(tmp_path)
+    at = SystemClock().wall() - age_s
+    (folder.run.path / "submitted.json").write_text(json.dumps({"at": at}))
+    # As one that has died, where it ran here.
+    mark = {"pid": 4711, "start": "then", "sees": f"{place}:pid", "machine": place}
+    if place is None:
+        mark = {"pid": 4711, "start": "then", "sees": process_space(), "machine": name_machine()}
+    (folder.run.path / "launcher.json").write_text(json.dumps(mark))
+    stops: list[str] = []
+    end = find_end(folder.run, folder.plan, lambda: stops.append("stopped"))
+    assert (end is not None, stops) == (is_over, ["stopped"] if is_over else [])
 
 
 # -- a second Ctrl-C ------------------------------------------------------------------------------

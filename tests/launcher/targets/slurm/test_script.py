@@ -256,6 +256,14 @@ def test_a_notice_that_comes_during_the_setup_is_not_lost(tmp_path: Path) -> Non
     assert (job.files / "7.0.stop").read_text() == "preempted\n"
 
 
+def test_what_the_setup_asks_of_its_shell_does_not_end_the_script(tmp_path: Path) -> None:
+    made = plan(str(tmp_path / "runs"), nnodes=2, slurm={"setup": ["set -eo pipefail"]})
+    job = Job(tmp_path, made)
+    job.agents_end(143, srun=143)
+    job.does("srun", 'echo preempted >"$LAUNCHER_STOP_FILE"')
+    assert job.run_once() == "143 requeued"
+
+
 def test_a_time_limit_twice_without_a_checkpoint_between_ends_the_run(job: Job) -> None:
     job.does("srun", 'echo preempted >"$LAUNCHER_STOP_FILE"')
     job.agents_end(143)
