@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.contract.errors import InputError
-from launcher.targets.hosts.settings import Host
+from launcher.targets.hosts.settings import LEASE_DIR, Host
 from launcher.yamlfile.problem import FileError, KeyPath
 from launcher.yamlfile.source import YamlSource, parse_yaml, read_text
 
@@ -249,6 +249,9 @@ def _read_field(source: YamlSource, path: KeyPath, value: object) -> Any:
         text = _read_text(source, path, value)
         if key == "interface" and not _INTERFACE.fullmatch(text or ""):
             _refuse_at(source, path, f"{value!r} is no interface name", "interface: eth0")
+        if key == "lease_dir" and not (text or "").startswith("/"):
+            # Of the machine, not of a user: others must find the same folder.
+            _refuse_at(source, path, f"{value} is no absolute path", f"lease_dir: {LEASE_DIR}")
         return text
     return _refuse_at(source, path, f"found {value!r}; accepted: {accepted}", fix)
 

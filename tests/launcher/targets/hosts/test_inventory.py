@@ -143,6 +143,10 @@ def test_an_inventory_file_gives_hosts_with_defaults_in_the_order_of_a_label() -
         ("hosts: [gpu1]\nhsots: 1", "f:2: hsots: no such key"),
         ("hosts:\n  - {port: 22}", "f:2: a host without a name"),
         ("hosts:\n  - {host: gpu1, port: 0}", "f:2: hosts.0.port: found 0; accepted: 1 to 65535"),
+        (
+            "hosts:\n  - {host: gpu1, lease_dir: ~/x}",
+            "f:2: hosts.0.lease_dir: ~/x is no absolute path",
+        ),
         ("hosts:\n  - {host: gpu1, gpus: []}", "f:2: hosts.0.gpus: found []"),
         ("hosts:\n  - {host: gpu1, interface: 'a b'}", "'a b' is no interface name"),
         ("hosts:\n  - {host: gpu1, labels: x}", "f:2: hosts.0.labels: found 'x'"),
