@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import shlex
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.errors import KeyInputError, TargetError
+from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
@@ -25,6 +24,7 @@ from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
+from launcher.runs.ledger import agent_ledger
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.agent_files import choose_agent, write_agent_files
 from launcher.targets.docker.engine import (
@@ -182,8 +182,10 @@ class DockerTarget(Target):
         self._end(containers, _timeout_s(grace_s))
 
     def _end(self, containers: list[OwnContainer], timeout_s: int) -> None:
+        def end(container: OwnContainer) -> None:
+            self._engine.end(container, timeout_s if hears(container) else 0)
+
         # A second Ctrl-C cuts the grace short.
-        end = functools.partial(self._engine.end, timeout_s=timeout_s)
         at_once(end, containers, may_leave=True)
         at_once(self._save, containers)
         self._engine.sweep(containers)
@@ -202,6 +204,18 @@ class DockerTarget(Target):
             LiveRun(run_id=run_id, run_dir=run_dir, running_nodes=running.count(run_id))
             for run_id, run_dir in sorted(folders.items())
         )
+
+
+def hears(container: OwnContainer) -> bool:
+    """Whether a container's first process acts on a signal: the kernel drops those that come early.
+
+    An agent that has not begun has nothing to save either.
+    """
+    run = RunFolder(Path(container.run_dir))
+    with contextlib.suppress(InputError):
+        if run.read_plan().agent is not None:
+            return agent_ledger(run, container.node_index, container.incarnation).exists()
+    return True
 
 
 def _timeout_s(grace_s: float) -> int:

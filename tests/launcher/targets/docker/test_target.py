@@ -18,6 +18,7 @@ import pytest
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.node_plan import Mount
 from launcher.contract.reasons import NodeState
+from launcher.follow.loop import create_run
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_replacement
 from launcher.runs.folder import RunFolder
@@ -167,6 +168,19 @@ def test_stop_without_grace_kills_at_once(place: Place) -> None:
     began = time.monotonic()
     place.target.stop(plan.run_id, 0)
     assert time.monotonic() - began < 5
+    assert place.held(plan.run_id) == []
+
+
+def test_a_stop_that_comes_before_the_agent_has_begun_is_not_lost(place: Place) -> None:
+    script = place.folder / "script.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    plan = place.plan_torch(["/script.py"], engine="agent", mounts=[f"{script}:/script.py:ro"])
+    create_run(plan, place.target)
+    place.target.submit(plan)
+    began = time.monotonic()
+    # The first process of a container loses a signal for which it has no handler yet.
+    place.target.stop(plan.run_id, 120)
+    assert time.monotonic() - began < 60
     assert place.held(plan.run_id) == []
 
 
