@@ -107,6 +107,17 @@ def follow_here(
     return follower.follow(on_submitted)
 
 
+@contextlib.contextmanager
+def ended_if_interrupted(run: RunFolder) -> Iterator[None]:
+    """Ctrl-C in the block also ends a run in the background; after the block it is ignored."""
+    try:
+        yield
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        request_stop(run, keep=False)  # The follower's next turn ends what it has started.
+        raise
+
+
 def follow_in_background(
     run: RunFolder, plan: LaunchPlan, target: Target, note: Callable[[str], None]
 ) -> None:
@@ -116,11 +127,7 @@ def follow_in_background(
     Raises ``TargetError`` or ``InputError`` as the background process met it.
     """
     log = run.path / protocol.LAUNCHER_LOG_FILE
-    try:
-        message = in_background(lambda told: _follow_detached(run, plan, target, told), log)
-    except KeyboardInterrupt:
-        request_stop(run, keep=False)  # The follower's first turn ends what it has started.
-        raise
+    message = in_background(lambda told: _follow_detached(run, plan, target, told), log)
     if not message:
         raise TargetError(f"the launcher died; see {log}")
     told = json.loads(message)

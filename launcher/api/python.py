@@ -32,6 +32,7 @@ from launcher.contract.errors import (
     LauncherError,
     TargetError,
 )
+from launcher.follow.requests import request_stop
 from launcher.job.command import parse_command
 from launcher.job.file import check_job
 from launcher.job.refused import NotAcceptedError
@@ -45,6 +46,8 @@ from launcher.targets import proc
 
 POLL_S = 0.1
 POLL_ALONE_S = 1.0
+INTERRUPT_LIMIT_S = 10.0
+"""How long the command line may take to end after an interrupt."""
 """Between two looks at a run that no launcher follows: each one asks its target."""
 ERRORS: dict[int, type[LauncherError]] = {
     error.exit_code: error for error in (InputError, TargetError, DiskFullError)
@@ -205,7 +208,7 @@ def run(
         named = str(written) if isinstance(job, Job) else job
         words = ["run", *([os.fspath(named)] if named is not None else []), "--detach"]
         words += _words({"runs": root, "on": on, "again": again, **options})
-        code, printed, said = _call([*words, "--", *extra] if extra else words)
+        code, printed, said = _call([*words, "--", *extra] if extra else words, root)
     notes, _, error = re.sub(rf"{re.escape(str(written))}(:1)?", "Job", said).partition("error: ")
     if code != ExitCode.OK:
         what, _, fix = (error or notes).strip().rpartition("\n  fix: ")
@@ -234,19 +237,28 @@ def _run_root(runs: str | os.PathLike[str] | None) -> Path:
     return Path(runs or os.environ.get("LAUNCHER_RUNS") or "runs")
 
 
-def _call(words: Sequence[str]) -> tuple[int, str, str]:
-    """The command line in a new process: its exit code, and what it wrote to stdout and stderr."""
+def _call(words: Sequence[str], root: Path) -> tuple[int, str, str]:
+    """The command line in a new process: its exit code, and what it wrote to stdout and stderr.
+
+    An exception meanwhile ends what was started in ``root``, the folder of the run folders.
+    """
     # -P: a folder `yaml` or `launcher` of the caller's is not what is meant.
     python = (sys.executable, "-P", "-c", COMMAND_LINE, str(Path(__file__).parents[2]))
     command = proc.Conversation((*python, *words))
+    run_id = b""
     try:
-        printed = command.stdout.read().decode()
+        run_id = command.stdout.readline()
+        command.stdout.read()
     except BaseException:
         command.interrupt()
+        with command.limit(INTERRUPT_LIMIT_S):
+            run_id = run_id or command.stdout.readline()
         command.end()
+        if run_id:  # It was told after the last moment in which the command line ends the run.
+            request_stop(RunFolder(root / run_id.decode().strip()), keep=False)
         raise
     code, said = command.end()
-    return code, printed, said
+    return code, run_id.decode(), said
 
 
 def _words(options: Mapping[str, object]) -> list[str]:

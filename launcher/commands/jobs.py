@@ -26,7 +26,7 @@ from launcher.commands.printed_commands import (
     program_name,
     spell,
 )
-from launcher.contract.errors import ExitCode
+from launcher.contract.errors import ExitCode, TargetError
 
 if TYPE_CHECKING:
     from launcher.api.choose_target import Choice
@@ -85,10 +85,11 @@ def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
     from launcher.api import launch
 
     run, choice = _create(planned_run, console), planned_run.choice
-    launch.follow_in_background(run, planned_run.plan, choice.target, console.note)
+    with launch.ended_if_interrupted(run):
+        launch.follow_in_background(run, planned_run.plan, choice.target, console.note)
+        _note_left_behind(choice, run.path.parent, console.note)
     console.note(f"detached; see: launcher logs --follow {run.run_id}")
     print(run.run_id, flush=True)
-    _note_left_behind(choice, run.path.parent, console.note)
     return int(ExitCode.OK)
 
 
@@ -154,7 +155,11 @@ def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -
     """
     from launcher.runs.folder import RunFolder
 
-    for live in choice.target.live_runs():
+    try:
+        live_runs = choice.target.live_runs()
+    except TargetError:
+        return  # An engine that fails in this moment must not end the run that has just started.
+    for live in live_runs:
         run = RunFolder(Path(live.run_dir))
         if run.run_id == live.run_id and (proof := run.launcher_death()):
             where = "" if run.path.parent == runs.absolute() else f" --runs {run.path.parent}"

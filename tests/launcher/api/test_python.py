@@ -426,6 +426,39 @@ local.LocalTarget.submit = late
     assert proc.find(**{RUN_ID: training.run_id}) == ()
 
 
+@pytest.mark.parametrize("moment", ["before its id is told", "after it"])
+def test_a_run_whose_start_is_interrupted_late_ends_all_the_same(
+    place: Runner, moment: str
+) -> None:
+    place.write(WAITING)
+    (place.folder / "late").mkdir()
+    reached = place.folder / "reached"
+    slow = f"""
+import pathlib, time
+import launcher.commands.jobs as jobs
+def wait(*words, **options):
+    print(*words, **options)
+    pathlib.Path({str(reached)!r}).touch()
+    time.sleep(1)
+if {moment.startswith("before")}:
+    jobs._note_left_behind = lambda *_: wait(end="")
+else:
+    jobs.print = wait
+"""
+    (place.folder / "late/late.py").write_text(slow)
+    (place.folder / "late/sitecustomize.py").write_text(
+        "import sys\nif 'run' in sys.argv: import late\n"
+    )
+    place.env["PYTHONPATH"] += os.pathsep + str(place.folder / "late")
+    caller = python(place, WAITS)
+    wait_until(reached.exists)
+    caller.send_signal(signal.SIGINT)
+    assert caller.wait() != 0
+    training = find()
+    assert training.wait(timeout=60).reason == "stop-requested"
+    assert proc.find(**{RUN_ID: training.run_id}) == ()
+
+
 # -- a notebook, and the page ---------------------------------------------------------------------
 
 
