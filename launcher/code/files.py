@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.code.git import find_repository, read_git
+from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.yamlfile.problem import render_value
 
@@ -27,6 +29,8 @@ NOT_CODE = frozenset(
     {".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache"}
 )
 """Folders that are left out where there is no git to ask."""
+OF_A_RUN = (protocol.PLAN_FILE, protocol.ARTIFACT_FILE)
+"""A folder that has both was made by a launcher for a run: they are written together."""
 FIX = f"name data in {IGNORE_FILE} (written as a .gitignore), and mount it or use a shared folder"
 
 
@@ -40,9 +44,10 @@ class CodeFile(NamedTuple):
 
 
 def list_files(root: Path, run_root: Path) -> list[CodeFile]:
-    """The files of the code by name, without the run folders. Nothing is read but names and sizes.
+    """The files of the code by name. Nothing is read but names and sizes.
 
-    Raises ``InputError`` beyond ``MAX_BYTES`` or ``MAX_FILES``, or for what cannot be read.
+    Left out are ``run_root`` and every folder of a run, whoever started it. Raises ``InputError``
+    beyond ``MAX_BYTES`` or ``MAX_FILES``, or for what cannot be read.
     """
     ignored = _read_ignore_file(root)
     runs = os.path.realpath(run_root)  # as the root is, without symbolic links
@@ -66,10 +71,16 @@ def _megabytes(size: int) -> str:
 
 
 def _names(root: Path, ignored: GitIgnoreSpec | None, runs: str) -> Iterator[str]:
-    names = _git_names(root, "") if find_repository(root) else _all_names(root, "", ignored, runs)
-    for name in names:
-        is_run = os.path.join(root, name).startswith(runs + os.sep)
-        if not is_run and not (ignored and ignored.match_file(name)):
+    @functools.cache
+    def is_run(name: str) -> bool:
+        """Whether it is a folder of runs or of a run, a link to one, or inside of one."""
+        path = os.path.join(root, name)
+        is_one = path == runs or all(os.path.isfile(f"{path}/{of_run}") for of_run in OF_A_RUN)
+        return bool(name) and (is_one or is_run(os.path.dirname(name)))
+
+    in_git = find_repository(root)
+    for name in _git_names(root, "") if in_git else _all_names(root, "", ignored, is_run):
+        if not is_run(name) and not (ignored and ignored.match_file(name)):
             yield name
 
 
@@ -88,7 +99,9 @@ def _git_names(root: Path, inner: str) -> Iterator[str]:
             yield from _git_names(root, f"{path}/")
 
 
-def _all_names(root: Path, inner: str, ignored: GitIgnoreSpec | None, runs: str) -> Iterator[str]:
+def _all_names(
+    root: Path, inner: str, ignored: GitIgnoreSpec | None, is_run: Callable[[str], bool]
+) -> Iterator[str]:
     try:
         entries = sorted(os.scandir(root / inner), key=lambda entry: entry.name)
     except PermissionError:
@@ -99,10 +112,10 @@ def _all_names(root: Path, inner: str, ignored: GitIgnoreSpec | None, runs: str)
             yield name
         elif (
             entry.name not in NOT_CODE
-            and entry.path != runs
+            and not is_run(name)
             and not (ignored and ignored.match_file(f"{name}/"))
         ):
-            yield from _all_names(root, f"{name}/", ignored, runs)
+            yield from _all_names(root, f"{name}/", ignored, is_run)
 
 
 def _look(root: Path, name: str) -> CodeFile | None:

@@ -31,14 +31,19 @@ def _add_arguments(check: argparse.ArgumentParser) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     import json
 
-    from launcher.manifests.check import MAX_FILE_BYTES, check_manifests, render_checked
+    from launcher.manifests.check import (
+        MAX_FILE_BYTES,
+        STDIN_NAME,
+        check_manifests,
+        render_checked,
+    )
     from launcher.yamlfile.source import decode_text, read_text
 
     def read(file: str) -> tuple[str, str]:
         if file != STDIN:
             return file, read_text(file, MAX_FILE_BYTES)
         raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        return "<stdin>", decode_text(raw, "<stdin>", MAX_FILE_BYTES)
+        return STDIN_NAME, decode_text(raw, STDIN_NAME, MAX_FILE_BYTES)
 
     checked = check_manifests([read(file) for file in arguments.files])
     if arguments.json:

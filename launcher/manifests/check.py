@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from launcher.contract.errors import InputError
 from launcher.manifests.batch.check import check_batch_script
 from launcher.manifests.batch.script import is_batch_script
 from launcher.manifests.checks.jobs import check_job, check_jobset, check_runtime, check_trainjob
@@ -18,6 +20,9 @@ ANNOTATION_BYTES = 256 * 1024
 """The most that ``kubectl apply`` may copy into an object's annotations."""
 MAX_FILE_BYTES = 64 * 2**20
 """Of one file: what is rendered for a whole cluster is larger than any job file."""
+
+STDIN_NAME = "<stdin>"
+"""The file of what came on the standard input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,8 @@ CHECKS: Mapping[str, Check] = {
 def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
     """Checks files, given as name and text, that are applied together in that order.
 
-    A file may be a batch script, which is checked by itself.
+    A file may be a batch script, which is checked by itself. Raises ``InputError`` for a job file,
+    which other commands check.
     """
     objects: list[Value] = []
     found: list[Breach] = []
@@ -83,9 +89,11 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
             found += check_batch_script(text, file)
             continue
         try:
-            objects += parse_manifest(text, file)
+            objects += (inside := parse_manifest(text, file))
         except FileError as error:
             found += [Breach(rule=Rule.YAML, **vars(problem)) for problem in error.problems]
+        else:
+            _refuse_job(inside, file)
     together = Together(objects=tuple(objects))
     known = [item for item in objects if item["kind"].text in CHECKS]
     for item in known:
@@ -100,6 +108,14 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
         others=len(objects) - len(known),
         scripts=scripts,
     )
+
+
+def _refuse_job(objects: Iterable[Value], file: str) -> None:
+    for item in objects:
+        if not (item["apiVersion"] or item["kind"]) and (item["command"] or item["name"]):
+            job = shlex.quote(file) if file != STDIN_NAME else "JOB"
+            what = f"{item.where}: neither apiVersion nor kind: this is a job file, and no manifest"
+            raise InputError(what, f"launcher doctor {job}, or launcher render {job}")
 
 
 def render_checked(checked: Checked) -> str:

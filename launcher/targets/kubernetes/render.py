@@ -11,7 +11,7 @@ from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.kubernetes.code import code_map_name, render_code_map, tell_code
+from launcher.targets.kubernetes.code import MADE_BY, code_map_name, render_code_map, tell_code
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import Object, has_own_agent, render_metadata
@@ -107,7 +107,7 @@ def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None
     of_job = f"{f' -n {pods.namespace}' if pods.namespace else ''} -l launcher.job={plan.job_name}"
     return [
         f"{plan.job_name}: {pods.kind}, nnodes {nodes}, nproc_per_node {node.nproc_per_node}.",
-        f"Made by: {made_by}",
+        f"{MADE_BY}{made_by}",
         "Change the job file, not this one.",
         *(_tell_code(plan, code) if code else []),
         "",

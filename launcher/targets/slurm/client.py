@@ -23,6 +23,11 @@ _UNKNOWN = re.compile(r"Invalid job id specified|Invalid job array id|already co
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Connection refused|timed out|Socket timed out", re.I
 )
+OUT_OF_REACH = (
+    ("configuration source", "export SLURM_CONF=FILE, the cluster's slurm.conf; or a login node"),
+    ("protocol authentication error", "munge -n | unmunge tells what munge lacks on this machine"),
+)
+"""Parts of what Slurm's commands say where the controller was not asked, with the fix."""
 REFUSALS = (
     (
         "accounting/qos policy",
@@ -40,7 +45,7 @@ REFUSALS = (
     ("invalid generic resource", "--set slurm.gpus_per_node=N (sinfo --format '%P %G')"),
     ("more processors", "--set slurm.cpus_per_task=FEWER (sinfo --format '%P %c')"),
     ("contact slurm controller", "scontrol ping; wait, or ask an admin"),
-    ("configuration source", "export SLURM_CONF=FILE, the cluster's slurm.conf; or a login node"),
+    *OUT_OF_REACH,
 )
 """Parts of what sbatch says when it refuses a job, with the fix."""
 NOT_NOW = "Requested node configuration is not available"
@@ -143,7 +148,8 @@ def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> proc.
         text = said.err.strip() or said.out.strip() or f"exit code {said.code}"
         told = [line.removeprefix(f"{argv[0]}: ") for line in text.splitlines()]
         is_away = bool(_AWAY.search(said.err))
-        hint = "scontrol ping tells whether the controller answers" if is_away else ""
+        ping = "scontrol ping tells whether the controller answers"
+        hint = ping if is_away else _find_fix(text, OUT_OF_REACH)
         what = f"{argv[0]}: {'; '.join(told)}"
         raise SlurmError(what, hint, is_away=is_away, code=said.code)
     return said
@@ -162,8 +168,11 @@ def submit_script(script: Path, *options: str, folder: str) -> int:
 
 def fix_of_refusal(words: str) -> str:
     """What to type where sbatch has refused a job with these words."""
-    fixes = (fix for part, fix in REFUSALS if part in words.lower())
-    return next(fixes, "sinfo --summarize, man sbatch, or ask an admin")
+    return _find_fix(words, REFUSALS) or "sinfo --summarize, man sbatch, or ask an admin"
+
+
+def _find_fix(words: str, fixes: tuple[tuple[str, str], ...]) -> str:
+    return next((fix for part, fix in fixes if part in words.lower()), "")
 
 
 def try_script(script: Path, limit_s: float = LIMIT_S) -> str:

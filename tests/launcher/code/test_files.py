@@ -253,3 +253,22 @@ def test_runs_are_no_code_also_where_their_folder_is_named_through_a_link(tmp_pa
     write(root / "runs/a/code.tar.gz")
     (tmp_path / "link").symlink_to(root)
     assert [file.name for file in list_files(root, tmp_path / "link/runs")] == ["t.py"]
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_runs_of_other_calls_are_no_code(in_git: bool, tmp_path: Path) -> None:
+    if in_git:
+        git(tmp_path, "init", "-q")
+    kept = ["other/README", "plan.json", "train.py"]
+    run = "other/train-0a1b2c"
+    left = [f"{run}/{name}" for name in ("plan.json", "artifact.sh", "checkpoints/7/weights")]
+    for name in kept + left:
+        write(tmp_path / name)
+    (tmp_path / "other/latest").symlink_to("train-0a1b2c")
+    assert names(tmp_path) == kept
+
+
+def test_the_code_may_be_in_the_folder_of_the_runs(tmp_path: Path) -> None:
+    for name in ("train.py", "train-0a1b2c/plan.json", "train-0a1b2c/artifact.sh"):
+        write(tmp_path / name)
+    assert [file.name for file in list_files(tmp_path, tmp_path)] == ["train.py"]

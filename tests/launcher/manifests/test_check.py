@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract.errors import InputError
 from launcher.manifests.check import CHECKS, check_manifests, render_checked
 from launcher.manifests.checks.rules import Rule, render_rules
 from launcher.manifests.source import render_path
@@ -399,6 +400,32 @@ def test_the_command_reads_a_manifest_from_its_standard_input() -> None:
     done = subprocess.run(argv, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "<stdin>:7: error: minReplicas 9" in done.stdout
+
+
+@pytest.mark.parametrize("text", ["name: digits\ncomand: [train.py]\n", "command: [train.py]\n"])
+@pytest.mark.parametrize(("file", "typed"), [("my job.yaml", "'my job.yaml'"), ("<stdin>", "JOB")])
+def test_a_job_file_is_refused_with_the_commands_that_check_it(
+    text: str, file: str, typed: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        check_manifests([("elastic.yaml", read("elastic")), (file, text)])
+    assert caught.value.what == (
+        f"{file}:1: neither apiVersion nor kind: this is a job file, and no manifest"
+    )
+    assert caught.value.hint == f"launcher doctor {typed}, or launcher render {typed}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: example/v1\nkind: Other\nname: digits\ncommand: [train.py]\n",
+        "kind: Other\nname: digits\n",
+        "metadata: {name: digits}\nspec: {}\n",
+    ],
+)
+def test_a_manifest_without_rules_is_no_job_file(text: str) -> None:
+    checked = check_manifests([("other.yaml", text)])
+    assert (checked.breaches, checked.others) == ((), 1)
 
 
 class CountedName(str):

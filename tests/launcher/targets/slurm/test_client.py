@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract.errors import InputError, TargetError
+from launcher.job.spec import JobSpec
+from launcher.plan.launch_plan import plan_run
 from launcher.targets.slurm import client
+from launcher.targets.slurm.target import SlurmTarget
 
 
 def test_a_machine_without_slurm_is_told_so(
@@ -59,6 +63,35 @@ def test_a_new_job_gets_nothing_of_the_job_around_it() -> None:
     }
     kept = client.without_outer_job(environ)
     assert kept == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}
+
+
+@pytest.mark.parametrize(
+    ("said", "raised", "fix"),
+    [
+        ("fatal: Could not establish a configuration source", TargetError, "export SLURM_CONF="),
+        ("allocation failure: Protocol authentication error", TargetError, "munge -n | unmunge"),
+        ("error: Unable to contact slurm controller", TargetError, "scontrol ping"),
+        ("error: invalid partition specified: x", InputError, "--set slurm.partition="),
+    ],
+)
+def test_a_cluster_that_is_out_of_reach_is_no_wrong_input(
+    said: str,
+    raised: type[Exception],
+    fix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: {said}' >&2\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    job = JobSpec.model_validate({"name": "digits", "command": ["train.py"]})
+    target = SlurmTarget(tmp_path / "runs")
+    plan = plan_run(job, target.facts(job), run_id="digits-1")
+    with pytest.raises(raised, match=said) as caught:
+        target.check(plan)
+    assert fix in str(caught.value)
 
 
 SQUEUE = """#!/bin/bash
