@@ -262,6 +262,7 @@ def test_a_shared_folder_that_is_full_for_a_while_costs_only_lines(
         typist.cluster.wait_idle()
 
 
+@pytest.mark.slow
 @pytest.mark.mount
 def test_a_run_is_stopped_though_the_shared_folder_is_full(typist: Typist, tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=32m") as disk:
