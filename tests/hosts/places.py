@@ -127,9 +127,11 @@ class Host:
                 if (data / name).exists():
                     shutil.rmtree(data / name)
                     sh("cp", "-a", seed / name, data / name)
-        script = self.folder / "etc/start"
+        script, containerd = self.folder / "etc/start", self.folder / "docker-exec/containerd"
         script.write_text(
-            f"#!/bin/sh\nrm -f {self.folder}/docker.pid\n"
+            # Else the engine takes another process with an old number for its own: /run is empty
+            # after a reboot.
+            f"#!/bin/sh\nrm -f {self.folder}/docker.pid {containerd}/containerd.pid\n"
             f"setsid dockerd --data-root {data} --exec-root {self.folder}/docker-exec "
             f"--pidfile {self.folder}/docker.pid --host unix://{self.folder}/docker.sock "
             f"--bridge=none --iptables=false --ip6tables=false "
