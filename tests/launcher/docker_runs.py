@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import threading
-from pathlib import Path
 from typing import Any
 
 from launcher.contract.protocol import LABEL_NODE_INDEX, LABEL_RUN_ID
@@ -21,49 +16,6 @@ while not os.path.exists(f"{run}/go"):
     time.sleep(0.05)
 """
 """Trains until a file ``go`` is in the run's folder."""
-
-
-class Wire:
-    """A socket that leads to the engine until it is cut, as while an engine is started anew whose
-    containers live on (``live-restore``)."""
-
-    def __init__(self, path: Path) -> None:
-        self.address = f"unix://{path}"
-        self._path, self._open = path, list[socket.socket]()
-        usual = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-        self._engine = usual.removeprefix("unix://")
-        self.mend()
-
-    def mend(self) -> None:
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(str(self._path))
-        self._server.listen(64)
-        threading.Thread(target=self._serve, args=(self._server,), daemon=True).start()
-
-    def cut(self) -> None:
-        self._path.unlink(missing_ok=True)
-        for one in (self._server, *self._open):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-        self._open.clear()
-
-    def _serve(self, server: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                ours, _ = server.accept()
-                theirs = socket.socket(socket.AF_UNIX)
-                theirs.connect(self._engine)
-                self._open += (ours, theirs)
-                for pair in ((ours, theirs), (theirs, ours)):
-                    threading.Thread(target=_pass_on, args=pair, daemon=True).start()
-
-
-def _pass_on(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
 
 
 def containers(engine: Any, run_id: str, **labels: str) -> list[Any]:

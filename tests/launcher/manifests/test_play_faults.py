@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import pytest
 
@@ -32,6 +28,7 @@ from tests.launcher.played import (
     nothing_is_left,
     plays,
 )
+from tests.launcher.relay import Relay, open_relay
 
 pytestmark = pytest.mark.docker
 Play = Callable[..., Played]
@@ -50,59 +47,10 @@ def engine() -> Any:
     return docker.from_env()
 
 
-class Relay:
-    """A socket that leads to the engine's, and can be taken away from its clients."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._engine = urlparse(os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
-        self._open: set[socket.socket] = set()
-        self._listener: socket.socket | None = None
-        self.come()
-
-    def come(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self.path))
-        self._listener.listen(64)
-        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
-
-    def go(self) -> None:
-        assert self._listener is not None
-        self.path.unlink(missing_ok=True)
-        for one in (self._listener, *self._open):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-        self._open.clear()
-
-    def _serve(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(self._engine.path)
-                self._open |= {client, server}
-                for pair in ((client, server), (server, client)):
-                    threading.Thread(target=_copy, args=pair, daemon=True).start()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)
-
-
 @pytest.fixture
 def relay() -> Iterator[Relay]:
-    if not (os.environ.get("DOCKER_HOST") or "unix://").startswith("unix://"):
-        pytest.skip("the engine is not behind a socket of this machine")
-    # Not in tmp_path: a socket's path has at most 107 bytes.
-    path = Path(f"/tmp/play-{os.getpid()}.sock")
-    made = Relay(path)
-    yield made
-    made.go()
+    with open_relay() as made:
+        yield made
 
 
 # -- an engine that goes away ---------------------------------------------------------------------
@@ -111,7 +59,7 @@ def relay() -> Iterator[Relay]:
 def test_ctrl_c_with_the_engine_away_says_what_runs_on_and_the_command_that_ends_it(
     play: Play, engine: Any, relay: Relay
 ) -> None:
-    played = play(elastic(WAIT), DOCKER_HOST=f"unix://{relay.path}")
+    played = play(elastic(WAIT), DOCKER_HOST=relay.address)
     played.until(lambda text: text.count("] up") == 2)
     relay.go()
     played.process.send_signal(signal.SIGINT)
@@ -129,7 +77,7 @@ def test_ctrl_c_with_the_engine_away_says_what_runs_on_and_the_command_that_ends
 def test_an_engine_that_comes_back_while_the_removal_is_tried_leaves_nothing(
     play: Play, engine: Any, relay: Relay
 ) -> None:
-    played = play(elastic(WAIT), DOCKER_HOST=f"unix://{relay.path}")
+    played = play(elastic(WAIT), DOCKER_HOST=relay.address)
     played.until(lambda text: text.count("] up") == 2)
     relay.go()
     played.process.send_signal(signal.SIGINT)
