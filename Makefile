@@ -28,7 +28,7 @@ include images/image.mk
 build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
   2>/dev/null | grep -q nvidia && echo cuda || echo cpu) $(BIN)/python images/build --if-possible
 
-.PHONY: help setup run-local test soak compat lint format lines bench chaos docs k8s clean
+.PHONY: help setup run-local test soak breaks compat lint format lines bench chaos docs k8s clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
@@ -56,6 +56,9 @@ test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missi
 soak: $(READY) ## run everything, the long tests too
 	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
 	LAUNCHER_SOAK_S=$(SOAK_S) REQUIRE=$(REQUIRE) $(BIN)/python -m pytest $(ARGS)
+
+breaks: $(READY) ## put deliberate faults into a copy, one by one, and print what no test catches; ARGS=NAME
+	$(BIN)/python tests/breaks $(ARGS)
 
 # pip's own settings say where torch comes from: PIP_INDEX_URL of CPU builds saves gigabytes.
 $(COMPAT)/.ready:
