@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from launcher.contract.node_plan import Elastic, Static
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt
 from launcher.plan.rendezvous import format_endpoint, plan_backend, plan_rendezvous
+from launcher.plan.target_facts import TargetFacts
 
 MakeJob = Callable[..., JobSpec]
 
@@ -37,6 +39,16 @@ def test_under_the_agent_all_groups_meet_by_its_roster(
     assert isinstance(found, Elastic)
     assert found.backend == "roster"
     assert dict(found.conf)["fence_dir"] == "/checkpoints"
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_only_a_folder_that_all_nodes_share_fences_the_run(
+    make_plan: Callable[..., LaunchPlan], local_facts: TargetFacts, shares: bool
+) -> None:
+    plan = make_plan(replace(local_facts, shares_storage=shares), nnodes="1:2")
+    found = plan.nodes[0].rendezvous
+    assert isinstance(found, Elastic)
+    assert dict(found.conf).get("fence_dir") == (plan.checkpoint_dir if shares else None)
 
 
 def test_the_roster_takes_the_jobs_limit_and_timeouts_under_its_own_names(
