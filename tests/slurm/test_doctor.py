@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,62 +44,51 @@ def test_a_sound_cluster_is_fit_and_is_asked_little(cluster: Cluster, diagnose: 
     found = diagnose(nnodes=3)
     assert is_fit(list(found.values())), found
     assert list(found) == [
-        *("munge", "slurmctld", "versions", "partition", "GPUs", "nodes", "account"),
-        *("time to stop", "run folder", "start"),
+        *("client", "munge", "slurmctld", "partition", "time to stop", "run folder", "start")
     ]
     assert found["start"].found.startswith("in about 0 s: Job ")
-    assert cluster.calls.total() == 6
+    assert cluster.calls.total() == 7
     assert cluster.queue() == []
 
 
 @pytest.mark.slow
-def test_the_test_job_tells_what_a_node_sees(cluster: Cluster, diagnose: Diagnose) -> None:
+def test_the_test_job_tells_what_a_node_sees_and_what_it_lacks(
+    cluster: Cluster, diagnose: Diagnose
+) -> None:
     found = diagnose(ask_nodes=True)
     assert is_fit(list(found.values())), found
     assert found["test job"].where in ("n1", "n2", "n3")
     assert "torch" in found["python, torch"].found
+    lacking = diagnose(ask_nodes=True, slurm={"python": "/opt/nowhere/python"})["test job"]
+    assert lacking.status is Status.FAILED
+    assert "/opt/nowhere/python: No such file" in lacking.found
+    assert "slurm.python" in lacking.fix
     assert cluster.queue() == []
 
 
-@pytest.mark.slow
-def test_a_python_that_nodes_do_not_have_is_told(diagnose: Diagnose) -> None:
-    found = diagnose(ask_nodes=True, slurm={"python": "/opt/nowhere/python"})
-    assert found["test job"].status is Status.FAILED
-    assert "/opt/nowhere/python: No such file" in found["test job"].found
-    assert "slurm.python" in found["test job"].fix
-
-
-def test_a_drained_node_says_why(cluster: Cluster, diagnose: Diagnose) -> None:
+def test_what_does_not_fit_is_told_in_slurms_own_words(
+    cluster: Cluster, diagnose: Diagnose
+) -> None:
     cluster.drain("n2", "ECC errors on GPU 1")
     wait_until(lambda: cluster.node_state("n2") == "drained")
     found = diagnose(nnodes=3)
-    assert found["nodes"].status is Status.FAILED
     assert found["node"].found == "drained: ECC errors on GPU 1"
-    assert diagnose(nnodes=2)["nodes"].status is Status.OK
-
-
-def test_a_partition_that_is_not_there_is_told(diagnose: Diagnose) -> None:
-    found = diagnose(slurm={"partition": "nope"})
-    assert "one of: main,high,short" in found["partition"].fix
-    assert "invalid partition specified: nope" in found["start"].found
-
-
-def test_more_nodes_than_the_partition_has_are_told(diagnose: Diagnose) -> None:
-    found = diagnose(nnodes=5)
-    assert found["nodes"].status is Status.FAILED
-    assert "3 of 3 nodes fit the job, and the job needs 5" in found["nodes"].found
+    assert "2 of 3 nodes idle, 1 down or drained" in found["partition"].found
     assert found["start"].status is Status.FAILED
+    assert diagnose(nnodes=2)["start"].status is Status.OK
+    nowhere = diagnose(slurm={"partition": "nope"})["start"]
+    assert "invalid partition specified: nope" in nowhere.found
+    assert "--set slurm.partition=NAME" in nowhere.fix
 
 
-def test_a_controller_that_is_away_ends_the_diagnosis(cluster: Cluster, diagnose: Diagnose) -> None:
+def test_what_slurm_needs_itself_and_is_away_ends_the_diagnosis(
+    cluster: Cluster, diagnose: Diagnose
+) -> None:
     cluster.stop_controller()
     found = diagnose()
-    assert list(found) == ["munge", "slurmctld"]
+    assert list(found) == ["client", "munge", "slurmctld"]
     assert found["munge"].status is Status.OK
     assert found["slurmctld"].found.endswith("is DOWN")
-
-
-def test_munge_that_is_away_is_told_as_the_cause(cluster: Cluster, diagnose: Diagnose) -> None:
     cluster.stop_munge()
     found = diagnose()
     assert "Did you start munged?" in found["munge"].found
@@ -129,5 +119,4 @@ def test_without_a_job_the_options_are_looked_at(
         monkeypatch.setenv(name, cluster.env[name])
     done = Runner(tmp_path)("doctor", "--on", "slurm", "--partition", "high", "--nnodes", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "ok       partition" in done.stdout
-    assert "high" in done.stdout
+    assert re.search(r"ok +partition +high +up, .* 3 of 3 nodes idle, gpu:2", done.stdout)

@@ -1,16 +1,15 @@
 """``doctor`` for a Slurm cluster: what its own commands say of a job. Starts nothing unasked.
 
-Every command has a limit, and one that hangs is a finding.
+Whether a job fits is Slurm's to say: ``sbatch --test-only`` is asked about the very script. Every
+command has a limit, and one that hangs is a finding.
 """
 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
-import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from launcher.contract.clock import SystemClock
@@ -19,7 +18,7 @@ from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import new_run_id, plan_run
 from launcher.targets import proc
-from launcher.targets.slurm import doctor_fit, doctor_judge, site
+from launcher.targets.slurm import doctor_judge
 from launcher.targets.slurm.client import SlurmError, fix_of_refusal, run_command, try_script
 from launcher.targets.slurm.doctor_job import run_test_job
 from launcher.targets.slurm.script import render_script
@@ -29,6 +28,9 @@ from launcher.targets.slurm.target import SlurmTarget
 LIMIT_S = 15.0
 """Slurm's commands themselves give up after ten seconds without an answer."""
 MUNGE_LIMIT_S = 5.0
+MUNGE = 'munge --no-input "$@" | unmunge --no-output --metadata=/dev/null "$@"'
+NOT_INSTALLED = 127
+"""How the shell ends where there is no such program."""
 NO_ANSWER = "an admin: systemctl status slurmctld there; jobs that run go on without it"
 MOUNTS = Path("/proc/self/mountinfo")
 SLURM_CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
@@ -45,39 +47,50 @@ def diagnose_slurm(
     try:
         facts = SlurmTarget(run_root).facts(job)
         plan = plan_run(job, facts, run_id=new_run_id(job.name, os.urandom(3)))
-        script = render_script(plan)
+        script = folder / "job.sh"
+        script.write_text(render_script(plan))
     except LauncherError as error:
         yield failed("plan", "job", error.what, error.hint)
         return
     try:
-        client = run_command("sbatch", "--version", limit_s=LIMIT_S)
+        yield ok("client", "this machine", _ask("sbatch", "--version").strip())
     except SlurmError as error:
         fix = error.hint or fix_of_refusal(error.what)
         yield failed("client", "this machine", error.what, fix)
         return
-    signs = list(_judge_munge(folder))
+    signs = list(_judge_munge())
     yield from signs
     unsigned = any(finding.status is Status.FAILED for finding in signs)
     answers = _judge_controller("munge first, above" if unsigned else NO_ANSWER)
     yield answers
     if answers.status is Status.FAILED:
         return
-    try:
-        config = site.parse_config(run_command("scontrol", "show", "config", limit_s=LIMIT_S))
-    except SlurmError as error:
-        yield failed("slurmctld", "cluster", error.what, error.hint or NO_ANSWER)
-        return
-    settings = SlurmSettings.of(plan)
-    asked = doctor_fit.parse_request(job, settings)
-    yield from _Diagnosis(asked, script, config).diagnose(client, folder, run_root)
+    partition = job.slurm.partition or ""
+    yield from _try("partition", lambda: _tell_partitions(partition))
+    yield from _try("node", lambda: _tell_lost_nodes(partition))
+    yield from _try("time to stop", lambda: _judge_stop(partition, job.stop_grace_s))
+    yield _judge_folder(run_root)
+    yield _judge_submission(script)
     if ask_nodes:
-        yield from run_test_job(settings, run_root, limit_s)
+        yield from run_test_job(SlurmSettings.of(plan), run_root, limit_s)
+
+
+def _ask(*argv: str) -> str:
+    return run_command(*argv, limit_s=LIMIT_S)
+
+
+def _try(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """The findings of a look at the cluster, or that Slurm did not answer it."""
+    try:
+        yield from look()
+    except SlurmError as error:
+        yield failed(check, "cluster", error.what, error.hint or NO_ANSWER)
 
 
 def _judge_controller(fix: str) -> Finding:
     """``Slurmctld(primary) at HOST is UP``, and the same of each backup."""
     try:
-        said = run_command("scontrol", "ping", limit_s=LIMIT_S)
+        said = _ask("scontrol", "ping")
     except SlurmError as error:
         said = error.what
     told = re.findall(r"Slurmctld\([^)]*\) at \S+ is \w+", said)
@@ -86,24 +99,18 @@ def _judge_controller(fix: str) -> Finding:
     return failed("slurmctld", "cluster", "; ".join(told) or said, fix)
 
 
-def _judge_munge(folder: Path) -> Iterator[Finding]:
+def _judge_munge() -> Iterator[Finding]:
     """Whether this machine's munged signs, and knows its own signature again."""
     options = (f"--socket={socket}",) if (socket := _munge_socket()) else ()
-    sealed = str(folder / "munge")
-    for argv in (
-        ("munge", *options, "--no-input", f"--output={sealed}"),
-        ("unmunge", *options, f"--input={sealed}", "--metadata=/dev/null", "--no-output"),
-    ):
-        try:
-            said = proc.ask(argv, MUNGE_LIMIT_S)
-        except OSError:
-            # A cluster may authenticate otherwise; where it does not, Slurm's commands fail.
-            return
-        if said is None or said.code:
-            told = f"no answer within {MUNGE_LIMIT_S:g} s" if said is None else said.err.strip()
-            fix = "systemctl restart munge on this machine, as root"
-            yield failed("munge", "this machine", told or f"{argv[0]} failed", fix)
-            return
+    said = proc.ask(("sh", "-c", MUNGE, "munge", *options), MUNGE_LIMIT_S)
+    if said is not None and said.code == NOT_INSTALLED:
+        # A cluster may authenticate otherwise; where it does not, Slurm's commands fail.
+        return
+    if said is None or said.code:
+        told = said.err.strip() if said else f"no answer within {MUNGE_LIMIT_S:g} s"
+        fix = "systemctl restart munge on this machine, as root"
+        yield failed("munge", "this machine", "; ".join(told.splitlines()), fix)
+        return
     yield ok("munge", "this machine", "signs and verifies")
 
 
@@ -117,84 +124,42 @@ def _munge_socket() -> str:
     return ""
 
 
-class _Diagnosis:
-    """One job against one cluster whose controller answers."""
-
-    def __init__(
-        self, asked: doctor_fit.SlurmRequest, script: str, config: Mapping[str, str]
-    ) -> None:
-        self._asked, self._script, self._config = asked, script, config
-
-    def diagnose(self, client: str, folder: Path, run_root: Path) -> Iterator[Finding]:
-        partitions, nodes = self._read_partitions(), self._read_nodes()
-        if isinstance(partitions, Finding) or isinstance(nodes, Finding):
-            yield from (found for found in (partitions, nodes) if isinstance(found, Finding))
-            return
-        yield doctor_judge.judge_versions(client, self._config, nodes)
-        names = self._asked.partitions or ("",)
-        for name in names:
-            yield from doctor_fit.judge_partition(name, partitions, self._asked)
-        named = [node for node in nodes if node.partition in names or self._is_default(node)]
-        if named:
-            yield from doctor_fit.judge_nodes(named, self._asked)
-        yield self._judge_account()
-        used = [partitions[node.partition] for node in named if node.partition in partitions]
-        yield from doctor_judge.judge_stop(self._config, used, self._asked)
-        yield _judge_folder(run_root, nodes)
-        yield self._judge_submission(folder)
-
-    def _is_default(self, node: site.ClusterNode) -> bool:
-        return not self._asked.partitions and node.is_default
-
-    def _read_partitions(self) -> dict[str, dict[str, str]] | Finding:
-        try:
-            said = run_command(*_PARTITIONS, limit_s=LIMIT_S)
-        except SlurmError as error:
-            return failed("partition", "cluster", error.what, error.hint or "sinfo")
-        return site.parse_partitions(said)
-
-    def _read_nodes(self) -> tuple[site.ClusterNode, ...] | Finding:
-        try:
-            said = run_command(*_NODES, limit_s=LIMIT_S)
-        except SlurmError as error:
-            return failed("nodes", "cluster", error.what, error.hint or "sinfo")
-        return site.parse_nodes(said)
-
-    def _judge_account(self) -> Finding:
-        associations, user = "", getpass.getuser()
-        if not self._config.get("AccountingStorageType", "").endswith("/none"):
-            try:
-                associations = run_command(
-                    *("sacctmgr", "--noheader", "--parsable2", "show", "associations"),
-                    *(f"user={user}", f"cluster={self._config.get('ClusterName', '')}"),
-                    "format=Account,Partition,QOS",
-                    limit_s=LIMIT_S,
-                )
-            except SlurmError as error:
-                fix = f"sacctmgr show associations user={user}"
-                return warning("account", user, error.what, fix)
-        return doctor_judge.judge_account(self._config, associations, self._asked)
-
-    def _judge_submission(self, folder: Path) -> Finding:
-        script = folder / "job.sh"
-        script.write_text(self._script)
-        try:
-            words, accepted = try_script(script, LIMIT_S), True
-        except SlurmError as error:
-            words, accepted = error.what, False
-        now = SystemClock().wall()
-        return doctor_judge.judge_submission(words, accepted=accepted, now=now)
+def _sinfo(partition: str, *options: str) -> list[str]:
+    """Lines of ``sinfo`` about the partitions that a job names, or about all."""
+    own = (f"--partition={partition}",) if partition else ("--all",)
+    return _ask("sinfo", "--noheader", *own, *options).splitlines()
 
 
-_PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
-_NODES = ("sinfo", "--all", "--noheader", "--Node", f"--format={site.NODE_FORMAT}")
+def _tell_partitions(partition: str) -> Iterator[Finding]:
+    lines = _sinfo(partition, f"--format={doctor_judge.PARTITION_FORMAT}")
+    yield from doctor_judge.tell_partitions(lines)
 
 
-def _judge_folder(run_root: Path, nodes: Sequence[site.ClusterNode]) -> Finding:
-    folder, own = str(run_root.resolve()), socket.gethostname().partition(".")[0]
-    hosts = {node.host.partition(".")[0] for node in nodes}
+def _tell_lost_nodes(partition: str) -> Iterator[Finding]:
+    lines = _sinfo(partition, "--list-reasons", f"--format={doctor_judge.REASON_FORMAT}")
+    yield from doctor_judge.tell_lost_nodes(lines)
+
+
+def _judge_stop(partition: str, grace_s: float) -> Iterator[Finding]:
+    config = doctor_judge.parse_config(_ask("scontrol", "show", "config"))
+    shown = _ask("scontrol", "--all", "--oneliner", "show", "partition")
+    yield from doctor_judge.judge_stop(config, shown, partition, grace_s)
+
+
+def _judge_folder(run_root: Path) -> Finding:
+    folder = str(run_root.resolve())
     try:
-        system = site.parse_file_system(MOUNTS.read_text(errors="replace"), folder)
-    except OSError:
-        system = site.FileSystem(type="?", source="?")
-    return doctor_judge.judge_folder(folder, system, one_machine=hosts == {own})
+        mounts = MOUNTS.read_text(errors="replace")
+    except OSError as error:
+        fix = "--test-job asks a node whether it sees the folder"
+        return warning("run folder", folder, f"{MOUNTS}: {error.strerror}", fix)
+    return doctor_judge.judge_folder(folder, mounts)
+
+
+def _judge_submission(script: Path) -> Finding:
+    try:
+        words, accepted = try_script(script, LIMIT_S), True
+    except SlurmError as error:
+        words, accepted = error.what, False
+    now = SystemClock().wall()
+    return doctor_judge.judge_submission(words, accepted=accepted, now=now)

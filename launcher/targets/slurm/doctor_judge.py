@@ -2,119 +2,124 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from launcher.doctor.finding import Finding, failed, ok, warning
-from launcher.targets.slurm import client
-from launcher.targets.slurm.doctor_fit import SlurmRequest
-from launcher.targets.slurm.site import ClusterNode, FileSystem, seconds_of
+from launcher.targets.slurm.client import fix_of_refusal
+from launcher.targets.slurm.plan import parse_time_s
 
 CLOCK_LIMIT_S = 2.0
 """Checkpoints and the report compare times of several machines."""
+PARTITION_FORMAT = "%P|%a|%l|%F|%G"
+"""For ``sinfo``: name, state, time limit, nodes as ALLOCATED/IDLE/OTHER/TOTAL, and their GPUs."""
+REASON_FORMAT = "%N|%T|%E"
+"""For ``sinfo --list-reasons``: the reason comes last, as it may hold any character."""
 SHARED_TYPES = re.compile(
     r"nfs4?|lustre|gpfs|beegfs\w*|(fuse\.)?(ceph|glusterfs|quobyte|mfs|daos|dfuse|juicefs|sshfs)|"
     r"panfs|afs|cifs|smb3|wekafs|pvfs2|orangefs|gfs2|ocfs2|virtiofs|9p|autofs"
 )
-LOCAL_TYPES = re.compile(r"ext[234]|xfs|btrfs|bcachefs|zfs|f2fs|overlay|tmpfs|ramfs|squashfs|vfat")
-# -- the controller -------------------------------------------------------------------------------
 
 
-def judge_versions(client: str, config: Mapping[str, str], nodes: Sequence[ClusterNode]) -> Finding:
-    """Slurm's releases talk to each other over a few years of them, the older as the client."""
-    here, there = _release(client), _release(config.get("SLURM_VERSION", ""))
-    others = Counter(node.version for node in {node.name: node for node in nodes}.values())
-    told = f"client {here}, controller {there}, nodes {', '.join(sorted(filter(None, others)))}"
-    if _number(here) > _number(there):
-        fix = "log in to a login node of the cluster, or module avail slurm"
-        return warning("versions", "Slurm", f"{told}: the client is newer than the controller", fix)
-    return ok("versions", "Slurm", told)
+def tell_partitions(lines: Iterable[str]) -> Iterator[Finding]:
+    """A row for each line of ``sinfo`` with ``PARTITION_FORMAT``; ``*`` marks the default."""
+    for line in lines:
+        if line.count("|") != PARTITION_FORMAT.count("|"):
+            continue
+        name, state, limit, counts, gres = line.split("|")
+        _, idle, other, total = counts.split("/")
+        told = f"{state}, time limit {limit}, {idle} of {total} nodes idle"
+        told += f", {other} down or drained" if other != "0" else ""
+        told += f", {gres}" if gres != "(null)" else ""
+        if state == "up":
+            yield ok("partition", name, told)
+        else:
+            yield warning("partition", name, told, "--set slurm.partition=NAME, one that is up")
 
 
-def _release(version: str) -> str:
-    found = re.search(r"\d+\.\d+(\.\d+)?", version)
-    return found[0] if found else "?"
+def tell_lost_nodes(lines: Iterable[str]) -> Iterator[Finding]:
+    """A row for each reason for which nodes take no jobs, as an admin or Slurm has given it."""
+    for line in lines:
+        nodes, state, reason = line.split("|", 2)
+        fix = f"scontrol show node {nodes}; an admin: scontrol update NodeName={nodes} State=RESUME"
+        yield warning("node", nodes, f"{state}: {reason}", fix)
 
 
-def _number(release: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in release.split(".")[:2] if word.isdigit())
+# -- time to stop ---------------------------------------------------------------------------------
 
 
-# -- account, time to stop ------------------------------------------------------------------------
-
-
-def judge_account(config: Mapping[str, str], associations: str, asked: SlurmRequest) -> Finding:
-    """``associations`` are lines ``ACCOUNT|PARTITION|QOS`` of the user, as sacctmgr prints them."""
-    if config.get("AccountingStorageType", "").endswith("/none"):
-        if asked.account or asked.qos:
-            found = "the cluster keeps no accounts: slurm.account and slurm.qos are not checked"
-            return warning("account", "cluster", found, "remove them, or ask an admin")
-        return ok("account", "cluster", "the cluster keeps no accounts")
-    rows = [line.split("|") for line in associations.splitlines() if line.count("|") == 2]
-    accounts = sorted({row[0] for row in rows})
-    if not rows:
-        found = "you are in no account of this cluster"
-        return failed("account", "you", found, "ask an admin: sacctmgr add user YOU account=NAME")
-    if asked.account and asked.account not in accounts:
-        found = f"slurm.account is {asked.account}; you are in {', '.join(accounts)}"
-        return failed("account", asked.account, found, f"--set slurm.account={accounts[0]}")
-    mine = [row for row in rows if not asked.account or row[0] == asked.account]
-    if asked.partitions and not any(row[1] in ("", *asked.partitions) for row in mine):
-        names = ", ".join(sorted({row[1] for row in mine}))
-        found = f"may use the partitions {names}, not {', '.join(asked.partitions)}"
-        fix = f"--set slurm.partition={mine[0][1]}"
-        return failed("account", asked.account or "you", found, fix)
-    known = sorted({qos for row in mine for qos in row[2].split(",") if qos})
-    if asked.qos and known and asked.qos not in known:
-        found = f"slurm.qos is {asked.qos}; you may use {', '.join(known)}"
-        return failed("account", asked.account or "you", found, f"--set slurm.qos={known[0]}")
-    return ok("account", "you", asked.account or f"your default of {', '.join(accounts)}")
+def parse_config(text: str) -> dict[str, str]:
+    """Of ``scontrol show config``."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def judge_stop(
-    config: Mapping[str, str], partitions: Sequence[Mapping[str, str]], asked: SlurmRequest
+    config: Mapping[str, str], shown: str, partition: str, grace_s: float
 ) -> Iterator[Finding]:
-    """How long the training has for a checkpoint where Slurm itself ends the job."""
-    kill_wait_s = seconds_of(config.get("KillWait", "30 sec"))
-    given = [seconds_of(fields.get("GraceTime", "0")) for fields in partitions]
+    """How long the training has for a checkpoint where Slurm itself ends the job.
+
+    ``shown`` is what ``scontrol --oneliner show partition`` prints. ``partition`` names those of
+    the job, empty for the default one.
+    """
+    each = [dict(word.partition("=")[::2] for word in line.split()) for line in shown.splitlines()]
+    names = partition.split(",")
+    used = [p for p in each if p.get("PartitionName") in names or _is_default(p, partition)]
     preempts = config.get("PreemptType", "preempt/none") != "preempt/none"
-    modes = {fields.get("PreemptMode", "OFF") for fields in partitions} if preempts else set()
-    told = f"KillWait is {kill_wait_s:g} s"
-    if modes - {"OFF"}:
-        told += f", preemption {', '.join(sorted(modes - {'OFF'}))}"
-        told += f" with GraceTime {min(given):g} s" if any(given) else ""
-    if "preempt_send_user_signal" in config.get("SlurmctldParameters", ""):
-        told += ", which is announced"
+    modes = {p.get("PreemptMode", "OFF") for p in used} - {"OFF"} if preempts else set()
+    left_s = _seconds_of(config.get("KillWait", "30 sec"))
+    told = f"KillWait is {left_s:g} s"
+    if modes:
+        given_s = min(_seconds_of(p.get("GraceTime", "0")) for p in used)
+        left_s += given_s
+        told += f", preemption {', '.join(sorted(modes))} with GraceTime {given_s:g} s"
+    told += f"; stop_grace_s is {grace_s:g}"
+    if left_s < grace_s:
+        fix = f"--set stop_grace_s={left_s:g}, or more frequent checkpoints"
+        yield warning("time to stop", "cluster", told, fix)
     else:
-        kill_wait_s += min(given, default=0) if modes - {"OFF"} else 0
-    if kill_wait_s < asked.grace_s:
-        found = f"{told}; stop_grace_s is {asked.grace_s}"
-        fix = f"--set stop_grace_s={kill_wait_s:g}, or more frequent checkpoints"
-        yield warning("time to stop", "cluster", found, fix)
-    else:
-        yield ok("time to stop", "cluster", f"{told}; stop_grace_s is {asked.grace_s}")
+        yield ok("time to stop", "cluster", told)
     if "CANCEL" in modes:
         found = "a preempted job is cancelled, not requeued"
         fix = "a partition or QOS that requeues; else launcher run --resume RUN"
         yield warning("preemption", "partition", found, fix)
 
 
+def _is_default(fields: Mapping[str, str], partition: str) -> bool:
+    return not partition and fields.get("Default") == "YES"
+
+
+def _seconds_of(text: str) -> float:
+    """Of a time as Slurm prints it: ``8:00:00``, ``30 sec``, ``UNLIMITED``."""
+    if re.fullmatch(r"(\d+-)?\d+(:\d\d){1,2}", text):
+        return parse_time_s(text) or 0
+    number = text.partition(" ")[0]
+    return int(number) if number.isdigit() else math.inf
+
+
 # -- the shared folder, a start -------------------------------------------------------------------
 
 
-def judge_folder(folder: str, system: FileSystem, *, one_machine: bool) -> Finding:
-    """The folder of the run folders, as this machine sees it."""
-    on = f"on {system.type} ({system.source})"
-    if one_machine:
-        return ok("run folder", folder, f"{on}; all nodes are this machine")
-    if SHARED_TYPES.fullmatch(system.type):
-        return ok("run folder", folder, f"{on}, which other machines can see")
-    is_local = LOCAL_TYPES.fullmatch(system.type)
-    told = "which other machines do not see" if is_local else "of an unknown kind"
+def judge_folder(folder: str, mounts: str) -> Finding:
+    """The folder of the run folders; ``mounts`` is ``/proc/self/mountinfo``.
+
+    ``folder`` is absolute, without symbolic links.
+    """
+    best, kind, source = "", "?", "?"
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        point = before.split()[4]
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)
+        # A later mount hides an earlier one on the same folder.
+        if len(point) >= len(best) and f"{folder}/".startswith(f"{point.rstrip('/')}/"):
+            best, (kind, source, *_) = point, after.split()
+    if SHARED_TYPES.fullmatch(kind):
+        return ok("run folder", folder, f"on {kind} ({source}), which other machines can see")
+    found = f"on {kind} ({source}), which other machines may not see"
     fix = "--runs FOLDER on the cluster's shared file system; --test-job asks a node"
-    return warning("run folder", folder, f"{on}, {told}", fix)
+    return warning("run folder", folder, found, fix)
 
 
 def judge_submission(words: str, *, accepted: bool, now: float) -> Finding:
@@ -122,7 +127,7 @@ def judge_submission(words: str, *, accepted: bool, now: float) -> Finding:
     words = "; ".join(line.strip() for line in words.splitlines() if line.strip())
     words = words.removeprefix("sbatch: ").removeprefix("error: ")
     if not accepted:
-        return failed("start", "sbatch", words, client.fix_of_refusal(words))
+        return failed("start", "sbatch", words, fix_of_refusal(words))
     at = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", words)
     if at is None:
         return ok("start", "sbatch", words or "accepts the job")
