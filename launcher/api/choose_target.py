@@ -90,7 +90,7 @@ def choose_target(
     if forced is not None:
         target = open_(forced, run_root)
         facts = target.facts(job)
-        why = f"{target.describe(facts)} ({target.taken_because or f'forced by --on {forced}'})"
+        why = f"{facts.describe()} ({target.taken_because or f'forced by --on {forced}'})"
         return Choice(target=target, facts=facts, why=why)
     names = [room.name for room in rooms() if room.is_tried_unasked]
     because = ""
@@ -107,7 +107,7 @@ def choose_target(
             continue
         stale = _read_image_reason() if facts.image and job.image is None else ""
         old = f"; the image is an older one: {stale}" if stale else ""
-        return Choice(target=target, facts=facts, why=f"{target.describe(facts)}{old}{because}")
+        return Choice(target=target, facts=facts, why=f"{facts.describe()}{old}{because}")
     raise AssertionError("the last one returns or raises")
 
 

@@ -69,7 +69,7 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
             outcome = fold(run, target, SystemClock().wall())
         except TargetError:
             return "unknown", None
-        if outcome is None and not target.goes_on_alone:
+        if outcome is None and not target.traits.goes_on_alone:
             # Of a run that another machine started, its launcher may be there.
             may_run = run.is_foreign or is_out_of_sight(run, target)
             return (RunState.RUNNING.value if may_run else ORPHANED), None
@@ -259,7 +259,7 @@ def read_output(
     plan = run.read_plan()
     tails = RunTails(
         run,
-        workers_in_consoles=open_target(plan.target, run.path.parent).tells_by_consoles,
+        workers_in_consoles=open_target(plan.target, run.path.parent).traits.tells_by_consoles,
         agents=agents and rank is None,
         keeps_returns=keeps_returns,
     )

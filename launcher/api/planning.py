@@ -74,14 +74,14 @@ class PlannedRun:
         try:
             code = self.reading.result() if self.reading else None
         except InputError as error:
-            if target.sends_code:
+            if target.traits.sends_code:
                 raise
             first, *largest = (" ".join(line.split()) for line in error.what.splitlines())
             why = f"{first} {', '.join(largest)}".rstrip()
             cannot = "the run folder will not hold the code, and --again cannot repeat this run"
             target.notes.append(f"{cannot}: {why}; fix: {error.hint}")
             return None, why
-        if code is not None and target.sends_code:
+        if code is not None and target.traits.sends_code:
             target.notes += code.notes
         return code, ""
 
@@ -114,9 +114,9 @@ def plan_job(
         kept = _read_kept(again, job, copy, is_needed=place is not None)
         place = kept[0] if kept else None
         reading = _in_background(lambda: kept[1]) if kept else None
-    elif place and not (preview and opened and not opened.sends_code):
+    elif place and not (preview and opened and not opened.traits.sends_code):
         reading = _read_in_background(place, run_root)
-    if opened and opened.sends_code and reading:
+    if opened and opened.traits.sends_code and reading:
         opened.code = reading.result()
     facts = opened.facts_offline(job) if opened and preview else None
     if opened and facts:
@@ -136,7 +136,7 @@ def plan_job(
     if place and place.note and plan.code:
         choice.target.notes.append(place.note)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
-    in_place = choice.target.sends_code or not reading
+    in_place = choice.target.traits.sends_code or not reading
     if again and not in_place:
         where = f"{run_root / run_id / CODE_DIR}, a copy of the code of {again.run_id}"
         left = "what git ignores or .launcherignore names is not in it"
@@ -185,11 +185,11 @@ def resume_job(
     job: JobSpec, run_root: Path, earlier: str, target: Target | None
 ) -> tuple[JobSpec, str]:
     """The job with the checkpoints of an earlier run, and that run's id. Raises ``InputError``."""
-    if target and target.own_checkpoints:
+    if target and target.traits.own_checkpoints:
         what = f"on {target.name.capitalize()} a job goes on from its own checkpoints"
         raise InputError(
             f"--resume {earlier}: {what}",
-            f"leave it out; {target.own_checkpoints} says where they are",
+            f"leave it out; {target.traits.own_checkpoints} says where they are",
         )
     from launcher.runs.folder import find_run
 

@@ -7,10 +7,11 @@ import contextlib
 from launcher.api.choose_target import open_target
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.errors import TargetError
+from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import fold, is_out_of_sight, write_outcome
 from launcher.follow.requests import forget_stop, is_stop_requested, is_to_be_kept, request_stop
+from launcher.follow.target import Suspension
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
@@ -33,8 +34,9 @@ def stop_run(
     clock = clock or SystemClock()
     plan = run.read_plan()
     target = open_target(plan.target, run.path.parent)
-    if keep and not target.keeps_stopped_runs:
-        target.suspend(run.run_id)
+    kept = target.suspension(plan) if keep else None
+    if keep and kept is None:
+        raise InputError(f"--keep: {run.run_id} is on no cluster", "leave --keep out")
     grace_s = plan.stop_grace_s if grace_s is None else grace_s
     notes: list[str] = []
     if run.launcher_pid() is not None and read_outcome_now(run, plan) is None:
@@ -44,7 +46,7 @@ def stop_run(
         while (pid := run.launcher_pid()) is not None and clock.monotonic() < deadline:
             if outcome := run.read_outcome():
                 told = f"{run.run_id}: {outcome.state}, {outcome.reason}"
-                return f"{told}; {_kept(target.resuming(plan))}" if keep else told
+                return f"{told}; {_describe(kept)}" if kept else told
             if is_stopped(pid):
                 clock.sleep(STOPPED_LIMIT_S)
                 if is_stopped(pid):
@@ -60,15 +62,15 @@ def stop_run(
             fold(run, target, clock.wall())
     if is_out_of_sight(run, target) and read_outcome_now(run, plan) is None:
         return _ask_elsewhere(run, plan, clock, grace_s)
-    if keep:
-        target.suspend(run.run_id)
+    if kept:
+        kept.end(target.notes, keep=True)
         request_stop(run, keep=True)
     else:
         target.stop(run.run_id, grace_s)
     outcome = read_outcome_now(run, plan)
     if outcome is None:
         outcome = write_outcome(run, plan, Reason.STOP_REQUESTED, "", clock.wall())
-    left = _kept(target.resuming(plan)) if keep else "nothing of it runs any more"
+    left = _describe(kept) if kept else "nothing of it runs any more"
     return "\n".join(
         (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)
     )
@@ -91,8 +93,8 @@ def _ask_elsewhere(run: RunFolder, plan: LaunchPlan, clock: Clock, grace_s: floa
     )
 
 
-def _kept(resuming: str) -> str:
-    return f"its object is kept; resume it: {resuming}"
+def _describe(kept: Suspension) -> str:
+    return f"its object is kept; resume it: {kept.render_resuming()}"
 
 
 def read_outcome_now(run: RunFolder, plan: LaunchPlan) -> Outcome | None:
@@ -103,7 +105,8 @@ def read_outcome_now(run: RunFolder, plan: LaunchPlan) -> Outcome | None:
     outcome = run.read_outcome()
     if outcome is None or not is_to_be_kept(run):
         return outcome
-    if not open_target(plan.target, run.path.parent).has_resumed(plan):
+    kept = open_target(plan.target, run.path.parent).suspension(plan)
+    if kept is None or not kept.has_resumed():
         return outcome
     forget_stop(run)
     path = run.path / protocol.OUTCOME_FILE

@@ -301,7 +301,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
         detached=getattr(arguments, "detach", False),
         preview=preview,
     )
-    if arguments.resume and not run.choice.target.sends_code:
+    if arguments.resume and not run.choice.target.traits.sends_code:
         run.choice.target.notes += note_no_checkpoint(job, arguments.resume)
     if run.plan.image is None:
         run.choice.target.notes += _only_for_containers(arguments)

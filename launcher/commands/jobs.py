@@ -113,12 +113,12 @@ def _run_here(arguments: argparse.Namespace, planned_run: PlannedRun, console: C
         job_file=shlex.join(words_of_job_named(arguments)),
         program=program_name(),
         where=joined(room_of(plan.target).words_of_target(arguments)),
-        resumes_by_run=not choice.target.own_checkpoints,
+        resumes_by_run=not choice.target.traits.own_checkpoints,
         options=options_of_job(arguments),
         runs=options_of_runs(arguments),
         extra=extra_of_job(arguments),
         image="" if planned_run.job.image else plan.image or "",
-        python=choice.target.own_python(plan),
+        python=plan.own.own_python if plan.own else "",
         resumed=arguments.resume or "",
     )
     console.line(summary)

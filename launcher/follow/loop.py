@@ -75,7 +75,7 @@ class Follower:
         self._driver = target.drive(run, plan, console, clock, self._show_new)
         self._tails = RunTails(
             run,
-            workers_in_consoles=target.tells_by_consoles,
+            workers_in_consoles=target.traits.tells_by_consoles,
             agents=show_agents,
             keeps_returns=console.keeps_returns,
         )
@@ -260,7 +260,7 @@ def write_outcome(
 
 def is_out_of_sight(run: RunFolder, target: Target) -> bool:
     """Whether only another machine, or another container, can tell if the run goes on."""
-    return run.is_elsewhere and not target.sees_other_machines
+    return run.is_elsewhere and not target.traits.sees_other_machines
 
 
 def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:

@@ -170,7 +170,7 @@ class NodeDriver:
         self._console.note(f"scaling to {count_nodes(nodes)}")
         if go:
             with self._going_on():
-                self._target.stop_nodes(self._run.run_id, tuple(go), self.plan.stop_grace_s)
+                self._target.stop(self._run.run_id, self.plan.stop_grace_s, tuple(go))
         for index in sorted(come):
             self._set_plan(plan_replacement(self.plan, index))
         if come:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from launcher.contract.errors import InputError
 from launcher.contract.reasons import NodeState, Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
@@ -138,24 +137,45 @@ class Driver(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What holds for all runs on a target."""
+
+    goes_on_alone: bool = False
+    """Whether a run needs no launcher: controllers of the target start and replace its nodes."""
+    sees_other_machines: bool = True
+    """Whether runs that were started on another machine can be seen from this one."""
+    own_checkpoints: str = ""
+    """The key of the job file for its checkpoints, if all runs of a job share them; empty where
+    ``--resume RUN`` names the run to go on from."""
+    tells_by_consoles: bool = False
+    """Whether workers write into their nodes' own output, and nowhere else."""
+    sends_code: bool = False
+    """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
+
+
+class Suspension(Protocol):
+    """A run that can be stopped and kept, and resumed later by the target's own tools."""
+
+    def end(self, notes: list[str], *, keep: bool) -> None:
+        """Ends the run's nodes; ``keep``: and keeps what resumes it. ``notes`` takes lines."""
+        ...
+
+    def render_resuming(self) -> str:
+        """The command that has the suspended run go on."""
+        ...
+
+    def has_resumed(self) -> bool:
+        """Whether the suspended run was resumed."""
+        ...
+
+
 class Target(ABC):
     """A place where jobs run. Methods block until done; all but the pure ones may raise
     ``TargetError``."""
 
     name: ClassVar[str]
-    goes_on_alone: ClassVar[bool] = False
-    """Whether a run needs no launcher: controllers of the target start and replace its nodes."""
-    sees_other_machines: ClassVar[bool] = True
-    """Whether runs that were started on another machine can be seen from this one."""
-    keeps_stopped_runs: ClassVar[bool] = False
-    """Whether a run can be stopped and resumed (``suspend``)."""
-    own_checkpoints: ClassVar[str] = ""
-    """The key of the job file for its checkpoints, if all runs of a job share them; empty where
-    ``--resume RUN`` names the run to go on from."""
-    tells_by_consoles: ClassVar[bool] = False
-    """Whether workers write into their nodes' own output, and nowhere else."""
-    sends_code: ClassVar[bool] = False
-    """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
+    traits: ClassVar[Traits] = Traits()
 
     def __init__(self) -> None:
         self.code: PackedCode | None = None
@@ -189,22 +209,6 @@ class Target(ABC):
     def facts_offline(self, job: JobSpec) -> TargetFacts | None:
         """The facts where nothing has to be asked to render a job; None elsewhere. Pure."""
         return None
-
-    def describe(self, facts: TargetFacts) -> str:
-        """Where a job runs, and on what, in words."""
-        where = self.describe_place(facts)
-        if facts.accelerator == "cuda":
-            machines = [node.machine for node in facts.nodes if node.machine] or [facts.machine]
-            return f"{where}, {sum(len(each.device_ids or ()) for each in machines)} GPUs, NCCL"
-        return f"{where}, no GPU: gloo, {facts.machine.cpu_count} CPU cores"
-
-    def describe_place(self, facts: TargetFacts) -> str:
-        """Where a job runs, in words."""
-        return self.name
-
-    def own_python(self, plan: LaunchPlan) -> str:
-        """The Python of this machine that runs the workers; empty where they have another. Pure."""
-        return ""
 
     def check(self, plan: LaunchPlan) -> None:  # noqa: B027 - nothing to check is no mistake
         """Raises ``InputError`` where something that the nodes need is seen to be missing.
@@ -240,15 +244,12 @@ class Target(ABC):
         """Brings what the nodes wrote outside the run folder into it. Idempotent."""
 
     @abstractmethod
-    def stop(self, run_id: str, grace_s: float) -> None:
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         """Ends the run's nodes, by force after ``grace_s`` seconds, and removes what is left.
 
-        Collects what they wrote first. Idempotent, also for a run that the target does not know.
+        ``only``: these nodes alone; the others go on. Collects what they wrote first. Idempotent,
+        also for a run that the target does not know.
         """
-
-    @abstractmethod
-    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
-        """Ends some nodes of a run as ``stop`` does, and leaves the others alone. Idempotent."""
 
     @abstractmethod
     def live_runs(self) -> tuple[LiveRun, ...]:
@@ -299,16 +300,6 @@ class Target(ABC):
         """Changes the number of nodes; False where only the run's own launcher could."""
         return False
 
-    # -- a run that is stopped and kept -----------------------------------------------------------
-
-    def suspend(self, run_id: str) -> None:
-        """Ends the nodes of a run and keeps what resumes it."""
-        raise InputError(f"--keep: {run_id} is on no cluster", "leave --keep out")
-
-    def resuming(self, plan: LaunchPlan) -> str:
-        """The command that has a suspended run go on."""
-        raise NotImplementedError
-
-    def has_resumed(self, plan: LaunchPlan) -> bool:
-        """Whether a suspended run was resumed."""
-        return False
+    def suspension(self, plan: LaunchPlan) -> Suspension | None:
+        """What stops the run and keeps it; None where a stopped run is over."""
+        return None

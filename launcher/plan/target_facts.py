@@ -114,6 +114,8 @@ class TargetFacts:
     """
 
     target: str
+    place: str = ""
+    """Where jobs run, in words: ``local processes``. Empty: the target's name says it."""
     accelerator: str
     machine: MachineFacts
     image: str | None = None
@@ -135,3 +137,12 @@ class TargetFacts:
     """None where the plan's own values do."""
     own: TargetSettings | None = None
     """The target's own settings: the plan carries them to its renderer."""
+
+    def describe(self) -> str:
+        """Where a job runs, and on what, in words."""
+        place = self.place or self.target
+        if self.accelerator == "cuda":
+            machines = [node.machine for node in self.nodes if node.machine] or [self.machine]
+            known = [each.device_ids for each in machines if each.device_ids is not None]
+            return f"{place}, {f'{sum(map(len, known))} ' if known else ''}GPUs, NCCL"
+        return f"{place}, no GPU: gloo, {self.machine.cpu_count} CPU cores"

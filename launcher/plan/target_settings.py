@@ -30,6 +30,11 @@ class TargetSettings:
         return plan.own
 
     @property
+    def own_python(self) -> str:
+        """The Python of this machine that runs the workers; empty where they have another."""
+        return ""
+
+    @property
     def machines(self) -> tuple[MachineFacts, ...]:
         """The machine of each node, where the target knows them before it starts."""
         return ()

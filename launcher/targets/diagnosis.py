@@ -33,7 +33,7 @@ def diagnose_nodes(job: JobSpec, target: Target, limit_s: float) -> Iterator[Fin
     except LauncherError as error:
         yield failed(f"target {target.name}", "this machine", error.what, error.hint)
         return
-    yield ok(f"target {target.name}", "this machine", target.describe(facts))
+    yield ok(f"target {target.name}", "this machine", facts.describe())
     try:
         mounts = facts.image is not None
         command = MOUNTED_PROGRAM if mounts else str(PROGRAM)

@@ -39,6 +39,7 @@ LOCAL = TargetFacts(
 )
 DOCKER = TargetFacts(
     target="docker",
+    place="local Docker, image fabric-train:cpu",
     accelerator="cpu",
     machine=MachineFacts(cpu_count=8),
     image="fabric-train:cpu",

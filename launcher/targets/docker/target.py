@@ -20,7 +20,7 @@ from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
+from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
@@ -60,8 +60,8 @@ TAIL_LINES = 100
 class DockerTarget(Target):
     """Runs each node as a container of the engine that the docker command line would use."""
 
-    sees_other_machines = False
     name = "docker"
+    traits = Traits(sees_other_machines=False)
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
         super().__init__()
@@ -87,6 +87,7 @@ class DockerTarget(Target):
         self.notes += [note] if note else []
         return TargetFacts(
             target=self.name,
+            place=f"local Docker, image {image}",
             accelerator="cuda" if gpus else "cpu",
             machine=MachineFacts(
                 cpu_count=info["NCPU"],
@@ -103,9 +104,6 @@ class DockerTarget(Target):
                 job, f"{os.getuid()}:{os.getgid()}", info.get("SecurityOptions") or ()
             ),
         )
-
-    def describe_place(self, facts: TargetFacts) -> str:
-        return f"local Docker, image {facts.image}"
 
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
@@ -172,14 +170,12 @@ class DockerTarget(Target):
         ended = [c for c in held if c.state is not NodeState.RUNNING]
         at_once(self._save, [c for c in ended if self._consoles.is_followed(c.id)])
 
-    def stop(self, run_id: str, grace_s: float) -> None:
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         """As ``Target.stop``; agents get some seconds more, to report after their workers."""
-        self._end(self._engine.list_containers(run_id), _timeout_s(grace_s))
-        self._engine.sweep_networks(run_id)
-
-    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
-        containers = [c for c in self._engine.list_containers(run_id) if c.node_index in only]
-        self._end(containers, _timeout_s(grace_s))
+        held = self._engine.list_containers(run_id)
+        self._end([c for c in held if only is None or c.node_index in only], _timeout_s(grace_s))
+        if only is None:
+            self._engine.sweep_networks(run_id)
 
     def _end(self, containers: list[OwnContainer], timeout_s: int) -> None:
         def end(container: OwnContainer) -> None:

@@ -23,6 +23,7 @@ RUNS_DIR = "runs"
 CHECKPOINTS_DIR = "checkpoints"
 CODE_DIR = "code"
 CLOCK_LIMIT_S = 5.0
+SHOWN_HOSTS = 8
 
 
 def decide_addresses(
@@ -171,6 +172,7 @@ def plan_facts(
     caller = "" if inner is None else f"/{CODE_DIR}/{inner}".rstrip("/")
     return TargetFacts(
         target=TARGET,
+        place=describe_hosts(hosts, image, shared=shared is not None),
         accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
         machine=MachineFacts(cpu_count=min(host.cpu_count for host in hosts)),
         image=image,
@@ -196,6 +198,16 @@ def plan_facts(
         ),
         own=own,
     )
+
+
+def describe_hosts(hosts: Sequence[HostFacts], image: str | None, *, shared: bool) -> str:
+    """The machines, and what was looked at before they were taken."""
+    names = [host.name for host in hosts]
+    more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
+    checked = "ssh, torch, ports, leases, clocks" if image is None else "ssh, Docker, ports, leases"
+    pairs = f", {len(names) * (len(names) - 1)} ways between them" if len(names) > 1 else ""
+    folder = ", one checkpoint folder" if len(names) > 1 and shared else ""
+    return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more} (checked: {checked}{pairs}{folder})"
 
 
 def find_caller(code: CodeRecord, cwd: Path) -> str:

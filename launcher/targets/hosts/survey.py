@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.errors import TargetError
 from launcher.plan.rendezvous import plan_backend
-from launcher.plan.target_facts import TargetFacts
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import (
     check_clocks,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 PORTS = range(20000, 32000)
 """Below the range from which kernels take ports for outgoing connections."""
 PROPOSED_PORTS = 16
-SHOWN_HOSTS = 8
 CLOCK_LOOKS = 3
 
 
@@ -183,14 +181,3 @@ def to_facts(host: Host, found: HostReport, job: JobSpec) -> HostFacts:
         image_labels=found.labels,
         clock_offset_s=round(found.clock_offset_s, 3),
     )
-
-
-def describe_hosts(facts: TargetFacts) -> str:
-    """The machines, and what was looked at before they were taken. Pure."""
-    names = [node.machine.name for node in facts.nodes if node.machine]
-    more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
-    bare = facts.image is None
-    checked = "ssh, torch, ports, leases, clocks" if bare else "ssh, Docker, ports, leases"
-    pairs = f", {len(names) * (len(names) - 1)} ways between them" if len(names) > 1 else ""
-    shared = ", one checkpoint folder" if len(names) > 1 and facts.shares_storage else ""
-    return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more} (checked: {checked}{pairs}{shared})"

@@ -19,7 +19,7 @@ from launcher.contract.errors import ExitCode, LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.follow.requests import render_scale
-from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
+from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
@@ -46,7 +46,7 @@ from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
-from launcher.targets.hosts.survey import describe_hosts, survey_hosts
+from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class HostsTarget(Target):
     """Runs each node on a machine of an inventory."""
 
     name = TARGET
-    sends_code = True
+    traits = Traits(sends_code=True)
 
     def __init__(
         self,
@@ -121,9 +121,6 @@ class HostsTarget(Target):
         if self._ssh is None:
             self._ssh = Ssh(self._inventory or Inventory(hosts=()))
         return self._ssh
-
-    def describe_place(self, facts: TargetFacts) -> str:
-        return describe_hosts(facts)
 
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
@@ -324,13 +321,17 @@ class HostsTarget(Target):
 
     # -- end --------------------------------------------------------------------------------------
 
-    def stop(self, run_id: str, grace_s: float) -> None:
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         """As ``Target.stop``. What a followed run leaves on a silent host ends by its lease.
 
         Raises ``TargetError`` for a host that is not reached, unless this launcher follows the run.
         """
-        if (plan := self._plan_of(run_id)) is not None:
-            self._late.drop()
+        if (plan := self._plan_of(run_id)) is None:
+            return
+        self._late.drop(None if only is None else set(only))
+        if only is not None:
+            self._end(plan, only, grace_s)
+        else:
             try:
                 self._end(plan, None, grace_s)
             finally:
@@ -338,11 +339,6 @@ class HostsTarget(Target):
                     self._beats.set()
                 self._connect().each(lambda line: line.close(), self._lines.values())
                 self._lines, self._beats = {}, None
-
-    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
-        self._late.drop(set(only))
-        if (plan := self._plan_of(run_id)) is not None:
-            self._end(plan, only, grace_s)
 
     def _plan_of(self, run_id: str) -> LaunchPlan | None:
         run = RunFolder(self._run_root / run_id)

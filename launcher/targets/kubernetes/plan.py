@@ -278,6 +278,7 @@ def plan_facts(job: JobSpec, *, run_root: str, cwd: str) -> TargetFacts:
     )
     return TargetFacts(
         target="kubernetes",
+        place=f"Kubernetes, image {image}",
         accelerator=accelerator,
         # What the machines have is not known here: the job's own resources count.
         machine=MachineFacts(cpu_count=max(1, int(job.resources.cpus or 1)), device_ids=None),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError
-from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target
+from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
@@ -32,11 +32,12 @@ class KubernetesTarget(Target):
     """Runs a job as objects of the kind that it asks for."""
 
     name = "kubernetes"
-    goes_on_alone = True
-    keeps_stopped_runs = True
-    own_checkpoints = "kubernetes.checkpoint"
-    tells_by_consoles = True
-    sends_code = True
+    traits = Traits(
+        goes_on_alone=True,
+        own_checkpoints="kubernetes.checkpoint",
+        tells_by_consoles=True,
+        sends_code=True,
+    )
 
     def __init__(
         self,
@@ -93,9 +94,6 @@ class KubernetesTarget(Target):
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
         return plan_facts(job, run_root=root, cwd=cwd)
 
-    def describe(self, facts: TargetFacts) -> str:
-        return f"Kubernetes, image {facts.image}, {facts.accelerator}"
-
     def check(self, plan: LaunchPlan) -> None:
         """As ``Target.check``: only a pod sees its image and its volumes."""
         self.notes += render_losses(PodSettings.of(plan))
@@ -138,31 +136,22 @@ class KubernetesTarget(Target):
         self.job(plan).scale(run, nodes)
         return True
 
-    def suspend(self, run_id: str) -> None:
-        """As ``Target.suspend``: the job's object stays."""
-        self._read_job(run_id).end(self.notes, keep=True)
+    def suspension(self, plan: LaunchPlan) -> ClusterJob:
+        """As ``Target.suspension``: the job's object stays."""
+        return self.job(plan)
 
-    def resuming(self, plan: LaunchPlan) -> str:
-        return self.job(plan).render_resuming()
-
-    def has_resumed(self, plan: LaunchPlan) -> bool:
-        return self.job(plan).has_resumed()
-
-    def stop(self, run_id: str, grace_s: float) -> None:
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         """As ``Target.stop``; claims, and so checkpoints, are never touched.
 
-        Raises ``TargetError`` with the command to type where the job runs on.
+        Raises ``TargetError`` with the command to type where the job runs on, and ``InputError``
+        for single nodes: a cluster chooses which of its pods go.
         """
-        job = self._read_job(run_id)
+        if only is not None:
+            fix = f"launcher scale {run_id} N"
+            raise InputError("single nodes of a cluster are not stopped", fix)
+        job = self.job(RunFolder(self._run_root / run_id).read_plan())
         job.end(self.notes, keep=False)
         job.wait_gone(grace_s)
-
-    def _read_job(self, run_id: str) -> ClusterJob:
-        return self.job(RunFolder(self._run_root / run_id).read_plan())
-
-    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
-        """Raises ``InputError``: a cluster chooses which of its pods go."""
-        raise InputError("single nodes of a cluster are not stopped", f"launcher scale {run_id} N")
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         """None are reported: runs of a cluster go on without a launcher, as they are meant to."""

@@ -19,6 +19,10 @@ class LocalSettings(TargetSettings):
 
     python: str
 
+    @property
+    def own_python(self) -> str:
+        return self.python
+
 
 @dataclass(frozen=True, kw_only=True)
 class Process:

@@ -21,7 +21,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import ExitCode, KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
+from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
@@ -48,7 +48,7 @@ NodeKey = tuple[str, int, int]
 class LocalTarget(Target):
     """Runs each node's agent as a process of this machine."""
 
-    sees_other_machines = False
+    traits = Traits(sees_other_machines=False)
     name = "local"
 
     def __init__(
@@ -77,6 +77,7 @@ class LocalTarget(Target):
         self._free_ports = ports
         return TargetFacts(
             target=self.name,
+            place="local processes",
             accelerator="cuda" if devices else "cpu",
             machine=MachineFacts(
                 cpu_count=cores,
@@ -91,12 +92,6 @@ class LocalTarget(Target):
             terminal=sys.stderr.isatty(),
             own=LocalSettings(python=python),
         )
-
-    def describe_place(self, facts: TargetFacts) -> str:
-        return "local processes"
-
-    def own_python(self, plan: LaunchPlan) -> str:
-        return LocalSettings.of(plan).python
 
     def check(self, plan: LaunchPlan) -> None:
         from launcher.runs.folder import check_folder
@@ -125,7 +120,7 @@ class LocalTarget(Target):
         write_agent_files(artifact.agent)
         for process in artifact.processes:
             if process.node.incarnation:  # before the first, nothing can be there to look for
-                self.stop_nodes(plan.run_id, (process.node.node_index,), plan.stop_grace_s)
+                self.stop(plan.run_id, plan.stop_grace_s, (process.node.node_index,))
         early, self._early = self._early, None
         alone = len(artifact.processes) == 1
         for first in () if alone else artifact.processes[:1]:
@@ -199,12 +194,15 @@ class LocalTarget(Target):
         code = self._codes.get(key) if pid is None else proc.poll(pid)
         return _observation(node, key in self._pids, code)
 
-    def stop(self, run_id: str, grace_s: float) -> None:
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
+        if only is not None:
+            self._stop_nodes(run_id, only, grace_s)
+            return
         if template := self._templates.pop(run_id, None):
             self._settle(run_id, template.end(), lambda _: True)
         self._end({protocol.RUN_ID: run_id}, grace_s)
 
-    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+    def _stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
         template = self._templates.get(run_id)
         if template and template.awaits(only):
             self._settle(run_id, self._templates.pop(run_id).end(), lambda index: index in only)

@@ -75,8 +75,10 @@ def fit_facts(facts: TargetFacts, allocation: Allocation) -> TargetFacts:
     """The facts of a run that needs no job: one set of nodes, which nobody requeues."""
     own = facts.own
     assert isinstance(own, SlurmSettings)
+    nodes = f"{len(facts.nodes)} of its {allocation.nodes} nodes"
     return replace(
         facts,
+        place=f"Slurm, job {allocation.job}, {nodes}",
         own=replace(
             own, inside=allocation.job, kind="allocation", requeue=False, notice_s=0, options=()
         ),

@@ -246,6 +246,7 @@ def plan_facts(
     in_image = job.agent.in_image
     return TargetFacts(
         target=TARGET,
+        place=f"Slurm, {'a job array' if own.kind == 'array' else 'one job'}",
         accelerator="cuda" if own.gpus else "cpu",
         machine=machine(0),
         image=own.image,

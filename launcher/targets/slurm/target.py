@@ -25,7 +25,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.requests import write_size
-from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target
+from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nodes import plan_incarnation
 from launcher.plan.target_facts import TargetFacts
@@ -83,8 +83,7 @@ class SlurmTarget(Target):
     """Submits a run as one job, or as a job array, and reads what its nodes leave."""
 
     name = TARGET
-    goes_on_alone = True
-    sends_code = True
+    traits = Traits(goes_on_alone=True, sends_code=True)
 
     def __init__(
         self, run_root: Path, clock: Clock | None = None, allocation: Allocation | None = None
@@ -127,14 +126,6 @@ class SlurmTarget(Target):
 
     def has_image(self, job: JobSpec) -> bool:
         return bool(job.slurm.container)
-
-    def describe_place(self, facts: TargetFacts) -> str:
-        kind = facts.own.kind if isinstance(facts.own, SlurmSettings) else ""
-        if self._allocation is not None:
-            nodes = f"{len(facts.nodes)} of its {self._allocation.nodes} nodes"
-            return f"Slurm, job {self._allocation.job}, {nodes}, {facts.accelerator}"
-        what = "a job array" if kind == "array" else "one job"
-        return f"Slurm, {what}, {facts.accelerator}"
 
     def check(self, plan: LaunchPlan) -> None:
         """As ``Target.check``: Slurm itself is asked whether it would take the job."""
@@ -212,13 +203,16 @@ class SlurmTarget(Target):
 
     # -- end --------------------------------------------------------------------------------------
 
-    def stop(self, run_id: str, grace_s: float) -> None:
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         """As ``Target.stop``: agents are asked through the folder; what is left is cancelled.
 
         Raises ``TargetError`` with the command to type where the controller does not answer.
         """
         run = RunFolder(self._run_root / run_id)
         if not run.is_there():
+            return
+        if only is not None:
+            self._end(run, frozenset(only), grace_s)
             return
         plan = run.read_plan()
         if SlurmSettings.of(plan).inside:
@@ -307,9 +301,6 @@ class SlurmTarget(Target):
                 return
             self._clock.sleep(pause_s)
             pause_s = min(LOOK_S, 2 * pause_s)
-
-    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
-        self._end(RunFolder(self._run_root / run_id), frozenset(only), grace_s)
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         """None are reported: runs of a cluster go on without a launcher, as they are meant to."""

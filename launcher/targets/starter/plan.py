@@ -105,6 +105,7 @@ def plan_facts(
     nodes = (NodeFacts(machine=replace(machine, address=f"node-{i}")) for i in range(count))
     return TargetFacts(
         target=TARGET,
+        place=f"nodes that {own.starter} started",
         accelerator="cuda" if machine.device_ids else "cpu",
         machine=replace(machine, capacity=None),
         torch_version=torch_version,

@@ -16,7 +16,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
+from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nodes import plan_incarnation
 from launcher.plan.target_facts import MachineFacts, TargetFacts
@@ -46,7 +46,7 @@ class StarterTarget(Target):
     """Runs that ``launcher node`` began. ``place`` is set where this process is such a node."""
 
     name = TARGET
-    goes_on_alone = True
+    traits = Traits(goes_on_alone=True)
 
     def __init__(
         self, run_root: Path, place: NodePlace | None = None, clock: Clock | None = None
@@ -73,10 +73,6 @@ class StarterTarget(Target):
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
         )
-
-    def describe_place(self, facts: TargetFacts) -> str:
-        assert isinstance(facts.own, StarterSettings)
-        return f"nodes that {facts.own.starter} started"
 
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
@@ -122,7 +118,9 @@ class StarterTarget(Target):
                     return
             yield
 
-    def stop(self, run_id: str, grace_s: float) -> None:
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
+        if only is not None:
+            raise InputError(f"{run_id}: somebody else starts and ends its nodes", STARTED_BY)
         run = RunFolder(self._run_root / run_id)
         if not run.is_there():
             return
@@ -143,9 +141,6 @@ class StarterTarget(Target):
 
     def _living(self, plan: LaunchPlan) -> list[int]:
         return [node.node_index for node in self.observe(plan).nodes if node.is_alive]
-
-    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
-        raise InputError(f"{run_id}: somebody else starts and ends its nodes", STARTED_BY)
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         return ()

@@ -79,10 +79,7 @@ class ScriptedTarget(Target):
     def shell(self, *, embed: bool = False) -> str:
         return ""
 
-    def stop(self, run_id: str, grace_s: float) -> None:
-        pass
-
-    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         pass
 
     def live_runs(self) -> tuple[LiveRun, ...]:

@@ -121,12 +121,10 @@ class ToyTarget(Target):
             node_index=index, incarnation=incarnation, state=state, exit_code=code
         )
 
-    def stop(self, run_id: str, grace_s: float) -> None:
-        self._end(self._held(run_id), grace_s)
-
-    def stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         held = self._held(run_id)
-        self._end([path for path in held if int(path.name.partition(".")[0]) in only], grace_s)
+        indices = {path: int(path.name.partition(".")[0]) for path in held}
+        self._end([path for path in held if only is None or indices[path] in only], grace_s)
 
     def _held(self, run_id: str) -> list[Path]:
         return [p for p in (self._run_root / KEPT / run_id).glob("*.*") if p.suffix != ".code"]

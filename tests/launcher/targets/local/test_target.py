@@ -97,7 +97,7 @@ def test_another_process_sees_living_nodes_and_how_others_ended(
     other = LocalTarget(tmp_path / "runs")
     assert states(other, plan) == [NodeState.RUNNING] * 2
     assert states(other, plan_replacement(plan, 1)) == [NodeState.RUNNING, NodeState.MISSING]
-    target.stop_nodes(plan.run_id, (1,), 5)
+    target.stop(plan.run_id, 5, (1,))
     assert states(other, plan) == [NodeState.RUNNING, NodeState.MISSING]
     outcome = NodeOutcome(
         node_index=1,
