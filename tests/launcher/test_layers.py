@@ -227,7 +227,7 @@ def test_files_and_functions_keep_to_their_budget() -> None:
     for folder in ("launcher", "fabric_train", "train", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text()
-            assert text.count("\n") <= 400, path
+            assert text.count("\n") <= 500, path
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FunctionDef):
                     size = (node.end_lineno or node.lineno) - node.lineno + 1
