@@ -255,7 +255,6 @@ def plan_facts(
         run_root=run_root,
         cwd=cwd,
         ports=(PLACEHOLDER_PORT,),
-        shares_storage=True,
         terminal=terminal,
         nodes=tuple(nodes),
         agent=AgentFacts(
