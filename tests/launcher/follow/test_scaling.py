@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.contract.errors import InputError
-from launcher.follow.requests import check_scale
+from launcher.follow.requests import (
+    check_scale,
+    read_withdrawn,
+    request_scale,
+    take_scale_request,
+)
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
 from tests.launcher.runner import Runner, wait_until
 
 ELASTIC = """
@@ -36,6 +43,17 @@ def test_a_number_that_a_run_cannot_have_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=words):
         check_scale(make_plan(**fields), nodes)
+
+
+def test_the_nodes_above_the_size_last_asked_for_are_withdrawn(
+    make_plan: Callable[..., LaunchPlan], tmp_path: Path
+) -> None:
+    run, plan = RunFolder(tmp_path), make_plan(nnodes="1:4")
+    assert read_withdrawn(run, plan) == frozenset()
+    request_scale(run, 3)
+    assert take_scale_request(run) == 3
+    assert read_withdrawn(run, plan) == {3}
+    assert take_scale_request(run) is None
 
 
 def test_a_run_that_has_ended_cannot_be_scaled(launcher: Runner) -> None:
