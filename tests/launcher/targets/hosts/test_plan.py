@@ -200,6 +200,8 @@ def test_gpus_are_those_that_are_free_on_each_host(
     )
     plan = make_host_plan(hosts, nproc_per_node=2)
     assert [node.device_ids for node in plan.nodes] == [("0", "1"), ("4", "6")]
+    seen = [node.spec.env["CUDA_VISIBLE_DEVICES"] for node in render_hosts(plan).nodes]
+    assert seen == ["0,1", "4,6"]
     with pytest.raises(InputError, match="3 GPUs asked for, but 2 of gpu2 are free"):
         make_host_plan(hosts, nproc_per_node=3)
 

@@ -19,6 +19,7 @@ from launcher.code.archive import pack
 from launcher.code.files import list_files
 from launcher.targets.hosts.connection import HostCopy
 from launcher.targets.hosts.program import code_store, requests
+from launcher.targets.hosts.program.keeper import read_state
 from launcher.targets.hosts.program.leases import LeaseBook
 from launcher.targets.hosts.program.messages import (
     HasCode,
@@ -179,39 +180,57 @@ def test_hosts_with_one_home_make_a_run_ready_at_the_same_time(tmp_path: Path) -
     assert names == {"plan.json", "agent.pyz", "code"}
 
 
+Keeper = Callable[[str], "subprocess.Popen[bytes]"]
+
+
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Of a node that ends at no request, and has long to do so."""
-    spec = KeeperSpec(
-        run_id="r",
-        node_index=0,
-        node_dir=str(tmp_path),
-        lease_dir=str(tmp_path / "leases"),
-        argv=["sh", "-c", IGNORES_THE_SIGNAL],
-        cwd="/",
-        unset=[],
-        env={},
-        secrets={},
-        comes_back=False,
-        detached=False,
-        stop_grace_s=60,
-    )
-    command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep"]
-    keeper = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE)
-    assert keeper.stdin is not None
-    keeper.stdin.write(spec.to_json().encode())
-    keeper.stdin.close()
-    yield keeper
-    keeper.kill()
-    keeper.wait()
+def keep(tmp_path: Path) -> Iterator[Keeper]:
+    """Starts a keeper of a node that runs a shell script."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(script: str) -> subprocess.Popen[bytes]:
+        spec = KeeperSpec(
+            run_id="r",
+            node_index=0,
+            node_dir=str(tmp_path),
+            lease_dir=str(tmp_path / "leases"),
+            argv=["sh", "-c", script],
+            cwd="/",
+            unset=[],
+            env={},
+            secrets={},
+            comes_back=False,
+            detached=False,
+            stop_grace_s=60,
+        )
+        command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep"]
+        started.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE))
+        stdin = started[-1].stdin
+        assert stdin is not None
+        stdin.write(spec.to_json().encode())
+        stdin.close()
+        return started[-1]
+
+    yield start
+    for keeper in started:
+        keeper.kill()
+        keeper.wait()
 
 
-def test_what_a_node_holds_is_its_own_until_its_grace_is_over(
-    tmp_path: Path, keeper: subprocess.Popen[bytes]
+def test_a_node_that_was_killed_is_told_with_the_code_of_a_shell(
+    tmp_path: Path, keep: Keeper
 ) -> None:
+    LeaseBook(str(tmp_path / "leases")).take(LEASE, 60.0, None)
+    assert keep("kill -9 $$").wait(20) == 0
+    seen = read_state(tmp_path)
+    assert (seen.state, seen.exit_code) == ("exited", 137)
+
+
+def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path: Path, keep: Keeper) -> None:
     book = LeaseBook(str(tmp_path / "leases"))
     # Short, as a launcher that has asked for the end renews it no more.
     book.take(LEASE, 6.0, None)
+    keeper = keep(IGNORES_THE_SIGNAL)
     wait_until(lambda: b"ready" in read(tmp_path / "console.log"))
     os.kill(keeper.pid, signal.SIGTERM)
     wait_until(lambda: (book.seconds_left("r", 0) or 0.0) > 10)

@@ -167,6 +167,7 @@ def test_what_people_have_for_their_own_log_ins_does_not_reach_a_session(tmp_pat
     settings = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
     assert settings["hostname"] == "gpu1"
     assert settings["requesttty"] == "false"
+    assert settings["batchmode"] == "yes"
     assert not {"remotecommand", "localforward", "remoteforward", "dynamicforward"} & set(settings)
 
 
