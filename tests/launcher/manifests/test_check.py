@@ -62,6 +62,12 @@ CASES = [
     case(Rule.ENV_NOT_TEXT, "trainjob", 'value: "3"', "value: true", "value: three"),
     case(Rule.SECRET_IN_CLEAR, "elastic", "name: EPOCHS", "name: HF_TOKEN", "name: TOKENIZER"),
     case(
+        Rule.SECRET_IN_CLEAR,
+        "elastic",
+        SECCOMP,
+        f"          initContainers: [{{name: a, env: [{{name: TOKEN, value: x}}]}}]\n{SECCOMP}",
+    ),
+    case(
         Rule.GPU_REQUESTS,
         "static",
         "limits: {nvidia.com/gpu: 2}",
@@ -224,6 +230,7 @@ CASES = [
         "app: digits",
         "batch.kubernetes.io/job-name: digits",
     ),
+    case(Rule.SERVICE_SELECTOR, "job", "  selector:\n    job-name: digits\n", ""),
 ]
 
 
