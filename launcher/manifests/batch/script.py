@@ -1,94 +1,94 @@
-"""A batch script: its options, what it assigns, and how it starts the training."""
+"""A batch script as lines: the options of sbatch, and the lines that start torchrun.
+
+Nothing is run, and no variable of the script is followed: what a line alone does not tell is not
+known.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 
-from launcher.manifests.batch.options import (
-    GivenOption,
-    Options,
-    parse_slurm_options,
-    parse_torchrun_options,
-    split_sbatch_line,
-)
-from launcher.manifests.batch.shell import DEEPEST, MARKS, ShellCommand, ShellWord, parse_commands
-from launcher.manifests.batch.values import Scope, assign_word, expand, expand_words
-
-SBATCH = re.compile(r"^#SBATCH(?=\s|$)(.*)$", re.MULTILINE)
 SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".batch")
-TORCHRUN = "torchrun"
-PYTHON = "python"
-SRUN = "srun"
-STARTERS = (SRUN, "mpirun", "mpiexec", "ssh", "pdsh", "clush", "parallel", "xargs", "prun")
-"""Programs that start another one on other nodes, or several times."""
-SHELLS = ("bash", "sh", "zsh")
-SOURCES = ("source", ".")
-HARMLESS_SOURCES = re.compile(r"(activate|conda\.sh|\.bashrc|\.profile|\.bash_profile|/etc/.*)$")
-"""Files that set up a shell, and no training."""
-STARTS_NOTHING = {
-    *("echo", "printf", "which", "type", "command", "alias", "hostname", "nvidia-smi", "mkdir"),
-    *("cat", "ls", "rm", "cp", "mv", "grep", "pkill", "pgrep", "killall", "pip", "pip3", "module"),
-}
-"""Programs that only name others, and leave the training alone."""
-DECLARES = ("export", "declare", "typeset", "readonly", "local")
-MODULES = ("torch.distributed.run", "torch.distributed.launch")
+SBATCH = re.compile(r"^#SBATCH(?=\s|$)(.*)$", re.MULTILINE)
+SHORT = {
+    "c": "cpus-per-task", "G": "gpus", "N": "nodes", "n": "ntasks", "r": "relative", "t": "time",
+    "w": "nodelist",
+}  # fmt: skip
+"""Short options of sbatch and srun that the rules look at."""
+FLAGS = ("standalone", "no-python", "module", "run-path", "exclusive", "requeue", "no-requeue")
+"""Options of torchrun and sbatch that take no value from the next word."""
+TORCHRUN = re.compile(r"(?:.*/)?torchrun|torch\.distributed\.(?:run|launch)")
+TAKES_NAMES = {"echo", "printf", "which", "type", "pip", "pkill", "pgrep", "killall", "cat", "ls"}
+"""Programs that take the name of another one and do not start it."""
+COMMAND_ENDS = {"&&", "||", "|", "then", "else", "do", "{"}
+SUBSTITUTED = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
+WORD = re.compile(
+    rf"""(?:\\.|'[^']*+'|"(?:\\.|{SUBSTITUTED}|[^"\\])*+"|{SUBSTITUTED}|[^\s'"\\`])++""", re.DOTALL
+)
+NOT_HERE = re.compile(r"\\\$[({]*\w*|'[^']*'")
+"""What the script's own shell does not fill in."""
+HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*['\"]?(\w+)")
+MOST_ROWS = 100
+"""Rows of one command; a quote that nothing closes would take the whole script."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assigned:
-    """A variable, its value, and where; ``on_node``: in a shell that runs on each node."""
+class Word:
+    """A word without its quotes, and its line.
 
-    name: str
-    value: str
+    ``here`` is what is left of it where the script's own shell fills in variables and commands; the
+    rest is filled in by a shell on each node, which ``bash -c '...'`` starts.
+    """
+
+    text: str
+    here: str
     line: int
-    on_node: bool
-    is_exported: bool
+
+
+Options = Mapping[str, Word]
+"""By long names, with ``-`` for ``_``; each ``text`` is the value, empty without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A command, with the rows that continue it; ``number`` is that of the first one."""
+
+    raw: str
+    number: int
+    words: tuple[Word, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A command that starts the training: its program, by what it is started, and its options.
+    """A line that starts torchrun.
 
-    ``starter`` is empty where the batch script's shell starts it on the first node. ``is_open``:
-    some of its options stand in a variable whose value the script does not tell.
+    ``srun`` are the options of the srun in front of it, None where there is no srun. ``is_open``: a
+    variable that may hold options stands behind it.
     """
 
-    program: str
-    line: int
-    arguments: tuple[ShellWord, ...]
-    starter: str
-    srun: Options
+    line: Line
+    srun: Options | None
     options: Options
-    scope: Scope
-    is_background: bool
-    is_conditional: bool
     is_open: bool
+
+    def place(self, name: str) -> int:
+        """The line of an option, or that of torchrun where it is not given."""
+        given = self.options.get(name)
+        return self.line.number if given is None else given.line
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchScript:
-    """What is known of a batch script; ``others`` are files that it runs or sources.
-
-    ``has_steps``: something starts a launch on other nodes.
-    """
+    """What is known of a batch script; ``late`` are options that sbatch does not read."""
 
     file: str
-    text: str
     options: Options
-    late: tuple[ShellWord, ...]
+    late: tuple[Line, ...]
+    lines: tuple[Line, ...]
     launches: tuple[Launch, ...]
-    assigned: tuple[Assigned, ...]
-    commands: tuple[ShellCommand, ...]
-    others: tuple[str, ...]
-    has_steps: bool
-
-    @property
-    def has_options(self) -> bool:
-        """Whether it has any; without, they are all given to sbatch, and nobody knows them here."""
-        return bool(self.options)
 
 
 def is_batch_script(text: str, file: str) -> bool:
@@ -101,179 +101,116 @@ def is_batch_script(text: str, file: str) -> bool:
 
 def parse_batch_script(text: str, file: str) -> BatchScript:
     """Reads a batch script; nothing in it is an error here."""
-    text = MARKS.sub("?", text.replace("\r\n", "\n"))
-    commands = parse_commands(text)
-    first = commands[0].line if commands else len(text)
-    options: dict[str, GivenOption] = {}
+    text = text.replace("\r\n", "\n")
+    lines = tuple(_read_lines(text))
+    first = lines[0].number if lines else len(text)
+    options: dict[str, Word] = {}
     late = []
     for found in SBATCH.finditer(text):
-        line = text.count("\n", 0, found.start()) + 1
-        if line < first:
-            options |= parse_slurm_options(split_sbatch_line(found[1], line))[0]
+        number = text.count("\n", 0, found.start()) + 1
+        words, _ = _split(found[1], number)
+        if number < first:
+            options |= _parse_options(words)[0]
         else:
-            late.append(ShellWord(raw=found[1].strip(), line=line))
-    walk = _Walk()
-    walk.through(commands, Scope(), Started())
+            late.append(Line(raw=found[1].strip(), number=number, words=words))
     return BatchScript(
         file=file,
-        text=text,
         options=options,
         late=tuple(late),
-        launches=tuple(walk.launches),
-        assigned=tuple(walk.assigned),
-        commands=commands,
-        others=tuple(walk.others),
-        has_steps=any(launch.starter for launch in walk.launches),
+        lines=lines,
+        launches=tuple(launch for line in lines if (launch := _parse_launch(line))),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Started:
-    """What a command is inside of: a starter such as srun, a background job, a condition."""
+def _read_lines(text: str) -> Iterator[Line]:
+    """The commands, without comments and here-documents."""
+    held: list[str] = []
+    end = ""
+    for number, row in enumerate(text.split("\n"), 1):
+        if end:
+            end = "" if row.strip() == end else end
+            continue
+        if not held and (not row.strip() or row.lstrip().startswith("#")):
+            continue
+        held.append(row)
+        raw, first = "\n".join(held), number - len(held) + 1
+        words, is_whole = _split(raw, first)
+        if (row.endswith("\\") or not is_whole) and len(held) < MOST_ROWS:
+            continue
+        found = HERE_DOCUMENT.search(raw)
+        end = found[1] if found else ""
+        held.clear()
+        yield Line(raw=raw, number=first, words=words)
 
-    starter: str = ""
-    srun: Options | None = None
-    is_background: bool = False
-    is_conditional: bool = False
-    depth: int = 0
+
+def _split(raw: str, line: int, *, on_node: bool = False) -> tuple[tuple[Word, ...], bool]:
+    """The words of a command, also those of ``bash -c '...'``, and whether all quotes end."""
+    words: list[Word] = []
+    at = 0
+    while at < len(raw):
+        if raw[at].isspace() or raw.startswith("\\\n", at):
+            at += 1 if raw[at].isspace() else 2
+            continue
+        found = WORD.match(raw, at)
+        if found is None:
+            return tuple(words), False
+        token, number = found[0], line + raw.count("\n", 0, at)
+        at = found.end()
+        if token.startswith("#"):
+            at = raw.find("\n", at) if "\n" in raw[at:] else len(raw)
+        elif token[0] in "'\"" and words and _is_shell_option(words):
+            inner, _ = _split(token[1:-1], number, on_node=on_node or token[0] == "'")
+            words += inner
+        else:
+            here = "" if on_node else NOT_HERE.sub("", token)
+            text = re.sub(r"\\(.)|['\"]", r"\1", token, flags=re.DOTALL).lstrip("(")
+            words.append(Word(text=text, here=here, line=number))
+    return tuple(words), True
 
 
-class _Walk:
-    """Goes through commands in their order and keeps what they assign and start."""
+def _is_shell_option(words: Sequence[Word]) -> bool:
+    return bool(re.fullmatch(r"-[a-z]*c|eval", words[-1].text))
 
-    def __init__(self) -> None:
-        self.launches: list[Launch] = []
-        self.assigned: list[Assigned] = []
-        self.others: list[str] = []
 
-    def through(self, commands: Sequence[ShellCommand], scope: Scope, started: Started) -> None:
-        if started.depth > DEEPEST:
-            return
-        for command in commands:
-            inside = replace(
-                started,
-                is_background=started.is_background or command.is_background,
-                is_conditional=started.is_conditional or command.depth > 0,
-                depth=started.depth + 1,
-            )
-            self._command(command, scope, inside)
-
-    def _command(self, command: ShellCommand, scope: Scope, started: Started) -> None:
-        words = list(command.words)
-        first = words[0].raw
-        if first in DECLARES:
-            self._assign([w for w in words[1:] if not w.raw.startswith("-")], scope, started, True)
-            return
-        if first in ("unset", "for", "select", "read", "mapfile", "readarray"):
-            for word in words[1:]:
-                scope.values.pop(word.raw, None)
-            return
-        leading = 0
-        while leading < len(words) and re.match(r"[A-Za-z_]\w*(\[\w+\])?\+?=", words[leading].raw):
-            leading += 1
-        if leading == len(words):
-            self._assign(words, scope, started, False)
-            return
-        if leading:
-            scope = Scope(on_node=scope.on_node, values=dict(scope.values))
-            self._assign(words[:leading], scope, started, True)
-        self._run(expand_words(tuple(words[leading:]), scope), scope, started)
-
-    def _assign(
-        self, words: Sequence[ShellWord], scope: Scope, started: Started, exported: bool
-    ) -> None:
-        for word in words:
-            name = assign_word(word.raw, scope, not started.is_conditional)
-            if name is not None:
-                value = expand(word.raw.partition("=")[2], scope)
-                self.assigned.append(
-                    Assigned(
-                        name=name,
-                        value=value,
-                        line=word.line,
-                        on_node=scope.on_node,
-                        is_exported=exported,
-                    )
-                )
-
-    def _run(self, words: Sequence[ShellWord], scope: Scope, started: Started) -> None:
-        """Looks for the program behind everything that starts it."""
-        at, first = 0, 0
-        while at < len(words):
-            name = PurePath(words[at].raw).name if not MARKS.search(words[at].raw) else ""
-            rest = words[at + 1 :]
-            if name in STARTERS and not started.starter:
-                options, skipped = parse_slurm_options(rest) if name == SRUN else ({}, 0)
-                started = replace(started, starter=name, srun=options)
-                at += skipped
-                first = at + 1
-            elif at == first and name in STARTS_NOTHING:
-                return
-            elif name in SHELLS and rest and re.fullmatch(r"-[a-z]*c", rest[0].raw):
-                self._shell(rest[1:2], scope, started)
-                return
-            elif name == "eval":
-                text = " ".join(word.raw for word in rest)
-                self.through(parse_commands(text, words[at].line), scope, started)
-                return
-            elif name in SOURCES and at == 0:
-                self.others += [w.raw for w in rest[:1] if not HARMLESS_SOURCES.search(w.raw)]
-                return
-            elif launch := _parse_launch(words, at, scope, started):
-                self.launches.append(launch)
-                return
-            elif re.search(r"\.(sh|bash|slurm|sbatch)$", words[at].raw) and at < 3:
-                self.others.append(words[at].raw)
+def _parse_options(words: Sequence[Word]) -> tuple[dict[str, Word], Sequence[Word]]:
+    """The options up to the first word that is none, and the words from there on."""
+    found: dict[str, Word] = {}
+    at = 0
+    while at < len(words) and words[at].text.startswith("-"):
+        word = words[at]
+        at += 1
+        name, equals, value = word.text.partition("=")
+        if not name.startswith("--"):
+            value = name[2:] + value
+            name, equals = SHORT.get(name[1:2], name), value
+        name = name.lstrip("-").replace("_", "-")
+        takes_next = not equals and name not in FLAGS and at < len(words)
+        if takes_next and not words[at].text.startswith("-"):
+            value, word = words[at].text, words[at]
             at += 1
-        if started.starter:
-            self.others += [word.raw for word in words if MARKS.search(word.raw)][:1]
-
-    def _shell(self, text: Sequence[ShellWord], scope: Scope, started: Started) -> None:
-        """The commands of ``bash -c TEXT``, which run on each node if srun starts them."""
-        on_node = scope.on_node or bool(started.starter)
-        inner = Scope(on_node=on_node, values=dict(scope.values))
-        for word in text:
-            self.through(parse_commands(word.raw, word.line), inner, started)
+        found[name] = Word(text=value, here=word.here, line=word.line)
+    return found, words[at:]
 
 
-def _parse_launch(
-    words: Sequence[ShellWord], at: int, scope: Scope, started: Started
-) -> Launch | None:
-    """The launch whose program stands at a place; None if that is none."""
-    program, rest = _find_program(words, at)
-    if not program:
+def _parse_launch(line: Line) -> Launch | None:
+    """The launch of a line; None where it starts no torchrun."""
+    texts = [word.text for word in line.words]
+    at = next((i for i, text in enumerate(texts) if TORCHRUN.fullmatch(text)), None)
+    if at is None:
         return None
-    options, skipped = parse_torchrun_options(rest) if program == TORCHRUN else ({}, 0)
-    arguments = rest[skipped:]
+    start = max((i + 1 for i in range(at) if _ends_command(texts[i])), default=0)
+    before = texts[start:at]
+    if TAKES_NAMES & set(before):
+        return None
+    srun = start + before.index("srun") + 1 if "srun" in before else None
+    options, rest = _parse_options(line.words[at + 1 :])
     return Launch(
-        program=program,
-        line=words[at].line,
-        arguments=tuple(arguments),
-        starter=started.starter,
-        srun=started.srun or {},
+        line=line,
+        srun=None if srun is None else _parse_options(line.words[srun:at])[0],
         options=options,
-        scope=Scope(on_node=scope.on_node, values=dict(scope.values)),
-        is_background=started.is_background,
-        is_conditional=started.is_conditional,
-        is_open=program == TORCHRUN and (not rest or _is_open(arguments)),
+        is_open=not rest or rest[0].text.startswith("$"),
     )
 
 
-def _find_program(words: Sequence[ShellWord], at: int) -> tuple[str, Sequence[ShellWord]]:
-    """Which program stands at a place, empty for any other, and the words behind it."""
-    name, rest = PurePath(words[at].raw).name, words[at + 1 :]
-    if name == TORCHRUN:
-        return TORCHRUN, rest
-    if not re.fullmatch(r"python[\d.]*", name):
-        return "", ()
-    while rest and re.fullmatch(r"-[uOBEsSIq]+", rest[0].raw):
-        rest = rest[1:]
-    following = [word.raw for word in rest[:2]]
-    if following[:1] == ["-m"] and following[1:] and following[1] in MODULES:
-        return TORCHRUN, rest[2:]
-    return (PYTHON, rest) if following and following[0].endswith(".py") else ("", ())
-
-
-def _is_open(arguments: Sequence[ShellWord]) -> bool:
-    """Whether a variable without a known value stands where the options end."""
-    return bool(arguments) and MARKS.match(arguments[0].raw) is not None
+def _ends_command(text: str) -> bool:
+    return text in COMMAND_ENDS or text.endswith(";")
