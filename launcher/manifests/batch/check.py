@@ -9,8 +9,8 @@ from launcher.manifests.batch.rules import BatchRule, hit_line
 from launcher.manifests.batch.script import (
     BatchScript,
     Launch,
-    Line,
     Options,
+    ScriptLine,
     parse_batch_script,
 )
 from launcher.manifests.checks.rules import Breach, Breaches
@@ -226,7 +226,7 @@ def _check_lines(script: BatchScript) -> Breaches:
             yield hit_line(BatchRule.TASK_VARIABLE_EARLY, script, line.number, what, fix)
 
 
-def _check_values(script: BatchScript, line: Line, *, is_multiple: bool) -> Breaches:
+def _check_values(script: BatchScript, line: ScriptLine, *, is_multiple: bool) -> Breaches:
     """Values that all nodes must agree on."""
     for name, text, here, number in _values(script, line):
         if OF_EACH_NODE.search(text) and not OF_EACH_NODE.search(here):
@@ -239,7 +239,7 @@ def _check_values(script: BatchScript, line: Line, *, is_multiple: bool) -> Brea
         yield hit_line(BatchRule.DIFFERS_BY_NODE, script, number, what, fix)
 
 
-def _values(script: BatchScript, line: Line) -> Iterator[tuple[str, str, str, int]]:
+def _values(script: BatchScript, line: ScriptLine) -> Iterator[tuple[str, str, str, int]]:
     """Addresses, ports and ids of a line: name, value, what of it is filled in here, line."""
     for word in line.words:
         if found := MEETING.match(word.text):

@@ -53,7 +53,7 @@ Options = Mapping[str, Word]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ScriptLine:
     """A command, with the rows that continue it; ``number`` is that of the first one."""
 
     raw: str
@@ -69,7 +69,7 @@ class Launch:
     variable that may hold options stands behind it.
     """
 
-    line: Line
+    line: ScriptLine
     srun: Options | None
     options: Options
     is_open: bool
@@ -86,8 +86,8 @@ class BatchScript:
 
     file: str
     options: Options
-    late: tuple[Line, ...]
-    lines: tuple[Line, ...]
+    late: tuple[ScriptLine, ...]
+    lines: tuple[ScriptLine, ...]
     launches: tuple[Launch, ...]
 
 
@@ -112,7 +112,7 @@ def parse_batch_script(text: str, file: str) -> BatchScript:
         if number < first:
             options |= _parse_options(words)[0]
         else:
-            late.append(Line(raw=found[1].strip(), number=number, words=words))
+            late.append(ScriptLine(raw=found[1].strip(), number=number, words=words))
     return BatchScript(
         file=file,
         options=options,
@@ -122,7 +122,7 @@ def parse_batch_script(text: str, file: str) -> BatchScript:
     )
 
 
-def _read_lines(text: str) -> Iterator[Line]:
+def _read_lines(text: str) -> Iterator[ScriptLine]:
     """The commands, without comments and here-documents."""
     held: list[str] = []
     end = ""
@@ -140,7 +140,7 @@ def _read_lines(text: str) -> Iterator[Line]:
         found = HERE_DOCUMENT.search(raw)
         end = found[1] if found else ""
         held.clear()
-        yield Line(raw=raw, number=first, words=words)
+        yield ScriptLine(raw=raw, number=first, words=words)
 
 
 def _split(raw: str, line: int, *, on_node: bool = False) -> tuple[tuple[Word, ...], bool]:
@@ -192,7 +192,7 @@ def _parse_options(words: Sequence[Word]) -> tuple[dict[str, Word], Sequence[Wor
     return found, words[at:]
 
 
-def _parse_launch(line: Line) -> Launch | None:
+def _parse_launch(line: ScriptLine) -> Launch | None:
     """The launch of a line; None where it starts no torchrun."""
     texts = [word.text for word in line.words]
     at = next((i for i, text in enumerate(texts) if TORCHRUN.fullmatch(text)), None)
