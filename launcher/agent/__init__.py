@@ -1,1 +1,1 @@
-"""The in-node supervisor of the workers; imports the standard library, torch and L0 only."""
+"""The in-node agent, in folders by process; imports the standard library, torch and contract."""

@@ -20,10 +20,10 @@ def main(argv: list[str]) -> int:
         )
         return 2
     if argv[1:2] == ["worker"]:
-        from launcher.agent import guard
+        from launcher.agent.worker import guard
 
         guard.enter_fresh(tuple(argv[2:]))
-    from launcher.agent import supervisor
+    from launcher.agent.node import supervisor
 
     return supervisor.main(argv[1:])
 

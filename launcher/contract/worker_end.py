@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher.contract.errors import ExitCode, name_ending
@@ -45,6 +46,12 @@ class WorkerEnd:
     def has_left(self) -> bool:
         """Whether it says itself that it was asked to leave."""
         return self.exit_code in _LEFT
+
+
+def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
+    """Causes before collateral, those ended by the agent last, then by time and rank."""
+    order = lambda end: (end.is_collateral, end.cause == "terminated", end.at, end.rank)  # noqa: E731
+    return tuple(sorted(ends, key=order))
 
 
 def is_own_failure(message: str) -> bool:

@@ -91,7 +91,7 @@ class AgentFacts:
     """What a target needs of the node agent, without which it cannot start nodes."""
 
     identity: str
-    """Where the agent learns its node's index: a name of ``agent/identity.py``."""
+    """Where the agent learns its node's index: a name of ``agent/node/identity.py``."""
     health_port: int | None
     tee: bool
     """Whether people look for the workers' output on the node's console."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.agent.report import read_ends, read_error, read_tail
+from launcher.agent.worker_exit import read_ends, read_error, read_tail
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, name_signal
 from launcher.contract.keeper_record import RECORD, read_record

@@ -216,7 +216,11 @@ def test_the_agent_imports_the_standard_library_torch_and_the_contract_alone(mod
     assert others <= {"launcher", "torch"}
 
 
-@pytest.mark.parametrize("module", ["supervisor", "guard", "worker", "preload", "engine", "health"])
+WITHOUT_TORCH = ("node.supervisor", "worker.guard", "worker.start")
+WITHOUT_TORCH += ("engine.run", "engine.preload", "engine.health_server")
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
 def test_these_parts_of_the_agent_do_not_import_torch(module: str) -> None:
     code = f"import launcher.agent.{module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

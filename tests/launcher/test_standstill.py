@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.agent import guard
+from launcher.agent.worker import guard
 from launcher.api import scaling
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock

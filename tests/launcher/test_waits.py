@@ -18,7 +18,7 @@ LAUNCHER = ROOT / "launcher"
 ENTERED = [function for row in TABLE for function in row.functions.split()]
 
 WALL_CLOCKS = {
-    "agent.guard:_grace_s": "a deadline that two processes share; never longer than was given",
+    "agent.worker.guard:_grace_s": "a deadline that two processes share",
     "targets.hosts.program.leases:_read": "an age that is shown",
     "targets.hosts.program.keeper:_revive": "counts over a start of the machine",
     "api.listing:_row": "an age that is shown",

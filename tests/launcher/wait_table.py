@@ -17,9 +17,9 @@ SHOWN = Cannot("holds up nobody but whoever reads it; Ctrl-C ends it, and a clos
 
 AGENT, STAND = "launcher/agent/", "launcher/test_standstill.py::"
 FROZEN = AGENT + "test_frozen.py::"
-RESTARTS, NODES = AGENT + "test_restarts.py::", AGENT + "test_nodes.py::"
-SUPERVISOR, ENDINGS = AGENT + "test_supervisor.py::", AGENT + "test_worker_endings.py::"
-DECISIONS = AGENT + "test_agent_decisions.py::"
+RESTARTS, NODES = AGENT + "engine/test_restarts.py::", AGENT + "test_nodes.py::"
+SUPERVISOR, ENDINGS = AGENT + "node/test_supervisor.py::", AGENT + "worker/test_worker_endings.py::"
+DECISIONS = AGENT + "engine/test_agent_decisions.py::"
 DISK, FULL = AGENT + "test_disk.py::", AGENT + "test_full_disk.py::"
 STREAMS, FULL_RUN = AGENT + "test_streams.py::", "launcher/runs/test_full_disk.py::"
 EARLY = "launcher/targets/local/test_early.py::"
@@ -35,8 +35,8 @@ ALONE, CLUSTER = (
 
 IN_THE_NODE = (
     Row(
-        functions="""agent.supervisor:Supervisor._wait_for_agent
-            agent.supervisor:Supervisor._take_signal agent.processes:wait_for_sender""",
+        functions="""agent.node.supervisor:Supervisor._wait_for_agent
+            agent.node.supervisor:Supervisor._take_signal agent.processes:wait_for_sender""",
         who="the supervisor, for the agent",
         ends="the agent's end; after a stop its grace, 2 s, SIGKILL and OUTLIVE_LIMIT_S",
         limit="none before a stop: as long as the training",
@@ -51,7 +51,8 @@ IN_THE_NODE = (
         never=by(FROZEN, "test_an_agent_that_outlives_sigkill_is_left_behind"),
     ),
     Row(
-        functions="agent.guard:_run agent.guard:_Watch.wait agent.guard:_end_when_told",
+        functions="""agent.worker.guard:_run agent.worker.guard:_Watch.wait
+            agent.worker.guard:_end_when_told""",
         who="the guard, for its script",
         ends="the script's end; its agent's end; after a signal the exit grace, then SIGKILL",
         limit="none before a signal: the watchdog judges scripts",
@@ -65,8 +66,8 @@ IN_THE_NODE = (
         never=by(ENDINGS, "test_a_guard_whose_agent_has_gone_ends_its_script"),
     ),
     Row(
-        functions="""agent.processes:end_children agent.processes:reap agent.preload:_check_running
-            agent.preload:_is_bad_in_fork""",
+        functions="""agent.processes:end_children agent.processes:reap
+            agent.engine.preload:_check_running agent.engine.preload:_is_bad_in_fork""",
         who="supervisor and guard, for what is left below them",
         ends="no child is left",
         limit="10 s: uninterruptible sleep outlives SIGKILL; looking (WNOHANG) waits for nobody",
@@ -76,8 +77,8 @@ IN_THE_NODE = (
         never=by(FROZEN, "test_children_that_are_stopped_end_all_the_same"),
     ),
     Row(
-        functions="""agent.launch:run_elastic_agent agent.engine:run_rounds
-            agent.rendezvous:RendezvousWrapper.next_rendezvous""",
+        functions="""agent.engine.torch_agent:run_elastic_agent agent.engine.run:run_rounds
+            agent.engine.rendezvous:RendezvousWrapper.next_rendezvous""",
         who="the agent, for workers, fork server, guards and the other nodes",
         ends="the workers' end, an ending of the group, SIGTERM, a lost store",
         limit="as long as the training; stores are tried outer_limit times",
@@ -95,7 +96,7 @@ IN_THE_NODE = (
         never=by(NODES, "test_a_store_that_nobody_serves_is_unreachable_and_worth_a_retry"),
     ),
     Row(
-        functions="agent.gpu:GpuGate.wait agent.node:Node.wait_for_gpus",
+        functions="agent.engine.gpu:GpuGate.wait agent.engine.node_state:Node.wait_for_gpus",
         who="the agent, for the dead workers' GPU memory",
         ends="the memory is free",
         limit="gpu_free_limit_s, then the reason gpu-busy",
@@ -105,7 +106,7 @@ IN_THE_NODE = (
         never=Cannot("the workers were there: it is their memory"),
     ),
     Row(
-        functions="agent.disk:retry_while_full agent.supervisor:_pause",
+        functions="agent.disk:retry_while_full agent.node.supervisor:_pause",
         who="supervisor and agent, for room on a full disk",
         ends="there is room; a signal that ends the node",
         limit="disk_free_limit_s, then the reason disk-full",
@@ -135,7 +136,7 @@ IN_THE_NODE = (
         never=by(STREAMS, "test_a_pipe_that_nobody_reads_is_not_waited_for"),
     ),
     Row(
-        functions="agent.watchdog:Watchdog._wait_for_stacks",
+        functions="agent.engine.watchdog:Watchdog._wait_for_stacks",
         who="the watchdog, for the stacks of workers that hang",
         ends="all stacks are written",
         limit="STACKS_LIMIT_S",
@@ -145,18 +146,19 @@ IN_THE_NODE = (
         never=BOUND,
     ),
     Row.alike(
-        "agent.watchdog:Watchdog._watch agent.processes:keep_awake.look_on",
+        "agent.engine.watchdog:Watchdog._watch agent.processes:keep_awake.look_on",
         "threads of the agent, between two looks",
         NOBODY,
     ),
     Row.alike(
-        "agent.supervisor:Scratch.__init__ agent.supervisor:_sweep",
+        "agent.node.supervisor:Scratch.__init__ agent.node.supervisor:_sweep",
         "the supervisor, for the lock of its own new folder",
         Cannot("a file that nobody else knows yet; others' are tried without waiting"),
     ),
     Row.alike(
-        """agent.streams:say agent.streams:write_to_file agent.supervisor:Supervisor._fork_agent
-            agent.worker:_tell agent.guard:_flush agent.__main__:main
+        """agent.streams:say agent.streams:write_to_file
+            agent.node.supervisor:Supervisor._fork_agent agent.worker.start:_tell
+            agent.worker.guard:_flush agent.__main__:main
             targets.local.early_program:run targets.local.early_program:_move_streams""",
         "a node's processes, for their console",
         Cannot("a file of the run folder, or the log of the container's engine"),

@@ -8,13 +8,13 @@ BOUND = Cannot("the limit ends it, whatever they do")
 NOBODY = Cannot("nobody is waited for: a pause between two looks, as long as its process lives")
 
 AGENT = "launcher/agent/"
-ROSTER, STORE = AGENT + "test_roster_processes.py::", AGENT + "test_roster_store.py::"
-HANDLER, WORLD = AGENT + "test_roster_handler.py::", AGENT + "test_roster_world.py::"
-ENDED, PARTED = AGENT + "test_endings.py::", AGENT + "test_roster_endings.py::"
-TAKEOVER, MEET = AGENT + "test_takeover.py::", AGENT + "test_meeting.py::"
+ROSTER, STORE = AGENT + "roster/test_processes.py::", AGENT + "roster/test_store.py::"
+HANDLER, WORLD = AGENT + "roster/test_handler.py::", AGENT + "roster/test_world.py::"
+ENDED, PARTED = AGENT + "test_endings.py::", AGENT + "roster/test_endings.py::"
+TAKEOVER, MEET = AGENT + "roster/test_takeover.py::", AGENT + "roster/test_meeting.py::"
 
-LINES = AGENT + "test_lifelines.py::"
-AT_ONCE = AGENT + "test_signalled_at_once.py::"
+LINES = AGENT + "roster/test_lifelines.py::"
+AT_ONCE = AGENT + "node/test_signalled_at_once.py::"
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -68,7 +68,7 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        functions="agent.rendezvous:RendezvousWrapper.shutdown",
+        functions="agent.engine.rendezvous:RendezvousWrapper.shutdown",
         who="the node that serves a stock backend's store, for the others to leave first",
         ends="all have left",
         limit="LEAVING_LIMIT_S",
@@ -81,7 +81,7 @@ ROWS: tuple[Row, ...] = (
         never=BOUND,
     ),
     Row(
-        functions="agent.rendezvous:_wait_for_request",
+        functions="agent.engine.rendezvous:_wait_for_request",
         who="the agent whose workers got SIGTERM from elsewhere, for the supervisor's word",
         ends="the stop request",
         limit="REQUEST_LIMIT_S",
@@ -91,7 +91,7 @@ ROWS: tuple[Row, ...] = (
         never=by(AT_ONCE, "test_a_worker_that_alone_is_ended_by_sigterm_is_started_again"),
     ),
     Row(
-        functions="agent.rendezvous:JobFaults.a_peer_finishes",
+        functions="agent.engine.rendezvous:JobFaults.a_peer_finishes",
         who="an agent whose worker failed, for a peer at torch's exit barrier; stock backends only",
         ends="a peer has come there",
         limit="PEER_FINISHES_S",
@@ -151,7 +151,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         functions="""agent.roster.store:_answers agent.roster.store:_asked_elsewhere
-            agent.takeover:find_round""",
+            agent.roster.takeover:find_round""",
         who="a node, for a store that serves the run already",
         ends="one answers",
         limit="LOOK_LIMIT_S for each candidate; RETURN_LIMIT_S in all",
@@ -165,8 +165,8 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        functions="""agent.meeting:Meeting._wait_for agent.meeting:Meeting._find_or_serve
-            agent.engine:_run_rounds_met""",
+        functions="""agent.roster.meeting:Meeting._wait_for
+            agent.roster.meeting:Meeting._find_or_serve agent.engine.run:_run_rounds_met""",
         who="a node, for the newest store of the folder in which nodes meet",
         ends="it answers; it is gone, and this node or another serves the next one",
         limit="GONE_S without a sign of life, REACH_LIMIT_S with signs; stores outer_limit times",
@@ -193,7 +193,7 @@ ROWS: tuple[Row, ...] = (
         who="the leader, for a number of its own on shared storage",
         ends="a name that nobody else has made",
         limit="as many tries as others take numbers meanwhile",
-        well=by(AGENT, "test_roster_fencing.py::test_a_number_is_taken_once_however_many_ask"),
+        well=by(AGENT, "roster/test_fencing.py::test_a_number_is_taken_once_however_many_ask"),
         badly=by(HANDLER, "test_a_fence_that_cannot_be_written_is_a_state_error"),
         frozen=by(WORLD, "test_a_leader_whose_shared_storage_hangs_gives_the_lead_away"),
         never=by(HANDLER, "test_without_a_fence_the_majority_rule_is_said_aloud"),

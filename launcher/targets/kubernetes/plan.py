@@ -48,7 +48,7 @@ IDENTITY_OF_KIND = {
     "jobset": "indexed-job",
     "job": "indexed-job",
 }
-"""How an agent learns its index, by the names of ``agent/identity.py``."""
+"""How an agent learns its index, by the names of ``agent/node/identity.py``."""
 POD_NAMES = {
     "pytorchjob": "{name}-worker-{index}",
     "trainjob": "{name}-node-0-{index}.{name}",

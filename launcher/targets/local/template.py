@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.targets.local.early_program import NodeOrder
     from launcher.targets.local.render import Process
 
-ENGINE = f"{PRIVATE_PACKAGE}.agent.engine"
+ENGINE = f"{PRIVATE_PACKAGE}.agent.engine.run"
 """The module of the agent's archive that knows what nodes may import together."""
 OF_A_NODE = (protocol.NODE_INDEX, protocol.INCARNATION)
 SHOWN_FIRST = (protocol.RUN_ID, *OF_A_NODE, protocol.RUN_DIR)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import disk
-from launcher.agent.report import AgentLedger
+from launcher.agent.ledger import AgentLedger
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import DiskFullError
 from tests.launcher.agent.place import LIMIT_S, Place

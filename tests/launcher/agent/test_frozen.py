@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.agent import supervisor
+from launcher.agent.node import supervisor
 from launcher.agent.processes import LOOK_S, STOPPED_LIMIT_S, Waker
 from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
 from launcher.contract.clock import SystemClock

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.atomic_write import reserve, write_atomically
-from launcher.agent.attempts import Attempts
+from launcher.agent.engine.attempts import Attempts
 from launcher.agent.heartbeat import HeartbeatWriter
 from tests.disks import BYTES, Disk, is_full, mounted
 from tests.launcher.agent.conftest import end

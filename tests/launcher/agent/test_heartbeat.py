@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import heartbeat
-from launcher.agent.attempts import Attempts
+from launcher.agent.engine.attempts import Attempts
+from launcher.agent.engine.watchdog import PROOF_S, Look, Watchdog, compare_looks
 from launcher.agent.heartbeat import HeartbeatWriter, WorkerBeat, create_heartbeat, read_heartbeat
-from launcher.agent.report import AgentLedger
-from launcher.agent.watchdog import PROOF_S, Look, Watchdog, compare_looks
+from launcher.agent.ledger import AgentLedger
 from launcher.contract.agent_settings import AgentSettings
 
 UPTIME_S = 1e7

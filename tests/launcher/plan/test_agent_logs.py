@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.attempts import Attempts, WorkerPlace
+from launcher.agent.engine.attempts import Attempts, WorkerPlace
 from launcher.follow import tails as tails_module
 from launcher.follow.tails import RunTails, raise_file_limit
 from launcher.plan.torchrun import WorkerLog, parse_worker_folder

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.report import AgentLedger, AgentReport, ledger_path, make_outcome, write_outcome
+from launcher.agent.engine.report import AgentReport
+from launcher.agent.ledger import AgentLedger, ledger_path
+from launcher.agent.node.outcome import make_outcome, write_outcome
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason

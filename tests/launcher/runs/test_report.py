@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.report import AgentLedger, AgentReport, ledger_path, make_outcome
-from launcher.agent.report import write_outcome as write_node_outcome
+from launcher.agent.engine.report import AgentReport
+from launcher.agent.ledger import AgentLedger, ledger_path
+from launcher.agent.node.outcome import make_outcome
+from launcher.agent.node.outcome import write_outcome as write_node_outcome
 from launcher.api.report import report_run
 from launcher.commands.cli import run_command
 from launcher.contract import protocol

@@ -193,7 +193,7 @@ def test_a_node_takes_the_bytecode_of_its_own_python_alone(
     monkeypatch.setattr("importlib.util.MAGIC_NUMBER", magic)
     archive = tmp_path / "agent.pyz"
     archive.write_bytes(render_agent_archive(read_agent_sources(), bytecode=True))
-    code = "import _launcher_node.agent.guard as guard; print(guard.__file__)"
+    code = "import _launcher_node.agent.worker.guard as guard; print(guard.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(archive)}, capture_output=True
     )

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.report import AgentReport, make_outcome, render_termination
+from launcher.agent.engine.report import AgentReport
+from launcher.agent.node.outcome import make_outcome, render_termination
 from launcher.api.listing import read_state, show_logs
 from launcher.commands.cli import run_command
 from launcher.contract import protocol

@@ -1,0 +1,209 @@
+"""The starts of this node's workers: folders, heartbeats, and how each worker ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.agent import disk, signals
+from launcher.agent.atomic_write import ERROR_BYTES, EXIT_BYTES, release, reserve
+from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
+from launcher.agent.worker_exit import ExitRecord, has_succeeded, read_ends, read_oom_kills
+from launcher.contract import protocol
+from launcher.contract.worker_end import WorkerEnd
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPlace:
+    """Where one worker of the present attempt writes."""
+
+    rank: int
+    local_rank: int
+    folder: Path
+    heartbeat: Path
+
+    @property
+    def asked(self) -> Path:
+        """Made by the guard once the agent has asked this worker to end."""
+        return self.heartbeat.with_name(f"asked-{self.heartbeat.name}")
+
+    @property
+    def exit_file(self) -> Path:
+        return self.folder / protocol.EXIT_FILE
+
+
+class Attempts:
+    """The attempts of one incarnation; nothing here ever removes what one has written.
+
+    The agent's main thread begins and ends them. Other threads only read ``workers``, which is
+    replaced as a whole.
+    """
+
+    def __init__(self, node_dir: Path, run_dir: Path, scratch: Path) -> None:
+        self.node_dir = node_dir
+        self.workers: tuple[WorkerPlace, ...] = ()
+        self.number = _last_number(node_dir)
+        self.count = 0
+        self._ranks: dict[int, int] = {}
+        self._run_dir, self._scratch = run_dir, scratch
+        self._hung: set[int] = set()
+        self._oom_kills = 0
+
+    def begin(self, ranks: Mapping[int, int]) -> None:
+        """Goes on to a new attempt of ``{local rank: rank}``; ``make`` follows."""
+        self.forget_speaker()
+        self.number += 1
+        self.count += 1
+        self._ranks = dict(ranks)
+        self._oom_kills = read_oom_kills()
+
+    def make(self) -> tuple[WorkerPlace, ...]:
+        """Makes the folders of the attempt that has begun; again where a disk was full."""
+        before = self.workers
+        workers = tuple(self._place(rank, local_rank) for local_rank, rank in self._ranks.items())
+        self.give_back()
+        self.workers, self._hung = workers, set()
+        for worker in set(before) - set(workers):
+            # Signals are passed on to the processes that these name.
+            worker.heartbeat.unlink(missing_ok=True)
+        return workers
+
+    def forget_speaker(self) -> None:
+        """The workers that would answer a stop request have ended."""
+        (self.node_dir / protocol.STOP_READY_FILE).unlink(missing_ok=True)
+
+    def give_back(self) -> None:
+        """Releases the reserves of workers whose guards were killed."""
+        for worker in self.workers:
+            for name in (protocol.EXIT_FILE, protocol.ERROR_FILE):
+                release(worker.folder / name)
+
+    def folder(self) -> Path:
+        """The folder of the present attempt."""
+        return self.node_dir / protocol.ATTEMPT_FOLDER.format(attempt=self.number)
+
+    def end(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
+        """How the workers that failed in the present attempt ended, causes first.
+
+        ``regroups``: the agent ended them itself, and some may not have begun yet.
+        """
+        ends = read_ends(
+            self.folder(),
+            self.number,
+            run_dir=self._run_dir,
+            hung=frozenset(self._hung),
+            out_of_memory=read_oom_kills() > self._oom_kills,
+            killed=self._killed_with_their_guards(),
+        )
+        if regroups or any(end.cause != "terminated" for end in ends):
+            return ends
+        return (*self._never_began(), *ends)
+
+    def folders(self) -> tuple[Path, ...]:
+        """What the agent and its workers write to, the run's folder first."""
+        others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
+        return (self._run_dir, self.node_dir, self._scratch, *others)
+
+    def beats(self) -> dict[int, WorkerBeat]:
+        """What each worker last said, by rank."""
+        found = {worker.rank: read_heartbeat(worker.heartbeat) for worker in self.workers}
+        return {rank: beat for rank, beat in found.items() if beat is not None}
+
+    def running(self) -> tuple[WorkerPlace, ...]:
+        """The workers that have not ended."""
+        # os.path, because a storage that fails for a moment must not end the threads that look.
+        return tuple(w for w in self.workers if not os.path.exists(w.exit_file))
+
+    def have_succeeded(self) -> bool:
+        """Whether all workers ended well, and none of them because it was asked to end."""
+        workers = self.workers
+        return bool(workers) and all(has_succeeded(worker.exit_file) for worker in workers)
+
+    def were_signalled(self) -> bool:
+        """Whether another than the agent has asked a worker of the present attempt to end."""
+        codes = {-signum for signum in signals.ENDING} | {128 + signum for signum in signals.ENDING}
+        return any(end.cause != "terminated" and end.exit_code in codes for end in self.end())
+
+    def running_pids(self) -> list[int]:
+        """The scripts that have begun and, by what their guards told, not ended."""
+        beats, running = self.beats(), {worker.rank for worker in self.running()}
+        return [beat.pid for rank, beat in beats.items() if rank in running]
+
+    def steps(self) -> int:
+        """Optimizer steps of the present attempt, of the worker that made most."""
+        return max((beat.steps for beat in self.beats().values()), default=0)
+
+    def mark_hung(self, rank: int) -> None:
+        """Notes that a worker is about to be killed because it hangs."""
+        self._hung.add(rank)
+
+    def _never_began(self) -> tuple[WorkerEnd, ...]:
+        """Workers without any record: the process that starts them died or failed."""
+        beats = self.beats()
+        return tuple(
+            WorkerEnd(
+                attempt=self.number,
+                rank=worker.rank,
+                local_rank=worker.local_rank,
+                exit_code=1,
+                at=time.time(),
+                cause="exit",
+                message="it ended before its script began",
+                log=os.path.relpath(worker.folder, self._run_dir),
+            )
+            for worker in self.running()
+            if worker.rank not in beats
+        )
+
+    def _killed_with_their_guards(self) -> list[ExitRecord]:
+        """Only SIGKILL ends a guard whose script has begun: it blocks all other signals."""
+        beats = self.beats()
+        return [
+            _killed(worker, beats[worker.rank].steps)
+            for worker in self.running()
+            if worker.rank in beats
+        ]
+
+    def _place(self, rank: int, local_rank: int) -> WorkerPlace:
+        folder = self.folder() / protocol.RANK_FOLDER.format(rank=rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Made now, so that they need no room on a disk that is full later.
+        for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
+            (folder / name).touch()
+        reserve(folder / protocol.EXIT_FILE, EXIT_BYTES)
+        reserve(folder / protocol.ERROR_FILE, ERROR_BYTES)
+        heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"
+        create_heartbeat(heartbeat)
+        return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)
+
+
+def _killed(worker: WorkerPlace, steps: int) -> ExitRecord:
+    """The record of a worker whose guard has left none."""
+    message, full_disk = "with the process that guards it", None
+    if not disk.has_room(worker.folder):
+        message = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
+        full_disk = {"at": str(disk.mount_of(worker.folder)), "holds_run": True}
+    return ExitRecord(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        exit_code=-signal.SIGKILL,
+        at=time.time(),
+        steps=steps,
+        # One that was asked to end, and that the kernel has kept from it for too long.
+        terminated=worker.asked.exists(),
+        full_disk=full_disk,
+        message=message,
+    )
+
+
+def _last_number(node_dir: Path) -> int:
+    """The highest attempt that an earlier start of this incarnation's agent made; -1 for none."""
+    pattern = re.compile(protocol.ATTEMPT_FOLDER.format(attempt=r"(\d+)"))
+    found = (pattern.fullmatch(path.name) for path in node_dir.glob("attempt-*"))
+    return max((int(match[1]) for match in found if match), default=-1)

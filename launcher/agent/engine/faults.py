@@ -1,0 +1,106 @@
+"""Whether to start workers that have ended again. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from launcher.agent import disk
+from launcher.contract.errors import ExitCode
+from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd, describe, sort_ends
+
+LOST_PEER = "lost-peer"
+"""Cause of a restart after failures that all name another worker."""
+_REASON_OF_CAUSE = {"out-of-memory": Reason.OUT_OF_MEMORY, disk.CAUSE: Reason.DISK_FULL}
+PEERS_FACTOR = 3
+"""Lost peers without progress are tolerated this many times more often than own failures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartWorkers:
+    """Start the workers again; ``counts`` where it uses up one of the user's restarts."""
+
+    cause: str
+    counts: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveUp:
+    """End the run."""
+
+    reason: Reason
+    detail: str
+
+
+class FaultBook:
+    """Remembers how attempts ended and judges the next step.
+
+    ``same_failure_limit`` equal failures in a row without progress end the run. The user's
+    ``max_restarts`` is held against worker faults alone, by ``judge_count``, because the
+    count belongs to the whole job.
+    """
+
+    def __init__(self, *, max_restarts: int, same_failure_limit: int) -> None:
+        self.restarts: Counter[str] = Counter()
+        self.max_restarts = max_restarts
+        self._same_failure_limit = same_failure_limit
+        self._last: tuple[tuple[object, ...], int] = (), 0
+        """What makes two failures equal, and the steps of the attempt."""
+        self._same = 0
+
+    def judge(
+        self, ends: tuple[WorkerEnd, ...], steps: int, *, regroups: bool = False
+    ) -> RestartWorkers | GiveUp:
+        """What follows an attempt of ``steps`` optimizer steps that ended so.
+
+        ``regroups``: the agent itself ended the workers, because the group changed.
+        """
+        causes = [end for end in sort_ends(ends) if not end.is_collateral]
+        if regroups and all(end.cause == "terminated" for end in ends):
+            return RestartWorkers(cause="membership")
+        if causes and all(end.has_left for end in causes):
+            return RestartWorkers(cause="preempted")
+        if causes and causes[0].exit_code == ExitCode.BAD_INPUT:
+            return GiveUp(reason=Reason.BAD_INPUT, detail=describe(causes[0]))
+        first = causes[0] if causes else None
+        if give_up := self._judge_progress(first, steps):
+            return give_up
+        if first is None:
+            # The workers say so. Whether a node left is known once the group has formed again.
+            return RestartWorkers(cause=LOST_PEER)
+        cause = first.cause if first.cause in ("hang", disk.CAUSE) else "worker-fault"
+        return RestartWorkers(cause=cause, counts=True)
+
+    def judge_count(self, faults: int, last: WorkerEnd | None) -> GiveUp | None:
+        """Ends the run once the whole job has had more worker faults than the user allows."""
+        if faults <= self.max_restarts:
+            return None
+        detail = describe(last) if last else "a worker of another node failed"
+        if last is not None and last.cause in _REASON_OF_CAUSE:
+            return GiveUp(reason=_REASON_OF_CAUSE[last.cause], detail=detail)
+        if self.max_restarts == 0:
+            return GiveUp(reason=Reason.TRAINING_FAILED, detail=detail)
+        used = f"all {self.max_restarts} restarts are used up; last: {detail}"
+        return GiveUp(reason=Reason.RESTARTS_EXHAUSTED, detail=used)
+
+    def count_restart(self, cause: str) -> None:
+        """Counts a restart of the workers by its cause."""
+        self.restarts[cause] += 1
+
+    def _judge_progress(self, first: WorkerEnd | None, steps: int) -> GiveUp | None:
+        signature = (first.cause, first.exit_code, first.message) if first else ("lost-peer",)
+        last, last_steps = self._last
+        # The same failure comes after about the same number of steps.
+        is_near = abs(last_steps - steps) <= max(last_steps, steps) // 10
+        self._same = self._same + 1 if last == signature and is_near else 1
+        self._last = signature, steps
+        limit = self._same_failure_limit * (1 if first else PEERS_FACTOR)
+        if self._same < limit or limit <= 0:
+            return None
+        what = describe(first) if first else "other nodes went away"
+        is_disk = first is not None and first.cause == disk.CAUSE
+        return GiveUp(
+            reason=Reason.DISK_FULL if is_disk else Reason.RESTARTS_EXHAUSTED,
+            detail=f"the same failure {self._same} times without progress: {what}",
+        )

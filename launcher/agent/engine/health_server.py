@@ -1,0 +1,117 @@
+"""Health of the node over HTTP: ``/healthz`` for probes, ``/metrics`` for Prometheus.
+
+Answers from what the agent knows already, so that a hanging worker cannot hang a probe.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from launcher.agent.engine.node_state import Node
+from launcher.agent.engine.watchdog import SilenceBook
+from launcher.contract.clock import Clock
+
+REQUEST_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """The node at an instant. ``deadline_s``: how long its workers may still be silent."""
+
+    healthy: bool
+    phase: str
+    attempt: int
+    world_size: int
+    step: int
+    heartbeat_age_s: float | None
+    deadline_s: float | None
+    restarts: Mapping[str, int]
+    phase_s: Mapping[str, float]
+
+
+def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
+    """Healthy: the workers make steps, or have been silent for less than ``hang_max_s``.
+
+    What hangs before that the watchdog ends. A probe cannot tell it from a worker that computes.
+    """
+    now = clock.monotonic()
+    beats = node.attempts.beats()
+    running = {worker.rank for worker in node.attempts.running()}
+    stepping = [beat for rank, beat in beats.items() if beat.steps and rank in running]
+    ages = [now - beat.at for beat in stepping]
+    deadlines = [max(beat.until, beat.at + book.most_s) - now for beat in stepping if book]
+    return Health(
+        healthy=node.phase != "run" or not deadlines or max(deadlines) >= 0,
+        phase=node.phase,
+        attempt=node.attempts.number,
+        world_size=len(node.attempts.workers) * max(1, node.num_nodes),
+        step=max((beat.steps for beat in stepping), default=0),
+        heartbeat_age_s=max(ages, default=None),
+        deadline_s=max(deadlines, default=None),
+        restarts=dict(node.book.restarts),
+        phase_s={name: round(spent, 3) for name, spent in node.seconds_by_phase(now).items()},
+    )
+
+
+def render_metrics(health: Health) -> str:
+    """Prometheus' text format, version 0.0.4. Pure."""
+    lines: list[str] = []
+
+    def add(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> None:
+        lines.append(f"# HELP {name} {help_text}")
+        lines.append(f"# TYPE {name} {kind}")
+        lines.extend(f"{name}{labels} {value}" for labels, value in values.items())
+
+    add("launcher_healthy", "gauge", "1 while the node makes progress.", {"": int(health.healthy)})
+    add("launcher_world_size", "gauge", "Workers of the job.", {"": health.world_size})
+    add("launcher_attempt", "gauge", "Attempt of this node's workers.", {"": health.attempt})
+    add("launcher_step", "gauge", "Optimizer steps of this attempt.", {"": health.step})
+    if health.heartbeat_age_s is not None:
+        age = {"": round(health.heartbeat_age_s, 3)}
+        add("launcher_heartbeat_age_seconds", "gauge", "Since the oldest heartbeat.", age)
+    restarts = {f'{{cause="{cause}"}}': count for cause, count in health.restarts.items()}
+    add("launcher_restarts_total", "counter", "Restarts of the workers by cause.", restarts)
+    phases = {f'{{phase="{name}"}}': spent for name, spent in health.phase_s.items()}
+    add("launcher_phase_seconds_total", "counter", "Seconds in each phase of the agent.", phases)
+    return "\n".join(lines) + "\n"
+
+
+def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int:
+    """Serves from daemon threads; returns the port. Raises OSError where it is taken."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_LIMIT_S
+
+        def do_GET(self) -> None:
+            health = read()
+            if self.path == "/healthz":
+                text = json.dumps(asdict(health)) + "\n"
+                self._answer(200 if health.healthy else 503, text, "application/json")
+            elif self.path == "/metrics":
+                self._answer(200, render_metrics(health), "text/plain; version=0.0.4")
+            else:
+                self._answer(404, "try /healthz or /metrics\n", "text/plain")
+
+        def _answer(self, status: int, text: str, kind: str) -> None:
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Prints nothing: probes come every few seconds."""
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Server((host, port), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+    return int(server.server_address[1])

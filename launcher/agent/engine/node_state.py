@@ -1,0 +1,149 @@
+"""What the agent knows of its node while it runs, and tells the ledger and the health server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from launcher.agent import disk
+from launcher.agent.engine.attempts import Attempts, WorkerPlace
+from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
+from launcher.agent.engine.gpu import GpuGate
+from launcher.agent.ledger import AgentLedger
+from launcher.agent.stopping import StopFiles
+from launcher.agent.streams import say
+from launcher.contract.clock import Clock
+from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd, describe
+
+if TYPE_CHECKING:
+    from launcher.agent.roster.handler import RosterHandler
+
+T = TypeVar("T")
+
+
+class Node:
+    """The state of one start of the agent. Its main thread writes it, other threads read it."""
+
+    def __init__(
+        self, attempts: Attempts, book: FaultBook, ledger: AgentLedger, gate: GpuGate, clock: Clock
+    ) -> None:
+        self.attempts, self.book, self.ledger = attempts, book, ledger
+        self.phase, self._phase_at = "start", clock.monotonic()
+        self._spent_s: dict[str, float] = {}
+        self.num_nodes = 0
+        self.ends: tuple[WorkerEnd, ...] = ()
+        self.had_rendezvous = False
+        self.reached_store = False
+        """Whether a store has answered this node before torch's agent was started."""
+        self.roster: RosterHandler | None = None
+        """The agent's own rendezvous handler; None where a stock one is used."""
+        self.on_first_round: Callable[[], None] = lambda: None
+        self.disk_free_limit_s = 0.0
+        self._gate, self._clock = gate, clock
+
+    def enter(self, phase: str) -> None:
+        """The agent's main thread enters another phase."""
+        now = self._clock.monotonic()
+        self._spent_s = self.seconds_by_phase(now)
+        self.phase, self._phase_at = phase, now
+        if phase == "rendezvous":
+            self.ledger.write("rendezvous-began", attempt=self.attempts.number)
+
+    def seconds_by_phase(self, now: float) -> dict[str, float]:
+        """All phases so far, the open one included."""
+        spent_s = self._spent_s.get(self.phase, 0.0) + now - self._phase_at
+        return {**self._spent_s, self.phase: spent_s}
+
+    def on_rendezvous(self, node_rank: int, num_nodes: int) -> None:
+        """A round is complete; both numbers count nodes, not workers."""
+        self.num_nodes, self.had_rendezvous = num_nodes, True
+        on_first_round, self.on_first_round = self.on_first_round, lambda: None
+        on_first_round()
+        self.enter("run")
+        self.ledger.write(
+            "rendezvous-ended",
+            attempt=self.attempts.number + 1,
+            rank=node_rank,
+            world_size=num_nodes,
+        )
+
+    def judge(self, *, regroups: bool) -> tuple[tuple[WorkerEnd, ...], RestartWorkers | GiveUp]:
+        """How the last attempt ended, and what follows.
+
+        ``regroups``: the agent itself ended the workers, because the group changed.
+        """
+        self.enter("restart")
+        self.ends = self.attempts.end(regroups=regroups)
+        for end in self.ends:
+            self.ledger.write(
+                "worker-ended",
+                attempt=end.attempt,
+                rank=end.rank,
+                exit_code=end.exit_code,
+                cause=end.cause,
+            )
+        return self.ends, self.book.judge(self.ends, self.attempts.steps(), regroups=regroups)
+
+    def on_restart(self, cause: str, ends: tuple[WorkerEnd, ...]) -> None:
+        """Counts and tells a restart of the workers."""
+        self.book.count_restart(cause)
+        self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
+        say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
+
+    def on_node_lost(self, text: str) -> None:
+        """Another node is lost, and this one has seen why."""
+        self.ledger.write("node-lost", detail=text)
+        say(text)
+
+    def on_store_lost(self, reason: Reason, detail: str, times: int) -> None:
+        """A store is gone, and the next one will be tried."""
+        self.had_rendezvous = False
+        self.enter("restart")
+        # Nobody is left to answer what the old workers were asked.
+        self.attempts.forget_speaker()
+        StopFiles(self.attempts.node_dir).forget_resize()
+        self.ledger.write("store-lost", detail=detail)
+        say(f"{reason.value}; starting again ({times})")
+
+    def wait_for_gpus(self) -> None:
+        """Blocks until the dead workers' GPU memory is free. Raises GpuBusyError."""
+        waited_s = self._gate.wait()
+        if waited_s > 0.5:
+            self.ledger.write("gpu-wait", attempt=self.attempts.number, waited_s=waited_s)
+
+    def begin_attempt(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
+        """Makes the folders of a new attempt; waits for room. Raises DiskFullError."""
+        self.attempts.begin(ranks)
+        return self.while_full(self.attempts.make)
+
+    def wait_for_room(self) -> None:
+        """Blocks while the disk of the run folder, or the agent's own, is full.
+
+        Raises DiskFullError.
+        """
+        for folder in self.attempts.folders()[1:3]:
+            self.while_full(partial(disk.check_room, folder))
+
+    def while_full(self, act: Callable[[], T]) -> T:
+        """Does ``act`` again while a disk is full. Raises DiskFullError."""
+        start = self._clock.monotonic()
+        done = disk.retry_while_full(
+            act,
+            self.attempts.folders(),
+            limit_s=self.disk_free_limit_s,
+            pause=self._clock.sleep,
+            tell=say,
+        )
+        waited_s = self._clock.monotonic() - start
+        if waited_s >= disk.PAUSE_S:
+            self.ledger.write("disk-wait", attempt=self.attempts.number, waited_s=waited_s)
+            say(f"there is room again, after {waited_s:.0f} s")
+        return done
+
+    def describe_disk(self, said: str) -> str:
+        """Describes the full disk behind an error message."""
+        folders = self.attempts.folders()
+        full = disk.find_full(said, folders) or folders[0]
+        return f"{disk.describe(full, folders[0])}; {said}"

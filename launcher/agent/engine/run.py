@@ -1,0 +1,231 @@
+"""The agent's own process: torch, the warm process forked from it, torch's elastic agent.
+
+Imports torch only inside functions: between the import and the fork nothing may start a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from launcher.agent import processes
+from launcher.agent.engine import preload
+from launcher.agent.engine.attempts import Attempts
+from launcher.agent.engine.faults import FaultBook
+from launcher.agent.engine.gpu import GpuGate, open_devices
+from launcher.agent.engine.node_state import Node
+from launcher.agent.engine.report import AgentReport
+from launcher.agent.engine.watchdog import Watchdog
+from launcher.agent.ledger import AgentLedger
+from launcher.agent.roster.takeover import find_round, may_go_on, plan_alone, plan_round
+from launcher.agent.streams import say
+from launcher.contract import protocol
+from launcher.contract.agent_settings import ROSTER, AgentSettings, NodeTask, parse_task
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import DiskFullError
+from launcher.contract.reasons import Reason
+
+_FABRIC = "lightning.fabric"
+
+
+def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedger) -> AgentReport:
+    """Runs this node's workers until they are done, and reports how that ended. Blocks.
+
+    Call in a process of its own with one thread; ``scratch`` is a private folder.
+    """
+    archive = archive_path()
+    settings = task.settings
+    forks = settings.start == "fork" and warm_up(task, scratch)
+    with preload.without_collector():
+        if refused := refuse_torch():
+            return AgentReport(reason=Reason.BAD_INPUT, detail=refused)
+        from launcher.agent.engine import torch_agent
+    clock = SystemClock()
+    node_dir = Path(task.node.log_dir)
+    attempts = Attempts(node_dir, run_dir, scratch)
+    book = FaultBook(
+        max_restarts=task.node.max_restarts, same_failure_limit=settings.same_failure_limit
+    )
+    gate = GpuGate(
+        open_devices(os.environ.get("CUDA_VISIBLE_DEVICES")), settings.gpu_free_limit_s, clock
+    )
+    node = Node(attempts, book, ledger, gate, clock)
+    node.disk_free_limit_s = settings.disk_free_limit_s
+    watchdog = Watchdog(attempts, settings, ledger, clock)
+    _start_health(settings, node, watchdog, clock)
+
+    def run_once(planned: NodeTask) -> tuple[Reason, str]:
+        return torch_agent.run_elastic_agent(planned, node, archive, forks=forks)
+
+    def start_threads() -> None:
+        watchdog.start()
+        processes.keep_awake(preload.server_pid(), attempts.running_pids, clock, say)
+
+    # Not before the first round: the store is forked until then, and a fork wants one thread.
+    node.on_first_round = start_threads
+    reason, detail = run_rounds(task, node, clock, run_once)
+    watchdog.stop()
+    attempts.give_back()
+    return AgentReport(
+        reason=reason,
+        detail=detail,
+        attempts=attempts.count,
+        restarts=dict(book.restarts),
+        ends=node.ends,
+    )
+
+
+def run_rounds(
+    task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
+) -> tuple[Reason, str]:
+    """Goes on with the next store when one is lost, in this process: torch stays imported.
+
+    ``run_once`` blocks until the workers are done or the store is gone.
+    """
+    if task.settings.meet_dir and task.node.max_nodes > 1:
+        return _run_rounds_met(task, node, clock, run_once)
+    task = plan_alone(task) if task.settings.meet_dir else task
+    number, carried, losses_at = 0, dict[str, str](), list[float]()
+    # The group of a node that was here before may have moved to another store.
+    patient = task.node.incarnation > 0 or node.attempts.number >= 0
+    while True:
+        number = find_round(task, number, clock, patient=patient)
+        reason, detail = run_once(plan_round(task, number, carried))
+        patient = node.roster is not None and node.roster.is_fenced_out
+        losses_at.append(clock.monotonic())
+        if not may_go_on(task, reason, losses_at, fenced=patient):
+            return reason, detail
+        if patient:
+            detail = "the job goes on around another store"
+        carried |= node.roster.carried() if node.roster else {}
+        node.on_store_lost(reason, detail, len(losses_at))
+        number += 1
+
+
+def _run_rounds_met(
+    task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
+) -> tuple[Reason, str]:
+    """The same where nodes meet through a folder: whoever is there serves the next store."""
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    from launcher.agent.roster.meeting import Meeting, UnreachableError
+
+    if getattr(task.node.rendezvous, "backend", "static") != ROSTER:
+        return Reason.BAD_INPUT, f"nodes that meet in a folder need the rdzv backend {ROSTER}"
+    meeting, carried, losses_at = Meeting(task, clock), dict[str, str](), list[float]()
+    while True:
+        try:
+            planned = node.while_full(partial(meeting.plan_round, carried))
+        except DiskFullError as error:
+            return Reason.DISK_FULL, str(error)
+        except (UnreachableError, RendezvousError, OSError) as error:
+            return Reason.RENDEZVOUS_UNREACHABLE, str(error)
+        node.reached_store = True
+        reason, detail = run_once(planned)
+        fenced = node.roster is not None and node.roster.is_fenced_out
+        losses_at.append(clock.monotonic())
+        if not may_go_on(task, reason, losses_at, fenced=fenced):
+            return reason, detail
+        carried |= node.roster.carried() if node.roster else {}
+        node.on_store_lost(reason, detail, len(losses_at))
+
+
+def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock) -> None:
+    if settings.health_port is None:
+        return
+    from launcher.agent.engine.health_server import read_health, start_health_server
+
+    book = watchdog.book if settings.hang_min_s > 0 else None
+    try:
+        port = start_health_server(
+            settings.health_host, settings.health_port, lambda: read_health(node, book, clock)
+        )
+    except OSError as error:
+        say(f"no health server on port {settings.health_port}: {error}")
+        return
+    say(f"health: http://{settings.health_host}:{port}/healthz")
+
+
+def archive_path() -> str:
+    """The zipapp that this code runs from. Raises RuntimeError where it is none."""
+    archive = getattr(__spec__.loader if __spec__ else None, "archive", None)
+    if archive is None:
+        raise RuntimeError("the agent runs from its archive: build it with render_agent_archive")
+    return os.path.abspath(str(archive))
+
+
+def warm_up(task: NodeTask, scratch: Path) -> bool:
+    """Imports what workers need and starts the process that forks them.
+
+    False, and one line saying why, where nothing can be forked here; workers then start fresh.
+    Must come before anything in this process starts a thread.
+    """
+    named = task.settings.preload
+    problems = preload.import_all(plan_preload(task.settings, _read_sources(task.node.command)))
+    for name, problem in problems.items():
+        if name in named:
+            say(f"preload: {name} cannot be imported ({problem}); going on without it")
+    refused = preload.find_refusal(problems)
+    if not refused:
+        try:
+            preload.start_server(scratch / "fork")
+        except OSError as error:  # such as a TMPDIR that is too long for a socket's name
+            refused = f"{scratch}: {error}"
+    if refused:
+        say(f"start: fork is not possible here ({refused}); starting fresh interpreters")
+    return not refused
+
+
+def refuse_torch() -> str:
+    """Why this torch cannot be used; empty where it can. The launcher knows no image's torch."""
+    import torch
+
+    oldest = protocol.OLDEST_TORCH
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= oldest:
+        return ""
+    return f"torch {torch.__version__} is too old: {oldest[0]}.{oldest[1]} or newer is needed"
+
+
+def plan_preload(settings: AgentSettings, sources: Iterable[bytes]) -> tuple[str, ...]:
+    """What the warm process imports beside torch: what the job names, and Fabric if it is used."""
+    uses_fabric = any(b"lightning" in source for source in sources)
+    named = settings.preload
+    return (_FABRIC, *named) if uses_fabric and _FABRIC not in named else named
+
+
+def plan_shared(task: str) -> tuple[str, ...]:
+    """What nodes of one machine may import once for all of them, beside torch. ``task`` is a file.
+
+    Not the modules that a job names: they may look which node they are on.
+    """
+    parsed = parse_task(Path(task).read_text())
+    package = __name__.removesuffix(".engine.run")
+    own = tuple(f"{package}.{name}" for name in ("engine.torch_agent", "node.supervisor"))
+    if parsed.settings.start != "fork":
+        return own
+    settings = replace(parsed.settings, preload=())
+    return (*own, *plan_preload(settings, _read_sources(parsed.node.command)))
+
+
+def _read_sources(command: tuple[str, ...]) -> Iterator[bytes]:
+    """The script, or the files of the package behind ``-m``, to see what they mention."""
+    for path in _module_files(command[1]) if command[0] == "-m" else [Path(command[0])]:
+        with contextlib.suppress(OSError):
+            yield path.read_bytes()
+
+
+def _module_files(name: str) -> list[Path]:
+    # Not importlib.util.find_spec: it would import the parents of a dotted name here.
+    parts = name.split(".")
+    for entry in (str(Path.cwd()), *sys.path):
+        folder = Path(entry or ".").joinpath(*parts)
+        if folder.is_dir():
+            return sorted(folder.rglob("*.py"))[:200]
+        if folder.with_suffix(".py").is_file():
+            return [folder.with_suffix(".py")]
+    return []

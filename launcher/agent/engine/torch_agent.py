@@ -1,0 +1,241 @@
+"""Runs torch's elastic agent once, and says how it ended. Imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import traceback
+from typing import Any
+
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic import rendezvous as rdzv
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from launcher.agent import signals
+from launcher.agent.addresses import interface_of
+from launcher.agent.disk import CAUSE, is_full
+from launcher.agent.engine import preload
+from launcher.agent.engine.attempts import WorkerPlace
+from launcher.agent.engine.gpu import GpuBusyError
+from launcher.agent.engine.node_state import Node
+from launcher.agent.engine.rendezvous import NodeEnding, register_wrapper
+from launcher.agent.roster.handler import ReplacedError
+from launcher.agent.roster.membership import FENCED_OUT
+from launcher.agent.worker import guard
+from launcher.contract import protocol
+from launcher.contract.agent_settings import ROSTER, NodeTask
+from launcher.contract.errors import DiskFullError, name_signal
+from launcher.contract.node_plan import NodePlan, Static
+from launcher.contract.reasons import Reason
+
+_STORE_ERRORS = (
+    *(rdzv.RendezvousConnectionError, rdzv.RendezvousStateError),
+    *(DistNetworkError, DistStoreError),
+)
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_TORCHS_HANDLER = "_terminate_process_handler"
+INEXHAUSTIBLE = 1_000_000_000
+"""torch's own count of restarts; a loss inside a collective would use it up."""
+
+
+def run_elastic_agent(
+    task: NodeTask, node: Node, archive: str, *, forks: bool
+) -> tuple[Reason, str]:
+    """Blocks until the workers are done for good. Call from the main thread."""
+    _quieten_torch()
+    _keep_signals_from_torch()
+    config = _build_config(task, node, forks=forks)
+    command = task.node.literal_command
+    try:
+        if forks:
+            elastic_launch(config, guard.enter_forked)(*command)
+        else:
+            elastic_launch(config, sys.executable)("-u", archive, "worker", *command)
+        reason, detail = Reason.COMPLETED, ""
+    except BaseException as error:
+        reason, detail = _name_ending(error, node)
+    roster = node.roster
+    if reason is Reason.COMPLETED and roster and roster.head.closed in ("", FENCED_OUT):
+        return reason, protocol.OTHERS_GO_ON
+    return reason, detail
+
+
+def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
+    plan, settings, rendezvous = task.node, task.settings, task.node.rendezvous
+    if isinstance(rendezvous, Static):
+        backend, host, port = "static", rendezvous.master_addr, rendezvous.master_port
+    else:
+        backend = register_wrapper(rendezvous.backend, node)
+        host, port = rendezvous.endpoint_host, rendezvous.endpoint_port
+    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    values: dict[str, Any] = {
+        "min_nodes": plan.min_nodes,
+        "max_nodes": plan.max_nodes,
+        "nproc_per_node": plan.nproc_per_node,
+        "run_id": rendezvous.id,
+        # torchrun's own default, not that of LaunchConfig.
+        "role": "default",
+        "rdzv_endpoint": endpoint,
+        "rdzv_backend": backend,
+        "rdzv_configs": _rdzv_configs(plan),
+        # The static backend reuses its store at a restart: its restarts are the launcher's.
+        "max_restarts": 0 if backend == "static" else INEXHAUSTIBLE,
+        "monitor_interval": settings.monitor_interval_s,
+        "start_method": "forkserver" if forks else "spawn",
+        "logs_specs": RunFolderLogs(node, task, endpoint),
+        "log_line_prefix_template": dict(plan.env).get(protocol.LINE_PREFIX_TEMPLATE),
+        "local_addr": plan.local_addr,
+        "shutdown_timeout": int(settings.stop_grace_s),
+    }
+    # Older versions of torch lack some of them.
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    return LaunchConfig(**{name: value for name, value in values.items() if name in known})
+
+
+def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
+    rendezvous = plan.rendezvous
+    if isinstance(rendezvous, Static):
+        # A number: torch compares it with 0 to find the node that serves the store.
+        return {"rank": plan.node_index}
+    configs: dict[str, Any] = dict(rendezvous.conf)
+    if rendezvous.backend in ("c10d", ROSTER):
+        # Inferred, it is wrong for Services, CNAMEs and second interfaces.
+        configs["is_host"] = "1" if rendezvous.is_host else "0"
+    if rendezvous.backend == ROSTER:
+        configs |= {
+            "node_index": str(plan.node_index),
+            "max_restarts": str(plan.max_restarts),
+            "hold_newcomers": "1",
+            "workers": str(plan.nproc_per_node),
+        }
+    return configs
+
+
+def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
+    """The reason and detail behind whatever torch's agent raises."""
+    roster = node.roster
+    match error:
+        case NodeEnding(reason=reason, detail=detail):
+            return reason, detail
+        case SignalException():
+            if node.attempts.have_succeeded():
+                # It was stopped while it waited for the others; its own work is done.
+                if roster:
+                    roster.leave_finished()
+                return Reason.COMPLETED, ""
+            if roster:
+                # So that the others re-form at once.
+                roster.leave()
+            return Reason.PREEMPTED, f"the agent got {name_signal(error.sigval)}"
+        case ChildFailedError():
+            node.ends = node.attempts.end()
+            if node.ends and node.ends[0].cause == CAUSE:
+                return Reason.DISK_FULL, node.describe_disk(node.ends[0].message)
+            return Reason.TRAINING_FAILED, ""
+        case preload.ServerGoneError():
+            return Reason.AGENT_FAILED, str(error)
+        case GpuBusyError():
+            return Reason.GPU_BUSY, str(error)
+        case DiskFullError():
+            return Reason.DISK_FULL, str(error)
+        case ReplacedError():
+            return Reason.RENDEZVOUS_CLOSED, str(error)
+        case rdzv.RendezvousClosedError():
+            return Reason.RENDEZVOUS_CLOSED, "another node ended the run"
+        case rdzv.RendezvousTimeoutError():
+            return Reason.RENDEZVOUS_UNREACHABLE, "too few nodes came in time"
+    if is_full(error):
+        return Reason.DISK_FULL, node.describe_disk(str(error).partition("\n")[0])
+    if isinstance(error, _STORE_ERRORS):
+        lost = node.had_rendezvous or node.reached_store
+        first_line = str(error).partition("\n")[0]
+        return Reason.STORE_LOST if lost else Reason.RENDEZVOUS_UNREACHABLE, first_line
+    traceback.print_exception(error)
+    return Reason.AGENT_FAILED, f"{type(error).__name__}: {error}"
+
+
+def _quieten_torch() -> None:
+    """Silences torch's 50 lines about a failed worker; the agent tells it in one line.
+
+    Formatting that exception, torch would also import torch._dynamo: 0.9 s within the restart.
+    """
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+
+
+def _keep_signals_from_torch() -> None:
+    """Has torch's handler, which ends the workers, wait for the supervisor's word.
+
+    torch sets it by this name at each start of the workers. Idempotent.
+    """
+    handler = getattr(multiprocessing_api, _TORCHS_HANDLER, None)
+    if handler is not None and handler.__module__ == multiprocessing_api.__name__:
+        setattr(multiprocessing_api, _TORCHS_HANDLER, signals.heed_supervisor(handler))
+
+
+class RunFolderLogs(LogsSpecs):
+    """Makes a folder for each attempt and rank, and sets the agent's variables of each worker.
+
+    torch calls ``reify`` once for each start of the worker group.
+    """
+
+    def __init__(self, node: Node, task: NodeTask, endpoint: str) -> None:
+        copies = Std.ALL if task.settings.tee else Std.NONE
+        super().__init__(task.node.log_dir, redirects=Std.ALL, tee=copies)
+        self._node, self._task, self._endpoint = node, task, endpoint
+        # Where nobody knew the address before, nobody knew the interface either, and gloo would
+        # take that of the host's name, which may lead to the loopback.
+        self._interface = interface_of(task.node.local_addr) if task.settings.meet_dir else ""
+
+    @property
+    def root_log_dir(self) -> str:
+        return self._task.node.log_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Makes the folders, and adds to each worker's environment what the guard needs."""
+        ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
+        workers = self._node.begin_attempt(ranks)
+        number = self._node.attempts.number
+        self._node.ledger.write("workers-started", attempt=number, ranks=[*ranks.values()])
+        for worker in workers:
+            self._add_variables(envs[worker.local_rank], worker)
+        stdouts = {w.local_rank: str(w.folder / protocol.STDOUT_FILE) for w in workers}
+        stderrs = {w.local_rank: str(w.folder / protocol.STDERR_FILE) for w in workers}
+        copies = self._task.settings.tee
+        return LogsDest(
+            stdouts=stdouts,
+            stderrs=stderrs,
+            tee_stdouts=dict(stdouts) if copies else {},
+            tee_stderrs=dict(stderrs) if copies else {},
+            error_files={w.local_rank: str(w.folder / protocol.ERROR_FILE) for w in workers},
+        )
+
+    def _add_variables(self, env: dict[str, str], worker: WorkerPlace) -> None:
+        if self._node.roster and (membership := self._node.roster.membership):
+            env[protocol.GENERATION] = str(membership.generation)
+        if self._interface and GLOO_INTERFACE not in os.environ:
+            env[GLOO_INTERFACE] = self._interface
+        # torch sets it in the agent, after the warm process was forked.
+        if signals := os.environ.get(_SIGNALS):
+            env[_SIGNALS] = signals
+        env.update(
+            {
+                "TORCHELASTIC_ERROR_FILE": str(worker.folder / protocol.ERROR_FILE),
+                # torch is given a number that never runs out; scripts see the user's.
+                "TORCHELASTIC_MAX_RESTARTS": str(self._task.node.max_restarts),
+                # Another store may have taken over since the node's plan was made.
+                protocol.RDZV_ENDPOINT: self._endpoint,
+                protocol.NODE_DIR: self._task.node.log_dir,
+                protocol.NODE_ATTEMPT: str(self._node.attempts.number),
+                protocol.HEARTBEAT: str(worker.heartbeat),
+                guard.WORKER_DIR: str(worker.folder),
+                guard.EXIT_GRACE_S: str(self._task.settings.exit_grace_s),
+                guard.PARENT_PID: str(os.getpid()),
+                protocol.ASKED_FILE: str(worker.asked),
+            }
+        )

@@ -1,0 +1,262 @@
+"""The step watchdog: finds a worker group that no longer makes steps, and has it restarted.
+
+Judges by heartbeats alone, so it works for any script that steps a torch optimizer; one that
+never does is never judged. Limits are learned: how long each phase has been silent so far.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.agent import processes
+from launcher.agent.engine.attempts import Attempts, WorkerPlace
+from launcher.agent.heartbeat import WorkerBeat
+from launcher.agent.ledger import AgentLedger
+from launcher.agent.streams import say
+from launcher.agent.worker.start import STACKS_SIGNAL
+from launcher.contract import protocol
+from launcher.contract.agent_settings import AgentSettings
+from launcher.contract.clock import Clock
+
+POLL_S = 0.25
+STACKS_LIMIT_S = 1.0
+"""How long stacks may take to be written before the workers are killed."""
+BUSY_SHARE = 0.05
+"""Of one processor. A worker whose processes use more is computing and does not hang."""
+PROOF_S = 1.0
+"""A hang is decided by two looks that are at least this far apart and see the same beats."""
+STANDSTILL_S = 5.0
+"""Between two looks. If it was longer, this process stood still, and its workers with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silence:
+    """One worker that has said nothing for ``silent_s``, longer than ``limit_s``."""
+
+    rank: int
+    phase: str
+    silent_s: float
+    limit_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What was read at one instant while all workers were silent; ``at`` is monotonic."""
+
+    at: float
+    beats: Mapping[int, WorkerBeat]
+    cpu_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """The same beats in two looks; ``cpu_share`` is each worker's, of one core, between them."""
+
+    read_at: tuple[float, float]
+    cpu_share: float
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the workers compute."""
+        return self.cpu_share > BUSY_SHARE
+
+
+def compare_looks(first: Look, second: Look) -> Proof | None:
+    """None where a worker has beaten between the two, or where they are too close to tell. Pure."""
+    passed_s = second.at - first.at
+    if first.beats != second.beats or passed_s < PROOF_S:
+        return None
+    share = (second.cpu_s - first.cpu_s) / passed_s / max(1, len(second.beats))
+    return Proof(read_at=(first.at, second.at), cpu_share=share)
+
+
+class SilenceBook:
+    """Learns how long phases are silent, and names the workers that are so for too long. Pure.
+
+    What was learned stays over restarts; a worker's first beat of an attempt starts its clock.
+    """
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self.most_s = settings.hang_max_s
+        """The longest that any phase may be silent."""
+        self._longest_s: dict[str, float] = {}
+        self._last: dict[int, WorkerBeat] = {}
+        self._awake_since = float("-inf")
+
+    def new_attempt(self) -> None:
+        """Forgets the beats of the last attempt's workers."""
+        self._last.clear()
+
+    def wake(self, now: float) -> None:
+        """The whole node stood still until now, as when it is suspended: nobody could beat."""
+        self._awake_since = now
+
+    def limit_s(self, phase: str) -> float:
+        """How long this phase may be silent."""
+        learned = self._longest_s.get(phase, 0.0) * self._settings.hang_factor
+        return min(max(learned, self._settings.hang_min_s), self._settings.hang_max_s)
+
+    def find_silent(self, beats: Mapping[int, WorkerBeat], now: float) -> tuple[Silence, ...]:
+        """The workers over their limit; ``now`` is of the clock of the beats."""
+        if self._settings.hang_min_s <= 0:
+            return ()
+        silent = []
+        for rank, beat in beats.items():
+            self._learn(rank, beat)
+            limit_s = self.limit_s(beat.phase)
+            silent_s = now - max(beat.at, self._awake_since)
+            # Before the first step nothing is known yet: data may be loading, a compiler running.
+            if beat.steps and now > beat.until and silent_s > limit_s:
+                found = Silence(rank=rank, phase=beat.phase, silent_s=silent_s, limit_s=limit_s)
+                silent.append(found)
+        return tuple(silent)
+
+    def _learn(self, rank: int, beat: WorkerBeat) -> None:
+        last = self._last.get(rank)
+        self._last[rank] = beat
+        if last is not None and last.pid == beat.pid and last.steps and beat.at > last.at:
+            gap_s = beat.at - max(last.at, self._awake_since)
+            self._longest_s[last.phase] = max(self._longest_s.get(last.phase, 0.0), gap_s)
+
+
+def decide_hung(
+    silent: tuple[Silence, ...], workers: int, busy: bool, max_s: float
+) -> Silence | None:
+    """The worker that has been silent longest, if the group hangs.
+
+    All of the node's workers must be silent. While one of them computes, the others may wait for
+    it, so only the upper bound counts.
+    """
+    if not silent or len(silent) < workers:
+        return None
+    longest = max(silent, key=lambda one: one.silent_s)
+    if busy and longest.silent_s < max_s:
+        return None
+    return longest
+
+
+class Watchdog:
+    """Watches the present attempt from a thread of the agent."""
+
+    def __init__(
+        self, attempts: Attempts, settings: AgentSettings, ledger: AgentLedger, clock: Clock
+    ) -> None:
+        self._max_s = settings.hang_max_s
+        self.book = SilenceBook(settings)
+        self._attempts, self._ledger, self._clock = attempts, ledger, clock
+        self._attempt = -1
+        self._ended_attempt = -1
+        self._has_stepped = False
+        self._first: Look | None = None
+        self._looked_at = clock.monotonic()
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Begins to watch. Even where it never judges, it notes the first step."""
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the thread after its present look."""
+        self._stopping.set()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(POLL_S):
+            self.look()
+
+    def look(self) -> None:
+        """One look at the present attempt; kills its workers where they hang."""
+        now = self._clock.monotonic()
+        if now - self._looked_at > STANDSTILL_S:
+            self.book.wake(now)
+            self._first = None
+        self._looked_at = now
+        if self._attempts.number != self._attempt:
+            self._attempt, self._has_stepped, self._first = self._attempts.number, False, None
+            self.book.new_attempt()
+        beats = self._attempts.beats()
+        if self._ended_attempt == self._attempt:
+            # Its heartbeats do not change until the next attempt begins.
+            return
+        self._note_first_step(beats)
+        # A worker that has ended is silent, but does not hang.
+        workers = self._attempts.running()
+        beats = {worker.rank: beats[worker.rank] for worker in workers if worker.rank in beats}
+        silent = self.book.find_silent(beats, self._clock.monotonic())
+        if not workers or len(silent) < len(workers):
+            self._first = None
+            return
+        proof = self._look_again(beats)
+        hung = proof and decide_hung(silent, len(workers), proof.is_busy, self._max_s)
+        if proof and hung:
+            self._end(hung, proof, beats, workers)
+
+    def _note_first_step(self, beats: Mapping[int, WorkerBeat]) -> None:
+        if not self._has_stepped and any(beat.steps for beat in beats.values()):
+            self._has_stepped = True
+            self._ledger.write("first-step", attempt=self._attempt)
+
+    def _look_again(self, beats: Mapping[int, WorkerBeat]) -> Proof | None:
+        """What this look proves together with an earlier one, which it then takes the place of."""
+        trees = [processes.tree_of(beat.pid) for beat in beats.values()]
+        cpu_s = sum(processes.cpu_seconds(tree) for tree in trees)
+        look = Look(at=self._clock.monotonic(), beats=beats, cpu_s=cpu_s)
+        first = self._first
+        proof = compare_looks(first, look) if first else None
+        if first is None or first.beats != beats or proof:
+            self._first = look
+        return proof
+
+    def _end(
+        self,
+        hung: Silence,
+        proof: Proof,
+        beats: Mapping[int, WorkerBeat],
+        workers: tuple[WorkerPlace, ...],
+    ) -> None:
+        self._tell(hung, proof, beats[hung.rank])
+        for worker in workers:
+            self._attempts.mark_hung(worker.rank)
+        for beat in beats.values():
+            processes.send(beat.pid, signal.SIGCONT)
+            processes.send(beat.pid, STACKS_SIGNAL)
+        self._wait_for_stacks(workers)
+        for beat in beats.values():
+            processes.send(beat.pid, signal.SIGKILL)
+        self._ended_attempt = self._attempt
+
+    def _tell(self, hung: Silence, proof: Proof, beat: WorkerBeat) -> None:
+        limit_s = self._max_s if proof.is_busy else hung.limit_s
+        first, second = proof.read_at
+        say(
+            f"rank {hung.rank} has hung for {hung.silent_s:.1f} s in phase {hung.phase} "
+            f"(limit {limit_s:.1f} s): beat {beat.number}, at step {beat.steps}, was its last in "
+            f"two reads {second - first:.1f} s apart, between which each worker used "
+            f"{proof.cpu_share:.1%} of a core; stacks are in {self._attempts.folder()}"
+        )
+        self._ledger.write(
+            "hang",
+            attempt=self._attempt,
+            rank=hung.rank,
+            phase=hung.phase,
+            silent_s=hung.silent_s,
+            limit_s=limit_s,
+            steps=beat.steps,
+            beat=beat.number,
+            beat_at=beat.at,
+            read_at=proof.read_at,
+            cpu_share=proof.cpu_share,
+        )
+
+    def _wait_for_stacks(self, workers: tuple[WorkerPlace, ...]) -> None:
+        deadline = self._clock.monotonic() + STACKS_LIMIT_S
+        files = [worker.folder / protocol.STACKS_FILE for worker in workers]
+        while self._clock.monotonic() < deadline:
+            if all(file.exists() and file.stat().st_size for file in files):
+                # Writing is several calls; the last one is not announced.
+                self._stopping.wait(0.1)
+                return
+            self._stopping.wait(0.02)

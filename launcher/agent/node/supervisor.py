@@ -1,0 +1,352 @@
+"""The first process of a node: starts the agent, passes signals on, leaves nothing behind.
+
+Fit to be PID 1 of a container. Standard library only; torch is imported by the agent's process,
+which is forked from this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from launcher.agent import disk, processes, signals, streams
+from launcher.agent.atomic_write import OUTCOME_BYTES, REQUEST_BYTES, release, reserve
+from launcher.agent.engine.report import AgentReport, read_agent_report
+from launcher.agent.heartbeat import read_heartbeat
+from launcher.agent.ledger import AgentLedger, ledger_path
+from launcher.agent.node import outcome as outcomes
+from launcher.agent.node.identity import claim_incarnation, identify, source_of
+from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles, read_stop_file
+from launcher.agent.worker_exit import read_oom_kills
+from launcher.contract import protocol
+from launcher.contract.agent_settings import NodeTask, parse_task
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import DiskFullError, ExitCode, InputError, name_ending
+from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
+
+T = TypeVar("T")
+
+say = partial(streams.say, who="supervisor")
+
+NODE_PLAN = "LAUNCHER_NODE_PLAN"
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_BLOCKED = frozenset({*REASON_OF_SIGNAL, *_PASSED_ON, signal.SIGCHLD})
+_POLL_S = 0.1
+_REPORT_FILE = "report.json"
+SCRATCH_PREFIX = "launcher-agent-"
+_OWNER = "owner"
+
+
+def main(argv: list[str]) -> int:
+    """Supervises the node whose plan ``argv`` or the environment names; returns the exit code."""
+    # Before anything else: as PID 1 a signal without a handler would be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    streams.open_streams()
+    path = argv[0] if argv else os.environ.get(NODE_PLAN)
+    try:
+        if path is None:
+            raise InputError("no node plan was given", f"name its file, or set {NODE_PLAN}")
+        task = identify(parse_task(Path(path).read_text()), os.environ)
+        task = _while_full(task, partial(claim_incarnation, task))
+    except DiskFullError as error:
+        say(f"{Reason.DISK_FULL.value}: {error}")
+        return int(ExitCode.DISK_FULL)
+    except _AskedToStopError as error:
+        return int(EXIT_CODE_OF_REASON[error.reason])
+    except (InputError, OSError) as error:
+        say(str(error))
+        return int(ExitCode.BAD_INPUT)
+    if protocol.COMES_BACK in os.environ:
+        code = outcomes.take_own_end(Path(task.node.log_dir, protocol.OUTCOME_FILE))
+        if code is not None:
+            return code
+    if task.settings.meet_dir and not task.settings.tee:
+        # Nobody gave this process a console of its node's: that is not known before it starts.
+        streams.write_to_file(f"{task.node.log_dir}/{protocol.CONSOLE_FILE}")
+    return Supervisor(task).run()
+
+
+def _while_full(task: NodeTask, act: Callable[[], T]) -> T:
+    """Waits for room before the agent's start. Raises DiskFullError or _AskedToStopError."""
+    return disk.retry_while_full(
+        act,
+        (Path(task.node.log_dir),),
+        limit_s=task.settings.disk_free_limit_s,
+        pause=_pause,
+        tell=say,
+    )
+
+
+class _AskedToStopError(Exception):
+    """A signal came before the agent was started."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+def _pause(seconds: float) -> None:
+    """Waits, but not beyond a signal that ends the node. Raises _AskedToStopError."""
+    if signum := processes.wait_for_signal(REASON_OF_SIGNAL, seconds):
+        raise _AskedToStopError(REASON_OF_SIGNAL[signal.Signals(signum)])
+
+
+class Supervisor:
+    """One node from its start to its outcome."""
+
+    def __init__(self, task: NodeTask) -> None:
+        self._task, self._clock = task, SystemClock()
+        node = task.node
+        self._node_dir = Path(node.log_dir)
+        self._run_dir = Path(dict(node.env).get(protocol.RUN_DIR, self._node_dir.parents[2]))
+        self._files = StopFiles(self._node_dir)
+        self._stop: Stop | None = None
+        self._shows_life_at = float("-inf")
+        self._agent_pid = 0
+        self._own: Scratch | None = None
+        self._report = AgentReport(reason=Reason.AGENT_FAILED)
+        self._ledger = AgentLedger(
+            ledger_path(self._run_dir, node.node_index, node.incarnation),
+            self._clock,
+            node_index=node.node_index,
+            incarnation=node.incarnation,
+        )
+
+    def run(self) -> int:
+        """Blocks until the node's work is done; returns the exit code."""
+        started_at = self._clock.wall()
+        try:
+            self._prepare()
+        except _AskedToStopError as error:
+            self._report = AgentReport(reason=error.reason)
+        except DiskFullError as error:
+            self._report = AgentReport(reason=Reason.DISK_FULL, detail=str(error))
+        except OSError as error:
+            say(f"cannot start: {error}")
+            return int(ExitCode.BAD_INPUT)
+        else:
+            self._report = self._run_agent()
+        finally:
+            processes.end_children()
+            if self._own:
+                self._own.remove()
+        code = int(EXIT_CODE_OF_REASON[self._report.reason])
+        self._tell_end(code, started_at)
+        return code
+
+    def _prepare(self) -> None:
+        processes.adopt_orphans()
+        node = self._task.node
+        # An operator's values count pods, an engine's its tasks, and would win over the plan.
+        of_engine = [name for name in os.environ if name.startswith(protocol.ENGINE_PREFIXES)]
+        for name in (*protocol.STALE_VARIABLES, *of_engine):
+            os.environ.pop(name, None)
+        os.environ.update(node.env)
+        # Meant for torchrun; a torchrun that the script starts would take it over.
+        os.environ.pop(protocol.LINE_PREFIX_TEMPLATE, None)
+        os.environ[protocol.NODE_INDEX] = str(node.node_index)
+        _while_full(self._task, self._make_folders)
+        if node.workdir is not None:
+            os.chdir(node.workdir)
+        self._files.clear()
+        self._ledger.write("agent-started")
+
+    def _make_folders(self) -> None:
+        self._node_dir.mkdir(parents=True, exist_ok=True)
+        if checkpoint_dir := os.environ.get(protocol.CHECKPOINT_DIR):
+            Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        # So that the outcome can be written on a full disk too.
+        reserve(self._node_dir / protocol.OUTCOME_FILE, OUTCOME_BYTES)
+        reserve(self._node_dir / protocol.STOP_REQUEST_FILE, REQUEST_BYTES)
+        self._own = self._own or Scratch()
+        self._scratch = self._own.path
+        reserve(self._scratch / _REPORT_FILE, OUTCOME_BYTES)
+
+    def _tell_end(self, code: int, started_at: float) -> None:
+        report = self._report
+        self._ledger.write("agent-ended", reason=report.reason.value, exit_code=code)
+        outcome = outcomes.make_outcome(
+            report,
+            exit_code=code,
+            node_index=self._task.node.node_index,
+            incarnation=self._task.node.incarnation,
+            started_at=started_at,
+            finished_at=self._clock.wall(),
+        )
+        outcomes.write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
+        release(self._node_dir / protocol.STOP_REQUEST_FILE)
+        if source_of(self._task).is_pod:
+            outcomes.write_termination(outcome, Path(protocol.TERMINATION_LOG))
+        if report.reason is not Reason.COMPLETED:
+            detail = f": {report.detail}" if report.detail else ""
+            say(f"{report.reason.value}{detail} (exit code {code})")
+
+    # -- the agent's process ------------------------------------------------------------------
+
+    def _run_agent(self) -> AgentReport:
+        report_file = self._scratch / _REPORT_FILE
+        oom_kills = read_oom_kills()
+        self._agent_pid = self._fork_agent(report_file)
+        status = self._wait_for_agent()
+        # Without the agent no process would end the others.
+        processes.end_children()
+        code = os.waitstatus_to_exitcode(status)
+        report = read_agent_report(report_file)
+        return self._judge(code, report, oom_killed=read_oom_kills() > oom_kills)
+
+    def _judge(self, code: int, report: AgentReport | None, *, oom_killed: bool) -> AgentReport:
+        """The report of an agent that ended somehow; every ending has a reason."""
+        if self._stop and (report is None or report.reason is not Reason.COMPLETED):
+            report = report or AgentReport(reason=self._stop.reason)
+            return replace(report, reason=self._stop.reason, detail="")
+        if report is not None:
+            return report
+        if code == -signal.SIGKILL and oom_killed:
+            return AgentReport(reason=Reason.OUT_OF_MEMORY, detail="the agent itself")
+        detail = f"the agent ended with {name_ending(code)} and without a report"
+        reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED
+        return AgentReport(reason=reason, detail=detail)
+
+    def _fork_agent(self, report_file: Path) -> int:
+        supervisor_pid = os.getpid()
+        signals.begin()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = int(ExitCode.AGENT_FAILED)
+        try:
+            processes.die_with_parent(supervisor_pid)
+            # Ctrl-C goes to the whole process group, but only the supervisor may act on it.
+            os.setpgid(0, 0)
+            signals.heed_only_supervisor()
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            from launcher.agent.engine.run import run_agent
+
+            report = run_agent(
+                self._task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger
+            )
+            report.write(report_file)
+            code = int(EXIT_CODE_OF_REASON[report.reason])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _wait_for_agent(self) -> int:
+        waker = processes.Waker(self._clock, say)
+        while True:
+            if (status := processes.reap().get(self._agent_pid)) is not None:
+                # What has ended the agent may have been sent to this process too.
+                self._take_signal(0.0)
+                return status
+            if self._stop is None and (reason := read_stop_file(os.environ)):
+                self._ask(reason)
+            self._show_life()
+            self._take_signal(_POLL_S if self._stop else processes.LOOK_S)
+            waker.look({self._agent_pid: "the agent"})
+            if self._stop:
+                self._go_on_stopping(self._stop)
+                if self._stop.is_hopeless(self._clock.monotonic()):
+                    say(f"the agent (pid {self._agent_pid}) outlives SIGKILL; going on without it")
+                    return signal.SIGKILL
+
+    def _show_life(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._shows_life_at and self._task.settings.meet_dir:
+            self._shows_life_at = now + protocol.ALIVE_S
+            with contextlib.suppress(OSError):
+                (self._node_dir / protocol.ALIVE_FILE).touch()
+
+    # -- signals and stopping -----------------------------------------------------------------
+
+    def _take_signal(self, limit_s: float) -> None:
+        signum = processes.wait_for_signal(_BLOCKED, limit_s)
+        if signum in _PASSED_ON:
+            self._pass_on(signum)
+        elif signum in REASON_OF_SIGNAL:
+            self._ask(REASON_OF_SIGNAL[signal.Signals(signum)])
+
+    def _pass_on(self, signum: int) -> None:
+        for path in self._scratch.glob("heartbeat-*"):
+            if beat := read_heartbeat(path):
+                processes.send(beat.pid, signum)
+
+    def _ask(self, reason: Reason) -> None:
+        if self._stop:
+            # An engine repeats itself; a person who does so has lost patience.
+            repeats = source_of(self._task).is_task and reason is Reason.PREEMPTED
+            self._stop.times_asked += 0 if repeats else 1
+            return
+        grace_s = self._task.settings.stop_grace_s
+        self._stop = Stop(reason=reason, asked_at=self._clock.monotonic(), grace_s=grace_s)
+        now = self._clock.wall()
+        self._files.ask(reason.value, at=now, deadline=now + grace_s)
+        self._ledger.write("stop-requested", reason=reason.value, grace_s=grace_s)
+
+    def _go_on_stopping(self, stop: Stop) -> None:
+        answer = self._files.read_answer()
+        step = stop.decide(
+            self._clock.monotonic(),
+            speaks=self._files.training_speaks(),
+            acknowledged=answer is not None,
+        )
+        if step is Step.KILL:
+            if stop.killed_at is None:
+                stop.killed_at = self._clock.monotonic()
+            processes.send(self._agent_pid, signal.SIGKILL)
+        elif step is Step.TERMINATE:
+            if answer is not None:
+                self._ledger.write("stop-acknowledged", step=answer.get("step"))
+            stop.terminated_at = self._clock.monotonic()
+            signals.tell_to_end()
+            processes.send(self._agent_pid, signal.SIGTERM)
+
+
+class Scratch:
+    """A private folder, whose lock says that its owner lives; the kernel frees the lock."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        """Makes the folder, and removes those of owners that were killed."""
+        root = root or Path(tempfile.gettempdir())
+        _sweep(root)
+        self.path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root))
+        made = self.path / f".{_OWNER}"
+        try:
+            self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            self.remove()
+            raise
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # Seen by sweeps only now that it is locked.
+        made.rename(self.path / _OWNER)
+
+    def remove(self) -> None:
+        """Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _sweep(root: Path) -> None:
+    for folder in root.glob(f"{SCRATCH_PREFIX}*"):
+        # Folders of other users cannot be opened; one without a lock is just being made.
+        with contextlib.suppress(OSError):
+            lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

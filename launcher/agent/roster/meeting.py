@@ -1,0 +1,287 @@
+"""Nodes whose addresses nobody knows before they run meet through a folder that all of them see.
+
+The run's stores are numbered. A node that needs a store looks at the newest; where that is gone, it
+creates ``store-NUMBER.json`` for the next one, which only one node can do, and serves it at any
+free port. So whichever nodes are there form a group, and a node that comes back elsewhere finds it.
+The names are never used again, because clients of network file systems remember old files for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from launcher.agent import addresses
+from launcher.agent.roster.store import (
+    SIGN_S,
+    Endpoint,
+    Sign,
+    StoreProcess,
+    has_token,
+    serve_forked,
+)
+from launcher.agent.roster.takeover import CONNECT_LIMIT_S
+from launcher.agent.streams import say
+from launcher.contract.agent_settings import NodeTask
+from launcher.contract.clock import Clock
+from launcher.contract.node_plan import Elastic
+
+STORE_FILE = "store-{number}.json"
+GONE_S = 6 * SIGN_S
+"""A store that cannot be reached and shows no sign of life for so long is gone."""
+OLD_S = 60.0
+"""A refusing store whose last sign is older, by the file system's own clock, needs no watching."""
+REACH_LIMIT_S = 60.0
+"""How long a node tries to reach a store that shows signs of life."""
+REJOIN_LIMIT_S = 90.0
+"""How long the rest of a group waits after a loss, where the plan does not say. Then it ends, and
+the scheduler that started it can start all nodes anew."""
+NEVER_S = 365 * 24 * 3600
+ANSWER_LIMIT_S = 1.0
+OTHERS_S = 0.05
+"""After an address has answered, how long others that stand before it may take."""
+LOOK_S = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """What a node writes of the store that it serves."""
+
+    addresses: tuple[str, ...]
+    """All of its machine, the one that it takes for the best first and the loopback last."""
+    port: int
+    host: str
+    node_index: int
+    machine: str
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """Where a store answered, and this node's own address on the way; None over the loopback."""
+
+    endpoint: Endpoint
+    local_addr: str | None
+
+
+class UnreachableError(Exception):
+    """A store lives, and this node does not reach it."""
+
+
+class Meeting:
+    """One node's way to the run's store, again after each loss."""
+
+    def __init__(self, task: NodeTask, clock: Clock) -> None:
+        self._task, self._clock = task, clock
+        self._folder = Path(task.settings.meet_dir)
+        self._joined = ("", "")
+        """The token of the store that this node has reached before, and its address."""
+
+    def plan_round(self, carried: Mapping[str, str]) -> NodeTask:
+        """The task with a store that answers now, of another node or served by this one.
+
+        ``carried`` is what a new store must be told of the last one. Blocks; call it from the main
+        thread, with which the store dies. Raises UnreachableError, OSError where the folder cannot
+        be used, and RendezvousConnectionError where no store can be started.
+        """
+        node, rendezvous = self._task.node, self._task.node.rendezvous
+        assert isinstance(rendezvous, Elastic)
+        conf = {**dict(rendezvous.conf), **carried}
+        # The store has answered already.
+        limit_s = min(CONNECT_LIMIT_S, float(conf.get("connect_timeout_s", CONNECT_LIMIT_S)))
+        conf["connect_timeout_s"] = f"{limit_s:g}"
+        if self._task.settings.awaits_nodes:
+            conf.setdefault("join_timeout_s", str(NEVER_S))
+        conf.setdefault("rejoin_timeout_s", conf.get("join_timeout_s", f"{REJOIN_LIMIT_S:g}"))
+        found = self._find_or_serve()
+        if isinstance(found, StoreProcess):
+            conf["store_pid"] = str(found.pid)
+            endpoint = Endpoint(host=addresses.LOOPBACK, port=found.port)
+        else:
+            endpoint = found.endpoint
+            node = replace(node, local_addr=found.local_addr or node.local_addr)
+        rendezvous = replace(
+            rendezvous,
+            endpoint_host=endpoint.host,
+            endpoint_port=endpoint.port,
+            is_host=isinstance(found, StoreProcess),
+            conf=tuple(conf.items()),
+        )
+        return replace(self._task, node=replace(node, rendezvous=rendezvous))
+
+    def _find_or_serve(self) -> Reached | StoreProcess:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        number = self._newest()
+        while True:
+            if number is not None and (reached := self._wait_for(number)):
+                return reached
+            number = 0 if number is None else number + 1
+            path = self._path(number)
+            try:
+                handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            except FileExistsError:
+                continue
+            if (store := self._serve(path, handle)) is not None:
+                return store
+            number = self._newest()
+
+    def _newest(self) -> int | None:
+        stems = (path.stem.partition("-")[2] for path in self._folder.glob("store-*.json"))
+        return max((int(stem) for stem in stems if stem.isdigit()), default=None)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / STORE_FILE.format(number=number)
+
+    def _serve(self, path: Path, handle: int) -> StoreProcess | None:
+        """None where this took so long that others have taken the store for gone."""
+        token, own = uuid.uuid4().hex, self._task.node.local_addr
+        with os.fdopen(handle, "w") as file:
+            store = serve_forked(0, sign=Sign(token=token, file=path))
+            if self._newest() != int(path.stem.partition("-")[2]):
+                store.stop()
+                return None
+            others = [text for text in addresses.own_addresses() if text != own]
+            first = [] if own == addresses.LOOPBACK else [own]
+            announcement = Announcement(
+                addresses=(*first, *others, addresses.LOOPBACK),
+                port=store.port,
+                host=socket.gethostname(),
+                node_index=self._task.node.node_index,
+                machine=addresses.name_machine(),
+                token=token,
+            )
+            try:
+                json.dump(asdict(announcement), file)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                store.stop()
+                path.unlink(missing_ok=True)
+                raise
+        self._joined = (token, addresses.LOOPBACK)
+        return store
+
+    # -- the store of another node -------------------------------------------------------------
+
+    def _wait_for(self, number: int) -> Reached | None:
+        """Where that store answers; None where it is gone. Raises UnreachableError."""
+        path, began = self._path(number), self._clock.monotonic()
+        sign, signed_at, told = _read_sign(path), began, False
+        while True:
+            said = _read(path)
+            reached, refusing = reach(said) if said else (None, ())
+            if said and reached:
+                self._joined = (said.token, reached.endpoint.host)
+                return reached
+            now = self._clock.monotonic()
+            if (new := _read_sign(path)) != sign:
+                sign, signed_at = new, now
+            was_here = said is not None and said.token == self._joined[0]
+            is_known = self._joined[1] in refusing if was_here else self._is_old(path, refusing)
+            # No firewall stands between a machine and itself.
+            if is_known or addresses.LOOPBACK in refusing or now - signed_at >= GONE_S:
+                return None
+            if now - began >= REACH_LIMIT_S:
+                raise UnreachableError(_describe(path, said, refusing))
+            if not told and now - began >= GONE_S:
+                told = True
+                say(_describe(path, said, refusing))
+            self._clock.sleep(LOOK_S)
+
+    def _is_old(self, path: Path, refusing: tuple[str, ...]) -> bool:
+        """Compares two times of the same file system, so that clocks do not matter."""
+        if not refusing:
+            return False
+        probe = self._folder / f".now-{uuid.uuid4().hex}"
+        try:
+            probe.touch()
+            return probe.stat().st_mtime - path.stat().st_mtime > OLD_S
+        except OSError:
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
+
+
+def _describe(path: Path, said: Announcement | None, refusing: tuple[str, ...]) -> str:
+    if said is None:
+        return f"a node serves the rendezvous store, but cannot write its address to {path}"
+    how = "refuses connections" if refusing else "does not answer"
+    where = ", ".join(said.addresses)
+    return (
+        f"the rendezvous store of node {said.node_index} on {said.host} is alive, but port "
+        f"{said.port} {how} from here at {where}: check the network and firewalls between the nodes"
+    )
+
+
+def _read(path: Path) -> Announcement | None:
+    """None while it is being written."""
+    try:
+        found = json.loads(path.read_text())
+        return Announcement(**{**found, "addresses": tuple(found["addresses"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _read_sign(path: Path) -> int:
+    """Changes as long as the store lives. Opened, as network file systems then ask the server."""
+    try:
+        with path.open() as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def reach(said: Announcement) -> tuple[Reached | None, tuple[str, ...]]:
+    """Where the store answers now, and else which of its addresses refuse."""
+    own, is_same = addresses.own_addresses(), addresses.name_machine() == said.machine != ""
+    # An address that both machines have, as Docker's, leads back to this one.
+    usable = [a for a in said.addresses if is_same or not (addresses.is_loopback(a) or a in own)]
+    taken, refusing = _connect_to_all(usable, said.port)
+    for address in sorted(taken, key=usable.index):
+        endpoint = Endpoint(host=address, port=said.port)
+        if has_token(endpoint, said.token, ANSWER_LIMIT_S):
+            local = None if addresses.is_loopback(address) else taken[address]
+            return Reached(endpoint=endpoint, local_addr=local), ()
+    return None, refusing
+
+
+def _connect_to_all(hosts: Iterable[str], port: int) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The hosts that take a connection, with this machine's own address there; those that refuse.
+
+    All at once, as others than the right one may be silent: a second, or less after the first.
+    """
+    pending: dict[int, tuple[str, socket.socket]] = {}
+    taken: dict[str, str] = {}
+    refusing: list[str] = []
+    poll = select.poll()
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with contextlib.suppress(OSError):
+                ours = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                ours.setblocking(False)
+                if (code := ours.connect_ex((host, port))) in (0, errno.EINPROGRESS):
+                    pending[ours.fileno()] = host, ours
+                    poll.register(ours, select.POLLOUT)
+                elif code == errno.ECONNREFUSED:
+                    refusing.append(host)
+        limit_s = ANSWER_LIMIT_S
+        while pending and (ready := poll.poll(limit_s * 1000)):
+            for fd, _ in ready:
+                host, ours = pending.pop(fd)
+                poll.unregister(fd)
+                code = ours.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code == 0:
+                    taken[host], limit_s = str(ours.getsockname()[0]), OTHERS_S
+                elif code == errno.ECONNREFUSED:
+                    refusing.append(host)
+    return taken, tuple(refusing)

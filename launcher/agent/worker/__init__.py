@@ -1,0 +1,1 @@
+"""A worker's two processes: its guard, and the script itself."""

@@ -1,0 +1,248 @@
+"""The guard: one small process above each worker, which passes signals on and cleans up.
+
+torch's agent starts the guard, and the script runs in the guard's only child. So ``os._exit(0)`` is
+a success, a signal is seen as a signal, a handler that only sets a flag cannot delay a restart, and
+processes that the script leaves running end with it. Standard library only; one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from launcher.agent import disk, processes, signals
+from launcher.agent.atomic_write import release, write_atomically
+from launcher.agent.heartbeat import read_heartbeat
+from launcher.agent.roster.settings import IDENTICAL
+from launcher.agent.stopping import StopFiles
+from launcher.agent.worker import start
+from launcher.agent.worker_exit import ExitRecord, read_tail
+from launcher.contract import protocol
+
+WORKER_DIR = "LAUNCHER_WORKER_DIR"
+"""The worker's log folder, for the guard alone."""
+EXIT_GRACE_S = "LAUNCHER_EXIT_GRACE_S"
+PARENT_PID = "LAUNCHER_PARENT_PID"
+PRIVATE_VARIABLES = (WORKER_DIR, EXIT_GRACE_S, PARENT_PID, IDENTICAL)
+"""Not for the script to see."""
+
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_BLOCKED = frozenset({*signals.ENDING, *_PASSED_ON, signal.SIGCHLD})
+_POLITE_S = 1.0
+"""What the children of a script that ended well get between SIGTERM and SIGKILL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """What the guard was told by its environment."""
+
+    folder: Path
+    node_dir: Path
+    heartbeat: Path
+    asked: Path
+    agent_pid: int
+    exit_grace_s: float
+    rank: int
+    local_rank: int
+
+
+def enter_forked(*argv: str) -> None:
+    """A worker forked from the warm process: the function that torch's agent calls."""
+    from launcher.agent.engine import preload
+
+    def prepare() -> None:
+        start.leave_multiprocessing(preload.KEPT_FDS, preload.STDIN_FD, preload.MAIN)
+        start.reseed()
+
+    _run(argv, preload.SERVER_PID, preload.SYS_PATH, prepare)
+    # The script has succeeded. torch has this process wait for the node's other workers, with the
+    # handlers of the warm process, which do nothing.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals.ENDING)
+    told = (int(os.environ[PARENT_PID]), preload.SERVER_PID)
+    threading.Thread(target=_end_when_told, args=told, daemon=True).start()
+
+
+def _end_when_told(agent_pid: int, parent_pid: int) -> None:
+    """Ends this process once the agent says so, or has gone.
+
+    Of no other's signal: torch's agent would wait for ever for one that has gone from the event at
+    which it waits.
+    """
+    while True:
+        came = processes.wait_for_sender(frozenset(signals.ENDING), None)
+        if os.getppid() != parent_pid or (came is not None and came[1] == agent_pid):
+            os._exit(0)
+
+
+def enter_fresh(argv: tuple[str, ...]) -> NoReturn:
+    """A worker in a new interpreter: the command that torch's agent starts."""
+    parent_pid = int(os.environ.get(PARENT_PID, os.getppid()))
+    # sys.path[0] is the agent's archive, which no script should see.
+    _run(argv, parent_pid, tuple(sys.path[1:]), lambda: None)
+    sys.exit(0)
+
+
+def _run(
+    argv: tuple[str, ...],
+    parent_pid: int,
+    sys_path: tuple[str, ...],
+    prepare: start.Prepare,
+) -> None:
+    """Returns when the script succeeded; otherwise ends this process as the script ended."""
+    place = _read_place(os.environ)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    processes.adopt_orphans()
+    try:
+        processes.die_with_parent(parent_pid, signal.SIGTERM)
+    except processes.ParentGoneError:
+        os._exit(128 + signal.SIGKILL)
+    guard_pid = os.getpid()
+    _flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            processes.die_with_parent(guard_pid)
+        except processes.ParentGoneError:
+            os._exit(128 + signal.SIGKILL)
+        for name in PRIVATE_VARIABLES:
+            os.environ.pop(name, None)
+        start.run(start.Script(argv=argv, sys_path=sys_path, folder=place.folder), prepare)
+    watch = _Watch(pid, parent_pid, place)
+    status = watch.wait()
+    code = os.waitstatus_to_exitcode(status)
+    processes.end_children(polite_s=_POLITE_S if code == 0 else 0.0)
+    _write_exit(place, code, watch)
+    _remove_if_empty(place.folder / protocol.STACKS_FILE)
+    signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+    if code != 0:
+        _end_like(code)
+
+
+class _Watch:
+    """Waits for the script and passes signals on to it."""
+
+    def __init__(self, pid: int, parent_pid: int, place: _Place) -> None:
+        self.was_asked = self.had_failed = False
+        self._pid, self._parent_pid, self._place = pid, parent_pid, place
+        self._kill_at: float | None = None
+
+    def wait(self) -> int:
+        """The script's wait status."""
+        came: tuple[int, int] | None = None
+        while True:
+            # Checked before the signal is acted on: this script ended by itself.
+            if (status := processes.reap().get(self._pid)) is not None:
+                return status
+            self._on_signal(*(came or (None, 0)))
+            came = _next_signal(self._kill_at)
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                processes.send(self._pid, signal.SIGKILL)
+                self._kill_at = time.monotonic() + 1.0
+
+    def _on_signal(self, signum: int | None, sender: int) -> None:
+        if os.getppid() != self._parent_pid:
+            # The agent is gone: no process waits for this worker any more.
+            processes.end_children()
+            os._exit(128 + signal.SIGKILL)
+        if signum is None:
+            return
+        if signum in _PASSED_ON:
+            processes.send(self._pid, signum)
+        # What reaches all processes of the node is the supervisor's business.
+        elif signum in signals.ENDING and sender == self._place.agent_pid:
+            if not self.was_asked:
+                self.had_failed = (self._place.folder / protocol.ERROR_FILE).exists()
+                with contextlib.suppress(OSError):
+                    self._place.asked.touch()
+            self.was_asked = True
+            processes.send(self._pid, signum)
+            processes.send(self._pid, signal.SIGCONT)
+            self._kill_at = self._kill_at or time.monotonic() + _grace_s(self._place)
+
+
+def _next_signal(until: float | None) -> tuple[int, int] | None:
+    limit_s = None if until is None else max(0.0, until - time.monotonic())
+    return processes.wait_for_sender(_BLOCKED, limit_s)
+
+
+def _grace_s(place: _Place) -> float:
+    """The time from SIGTERM to SIGKILL. Without a stop request SIGTERM means a restart."""
+    request = StopFiles(place.node_dir).read_request()
+    if request is None or request.reason == protocol.STOP_REASON_RESIZE:
+        return place.exit_grace_s
+    # The clock may have been set since: never longer than what was given.
+    left_s = min(request.deadline - time.time(), request.deadline - request.at)
+    return max(place.exit_grace_s, left_s)
+
+
+def _read_place(environ: Mapping[str, str]) -> _Place:
+    return _Place(
+        folder=Path(environ[WORKER_DIR]),
+        node_dir=Path(environ[protocol.NODE_DIR]),
+        heartbeat=Path(environ[protocol.HEARTBEAT]),
+        asked=Path(environ[protocol.ASKED_FILE]),
+        agent_pid=int(environ[PARENT_PID]),
+        exit_grace_s=float(environ[EXIT_GRACE_S]),
+        rank=int(environ["RANK"]),
+        local_rank=int(environ["LOCAL_RANK"]),
+    )
+
+
+def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
+    beat = read_heartbeat(place.heartbeat)
+    record = ExitRecord(
+        rank=place.rank,
+        local_rank=place.local_rank,
+        exit_code=code,
+        terminated=watch.was_asked,
+        had_failed=watch.had_failed,
+        at=time.time(),
+        steps=beat.steps if beat else 0,
+        full_disk=_find_full_disk(place.folder) if code > 0 else None,
+    )
+    release(place.folder / protocol.ERROR_FILE)
+    # A full disk must not turn a good ending into a bad one.
+    with contextlib.suppress(OSError):
+        write_atomically(place.folder / protocol.EXIT_FILE, record.to_json())
+
+
+def _find_full_disk(folder: Path) -> dict[str, str | bool] | None:
+    """The disk that the worker failed on, now that it is still full; None if it was no disk."""
+    said = read_tail(folder / protocol.ERROR_FILE) or read_tail(folder / protocol.STDERR_FILE)
+    others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
+    if not disk.says_full(said) or not (full := disk.find_full(said, (folder, *others))):
+        return None
+    return {"at": str(disk.mount_of(full)), "holds_run": disk.are_on_one_disk(full, folder)}
+
+
+def _remove_if_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
+def _end_like(code: int) -> NoReturn:
+    _flush()
+    if code < 0:
+        # The script may have dumped its core already.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    os._exit(code if code > 0 else 128 - code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()

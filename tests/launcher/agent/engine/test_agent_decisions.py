@@ -1,0 +1,585 @@
+"""What the agent decides, from values alone: faults, stops, hangs, health, identity, settings."""
+
+from __future__ import annotations
+
+import io
+import json
+import urllib.request
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.agent import heartbeat
+from launcher.agent.engine import preload
+from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
+from launcher.agent.engine.gpu import GpuBusyError, GpuGate, find_busy
+from launcher.agent.engine.health_server import Health, render_metrics, start_health_server
+from launcher.agent.engine.rendezvous import Admission
+from launcher.agent.engine.run import plan_preload, refuse_torch
+from launcher.agent.engine.torch_agent import _name_ending
+from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
+from launcher.agent.heartbeat import WorkerBeat
+from launcher.agent.node.identity import SOURCES, identify
+from launcher.agent.roster.handler import ReplacedError
+from launcher.agent.roster.membership import Head
+from launcher.agent.roster.takeover import may_go_on, plan_round
+from launcher.agent.stopping import Step, Stop, StopFiles
+from launcher.agent.worker_exit import ExitRecord, read_ends
+from launcher.contract import protocol
+from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
+from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.node_plan import Elastic, NodePlan, Static
+from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
+from launcher.contract.worker_end import WorkerEnd, name_cause, sort_ends
+from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
+
+NODE = NodePlan(
+    node_index=0,
+    incarnation=0,
+    name="n-0",
+    local_addr="10.0.0.1",
+    min_nodes=1,
+    max_nodes=2,
+    nproc_per_node=2,
+    max_restarts=3,
+    rendezvous=Elastic(
+        backend="roster",
+        endpoint_host="fd00::1",
+        endpoint_port=29400,
+        id="run",
+        is_host=True,
+        conf=(("read_timeout", "300"),),
+    ),
+    command=("-m", "train"),
+    workdir=None,
+    env=(("A", "1"), ("LAUNCHER_NODE_INDEX", "0")),
+    secrets=(),
+    mounts=(),
+    device_ids=("0",),
+    log_dir="/run/nodes/0/0",
+)
+STORES = (
+    StoreEndpoint(host="a", port=1, node_index=0),
+    StoreEndpoint(host="b", port=2, node_index=1),
+)
+
+
+def end(**values: Any) -> WorkerEnd:
+    given = {"attempt": 0, "rank": 0, "local_rank": 0, "exit_code": 1, "at": 1.0, "cause": "exit"}
+    return WorkerEnd(**{**given, "message": "", "log": "", **values})
+
+
+def book(**values: Any) -> FaultBook:
+    return FaultBook(**{"max_restarts": 100, "same_failure_limit": 3, **values})
+
+
+# -- faults ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ends", "cause", "counts"),
+    [
+        ((), "membership", False),
+        ((end(cause="terminated", exit_code=-15),), "membership", False),
+        ((end(),), "worker-fault", True),
+        ((end(exit_code=-9, cause="signal"),), "worker-fault", True),
+        ((end(exit_code=-9, cause="hang"),), "hang", True),
+        ((end(message="RuntimeError: Connection closed by peer"),), "lost-peer", False),
+        ((end(exit_code=143),), "preempted", False),
+        ((end(message="reset by peer"), end(rank=1, message="KeyError")), "worker-fault", True),
+    ],
+)
+def test_a_restart_has_a_cause_and_only_worker_faults_count(
+    ends: tuple[WorkerEnd, ...], cause: str, counts: bool
+) -> None:
+    regroups = cause == "membership"
+    assert book().judge(ends, 0, regroups=regroups) == RestartWorkers(cause=cause, counts=counts)
+
+
+def test_bad_input_ends_the_run_at_once() -> None:
+    verdict = book().judge((end(exit_code=2),), 0)
+    assert isinstance(verdict, GiveUp)
+    assert verdict.reason is Reason.BAD_INPUT
+
+
+def test_equal_failures_at_the_same_step_end_the_run_at_the_limit() -> None:
+    one = book()
+    verdicts = [one.judge((end(message="ValueError"),), steps) for steps in (100, 104, 99)]
+    assert [type(verdict) for verdict in verdicts] == [RestartWorkers, RestartWorkers, GiveUp]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [(end(message="ValueError"), 200)],
+        [(end(message="KeyError"), 100)],
+        [(end(message="ValueError", exit_code=7), 100)],
+    ],
+)
+def test_progress_or_another_failure_begins_the_count_anew(
+    others: list[tuple[WorkerEnd, int]],
+) -> None:
+    one = book()
+    first = (end(message="ValueError"), 100)
+    for failure, steps in [first, first, *others, first, first]:
+        assert isinstance(one.judge((failure,), steps), RestartWorkers)
+
+
+def test_losing_peers_for_ever_without_a_step_ends_the_run_too() -> None:
+    one = book()
+    ends = (end(message="Connection reset by peer"),)
+    verdicts = [one.judge(ends, 0) for _ in range(9)]
+    assert [type(verdict) for verdict in verdicts] == [RestartWorkers] * 8 + [GiveUp]
+
+
+@pytest.mark.parametrize(
+    ("max_restarts", "cause", "reason"),
+    [
+        (0, "exit", Reason.TRAINING_FAILED),
+        (1, "exit", Reason.RESTARTS_EXHAUSTED),
+        (1, "out-of-memory", Reason.OUT_OF_MEMORY),
+    ],
+)
+def test_one_fault_more_than_allowed_ends_the_run(
+    max_restarts: int, cause: str, reason: Reason
+) -> None:
+    one = book(max_restarts=max_restarts)
+    assert one.judge_count(max_restarts, end(cause=cause)) is None
+    verdict = one.judge_count(max_restarts + 1, end(cause=cause))
+    assert verdict is not None
+    assert verdict.reason is reason
+
+
+def test_causes_come_before_collateral_however_late_they_were_written() -> None:
+    cause, fallen = end(rank=3, at=9.0), end(rank=0, at=1.0, cause="terminated")
+    assert sort_ends([fallen, cause]) == (cause, fallen)
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause"),
+    [
+        ({"hung": True, "terminated": True}, "hang"),
+        ({"terminated": True}, "terminated"),
+        ({"out_of_memory": True}, "out-of-memory"),
+        ({}, "signal"),
+    ],
+)
+def test_a_killed_worker_s_cause_is_what_is_known_best(facts: dict[str, bool], cause: str) -> None:
+    given = {"hung": False, "terminated": False, "out_of_memory": False, **facts}
+    assert name_cause(-9, **given) == cause
+
+
+@pytest.mark.parametrize("code", list(ExitCode))
+def test_every_exit_code_has_a_reason(code: ExitCode) -> None:
+    assert reason_of_exit_code(int(code)) is REASON_OF_EXIT_CODE[code]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(139, Reason.KILLED), (17, Reason.TRAINING_FAILED), (255, Reason.KILLED)]
+)
+def test_any_other_exit_code_has_one_too(code: int, reason: Reason) -> None:
+    assert reason_of_exit_code(code) is reason
+
+
+# -- stopping and starting again ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "speaks", "acknowledged", "times", "step"),
+    [
+        (0, False, False, 1, Step.TERMINATE),
+        (0, True, False, 1, Step.WAIT),
+        (24, True, False, 1, Step.WAIT),
+        (25, True, False, 1, Step.TERMINATE),
+        (1, True, True, 1, Step.TERMINATE),
+        (1, True, False, 2, Step.TERMINATE),
+        (1, True, False, 3, Step.KILL),
+        (32, True, True, 1, Step.KILL),
+    ],
+)
+def test_a_stop_waits_for_the_answer_within_its_grace(
+    now: float, speaks: bool, acknowledged: bool, times: int, step: Step
+) -> None:
+    stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, times_asked=times)
+    assert stop.decide(now, speaks=speaks, acknowledged=acknowledged) is step
+
+
+def test_a_torch_that_is_too_old_is_refused_in_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refuse_torch() == ""
+    monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
+    assert refuse_torch() == "torch 2.3.1+cu121 is too old: 2.4 or newer is needed"
+
+
+def test_sigterm_is_sent_once() -> None:
+    stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
+    assert stop.decide(2, speaks=True, acknowledged=True) is Step.WAIT
+
+
+def with_rendezvous(**changes: object) -> NodePlan:
+    return replace(NODE, rendezvous=replace(NODE.rendezvous, **changes))  # type: ignore[type-var]
+
+
+def test_after_a_loss_comes_the_next_store_and_the_first_one_again() -> None:
+    task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
+    second = plan_round(task, 1, {"nodes_before": "2"}).node.rendezvous
+    assert isinstance(second, Elastic)
+    assert (second.endpoint_host, second.endpoint_port, second.is_host) == ("b", 2, False)
+    conf = {"read_timeout": "300", "connect_timeout_s": "15", "nodes_before": "2"}
+    assert dict(second.conf) == conf
+    third = plan_round(task, 2, {}).node.rendezvous
+    assert isinstance(third, Elastic)
+    assert (third.endpoint_host, third.is_host) == ("a", True)
+    assert plan_round(task, 0, {}) is task
+
+
+def test_only_the_roster_keeps_its_run_id_because_stock_agents_close_theirs() -> None:
+    task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
+    assert plan_round(task, 1, {}).node.rendezvous.id == "run"
+    stock = replace(task, node=with_rendezvous(backend="c10d"))
+    planned = plan_round(stock, 1, {}).node.rendezvous
+    assert isinstance(planned, Elastic)
+    assert planned.id == "run.s1"
+    assert dict(planned.conf)["last_call_timeout"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("reason", "stores", "losses_at", "fenced", "goes_on"),
+    [
+        (Reason.STORE_LOST, (), (0.0,), False, True),
+        (Reason.STORE_LOST, (), (0.0, 1.0, 2.0), False, True),
+        (Reason.STORE_LOST, (), (0.0, 1.0, 2.0, 3.0), False, False),
+        (Reason.STORE_LOST, (), (0.0, 1.0, 2.0, 901.0), False, True),
+        (Reason.RENDEZVOUS_UNREACHABLE, (), (0.0,), False, False),
+        (Reason.RENDEZVOUS_UNREACHABLE, STORES, (0.0,), False, True),
+        (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), False, False),
+        (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), True, True),
+        (Reason.RENDEZVOUS_CLOSED, (), (0.0,), True, False),
+        # Asked to end: it must not join the others for the rest of its grace.
+        (Reason.PREEMPTED, STORES, (0.0,), True, False),
+        (Reason.TRAINING_FAILED, STORES, (0.0,), False, False),
+    ],
+)
+def test_another_store_is_tried_where_that_may_help_but_not_too_often(
+    reason: Reason,
+    stores: tuple[StoreEndpoint, ...],
+    losses_at: tuple[float, ...],
+    fenced: bool,
+    goes_on: bool,
+) -> None:
+    task = NodeTask(node=NODE, settings=AgentSettings(stores=stores))
+    assert may_go_on(task, reason, losses_at, fenced=fenced) is goes_on
+
+
+def test_a_static_rendezvous_has_no_second_store() -> None:
+    static = replace(NODE, rendezvous=Static(master_addr="a", master_port=1, id="r"))
+    assert may_go_on(NodeTask(node=static), Reason.STORE_LOST, (0.0,), fenced=False) is False
+
+
+# -- watchdog ----------------------------------------------------------------------------------
+
+
+def beat(at: float, *, steps: int = 1, until: float = 0.0, phase: str = "step") -> WorkerBeat:
+    return WorkerBeat(pid=1, number=steps, steps=steps, at=at, until=until, phase=phase)
+
+
+LIMITS = AgentSettings(hang_factor=10, hang_min_s=5, hang_max_s=60)
+
+
+def test_the_limit_is_learned_for_each_phase_and_bounded() -> None:
+    one = SilenceBook(LIMITS)
+    assert one.limit_s("step") == 5
+    for at in (0.0, 1.0, 3.0):
+        one.find_silent({0: beat(at)}, at)
+    assert one.limit_s("step") == 20
+    one.find_silent({0: beat(43.0)}, 43.0)
+    assert one.limit_s("step") == 60
+    assert one.limit_s("evaluate") == 5
+
+
+def test_silence_is_judged_after_the_first_step_alone() -> None:
+    one = SilenceBook(LIMITS)
+    assert one.find_silent({0: beat(0.0, steps=0, phase="start")}, 1000.0) == ()
+    (silent,) = one.find_silent({0: beat(0.0)}, 6.0)
+    assert (silent.rank, silent.silent_s, silent.limit_s) == (0, 6.0, 5.0)
+
+
+def test_a_phase_may_take_as_long_as_the_training_said() -> None:
+    one = SilenceBook(LIMITS)
+    announced = beat(0.0, until=100.0, phase="evaluate")
+    assert one.find_silent({0: announced}, 99.0) == ()
+    assert len(one.find_silent({0: announced}, 101.0)) == 1
+
+
+def test_time_for_which_the_whole_node_stood_still_is_no_silence() -> None:
+    one = SilenceBook(LIMITS)
+    one.find_silent({0: beat(1.0)}, 1.0)
+    one.wake(3600.0)
+    assert one.find_silent({0: beat(1.0)}, 3604.0) == ()
+    (silent,) = one.find_silent({0: beat(1.0)}, 3606.0)
+    assert silent.silent_s == 6.0
+    one.find_silent({0: beat(3607.0)}, 3607.0)
+    assert one.limit_s("step") == 60, "learned from 7 s, and not from an hour"
+
+
+def test_a_watchdog_without_a_limit_never_judges() -> None:
+    one = SilenceBook(AgentSettings(hang_factor=10, hang_min_s=0, hang_max_s=60))
+    assert one.find_silent({0: beat(0.0)}, 1e6) == ()
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "workers", "busy", "hangs"),
+    [(6, 1, False, True), (6, 2, False, False), (6, 1, True, False), (61, 1, True, True)],
+)
+def test_a_group_hangs_when_all_are_silent_and_none_computes(
+    silent_s: float, workers: int, busy: bool, hangs: bool
+) -> None:
+    silent = Silence(rank=0, phase="step", silent_s=silent_s, limit_s=5)
+    assert (decide_hung((silent,), workers, busy, LIMITS.hang_max_s) is not None) is hangs
+
+
+def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Any) -> None:
+    path = tmp_path / "heartbeat"
+    heartbeat.create_heartbeat(path)
+    assert heartbeat.read_heartbeat(path) is None
+    writer = heartbeat.HeartbeatWriter(path)
+    writer.step()
+    writer.enter("evaluate", 60)
+    found = heartbeat.read_heartbeat(path)
+    assert found is not None
+    assert (found.number, found.steps, found.phase) == (3, 1, "evaluate")
+    assert found.until == pytest.approx(found.at + 60)
+
+
+# -- health ------------------------------------------------------------------------------------
+
+HEALTH = Health(
+    healthy=True,
+    phase="run",
+    attempt=1,
+    world_size=4,
+    step=7,
+    heartbeat_age_s=0.25,
+    deadline_s=5.0,
+    restarts={"hang": 1},
+    phase_s={"run": 1.5},
+)
+
+
+def test_metrics_are_prometheus_text() -> None:
+    lines = render_metrics(HEALTH).splitlines()
+    for line in (
+        "launcher_healthy 1",
+        "launcher_world_size 4",
+        "launcher_step 7",
+        'launcher_restarts_total{cause="hang"} 1',
+        'launcher_phase_seconds_total{phase="run"} 1.5',
+        "launcher_heartbeat_age_seconds 0.25",
+        "# TYPE launcher_restarts_total counter",
+    ):
+        assert line in lines
+
+
+def test_health_is_served_and_says_503_when_the_deadline_has_passed() -> None:
+    states = [HEALTH, replace(HEALTH, healthy=False)]
+    port = start_health_server("127.0.0.1", 0, lambda: states[0])
+    url = f"http://127.0.0.1:{port}"
+    with urllib.request.urlopen(f"{url}/healthz", timeout=5) as answer:
+        assert json.loads(answer.read())["step"] == 7
+    states.pop(0)
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        urllib.request.urlopen(f"{url}/healthz", timeout=5)
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
+        assert b"launcher_healthy 0" in answer.read()
+
+
+# -- GPUs --------------------------------------------------------------------------------------
+
+
+class Ticking:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+    def sleep(self, duration_s: float) -> None:
+        self.now += duration_s
+
+
+def test_a_restart_waits_until_the_dead_workers_memory_is_free() -> None:
+    used = iter([{"0": 1 << 30}, {"0": 5 << 30}, {"0": 4 << 30}, {"0": 1 << 30}])
+    gate = GpuGate(lambda: next(used), 10, Ticking())
+    assert gate.wait() == pytest.approx(0.2)
+
+
+def test_memory_that_stays_in_use_is_a_clear_error() -> None:
+    used = iter([{"0": 0}])
+    gate = GpuGate(lambda: next(used, {"0": 3 << 30}), 2, Ticking())
+    with pytest.raises(GpuBusyError, match="device 0: 3072 MiB"):
+        gate.wait()
+
+
+def test_a_little_more_than_before_is_no_worker() -> None:
+    assert find_busy({"0": 1 << 30}, {"0": (1 << 30) + (100 << 20)}) == {}
+
+
+# -- identity, settings, archive ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "environ", "host", "index", "address"),
+    [
+        ("plan", {}, "h", 0, "10.0.0.1"),
+        ("launcher", {"LAUNCHER_NODE_INDEX": "4"}, "h", 4, "h"),
+        (
+            "pytorchjob",
+            {"PET_NODE_RANK": "2", "RANK": "9", "POD_IP": "10.1.1.1"},
+            "h",
+            2,
+            "10.1.1.1",
+        ),
+        ("pytorchjob", {"RANK": "1"}, "j-master-0", 1, "j-master-0"),
+        ("pytorchjob", {}, "job-worker-3", 3, "job-worker-3"),
+        ("trainjob", {"PET_NODE_RANK": "1"}, "h", 1, "h"),
+        ("indexed-job", {"JOB_COMPLETION_INDEX": "5"}, "h", 5, "h"),
+    ],
+)
+def test_a_node_finds_its_index_where_its_target_tells_it(
+    source: str, environ: dict[str, str], host: str, index: int, address: str
+) -> None:
+    task = identify(NodeTask(node=NODE, settings=AgentSettings(identity=source)), environ, host)
+    assert (task.node.node_index, task.node.local_addr) == (index, address)
+    assert task.node.log_dir == f"/run/nodes/{index}/0"
+    assert dict(task.node.env)["LAUNCHER_NODE_INDEX"] == str(index)
+    assert isinstance(task.node.rendezvous, Elastic)
+    assert task.node.rendezvous.is_host is (index == 0)
+
+
+@pytest.mark.parametrize("source", [*sorted(set(SOURCES) - {"plan"}), "elsewhere"])
+def test_a_node_that_is_not_told_its_index_says_so(source: str) -> None:
+    task = NodeTask(node=NODE, settings=AgentSettings(identity=source))
+    with pytest.raises(InputError, match=r"index is not known|is unknown"):
+        identify(task, {}, "a-host")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        NodeTask(node=NODE),
+        NodeTask(node=NODE, settings=AgentSettings(start="fork", preload=("a",), stores=STORES)),
+        NodeTask(node=replace(NODE, rendezvous=Static(master_addr="a", master_port=1, id="r"))),
+    ],
+)
+def test_a_task_is_read_back_as_it_was_written(task: NodeTask) -> None:
+    assert parse_task(task.to_json()) == task
+
+
+@pytest.mark.parametrize(
+    "change", [{"schema": 2}, {"settings": {"start": "thread"}}, {"settings": {"strat": "fork"}}]
+)
+def test_a_task_of_another_kind_is_refused(change: dict[str, Any]) -> None:
+    data = {**json.loads(NodeTask(node=NODE).to_json()), **change}
+    with pytest.raises(InputError, match="cannot be read"):
+        parse_task(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("named", "source", "modules"),
+    [
+        ((), b"import torch", ()),
+        ((), b"import lightning", ("lightning.fabric",)),
+        (("sklearn",), b"from lightning.fabric import Fabric", ("lightning.fabric", "sklearn")),
+        (("lightning.fabric",), b"lightning", ("lightning.fabric",)),
+    ],
+)
+def test_fabric_is_preloaded_where_the_script_mentions_it(
+    named: tuple[str, ...], source: bytes, modules: tuple[str, ...]
+) -> None:
+    assert plan_preload(AgentSettings(preload=named), [source]) == modules
+
+
+def test_equal_sources_give_equal_archives_without_the_public_name() -> None:
+    sources = read_agent_sources()
+    data = render_agent_archive(sources)
+    assert data == render_agent_archive(dict(reversed(sources.items())))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = archive.namelist()
+        assert "_launcher_node/agent/node/supervisor.py" in names
+        assert "_launcher_node/agent/roster/handler.py" in names
+        assert not [name for name in names if name.startswith("launcher/")]
+        for name in names:
+            assert b"from launcher" not in archive.read(name)
+    assert protocol.HEARTBEAT == "LAUNCHER_HEARTBEAT"
+
+
+def test_only_imports_are_renamed() -> None:
+    text = 'from launcher import clock\nfrom launcher.errors import Fault\nx = "from launcher"\n'
+    assert rename(text) == (
+        "from _launcher_node import clock\nfrom _launcher_node.errors import Fault\n"
+        'x = "from launcher"\n'
+    )
+    with pytest.raises(ValueError, match=r"import launcher\.state"):
+        rename("import launcher.state\n")
+
+
+def test_a_process_whose_forks_could_not_use_cuda_is_not_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``torch.cuda.is_available`` of an imported module is enough for that."""
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert "has asked for CUDA devices" in preload.find_refusal({})
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
+    assert "CUDA" not in preload.find_refusal({})
+
+
+def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path: Path) -> None:
+    """Its frames follow; the last of them would not say that another rank is gone."""
+    said = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread "
+        "terminated with exception: NCCL error: NCCLUtils.cpp:77, unhandled system error\n"
+    )
+    frames = "".join(f"frame #{n}: <unknown function> + 0x43 (libc.so)\n" for n in range(300))
+    folder = tmp_path / protocol.RANK_FOLDER.format(rank=1)
+    folder.mkdir()
+    (folder / protocol.STDERR_FILE).write_text(said + frames)
+    record = ExitRecord(rank=1, local_rank=0, exit_code=-6, at=1.0, steps=3)
+    (folder / protocol.EXIT_FILE).write_text(record.to_json())
+    (found,) = read_ends(tmp_path, 0, run_dir=tmp_path, hung=frozenset(), out_of_memory=False)
+    assert found.message.startswith("c10::DistBackendError: [PG ID 0")
+    assert found.is_collateral
+
+
+def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path: Path) -> None:
+    files, clock = StopFiles(tmp_path), Ticking()
+    roster = SimpleNamespace(head=Head(origin="", leader="", newcomers=1), admit=lambda: None)
+    admission = Admission(files, roster, clock)  # type: ignore[arg-type]
+    (tmp_path / protocol.STOP_READY_FILE).touch()
+    admission.look()
+    assert files.is_for_resize()
+    (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 3}')
+    roster.head = roster.head.next(newcomers=0)
+    admission.look()
+    assert not files.is_asked()
+    files.ask("preempted", at=1.0, deadline=2.0)
+    assert not files.has_answer(), "a stop waits for an answer of its own"
+    (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 4}')
+    admission.look()
+    assert files.read_answer() == {"step": 4}
+
+
+def test_a_node_that_was_replaced_tries_no_other_store() -> None:
+    node: Any = SimpleNamespace(roster=None)
+    reason, detail = _name_ending(ReplacedError("another node came with node_index 1"), node)
+    assert detail == "another node came with node_index 1"
+    task = NodeTask(node=NODE, settings=replace(AgentSettings(), stores=STORES))
+    assert not may_go_on(task, reason, [0.0], fenced=False)

@@ -1,0 +1,92 @@
+"""What a node finds out that an engine of its cluster has started, one process on each node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.addresses import LOOPBACK, choose_address, own_addresses
+from launcher.agent.node.identity import claim_incarnation, identify
+from launcher.contract import protocol
+from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.errors import InputError
+from launcher.contract.node_plan import Elastic, NodePlan
+
+
+def task_of(identity: str = "slurm", *, max_nodes: int = 4, log_dir: str = "/r/0/0") -> NodeTask:
+    rendezvous = Elastic(
+        backend="roster", endpoint_host="-", endpoint_port=1, id="r", is_host=False
+    )
+    node = NodePlan(
+        node_index=0,
+        name="digits-0",
+        local_addr="-",
+        min_nodes=1,
+        max_nodes=max_nodes,
+        nproc_per_node=1,
+        max_restarts=3,
+        rendezvous=rendezvous,
+        command=("t.py",),
+        env=((protocol.INCARNATION, "0"),),
+        log_dir=log_dir,
+    )
+    return NodeTask(node=node, settings=AgentSettings(identity=identity, meet_dir="/r/meet"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "index"),
+    [
+        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}, 2),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_ARRAY_TASK_ID": "3"}, 3),
+        # A person's own array, each element an allocation of two nodes.
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_ARRAY_TASK_ID": "3"}, 1),
+    ],
+)
+def test_a_node_under_slurm_has_the_index_of_its_array_element_or_task(
+    environ: dict[str, str], index: int
+) -> None:
+    node = identify(task_of(), environ).node
+    assert node.node_index == index
+    assert node.log_dir == f"/r/{index}/0"
+    assert dict(node.env)[protocol.NODE_INDEX] == str(index)
+
+
+def test_a_single_node_in_an_element_of_somebody_s_array_is_the_first() -> None:
+    environ = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_ARRAY_TASK_ID": "3"}
+    assert identify(task_of(max_nodes=1), environ).node.node_index == 0
+
+
+def test_a_node_that_was_not_started_by_srun_says_so() -> None:
+    with pytest.raises(InputError, match="SLURM_ARRAY_TASK_ID and SLURM_PROCID are not set"):
+        identify(task_of(), {})
+
+
+def test_each_start_of_a_node_is_its_next_incarnation(tmp_path: Path) -> None:
+    task = identify(task_of(log_dir=str(tmp_path / "nodes/0/0")), {"SLURM_PROCID": "1"})
+    taken = [claim_incarnation(task).node for _ in range(2)]
+    assert [node.incarnation for node in taken] == [0, 1]
+    assert [node.log_dir for node in taken] == [str(tmp_path / f"nodes/1/{n}") for n in range(2)]
+
+
+@pytest.mark.parametrize("peers", [(), (LOOPBACK,), ("not-an-address",), ("::1",)])
+def test_a_node_takes_the_loopback_only_where_it_has_no_other_address(
+    peers: tuple[str, ...],
+) -> None:
+    known = (*own_addresses(), LOOPBACK)
+    assert choose_address(peers) in known
+    assert (choose_address(peers) == LOOPBACK) is (known == (LOOPBACK,))
+
+
+def test_a_node_takes_the_address_that_lies_on_the_way_to_its_cluster() -> None:
+    for own in own_addresses():
+        assert choose_address([own]) == own
+        found = identify(task_of(), {"SLURM_PROCID": "0", "SLURM_LAUNCH_NODE_IPADDR": own})
+        assert found.node.local_addr == own
+
+
+def test_another_identity_looks_for_no_address() -> None:
+    task = task_of("launcher")
+    task = replace(task, node=replace(task.node, local_addr="n1"))
+    assert identify(task, {protocol.NODE_INDEX: "1"}, "n1").node.local_addr == "n1"

@@ -1,0 +1,349 @@
+"""The handler over a real store, in threads: what torch's documentation promises, and more."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from launcher.agent.roster.backend import create_handler, register
+from launcher.agent.roster.fencing import FOLDER, Fence
+from launcher.agent.roster.handler import ReplacedError, RosterHandler
+from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
+from tests.launcher.agent.roster.node_process import wait_until
+
+Make = Callable[..., RosterHandler]
+
+
+@pytest.fixture
+def store() -> Iterator[StoreProcess]:
+    process = serve_forked(0, "127.0.0.1")
+    yield process
+    process.stop()
+
+
+def params_of(port: int, nnodes: tuple[int, int] = (1, 1), **config: Any) -> RendezvousParameters:
+    config = {"node_index": 0, "detection_limit_s": 1.0, "last_call_s": 0.3} | config
+    return RendezvousParameters(
+        "roster", f"127.0.0.1:{port}", "run", *nnodes, "127.0.0.1", **config
+    )
+
+
+@pytest.fixture
+def make(store: StoreProcess, tmp_path: Path) -> Iterator[Make]:
+    made: list[RosterHandler] = []
+
+    def make(nnodes: tuple[int, int] = (1, 1), **config: Any) -> RosterHandler:
+        config.setdefault("fence_dir", str(tmp_path))
+        made.append(create_handler(params_of(store.port, nnodes, **config)))
+        return made[-1]
+
+    yield make
+    for handler in made:
+        handler._thread.end()
+
+
+def together(*handlers: RosterHandler) -> list[RendezvousInfo]:
+    """All of them in one rendezvous; raises what any of them raises."""
+    results: dict[int, RendezvousInfo | Exception] = {}
+
+    def join(number: int, handler: RosterHandler) -> None:
+        try:
+            results[number] = handler.next_rendezvous()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=join, args=pair) for pair in enumerate(handlers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    infos = []
+    for number in range(len(handlers)):
+        result = results[number]
+        if isinstance(result, Exception):
+            raise result
+        infos.append(result)
+    return infos
+
+
+def test_torch_gets_the_handler_by_its_registered_name(store: StoreProcess) -> None:
+    register()
+    register()
+    handler = get_rendezvous_handler(params_of(store.port))
+    assert isinstance(handler, RosterHandler)
+    assert (handler.get_backend(), handler.get_run_id()) == ("roster", "run")
+    assert handler.use_agent_store is False
+    handler.shutdown()
+
+
+def test_all_nodes_get_ranks_by_index_and_one_master_address(make: Make) -> None:
+    infos = together(*(make((3, 3), node_index=index) for index in (2, 0, 1)))
+    assert [info.rank for info in infos] == [2, 0, 1]
+    assert {info.world_size for info in infos} == {3}
+    masters = {str(info.bootstrap_store_info) for info in infos}
+    assert len(masters) == 1
+    infos[0].store.set("key", "of the group")
+    assert infos[1].store.get("key") == b"of the group"
+
+
+def test_a_single_node_re_forms_alone_and_as_often_as_it_asks(make: Make) -> None:
+    handler = make()
+    for _ in range(6):
+        assert handler.next_rendezvous().world_size == 1
+    assert handler.head.counts == {"fault": 5}
+
+
+def test_each_membership_has_a_generation_of_its_own_on_shared_storage(
+    make: Make, tmp_path: Path
+) -> None:
+    handler, generations = make(), []
+    for _ in range(3):
+        handler.next_rendezvous()
+        assert handler.membership
+        generations.append(handler.membership.generation)
+    assert generations == [1, 2, 3]
+    names = sorted(path.name for path in (tmp_path / FOLDER).iterdir())
+    assert names == ["00000001.json", "00000002.json", "00000003.json"]
+
+
+def test_a_closed_run_raises_closed_for_all_who_ask(make: Make) -> None:
+    first, second = make(), make(node_index=1)
+    assert not first.is_closed()
+    first.set_closed()
+    assert first.is_closed()
+    wait_until(second.is_closed, 5)
+    for handler in (first, second):
+        with pytest.raises(RendezvousClosedError):
+            handler.next_rendezvous()
+
+
+def test_a_node_that_shuts_down_after_success_closes_the_run(make: Make) -> None:
+    handler = make()
+    handler.next_rendezvous()
+    assert handler.shutdown()
+    with pytest.raises(RendezvousClosedError):
+        make().next_rendezvous()
+
+
+def test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing(make: Make) -> None:
+    handler = make((2, 2), join_timeout_s=0.5)
+    with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes"):
+        handler.next_rendezvous()
+    handler.shutdown()
+    together(make((2, 2)), make((2, 2), node_index=1))
+
+
+def test_no_store_raises_a_connection_error_within_the_limit() -> None:
+    store = serve_forked(0, "127.0.0.1")
+    store.stop()
+    with pytest.raises(RendezvousConnectionError, match=str(store.port)):
+        create_handler(params_of(store.port, connect_timeout_s=1.0))
+
+
+def test_a_host_serves_the_store_itself_and_others_find_it(tmp_path: Path) -> None:
+    host = create_handler(params_of(0, (2, 2), is_host=True, fence_dir=str(tmp_path)))
+    port = host._endpoint.port
+    other = create_handler(params_of(port, (2, 2), node_index=1, fence_dir=str(tmp_path)))
+    assert [info.rank for info in together(host, other)] == [0, 1]
+    with ThreadPoolExecutor() as pool:
+        assert all(pool.map(lambda handler: handler.shutdown(), (host, other)))
+
+
+def refused(node: RosterHandler, heard: list[Exception]) -> None:
+    """A node that waits in vain, and goes as torch's launcher does."""
+    try:
+        node.next_rendezvous()
+    except Exception as error:
+        heard.append(error)
+        node.shutdown()
+
+
+def test_the_store_of_a_host_stays_until_who_waits_has_heard_that_the_run_is_over(
+    tmp_path: Path,
+) -> None:
+    host = create_handler(params_of(0, is_host=True, fence_dir=str(tmp_path)))
+    host.next_rendezvous()
+    config = {"node_index": 1, "fence_dir": str(tmp_path)}
+    spare, heard = create_handler(params_of(host._endpoint.port, **config)), list[Exception]()
+    thread = threading.Thread(target=refused, args=(spare, heard))
+    thread.start()
+    assert host._caller is not None
+    wait_until(host._caller.waiting, 5)
+    assert host.shutdown()
+    thread.join(10)
+    assert [type(error) for error in heard] == [RendezvousClosedError]
+
+
+def test_the_store_of_a_host_that_waited_in_vain_stays_until_the_others_have_too(
+    tmp_path: Path,
+) -> None:
+    config = {"join_timeout_s": 0.5, "fence_dir": str(tmp_path)}
+    host = create_handler(params_of(0, (3, 3), is_host=True, **config))
+    config |= {"node_index": 1, "join_timeout_s": 2.0}
+    other, heard = (
+        create_handler(params_of(host._endpoint.port, (3, 3), **config)),
+        list[Exception](),
+    )
+    thread = threading.Thread(target=refused, args=(other, heard))
+    thread.start()
+    refused(host, heard)
+    thread.join(10)
+    assert [type(error) for error in heard] == [RendezvousTimeoutError] * 2
+
+
+def test_in_a_store_to_which_nobody_came_nobody_waits(store: StoreProcess) -> None:
+    client = StoreClient(Endpoint(host="127.0.0.1", port=store.port), "run", timeout_s=5.0)
+    assert client.waiting() == ()
+
+
+def test_a_host_finds_the_store_that_its_supervisor_started(store: StoreProcess) -> None:
+    handler = create_handler(params_of(store.port, is_host=True, host="127.0.0.1"))
+    assert handler.next_rendezvous().world_size == 1
+    handler.shutdown()
+
+
+def test_foreign_text_under_the_runs_keys_is_a_state_error(make: Make) -> None:
+    handler = make()
+    handler.next_rendezvous()
+    assert handler._caller is not None
+    handler._caller.store.set("roster/run/head", "not a head")
+    with pytest.raises(RendezvousStateError, match="not a head"):
+        wait_until(handler.num_nodes_waiting, 5)
+
+
+def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(make: Make) -> None:
+    first = make((1, 2))
+    first.next_rendezvous()
+    second = make((1, 2))
+    joining = threading.Thread(target=second.next_rendezvous, daemon=True)
+    joining.start()
+    wait_until(first.num_nodes_waiting, 5)
+    with pytest.raises(ReplacedError, match="node_index 0"):
+        first.next_rendezvous()
+    joining.join(10)
+    assert second.membership is not None
+
+
+def test_a_fence_that_cannot_be_written_is_a_state_error(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    handler = make(fence_dir=str(tmp_path / "file"))
+    with pytest.raises(RendezvousStateError, match="generation"):
+        handler.next_rendezvous()
+
+
+def test_a_group_that_another_store_has_fenced_out_is_closed(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.agent.roster.handler.FENCE_LOOK_S", 0.0)
+    handler = make()
+    handler.next_rendezvous()
+    assert handler.num_nodes_waiting() == 0
+    Fence(tmp_path, "run").take("another store")
+    wait_until(handler.num_nodes_waiting, 5)
+    with pytest.raises(RendezvousClosedError, match="fenced"):
+        handler.next_rendezvous()
+    assert handler.head.closed == "fenced"
+
+
+def test_a_woken_leader_takes_no_generation_beyond_that_of_another_store(
+    make: Make, tmp_path: Path
+) -> None:
+    """It re-forms at once, before it is time to look at the fence again."""
+    handler = make()
+    handler.next_rendezvous()
+    others = Fence(tmp_path, "run").take("another store")
+    with pytest.raises(RendezvousClosedError, match="fenced"):
+        handler.next_rendezvous()
+    newest = Fence(tmp_path, "run").newest()
+    assert newest
+    assert newest.number == others
+
+
+def test_a_generation_burnt_by_a_stale_leader_of_the_same_store_only_re_forms(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.agent.roster.handler.FENCE_LOOK_S", 0.0)
+    handler = make()
+    handler.next_rendezvous()
+    newest = Fence(tmp_path, "run").newest()
+    assert newest
+    Fence(tmp_path, "run").take(newest.origin)
+    wait_until(handler.num_nodes_waiting, 5)
+    handler.next_rendezvous()
+    assert handler.membership
+    assert handler.membership.generation == 3
+    assert handler.head.counts == {"fenced": 1}
+
+
+def test_without_a_fence_the_majority_rule_is_said_aloud(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        make((1, 3), fence_dir="")
+    assert "only more than half of the last nodes, or more than 2, can go on" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        make((2, 3), node_index=1, fence_dir="")
+    assert "fences" not in caplog.text, "any two groups of 2 of 3 share a node"
+
+
+def test_held_newcomers_are_told_of_and_come_in_after_admit(make: Make) -> None:
+    first = make((1, 2), hold_newcomers=True)
+    first.next_rendezvous()
+    second = make((1, 2), node_index=1, hold_newcomers=True)
+    joining = threading.Thread(target=second.next_rendezvous, daemon=True)
+    joining.start()
+    wait_until(lambda: first.head.newcomers == 1, 5)
+    assert first.num_nodes_waiting() == 0
+    first.admit()
+    wait_until(first.num_nodes_waiting, 5)
+    assert first.next_rendezvous().world_size == 2
+    joining.join(10)
+    assert first.head.counts == {"joined": 1}
+
+
+def test_no_wall_clock_is_read_from_join_to_loss(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never() -> float:
+        raise AssertionError("a wall clock was read")
+
+    class NoDate(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            never()
+
+    handlers = [make((1, 3), node_index=index) for index in range(3)]
+    monkeypatch.setattr(time, "time", never)
+    monkeypatch.setattr(time, "time_ns", never)
+    monkeypatch.setattr(datetime, "datetime", NoDate)
+    together(*handlers)
+    handlers[1]._thread.end()
+    rest = [handlers[0], handlers[2]]
+    wait_until(lambda: all(h.num_nodes_waiting() for h in rest), 5)
+    assert [info.world_size for info in together(*rest)] == [2, 2]
+
+
+def test_the_head_is_small_however_many_nodes_there_are(make: Make) -> None:
+    handlers = [make((6, 6), node_index=index) for index in range(6)]
+    together(*handlers)
+    assert len(handlers[0]._thread.state.text) < 400
+    assert json.loads(handlers[0]._thread.state.text)["nodes"] == 6

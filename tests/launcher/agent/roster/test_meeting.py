@@ -1,0 +1,321 @@
+"""Nodes that know no address meet through a folder, again after losses and after a fresh start."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launcher.agent.addresses import LOOPBACK, name_machine, own_addresses
+from launcher.agent.roster import meeting
+from launcher.agent.roster.meeting import Announcement, Meeting, UnreachableError, reach
+from launcher.agent.roster.store import Sign, StoreProcess, serve_forked
+from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.clock import SystemClock
+from launcher.contract.node_plan import Elastic, NodePlan
+from tests.launcher.agent.group import TELLING, Group, kill
+from tests.launcher.agent.place import LIMIT_S, Place, wait_until
+
+
+class Met(Group):
+    """Nodes whose plans hold no address that means anything."""
+
+    def __init__(self, places: list[Place], **settings: Any) -> None:
+        self.places, self.folder = places, places[0].folder
+        self.size, self.settings = len(places), settings
+        places[0].write(TELLING)
+
+    def start(self, place: Place) -> None:
+        conf = {"fence_dir": str(self.folder), "detection_limit_s": "1", "last_call_s": "1"}
+        conf |= self.settings.get("conf", {})
+        place.plan(
+            min_nodes=self.settings.get("min_nodes", 1),
+            max_nodes=self.size,
+            backend="roster",
+            port=1,
+            meet_dir=str(self.folder / "meet"),
+            start="fork",
+            conf=(*conf.items(), ("growth_pause_s", "0")),
+        )
+        place.start()
+
+    def start_all(self) -> None:
+        for place in self.places:
+            self.start(place)
+        wait_until(lambda: self.all_in(self.places, self.size))
+
+    def files(self) -> list[dict[str, Any]]:
+        paths = sorted((self.folder / "meet").glob("store-*.json"))
+        # One that is just being written is empty.
+        return [json.loads(text) for text in (path.read_text() for path in paths) if text]
+
+
+def again(place: Place) -> Place:
+    """The same node, started anew by a scheduler."""
+    return Place(place.folder, place.archive, place.index, incarnation=place.incarnation + 1)
+
+
+def test_the_first_node_to_come_serves_the_store_and_the_others_find_it(
+    places: list[Place],
+) -> None:
+    group = Met(places, min_nodes=3)
+    group.start(places[2])
+    wait_until(group.files)
+    group.start(places[0])
+    group.start(places[1])
+    wait_until(lambda: group.all_in(places, 3))
+    (said,) = group.files()
+    assert said["node_index"] == 2
+    assert said["addresses"][-1] == LOOPBACK
+    # Not all: networks of containers come and go on this machine.
+    assert {*said["addresses"]} & {*own_addresses()} or not own_addresses()
+    group.finish(places)
+
+
+def test_a_node_that_served_the_store_is_lost_and_comes_back_elsewhere(
+    places: list[Place],
+) -> None:
+    group = Met(places[:2])
+    group.start(places[0])
+    wait_until(group.files)
+    group.start(places[1])
+    wait_until(lambda: group.all_in(places[:2], 2))
+    kill(places[0])
+    wait_until(lambda: group.all_in([places[1]], 1))
+    back = again(places[0])
+    places[0] = back
+    group.start(back)
+    wait_until(lambda: group.all_in([back, places[1]], 2))
+    assert [said["node_index"] for said in group.files()] == [0, 1]
+    group.finish([back, places[1]])
+
+
+def test_a_fresh_start_of_all_nodes_is_not_held_up_by_the_files_of_the_last_one(
+    places: list[Place],
+) -> None:
+    group = Met(places[:2], min_nodes=2)
+    group.start_all()
+    for place in group.places:
+        kill(place)
+    began = time.monotonic()
+    group.places = [again(place) for place in group.places]
+    places[:2] = group.places
+    before = len(group.seen(places[0]))
+    for place in group.places:
+        group.start(place)
+    wait_until(lambda: len(group.seen(places[0])) > before and group.all_in(group.places, 2))
+    assert time.monotonic() - began < 20
+    assert len(group.files()) == 2
+    group.finish(group.places)
+
+
+@pytest.mark.slow
+def test_a_store_that_freezes_is_given_up_by_the_others(places: list[Place]) -> None:
+    group = Met(places[:2])
+    group.start(places[0])
+    wait_until(group.files)
+    group.start(places[1])
+    wait_until(lambda: group.all_in(places[:2], 2))
+    assert places[0].process is not None
+    supervisor = psutil.Process(places[0].process.pid)
+    frozen = [supervisor, *supervisor.children(recursive=True)]
+    for process in frozen:
+        process.suspend()
+    try:
+        wait_until(lambda: group.all_in([places[1]], 1))
+    finally:
+        for process in frozen:
+            process.resume()
+    wait_until(lambda: group.all_in(places[:2], 2))
+    assert len(group.files()) == 2
+    group.finish(places[:2])
+
+
+def test_the_rest_of_a_group_of_fixed_size_ends_with_a_code_that_is_worth_a_retry(
+    places: list[Place],
+) -> None:
+    group = Met(places[:2], min_nodes=2, conf={"rejoin_timeout_s": "3"})
+    group.start_all()
+    kill(places[1])
+    assert places[0].process is not None
+    assert places[0].process.wait(LIMIT_S) >= 128
+    assert places[0].outcome()["reason"] == "rendezvous-unreachable"
+
+
+def test_a_single_node_needs_nobody(place: Place) -> None:
+    place.write("print('ran')")
+    place.plan(backend="roster", port=1, meet_dir=str(place.folder / "meet"))
+    assert place.run() == 0, place.console()
+    assert not (place.folder / "meet").exists()
+
+
+def test_another_backend_than_the_agent_s_own_is_refused(place: Place) -> None:
+    place.write("print('ran')")
+    place.plan(max_nodes=2, backend="c10d", meet_dir=str(place.folder / "meet"))
+    assert place.run() == 2
+    assert "need the rdzv backend roster" in place.console()
+
+
+# -- one node's decisions ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StoreProcess]:
+    file = tmp_path / "store-0.json"
+    file.touch()
+    found = serve_forked(0, sign=Sign(token="right", file=file))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "GONE_S", 2.5)
+    monkeypatch.setattr(meeting, "REACH_LIMIT_S", 4.0)
+
+
+def said_of(store: StoreProcess, **others: Any) -> Announcement:
+    known: dict[str, Any] = {
+        "addresses": (LOOPBACK,),
+        "port": store.port,
+        "host": "n1",
+        "node_index": 1,
+        "machine": name_machine(),
+        "token": "right",
+    }
+    return Announcement(**{**known, **others})
+
+
+def meeting_of(folder: Path, conf: tuple[tuple[str, str], ...] = (), **settings: Any) -> Meeting:
+    node = NodePlan(
+        node_index=0,
+        name="n",
+        local_addr="127.0.0.1",
+        min_nodes=1,
+        max_nodes=2,
+        nproc_per_node=1,
+        max_restarts=0,
+        rendezvous=Elastic(
+            backend="roster", endpoint_host="-", endpoint_port=1, id="r", is_host=False, conf=conf
+        ),
+        command=("t.py",),
+        env=(),
+        log_dir="/run/nodes/0/0",
+    )
+    return Meeting(
+        NodeTask(node=node, settings=AgentSettings(meet_dir=str(folder), **settings)), SystemClock()
+    )
+
+
+def test_a_store_is_reached_at_the_first_address_that_answers(store: StoreProcess) -> None:
+    addresses = ("203.0.113.9", *own_addresses(), LOOPBACK)
+    reached, _ = reach(said_of(store, addresses=addresses))
+    assert reached is not None
+    assert reached.endpoint.host == (*own_addresses(), LOOPBACK)[0]
+    assert reached.local_addr == (own_addresses()[0] if own_addresses() else None)
+
+
+def test_another_store_at_the_same_port_is_not_taken_for_it(store: StoreProcess) -> None:
+    assert reach(said_of(store, token="other")) == (None, ())
+
+
+def test_addresses_of_another_machine_are_not_looked_for_on_this_one(store: StoreProcess) -> None:
+    addresses = (*own_addresses(), LOOPBACK)
+    assert reach(said_of(store, addresses=addresses, machine="another")) == (None, ())
+
+
+def test_a_store_that_lives_but_cannot_be_reached_is_not_replaced(
+    tmp_path: Path, store: StoreProcess, short: None
+) -> None:
+    said = said_of(store, machine="another", addresses=("203.0.113.9",))
+    (tmp_path / "store-0.json").write_text(json.dumps(asdict(said)))
+    with pytest.raises(UnreachableError, match=r"store of node 1 on n1 is alive.*203\.0\.113\.9"):
+        meeting_of(tmp_path).plan_round({})
+    assert not (tmp_path / "store-1.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("age_s", "least_s"), [(0.0, 2.5), (2 * meeting.OLD_S, 0.0)], ids=["fresh", "old"]
+)
+def test_a_store_that_refuses_is_replaced_once_its_last_sign_is_old(
+    tmp_path: Path,
+    store: StoreProcess,
+    age_s: float,
+    least_s: float,
+    short: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store.stop()
+    # There is no other machine here that could refuse.
+    monkeypatch.setattr(meeting, "reach", lambda said: (None, ("203.0.113.9",)))
+    file = tmp_path / "store-0.json"
+    file.write_text(json.dumps(asdict(said_of(store))))
+    os.utime(file, (time.time() - age_s,) * 2)
+    began = time.monotonic()
+    task = meeting_of(tmp_path).plan_round({"nodes_before": "2"})
+    assert least_s <= time.monotonic() - began < least_s + 5
+    rendezvous = task.node.rendezvous
+    assert isinstance(rendezvous, Elastic)
+    assert rendezvous.is_host
+    conf = dict(rendezvous.conf)
+    assert conf["nodes_before"] == "2"
+    StoreProcess(pid=int(conf["store_pid"]), port=rendezvous.endpoint_port).stop()
+    assert (tmp_path / "store-1.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("conf", "awaits_nodes", "rejoin"),
+    [
+        ((), False, 90),
+        ((("join_timeout_s", "50"),), False, 50),
+        ((("join_timeout_s", "50"), ("rejoin_timeout_s", "900")), False, 900),
+        ((), True, meeting.NEVER_S),
+        ((("join_timeout_s", "50"),), True, 50),
+    ],
+)
+def test_the_rest_of_a_group_waits_for_those_it_lost_no_longer_than_was_planned(
+    tmp_path: Path, conf: tuple[tuple[str, str], ...], awaits_nodes: bool, rejoin: int
+) -> None:
+    task = meeting_of(tmp_path, conf, awaits_nodes=awaits_nodes).plan_round({})
+    assert isinstance(task.node.rendezvous, Elastic)
+    planned = dict(task.node.rendezvous.conf)
+    StoreProcess(pid=int(planned["store_pid"]), port=task.node.rendezvous.endpoint_port).stop()
+    assert float(planned["rejoin_timeout_s"]) == rejoin
+
+
+def test_a_claim_whose_node_died_before_it_served_is_passed_over(
+    tmp_path: Path, short: None
+) -> None:
+    (tmp_path / "store-0.json").touch()
+    task = meeting_of(tmp_path).plan_round({})
+    assert isinstance(task.node.rendezvous, Elastic)
+    pid = int(dict(task.node.rendezvous.conf)["store_pid"])
+    StoreProcess(pid=pid, port=task.node.rendezvous.endpoint_port).stop()
+    assert (tmp_path / "store-1.json").exists()
+
+
+def test_a_node_whose_store_was_slow_to_start_goes_to_the_one_that_was_made_meanwhile(
+    tmp_path: Path, store: StoreProcess, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow: list[StoreProcess] = []
+
+    def serve_late(port: int, sign: Sign) -> StoreProcess:
+        slow.append(serve_forked(port, sign=sign))
+        said = json.dumps(asdict(said_of(store)))
+        (tmp_path / "store-1.json").write_text(said)
+        return slow[-1]
+
+    (tmp_path / "store-0.json").unlink()
+    monkeypatch.setattr(meeting, "serve_forked", serve_late)
+    task = meeting_of(tmp_path).plan_round({})
+    assert isinstance(task.node.rendezvous, Elastic)
+    assert task.node.rendezvous.endpoint_port == store.port
+    assert not task.node.rendezvous.is_host
+    assert not any(psutil.pid_exists(process.pid) for process in slow)
