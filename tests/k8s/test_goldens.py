@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 import yaml
-from launcher.agent.identity import identify
 
+from launcher.agent.node.identity import identify
 from launcher.contract.agent_settings import parse_task
 from launcher.plan.launch_plan import parse_plan
 from launcher.targets.agent_archive import (
