@@ -1,4 +1,4 @@
-"""Becomes one node of a run whose nodes somebody else starts: srun, mpirun, flux, a script."""
+"""Becomes one node of a run whose nodes somebody else starts: srun, mpirun, a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``node``: one node of a run, where srun, mpirun, flux or a site's own script starts the nodes."""
+"""``node``: one node of a run, where srun, mpirun or a site's own script starts the nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 from launcher.commands.arguments import add_command, add_job_file, read_job, run_root
 
 EPILOG = """Started once on each node: srun --ntasks-per-node=1 launcher node train.py, mpirun -N 1
-launcher node train.py, flux run --tasks-per-node=1 launcher node train.py, and so on. Each process
-finds out from its environment which node it is, and how many there are. All nodes must see the
-folder of the runs. The exit code is that of the node's agent. docs/inside-an-allocation.md"""
+launcher node train.py, mpiexec -ppn 1 launcher node train.py. Each process finds out from its
+environment which node it is, and how many there are. Under any other starter set
+LAUNCHER_NODE_INDEX to 0, 1, ... on the nodes, with the same --nnodes and --run-id on all. All nodes
+must see the folder of the runs. The exit code is that of the node's agent.
+docs/inside-an-allocation.md"""
 
 
 def add(commands: Any) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,38 +22,22 @@ from launcher.targets.slurm.client import QueuedJob
 from launcher.targets.slurm.follow import SlurmDriver, end_of
 from launcher.targets.slurm.settings import JOBS_DIR, SlurmSettings
 from launcher.targets.slurm.starts import JobStart, newest_starts, read_starts
+from launcher.targets.slurm_process import SlurmProcess, read_slurm
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.plan.target_facts import TargetFacts
 
 STEP_FORMAT = "--format=%i|%j"
-FIRST_SPECIAL_STEP = 4294967290
-"""Steps from this number on are batch scripts and the shells of ``salloc``, and no tasks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Allocation:
-    """A job of Slurm around this process, which may use its ``nodes`` nodes by ``srun``."""
-
-    job: int
-    nodes: int
-    in_step: bool = False
-    """Whether this is a shell of ``srun --pty``, whose nodes its own step holds."""
+def find_allocation(environ: Mapping[str, str]) -> SlurmProcess | None:
+    """This process as a script or shell of an allocation; None elsewhere, in a task too."""
+    process = read_slurm(environ)
+    return None if process is None or process.is_task else process
 
 
-def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """The allocation in whose script or shell this process is; None elsewhere, in a task too."""
-    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
-    in_shell = "SLURM_PTY_PORT" in environ or "SLURM_PTY_WIN_COL" in environ
-    in_task = step.isdigit() and int(step) < FIRST_SPECIAL_STEP
-    if not job.isdigit() or (in_task and not in_shell):
-        return None
-    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    return Allocation(job=int(job), nodes=int(nodes) if nodes.isdigit() else 1, in_step=in_task)
-
-
-def fit_job(job: JobSpec, allocation: Allocation) -> JobSpec:
+def fit_job(job: JobSpec, allocation: SlurmProcess) -> JobSpec:
     """The job on the allocation's nodes: all of them, if it names no number.
 
     Raises ``InputError`` where it needs more.
@@ -71,7 +55,7 @@ def fit_job(job: JobSpec, allocation: Allocation) -> JobSpec:
     return job.model_copy(update={"nnodes": nodes})
 
 
-def fit_facts(facts: TargetFacts, allocation: Allocation) -> TargetFacts:
+def fit_facts(facts: TargetFacts, allocation: SlurmProcess) -> TargetFacts:
     """The facts of a run that needs no job: one set of nodes, which nobody requeues."""
     own = facts.own
     assert isinstance(own, SlurmSettings)
@@ -86,7 +70,7 @@ def fit_facts(facts: TargetFacts, allocation: Allocation) -> TargetFacts:
 
 
 def start_script(
-    run: RunFolder, nodes: int, allocation: Allocation, environ: dict[str, str]
+    run: RunFolder, nodes: int, allocation: SlurmProcess, environ: dict[str, str]
 ) -> int:
     """Starts the batch script as a process of this machine; its pid. Raises ``OSError``."""
     count = str(nodes)
@@ -99,7 +83,7 @@ def start_script(
     }
     # Those of a shell of `srun --pty` are that step's.
     env = {name: text for name, text in env.items() if not name.startswith("SLURM_STEP")}
-    if allocation.in_step:
+    if allocation.step:
         env["SLURM_OVERLAP"] = "1"
     console = run.path / JOBS_DIR / f"{allocation.job}.log"
     script = str(run.path / protocol.ARTIFACT_FILE)

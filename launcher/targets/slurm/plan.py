@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
-from launcher.contract.errors import InputError, KeyInputError
+from launcher.contract.errors import KeyInputError
 from launcher.plan.nodes import absolute
 from launcher.plan.target_facts import (
     RUN_ID,
@@ -20,15 +20,14 @@ from launcher.plan.target_facts import (
     TargetFacts,
 )
 from launcher.targets.agent_files import is_own_image
-from launcher.targets.slurm.settings import MEET_DIR, SlurmMount, SlurmSettings
+from launcher.targets.shared_folder import MEET_DIR, PLACEHOLDER_PORT, check_meeting
+from launcher.targets.slurm.settings import SlurmMount, SlurmSettings
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 TARGET = "slurm"
 CODE_DIR = "code"
-PLACEHOLDER_PORT = 29400
-"""Nodes meet through a folder of the run, at whatever port is free: see ``MEET_DIR``."""
 NOTICE_MARGIN_S = 30
 """From the end of the grace to the time limit; slurmctld looks at time limits every 30 s."""
 FEWEST_REQUEUES = 3
@@ -161,18 +160,7 @@ def count_gpus(job: JobSpec) -> int:
 def _check(job: JobSpec) -> None:
     """Raises ``InputError`` for what cannot run on Slurm."""
     spec = job.slurm
-    if job.engine == "torchrun":
-        raise InputError(
-            "engine: torchrun, but on Slurm the agent runs the workers: nodes learn each other's "
-            "addresses when they start, and torchrun must be told before",
-            f"remove engine: torchrun, and {protocol.ENGINE} from the environment",
-        )
-    if job.rdzv.backend not in (None, "roster"):
-        raise KeyInputError(
-            ("rdzv", "backend"),
-            f"found {job.rdzv.backend}; on Slurm addresses are not known before the nodes start",
-            "leave it out",
-        )
+    check_meeting(job)
     if spec.gres is not None and spec.gpus_per_node is not None:
         raise KeyInputError(
             ("slurm", "gres"), "is set, and slurm.gpus_per_node too", "leave one of them out"

@@ -22,8 +22,6 @@ JOBS_DIR = "slurm"
 """
 TASK_FILE = "node-plan.json"
 """In JOBS_DIR: what every agent is started with."""
-MEET_DIR = "meet"
-"""In the run folder: where nodes that serve the rendezvous store say how they are reached."""
 
 
 @dataclass(frozen=True, kw_only=True)

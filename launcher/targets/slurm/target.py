@@ -27,11 +27,11 @@ from launcher.contract.reasons import Reason
 from launcher.follow.requests import write_size
 from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.nodes import plan_incarnation
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
 from launcher.targets.agent_archive import read_compiled_archive
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
+from launcher.targets.shared_folder import MEET_DIR, plan_as_run
 from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.follow import (
     END_LIMIT_S,
@@ -42,11 +42,11 @@ from launcher.targets.slurm.follow import (
     observe,
     wanted_elements,
 )
-from launcher.targets.slurm.inside import Allocation, InsideDriver
+from launcher.targets.slurm.inside import InsideDriver
 from launcher.targets.slurm.plan import CODE_DIR, TARGET, plan_facts
 from launcher.targets.slurm.queue_watch import LOOK_S
 from launcher.targets.slurm.script import render_script
-from launcher.targets.slurm.settings import JOBS_DIR, MEET_DIR, TASK_FILE, SlurmSettings
+from launcher.targets.slurm.settings import JOBS_DIR, TASK_FILE, SlurmSettings
 from launcher.targets.slurm.starts import (
     ask_to_stop,
     find_taken,
@@ -56,6 +56,7 @@ from launcher.targets.slurm.starts import (
     read_starts,
     write_job,
 )
+from launcher.targets.slurm_process import SlurmProcess
 
 if TYPE_CHECKING:
     from launcher.follow.console import Console
@@ -86,7 +87,7 @@ class SlurmTarget(Target):
     traits = Traits(goes_on_alone=True, sends_code=True)
 
     def __init__(
-        self, run_root: Path, clock: Clock | None = None, allocation: Allocation | None = None
+        self, run_root: Path, clock: Clock | None = None, allocation: SlurmProcess | None = None
     ) -> None:
         """``allocation``: the one around this process, on whose nodes a new run runs."""
         super().__init__()
@@ -195,11 +196,7 @@ class SlurmTarget(Target):
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         """As ``Target.as_run``: each start of an agent takes the next incarnation."""
-        from dataclasses import replace
-
-        last = dict(RunFolder(Path(plan.run_dir)).incarnations())
-        nodes = (plan_incarnation(node, last.get(node.node_index, 0)) for node in plan.nodes)
-        return replace(plan, nodes=tuple(nodes))
+        return plan_as_run(plan)
 
     # -- end --------------------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""Target ``starter``: nodes that srun, mpirun, flux or a site's own starter starts, one by one."""
+"""Target ``starter``: nodes that srun, mpirun or a site's own starter starts, one by one."""

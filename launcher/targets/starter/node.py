@@ -1,4 +1,4 @@
-"""``launcher node``: this process finds its place among those that were started, and becomes it."""
+"""``launcher node``: this process finds its place among those that were started, and takes it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from launcher.targets import proc
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
-from launcher.targets.starter.plan import StarterSettings, check_job, plan_own_node, size_job
-from launcher.targets.starter.render import NodeProcess, inherited, render_node
+from launcher.targets.shared_folder import check_meeting
+from launcher.targets.slurm_process import read_slurm
+from launcher.targets.starter.plan import StarterSettings, plan_own_node, size_job
+from launcher.targets.starter.render import NodeProcess, render_node
 from launcher.targets.starter.starters import NodePlace, find_place
 from launcher.targets.starter.starts import (
     StartFiles,
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
 
-PEER = "SLURM_LAUNCH_NODE_IPADDR"
-"""An address of the same cluster: the way there tells which of this machine's others reach."""
 BOUND_BY = "OMPI_MCA_orte_bound_at_launch"
 """Open MPI has bound the process, by itself: to one core where it started few."""
 
@@ -60,8 +60,8 @@ class StartedNode:
         clock: Clock | None = None,
     ) -> None:
         """Raises ``InputError`` where this was not started as one of the job's nodes."""
-        self.place: NodePlace = find_place(environ, socket.gethostname())
-        check_job(job)
+        self.place: NodePlace = find_place(environ)
+        check_meeting(job)
         self._job, self._sized = job, size_job(job, self.place)
         self._is_named = run_id is not None
         self.run_id = name_run(job.name, self.place, run_id)
@@ -127,8 +127,8 @@ class StartedNode:
         if self.place.index == 0:
             # Not before: while all nodes have ended, whoever looks writes the outcome again.
             set_outcome_aside(self.files.run)
-        host, peer = socket.gethostname(), self._environ.get(PEER)
-        address = choose_address([peer] if peer else [])
+        host, slurm = socket.gethostname(), read_slurm(self._environ)
+        address = choose_address([slurm.peer] if slurm and slurm.peer else [])
         node = plan_own_node(plan, self.place.index, incarnation, host, address, gpus)
         process = render_node(plan, node)
         write_agent_files(process.files)
@@ -136,8 +136,9 @@ class StartedNode:
 
     def become(self, process: NodeProcess) -> NoReturn:
         """Goes on as the agent, in this very process: its starter's signals reach it."""
+        # The agent's workers see nothing of the starter's own variables: it removes them.
         own = {protocol.STOP_FILE: str(self.files.stop)}
-        env = inherited(dict(self._environ)) | dict(process.env) | own
+        env = {**self._environ, **dict(process.env), **own}
         proc.become(process.argv, cwd=process.cwd, env=env)
 
 

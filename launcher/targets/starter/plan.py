@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import InputError, KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.job.values import NodeRange
@@ -21,16 +20,13 @@ from launcher.plan.target_facts import (
     TargetFacts,
 )
 from launcher.plan.target_settings import TargetSettings
+from launcher.targets.shared_folder import MEET_DIR, PLACEHOLDER_PORT
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.targets.starter.starters import NodePlace
 
 TARGET = "starter"
-MEETING_DIR = "meet"
-"""In the run folder: where nodes that serve the rendezvous store say how they are reached."""
-PLACEHOLDER_PORT = 29400
-"""Nodes meet through a folder of the run, at whatever port is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +55,9 @@ def size_job(job: JobSpec, place: NodePlace) -> JobSpec:
     if is_named and not wanted.min <= started <= wanted.max:
         raise KeyInputError(
             ("nnodes",),
-            f"the job has {wanted}, and {place.starter} started {_count(started)}",
-            f"start {wanted.max}, or --nnodes {started}; left out, all that are started count",
+            f"the job has nnodes {wanted}, and {place.starter} started {_count(started)}",
+            f"start {_count(wanted.max)}, or type --nnodes {started}; a job without nnodes runs on "
+            "all that are started",
         )
     if place.index >= started:
         raise KeyInputError(
@@ -68,22 +65,6 @@ def size_job(job: JobSpec, place: NodePlace) -> JobSpec:
         )
     nodes = NodeRange(min(wanted.min, started) if is_named else started, started)
     return job.model_copy(update={"nnodes": nodes})
-
-
-def check_job(job: JobSpec) -> None:
-    """Raises ``InputError`` for what needs addresses before nodes start."""
-    if not job.uses_agent:
-        raise InputError(
-            "engine: torchrun, but nodes that somebody else starts learn each other's addresses "
-            "when they start, and torchrun must be told before",
-            f"remove engine: torchrun, and {protocol.ENGINE} from the environment",
-        )
-    if job.rdzv.backend not in (None, ROSTER):
-        raise KeyInputError(
-            ("rdzv", "backend"),
-            f"found {job.rdzv.backend}; addresses are not known before the nodes start",
-            "leave it out",
-        )
 
 
 def plan_facts(
@@ -117,7 +98,7 @@ def plan_facts(
             identity="plan",
             health_port=job.agent.health.port,
             tee=True,
-            meet_dir=f"{folder}/{MEETING_DIR}" if count > 1 else "",
+            meet_dir=f"{folder}/{MEET_DIR}" if count > 1 else "",
         ),
         own=own,
     )

@@ -11,13 +11,10 @@ from launcher.targets.agent_files import AgentFiles, render_agent_files, start_a
 from launcher.targets.shell import render_block, render_start
 from launcher.targets.starter.plan import StarterSettings
 
-STARTERS_OWN = ("OMPI_", "PMI_", "PMIX_", "PMI2_", "HYDI_", "MPI_LOCAL", "JSM_", "PRTE_")
-"""Beginnings of variables that make a worker take itself for the process that was started."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class NodeProcess:
-    """What the process of a node goes on as; ``env`` is added to its own, less what is stale."""
+    """What the process of a node goes on as; ``env`` is added to its own."""
 
     node: NodePlan
     argv: tuple[str, ...]
@@ -57,12 +54,3 @@ def render_node(plan: LaunchPlan, node: NodePlan) -> NodeProcess:
     archive = f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"
     argv = start_argv(plan, node, StarterSettings.of(plan).python, archive)
     return NodeProcess(node=node, argv=argv, env=env, files=files)
-
-
-def inherited(environ: dict[str, str]) -> dict[str, str]:
-    """The variables of the process that its workers may see. Pure."""
-    return {
-        name: text
-        for name, text in environ.items()
-        if name not in protocol.STALE_VARIABLES and not name.startswith(STARTERS_OWN)
-    }

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from launcher.targets.room import Room
+from launcher.targets.starter.starters import check_alone
 
 
 class StarterRoom(Room):
-    """Nodes that srun, mpirun, flux or a site's own starter starts."""
+    """Nodes that srun, mpirun or a site's own starter starts."""
 
     name = "starter"
     opens = "launcher.targets.starter.target:StarterTarget"
@@ -18,7 +19,5 @@ class StarterRoom(Room):
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """As ``Room.is_here``: never, but one of several processes is told what to do instead."""
-        from launcher.targets.starter.inside import check_alone
-
         check_alone(environ)
         return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +17,13 @@ from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.nodes import plan_incarnation
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.interpreter import find_torch
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
+from launcher.targets.shared_folder import plan_as_run
 from launcher.targets.starter.left_behind import find_left_behind
 from launcher.targets.starter.plan import TARGET, StarterSettings, plan_facts
 from launcher.targets.starter.render import NodeProcess, render_node
@@ -39,7 +38,7 @@ STOP_MARGIN_S = 15.0
 LOOK_S = 0.5
 FOLLOW_LOOK_S = 2.0
 """Between two looks at whether a run goes on, while its output is followed."""
-STARTED_BY = "srun --ntasks-per-node=1 launcher node train.py (or mpirun -N 1, flux run, ...)"
+STARTED_BY = "srun --ntasks-per-node=1 launcher node train.py (or mpirun -N 1, ...)"
 
 
 class StarterTarget(Target):
@@ -104,9 +103,7 @@ class StarterTarget(Target):
         )
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
-        newest = dict(RunFolder(Path(plan.run_dir)).incarnations())
-        nodes = (plan_incarnation(node, newest.get(node.node_index, 0)) for node in plan.nodes)
-        return replace(plan, nodes=tuple(nodes))
+        return plan_as_run(plan)
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
         looked_at = float("-inf")

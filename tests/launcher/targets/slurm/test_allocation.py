@@ -6,31 +6,32 @@ import pytest
 
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.targets.slurm.inside import Allocation, describe_unused, find_allocation, fit_job
+from launcher.targets.slurm.inside import describe_unused, find_allocation, fit_job
 from launcher.targets.slurm.room import SlurmRoom
+from launcher.targets.slurm_process import SlurmProcess
 
-TWO = Allocation(job=7, nodes=2)
+TWO = SlurmProcess(job=7, nodes=2)
 
 
 @pytest.mark.parametrize(
     ("environ", "found"),
     [
         ({}, None),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, Allocation(job=7, nodes=2)),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, SlurmProcess(job=7, nodes=2)),
         # A task, a shell of salloc that is a step, and one of srun --pty.
         ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, None),
         (
             {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "SLURM_JOB_NUM_NODES": "3"},
-            Allocation(job=7, nodes=3),
+            SlurmProcess(job=7, nodes=3),
         ),
         (
             {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PTY_PORT": "4000"},
-            Allocation(job=7, nodes=1, in_step=True),
+            SlurmProcess(job=7, nodes=1, step="0", is_shell=True),
         ),
     ],
 )
 def test_an_allocation_is_found_by_its_environment(
-    environ: dict[str, str], found: Allocation | None
+    environ: dict[str, str], found: SlurmProcess | None
 ) -> None:
     assert find_allocation(environ) == found
     assert SlurmRoom().is_here(environ) == (found is not None)

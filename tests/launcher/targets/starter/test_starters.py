@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from launcher.api.choose_target import name_here
 from launcher.contract.errors import InputError
-from launcher.targets.starter.starters import STARTERS, NodePlace, find_place
+from launcher.targets.starter.starters import find_place
+from tests.launcher.runner import Runner
 
 SLURM_JOB = {"SLURM_JOB_ID": "77", "SLURM_NNODES": "4", "SLURM_JOB_NUM_NODES": "4"}
 """What every process of a job of Slurm has."""
@@ -31,25 +32,6 @@ OPEN_MPI = {
     "PMIX_NAMESPACE": "1024458753",
 }
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
-FLUX = {
-    "FLUX_JOB_ID": "ƒ2oYnGr7",
-    "FLUX_JOB_NNODES": "2",
-    "FLUX_JOB_SIZE": "2",
-    "FLUX_TASK_RANK": "1",
-    "FLUX_TASK_LOCAL_ID": "0",
-    "PMI_RANK": "1",
-    "PMI_SIZE": "2",
-}
-LSF = {"LSB_JOBID": "901", "LSB_JOBINDEX": "0", "LSB_MCPU_HOSTS": "gpu1 8 gpu2 8 gpu3 8"}
-JSRUN = {
-    **LSF,
-    "JSM_NAMESPACE_RANK": "1",
-    "JSM_NAMESPACE_SIZE": "3",
-    "JSM_NAMESPACE_LOCAL_RANK": "0",
-    "JSM_NAMESPACE_ID": "5",
-    "PMIX_RANK": "1",
-}
-PBS = {"PBS_JOBID": "12[3].head", "PBS_NODENUM": "1", "PBS_TASKNUM": "2"}
 
 
 @pytest.mark.parametrize(
@@ -67,24 +49,16 @@ PBS = {"PBS_JOBID": "12[3].head", "PBS_NODENUM": "1", "PBS_TASKNUM": "2"}
         # mpirun in a job of Slurm starts its daemons by srun, but for its own node.
         ({**SRUN, **OPEN_MPI}, "mpirun", 1, 2, "77"),
         ({**BATCH_SCRIPT, **OPEN_MPI}, "mpirun", 1, 2, "77"),
-        ({"PBS_JOBID": "12.head", **OPEN_MPI}, "mpirun", 1, 2, "12"),
+        ({"PBS_JOBID": "12[3].head", **OPEN_MPI}, "mpirun", 1, 2, "12-3"),
         (HYDRA, "mpiexec", 3, 4, ""),
         ({**SRUN, **HYDRA}, "mpiexec", 3, 4, "77"),
-        (FLUX, "flux run", 1, 2, "f2oYnGr7"),
-        ({**SRUN, **FLUX}, "flux run", 1, 2, "f2oYnGr7"),
-        (JSRUN, "jsrun", 1, 3, "901"),
-        (LSF, "blaunch", 1, 3, "901"),
-        ({**LSF, "LSB_JOBINDEX": "4"}, "blaunch", 1, 3, "901-4"),
-        (PBS, "pbsdsh", 1, None, "12-3"),
-        ({**PBS, "PBS_NUM_NODES": "2"}, "pbsdsh", 1, 2, "12-3"),
-        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prte-b-2@3"}, "the starter", 1, None, "prte-b-2-3"),
         ({"LAUNCHER_NODE_INDEX": "2"}, "your script", 2, None, ""),
     ],
 )
 def test_a_process_learns_its_place_from_its_starter(
     environ: dict[str, str], starter: str, index: int, nodes: int | None, job: str
 ) -> None:
-    place = find_place(environ, "gpu2.example.org")
+    place = find_place(environ)
     assert (place.starter, place.index, place.nodes, place.job) == (starter, index, nodes, job)
     assert place.here == 1
 
@@ -93,6 +67,8 @@ def test_a_process_learns_its_place_from_its_starter(
     ("environ", "words", "fix"),
     [
         ({}, "nothing tells which node this is", "srun --ntasks-per-node=1, mpirun -N 1"),
+        # Another starter, such as Flux, which says nothing of how many processes a node has.
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "nothing tells", "set LAUNCHER_NODE_INDEX to 0, 1"),
         # No task: a batch script, the shells of salloc and of srun --pty.
         (BATCH_SCRIPT, "nothing tells which node this is", "srun"),
         ({**SRUN, "SLURM_STEP_ID": "4294967290"}, "nothing tells which node", "srun"),
@@ -105,43 +81,30 @@ def test_a_process_learns_its_place_from_its_starter(
             "srun --ntasks-per-node=1 launcher node",
         ),
         (
-            {**SRUN, "SLURM_STEP_NUM_NODES": "1", "SLURM_LOCALID": "2"},
-            "srun started 4 processes on this node",
-            "srun --ntasks-per-node=1",
-        ),
-        (
             {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
             "mpirun started 2 processes on this node",
             "mpirun -N 1 launcher node",
         ),
         ({**HYDRA, "MPI_LOCALNRANKS": "4"}, "mpiexec started 4", "mpiexec -ppn 1"),
-        ({**FLUX, "FLUX_JOB_SIZE": "8"}, "flux run started 4", "--tasks-per-node=1"),
-        ({**JSRUN, "JSM_NAMESPACE_LOCAL_SIZE": "6"}, "jsrun started 6", "jsrun -r 1"),
-        ({**LSF, "LSB_MCPU_HOSTS": "a 8 b 8"}, "does not name this host, gpu2", "blaunch -z"),
-        ({**SRUN, "SLURM_PROCID": "x"}, "SLURM_PROCID='x' is no number", "srun"),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE=0", "mpirun -N 1"),
-        ({**PBS, "PBS_NODENUM": "5", "PBS_NUM_NODES": "2"}, "tells of 2 nodes", "pbsdsh"),
+        (
+            {**SRUN, "SLURM_PROCID": "x"},
+            "SLURM_PROCID='x', so this node's place is not known",
+            "srun",
+        ),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE='0'", "mpirun -N 1"),
     ],
 )
 def test_a_wrong_start_is_an_error_with_the_fix(
     environ: dict[str, str], words: str, fix: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        find_place(environ, "gpu2")
+        find_place(environ)
     assert words in caught.value.what
     assert fix in caught.value.hint
 
 
-def test_the_first_node_of_a_job_of_pbs_counts_the_hosts_of_its_file(tmp_path: Path) -> None:
-    hosts = tmp_path / "nodes"
-    hosts.write_text("gpu1\ngpu1\ngpu2\ngpu2\ngpu3\n")
-    assert find_place({**PBS, "PBS_NODEFILE": str(hosts)}, "gpu2").nodes == 3
-    gone = {**PBS, "PBS_NODEFILE": str(tmp_path / "only-on-the-first-node")}
-    assert find_place(gone, "gpu2").nodes is None
-
-
 def test_a_requeued_job_is_the_same_job_in_another_start() -> None:
-    first, second = (find_place({**SRUN, **more}, "a") for more in ({}, again(1)))
+    first, second = (find_place({**SRUN, **more}) for more in ({}, {"SLURM_RESTART_COUNT": "1"}))
     assert first.job == second.job
     assert first.start != second.start
     assert first.comes_again
@@ -149,26 +112,57 @@ def test_a_requeued_job_is_the_same_job_in_another_start() -> None:
 
 def test_two_calls_of_mpirun_in_one_job_are_two_starts() -> None:
     job = {**BATCH_SCRIPT, **OPEN_MPI}
-    first, second = (find_place({**job, "PMIX_NAMESPACE": call}, "a") for call in ("1", "2"))
+    first, second = (find_place({**job, "PMIX_NAMESPACE": call}) for call in ("1", "2"))
     assert first.job == second.job
     assert first.start != second.start
+    # Without a scheduler its id is made of a process id, which another mpirun may get.
+    assert not find_place(OPEN_MPI).comes_again
 
 
-def test_mpirun_without_a_scheduler_names_a_job_that_may_be_another_ones() -> None:
-    # Its id is made of a process id, which another mpirun may get.
-    assert not find_place(OPEN_MPI, "a").comes_again
+# -- launcher run in the place of launcher node ---------------------------------------------------
 
 
-def again(times: int) -> dict[str, str]:
-    return {"SLURM_RESTART_COUNT": str(times)}
+@pytest.mark.parametrize(
+    ("environ", "words", "fix"),
+    [
+        (SRUN, "srun started this command 4 times", "srun --ntasks-per-node=1 launcher node"),
+        ({**SRUN, "SLURM_STEP_NUM_TASKS": "32"}, "srun started this command 32 times", "srun"),
+        (OPEN_MPI, "mpirun started this command 2 times", "mpirun -N 1 launcher node"),
+        (HYDRA, "mpiexec started this command 4 times", "mpiexec -ppn 1 launcher node"),
+    ],
+)
+def test_one_of_several_processes_does_not_train_alone_unasked(
+    environ: dict[str, str], words: str, fix: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        name_here(environ)
+    assert words in caught.value.what
+    assert fix in caught.value.hint
+    assert "--on local" in caught.value.hint
 
 
-def test_every_starter_says_how_one_process_is_started_on_each_node() -> None:
-    for starter in STARTERS:
-        assert starter.name
-        assert starter.rank.isupper()
-        assert starter.one_on_each
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {**SRUN, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        # What a worker starts is its own matter.
+        {**SRUN, "LAUNCHER_RUN_ID": "digits-1"},
+    ],
+)
+def test_a_process_that_is_the_only_one_runs_jobs_as_anywhere(environ: dict[str, str]) -> None:
+    assert name_here(environ) is None
 
 
-def make_place(**fields: Any) -> NodePlace:
-    return NodePlace(**{"starter": "srun", "index": 0, "nodes": 2, "job": "77.0", **fields})
+def test_run_in_one_of_several_processes_is_an_error_and_on_names_the_target(
+    tmp_path: Path,
+) -> None:
+    launcher = Runner(tmp_path)
+    launcher.write("print('hello')")
+    launcher.env |= OPEN_MPI
+    refused = launcher("run", "train.py")
+    assert refused.returncode == 2, refused.stderr
+    assert "mpirun started this command 2 times" in refused.stderr
+    assert "mpirun -N 1 python -m launcher node" in refused.stderr
+    assert launcher("render", "train.py", "--on", "local").returncode == 0

@@ -137,12 +137,12 @@ def test_all_nodes_name_the_run_alike(
 
 def test_only_the_same_job_goes_on_in_a_run(run: RunFolder) -> None:
     (run.path / protocol.JOB_FILE).write_text("a job\n")
-    assert check_same_job(run, "a job\n", place(), is_named=False)
+    assert check_same_job(run, "a job\n", place(scheduler="77"), is_named=False)
     with pytest.raises(InputError, match="with another job or other options"):
         check_same_job(run, "another\n", place(), is_named=True)
     # The id of an mpirun without a scheduler may be that of an earlier one.
     with pytest.raises(InputError, match="is there already, and another run's"):
-        check_same_job(run, "a job\n", place(comes_again=False), is_named=False)
+        check_same_job(run, "a job\n", place(), is_named=False)
     assert not check_same_job(RunFolder(run.path.parent / "new"), "x", place(), is_named=False)
 
 
@@ -161,7 +161,9 @@ def test_a_job_has_as_many_nodes_as_were_started(
 def test_another_number_than_the_job_has_is_an_error_with_the_fix(
     make_job: Callable[..., JobSpec], nnodes: object, nodes: int
 ) -> None:
-    with pytest.raises(InputError, match=f"the job has {nnodes}, and srun started") as caught:
+    with pytest.raises(
+        InputError, match=f"the job has nnodes {nnodes}, and srun started"
+    ) as caught:
         size_job(make_job(nnodes=nnodes), place(nodes=nodes))
     assert f"--nnodes {nodes}" in caught.value.hint
 

@@ -1,0 +1,45 @@
+"""Runs whose nodes see one folder and meet there, as nobody knows their addresses before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.contract import protocol
+from launcher.contract.agent_settings import ROSTER
+from launcher.contract.errors import InputError, KeyInputError
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.nodes import plan_incarnation
+from launcher.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+
+MEET_DIR = "meet"
+"""In the run folder: where nodes that serve the rendezvous store say how they are reached."""
+PLACEHOLDER_PORT = 29400
+"""Nodes meet through ``MEET_DIR``, at whatever port is free."""
+
+
+def check_meeting(job: JobSpec) -> None:
+    """Raises ``InputError`` for a job that needs addresses before its nodes start."""
+    if not job.uses_agent:
+        raise InputError(
+            "engine: torchrun, but these nodes learn each other's addresses when they start, and "
+            "torchrun must be told before",
+            f"remove engine: torchrun, and {protocol.ENGINE} from the environment",
+        )
+    if job.rdzv.backend not in (None, ROSTER):
+        raise KeyInputError(
+            ("rdzv", "backend"),
+            f"found {job.rdzv.backend}; addresses are not known before the nodes start",
+            "leave it out",
+        )
+
+
+def plan_as_run(plan: LaunchPlan) -> LaunchPlan:
+    """The plan with the incarnations that its nodes have come to, as their folders tell."""
+    newest = dict(RunFolder(Path(plan.run_dir)).incarnations())
+    nodes = (plan_incarnation(node, newest.get(node.node_index, 0)) for node in plan.nodes)
+    return replace(plan, nodes=tuple(nodes))
