@@ -21,6 +21,9 @@ SOAK_S ?= 3600
 FAULTS ?= 10
 SEED ?= 0
 REQUIRE ?=
+# Most tests wait, so there are more processes than cores. Each needs about 1 GiB.
+PROCESSES ?= 3
+pytest = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 include images/image.mk
 
@@ -51,11 +54,11 @@ run-local: $(READY) ## train jobs/digits.yaml here: in Docker if it is there, el
 
 test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missing
 	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
-	REQUIRE=$(REQUIRE) $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	REQUIRE=$(REQUIRE) $(pytest) -m "not slow" $(ARGS)
 
 soak: $(READY) ## run everything, the long tests too
 	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
-	LAUNCHER_SOAK_S=$(SOAK_S) REQUIRE=$(REQUIRE) $(BIN)/python -m pytest $(ARGS)
+	LAUNCHER_SOAK_S=$(SOAK_S) REQUIRE=$(REQUIRE) $(pytest) $(ARGS)
 
 breaks: $(READY) ## put deliberate faults into a copy, one by one, and print what no test catches; ARGS=NAME
 	$(BIN)/python tests/breaks $(ARGS)

@@ -140,9 +140,27 @@ ENGINES: dict[str, Callable[[], str]] = {
 """Marker -> why its engine cannot be used here, empty where it can."""
 
 
+SHARED = ("docker", "hosts", "slurm", "cluster", "gpu")
+"""Engines of which there is one: their tests run one after the other, the longest sum first."""
+
+
 def pytest_configure() -> None:
     """Started in a shell's background, pytest would hand an ignored SIGINT on to all it starts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Says what stays in one process where ``make test`` runs several: an engine's tests, and
+    those of one file, which share fixtures. Engines come first, since each takes long.
+    """
+
+    def group_of(item: pytest.Item) -> str:
+        held = [marker for marker in SHARED if item.get_closest_marker(marker)]
+        return held[-1] if held else str(item.path)
+
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    items.sort(key=lambda item: group_of(item) not in SHARED)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

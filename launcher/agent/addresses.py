@@ -50,6 +50,7 @@ def address_towards(host: str) -> str:
     """This machine's address on the way to another; sends nothing. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # Ended by the kernel, at once: connecting a datagram socket sends nothing.
         probe.connect((host, 9))
         return str(probe.getsockname()[0])
 

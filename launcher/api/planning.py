@@ -72,6 +72,7 @@ class PlannedRun:
     def _read_code(self, target: Target) -> tuple[PackedCode | None, str]:
         """The code, or why the run's folder cannot hold it; neither where there is none."""
         try:
+            # Ended by the reader of the code, which only reads files.
             code = self.reading.result() if self.reading else None
         except InputError as error:
             if target.traits.sends_code:
@@ -117,6 +118,7 @@ def plan_job(
     elif place and not (preview and opened and not opened.traits.sends_code):
         reading = _read_in_background(place, run_root)
     if opened and opened.traits.sends_code and reading:
+        # Ended by the reader of the code, which only reads files.
         opened.code = reading.result()
     facts = opened.facts_offline(job) if opened and preview else None
     if opened and facts:

@@ -153,6 +153,7 @@ class RunHandle:
         Idempotent: of a run that has ended, its outcome.
         """
         stop_run(self._record, grace)
+        # Ended by the run's end, which stop_run has brought about.
         return self.wait()
 
     def scale(self, nodes: int) -> None:
@@ -247,11 +248,13 @@ def _call(words: Sequence[str], root: Path) -> tuple[int, str, str]:
     command = proc.Conversation((*python, *words))
     run_id = b""
     try:
+        # Ended by the command line, which tells the run's name or ends.
         run_id = command.stdout.readline()
         command.stdout.read()
     except BaseException:
         command.interrupt()
         with command.limit(INTERRUPT_LIMIT_S):
+            # Ended by INTERRUPT_LIMIT_S, after which the command is killed.
             run_id = run_id or command.stdout.readline()
         command.end()
         if run_id:  # It was told after the last moment in which the command line ends the run.

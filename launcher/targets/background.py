@@ -22,6 +22,7 @@ def in_background(work: Callable[[Tell], None], log: Path) -> str:
     if os.fork():
         os.close(writer)
         with os.fdopen(reader) as told:
+            # Ended by the child's first line, or its end.
             return told.readline().rstrip("\n")
     os.close(reader)
     os.setsid()

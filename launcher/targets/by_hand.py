@@ -98,6 +98,7 @@ def read_local_addr(endpoint_host: str) -> str:
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                # Ended by the kernel, at once: connecting a datagram socket sends nothing.
                 probe.connect((endpoint_host, 9))
                 return str(probe.getsockname()[0])
         except OSError:

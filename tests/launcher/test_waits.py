@@ -1,100 +1,84 @@
-"""Every wait has an owner and an end: a table of all of them, and the sources are held to it."""
+"""Every call of the launcher that may block has a limit, or a line that says who ends it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections import Counter
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+LAUNCHER = Path(__file__).parents[2] / "launcher"
 
-from tests.launcher.find_waits import find_clocks, find_waits, find_zero_times
-from tests.launcher.wait_table import TABLE
-from tests.launcher.wait_table_words import Cannot
-
-ROOT = Path(__file__).parents[2]
-LAUNCHER = ROOT / "launcher"
-ENTERED = [function for row in TABLE for function in row.functions.split()]
-
-WALL_CLOCKS = {
-    "agent.worker.guard:_grace_s": "a deadline that two processes share",
-    "targets.hosts.program.leases:_read": "an age that is shown",
-    "targets.hosts.program.keeper:_revive": "counts over a start of the machine",
-    "api.listing:_row": "an age that is shown",
-}
-"""Who reckons with the time of day, which may be set at any moment, and why."""
-ZERO_TIMES = {"runs.timeline:measure_phases": "the first instant of a ledger, not of a clock"}
-
-
-def test_every_call_that_may_block_is_in_the_table() -> None:
-    found = find_waits(LAUNCHER)
-    missing = {name: calls for name, calls in found.items() if name not in ENTERED}
-    assert not missing, f"enter them in tests/launcher/wait_table.py: {missing}"
-
-
-def test_the_table_names_only_what_is_there_and_each_once() -> None:
-    found = find_waits(LAUNCHER)
-    assert [name for name in ENTERED if name not in found] == []
-    assert [name for name, times in Counter(ENTERED).items() if times > 1] == []
+WITHOUT_ARGUMENTS = (
+    "wait",
+    "join",
+    "result",
+    "communicate",
+    "acquire",
+    "select",
+    "accept",
+    "input",
+)
+"""They block for as long as it takes, unless they are given something: a limit."""
+ALWAYS = (
+    *("recv", "recvfrom", "recv_into", "sendall", "connect"),
+    *("getaddrinfo", "gethostbyname", "getfqdn", "readline"),
+    *("signal.pause", "sigwait", "os.read", "urlopen", "subprocess.run"),
+)
+"""They block unless a keyword limits them."""
+UNLESS = {"waitpid": "WNOHANG", "flock": "LOCK_NB", "lockf": "LOCK_NB"}
+"""They block unless they are given this flag."""
+LIMITS = {"timeout", "timeout_s", "limit_s"}
+GOING = ("template.py", "early_program.py")
+SAID = "# Ended by "
 
 
-def test_every_row_has_a_limit_or_nobody_to_wait_for() -> None:
-    for row in TABLE:
-        waits = any(not isinstance(case, Cannot) for case in row.cases.values())
-        assert bool(row.limit) == waits, row.who
-        assert row.who, row.functions
-        assert row.ends, row.functions
+def blocks(call: ast.Call) -> bool:
+    """Whether the call may wait for ever, as far as one can read it there."""
+    if LIMITS & {keyword.arg for keyword in call.keywords}:
+        return False
+    name = ast.unparse(call.func)
+    last = name.rpartition(".")[2]
+    if name == "select.select":
+        return len(call.args) < 4
+    if last == "create_connection":
+        return len(call.args) < 2
+    if last in UNLESS:
+        flags = ast.unparse(call)
+        return UNLESS[last] not in flags and "LOCK_UN" not in flags
+    return name in ALWAYS or last in ALWAYS or (last in WITHOUT_ARGUMENTS and not call.args)
 
 
-@pytest.fixture(scope="module")
-def collected() -> set[str]:
-    """All tests that the table names files of, as pytest finds them; without their parameters."""
-    files = {f"tests/{id.partition('::')[0]}" for id in _named()}
-    argv = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*argv, *sorted(files)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("tests/")]
-    return {line.partition("[")[0].strip() for line in lines}
+def find_unsaid(source: str) -> Iterator[str]:
+    """Calls that may block and have no line, there or right above, that says who ends them."""
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not blocks(node):
+            continue
+        above = node.lineno - 1
+        while lines[above - 1].lstrip().startswith("#"):
+            above -= 1
+        if not any(SAID in line for line in lines[above : node.end_lineno]):
+            yield f"{node.lineno}: {ast.unparse(node)}"
 
 
-def _named() -> list[str]:
-    cases = [case for row in TABLE for case in row.cases.values()]
-    return [id for case in cases if not isinstance(case, Cannot) for id in case]
+def test_every_call_that_may_block_has_a_limit_or_says_who_ends_it() -> None:
+    found = {
+        str(path.relative_to(LAUNCHER)): unsaid
+        for path in sorted(LAUNCHER.rglob("*.py"))
+        if path.name not in GOING and (unsaid := list(find_unsaid(path.read_text())))
+    }
+    assert not found, f"give a limit, or write a comment '{SAID}...' above: {found}"
 
 
-def test_every_case_is_held_by_tests_that_are_there(collected: set[str]) -> None:
-    for row in TABLE:
-        for name, case in row.cases.items():
-            if isinstance(case, Cannot):
-                assert case.why, f"{row.who}: {name}"
-                continue
-            assert case, f"{row.who}: {name}"
-            assert [id for id in case if f"tests/{id}" not in collected] == [], row.who
-
-
-def test_a_new_wait_is_found(tmp_path: Path) -> None:
-    (tmp_path / "new.py").write_text(
-        "class Some:\n"
-        "    def wait_here(self):\n"
-        "        self._thread.join()\n"
-        "def look():\n"
-        "    while True:\n"
-        "        pass\n"
-        "def ask(self):\n"
-        "    return self.api.logs('x'), ', '.join(['a'])\n"
-        "def join(words):\n"
-        "    return ' '.join(words)\n"
-    )
-    assert set(find_waits(tmp_path)) == {"new:Some.wait_here", "new:look", "new:ask"}
-
-
-def test_the_time_of_day_is_reckoned_with_where_it_is_listed_alone() -> None:
-    assert set(find_clocks(LAUNCHER)) == set(WALL_CLOCKS)
-
-
-def test_no_instant_that_never_was_is_0() -> None:
-    """On a machine that has just been started, 0 is a moment ago; on others it is days ago."""
-    assert set(find_zero_times(LAUNCHER)) == set(ZERO_TIMES)
+def test_a_call_without_a_limit_is_found() -> None:
+    source = """
+thread.join()
+thread.join(2.0)
+", ".join(words)
+os.waitpid(pid, 0)
+os.waitpid(pid, os.WNOHANG)
+# Ended by the parent's end, which closes the pipe.
+os.read(pipe, 1)
+select.select([pipe], [], [])
+"""
+    assert [found.partition(":")[0] for found in find_unsaid(source)] == ["2", "5", "9"]

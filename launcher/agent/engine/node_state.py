@@ -109,6 +109,7 @@ class Node:
 
     def wait_for_gpus(self) -> None:
         """Blocks until the dead workers' GPU memory is free. Raises GpuBusyError."""
+        # Ended by the gate's limit, gpu_free_limit_s.
         waited_s = self._gate.wait()
         if waited_s > 0.5:
             self.ledger.write("gpu-wait", attempt=self.attempts.number, waited_s=waited_s)

@@ -99,6 +99,7 @@ def _is_bad_in_fork(torch: ModuleType) -> bool:
     pid = os.fork()
     if pid == 0:
         os._exit(bool(torch.cuda._is_in_bad_fork()))
+    # Ended by the child, which only asks torch and exits.
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status) != 0
 

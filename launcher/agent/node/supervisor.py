@@ -331,6 +331,7 @@ class Scratch:
         except OSError:
             self.remove()
             raise
+        # Ended by nobody: no other process knows the new file yet.
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         # Seen by sweeps only now that it is locked.
         made.rename(self.path / _OWNER)

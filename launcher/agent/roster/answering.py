@@ -83,6 +83,7 @@ class LifelineListener:
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             while True:
+                # Ended by the next peer; this thread ends with its process.
                 for key, _ in selector.select():
                     if key.fileobj is self._socket:
                         self._accept(selector)
@@ -91,6 +92,7 @@ class LifelineListener:
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
+            # Ended by the kernel, at once: the socket does not block.
             peer, _ = self._socket.accept()
         except BlockingIOError:
             return
@@ -123,7 +125,7 @@ def hear(connection: socket.socket) -> bytes:
     Raises ``EOFError`` where the other end has closed in an orderly way, else ``OSError``.
     """
     try:
-        # The socket does not block.
+        # Ended by the kernel, at once: the socket does not block.
         heard = connection.recv(4096)
     except BlockingIOError:
         return b""

@@ -49,6 +49,7 @@ def create_handler(params: RendezvousParameters) -> RosterHandler:
         return RosterHandler(
             endpoint=endpoint,
             run_id=params.run_id,
+            # Ended by the resolver's own limit.
             local_addr=params.local_addr or socket.getfqdn(),
             rules=rules,
             store=store,

@@ -168,6 +168,7 @@ class Lifelines:
         for key, _ in self._selector.select(limit_s):
             if key.fileobj is self._bell:
                 with contextlib.suppress(OSError):
+                    # Ended by the kernel, at once: select has said that it is readable.
                     self._bell.recv(4096)
             elif isinstance(key.data, Line):
                 self._on_ready(key.data, key.fileobj)
@@ -356,6 +357,7 @@ def _told_by(code: int) -> str:
 
 def _look_up(host: str, port: int) -> Address | None:
     try:
+        # Ended by the resolver's own limit.
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
         return None

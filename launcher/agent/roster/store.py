@@ -207,10 +207,12 @@ def _asked_elsewhere(ask: Callable[[], bool], timeout_s: float) -> bool:
     os.close(writer)
     try:
         ready, _, _ = select.select([reader], [], [], timeout_s)
+        # Ended by the kernel, at once: select has said that it is readable.
         return bool(ready) and os.read(reader, 1) == b"1"
     finally:
         os.close(reader)
         os.kill(child, signal.SIGKILL)
+        # Ended by SIGKILL, sent in the line above.
         os.waitpid(child, 0)
 
 
@@ -225,6 +227,7 @@ class StoreProcess:
         """Idempotent; returns when the process is gone."""
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
+            # Ended by SIGKILL, sent in the line above.
             os.waitpid(self.pid, 0)
 
 
@@ -271,6 +274,7 @@ def _fork_store(port: int, host: str, sign: Sign | None) -> tuple[int, str]:
     os.close(writer)
     gc.unfreeze()
     ready, _, _ = select.select([reader], [], [], READY_LIMIT_S)
+    # Ended by the kernel, at once: select has said that it is readable.
     said = os.read(reader, 4096).decode() if ready else ""
     os.close(reader)
     return pid, said
@@ -336,6 +340,7 @@ def _serve(parent: int, host: str, port: int, writer: int, sign: Sign | None) ->
         os.write(writer, str(store.port).encode())
         os.close(writer)
         while sign is None:
+            # Ended by the agent, which kills the store's process or ends.
             signal.pause()
         while True:
             select.select((), (), (), SIGN_S)

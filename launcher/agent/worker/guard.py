@@ -117,6 +117,7 @@ def _run(
             os.environ.pop(name, None)
         start.run(start.Script(argv=argv, sys_path=sys_path, folder=place.folder), prepare)
     watch = _Watch(pid, parent_pid, place)
+    # Ended by the script's end, or the agent's, or a signal's grace.
     status = watch.wait()
     code = os.waitstatus_to_exitcode(status)
     processes.end_children(polite_s=_POLITE_S if code == 0 else 0.0)

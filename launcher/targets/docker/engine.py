@@ -217,6 +217,7 @@ class Engine:
             with ThreadPoolExecutor(1) as pool:
                 networked = pool.submit(create_network)
                 ids = at_once(create, containers)
+                # Ended by the limit of the request to the engine.
                 networked.result()
             # All exist before the first starts: no rendezvous waits for what cannot come.
             names = [container.name for container in containers]

@@ -77,6 +77,7 @@ def _enter_venv() -> None:
         fix = "--base with pip (on Debian and Ubuntu: apt-get install python3-venv in it)"
         fail(f"the base image's {sys.executable} has no pip, and no venv", fix)
     if sys.prefix != sys.base_prefix:
+        # Ended by whoever builds the image; ensurepip asks no network.
         subprocess.run((sys.executable, "-m", "ensurepip"), check=True)
         return
     import venv
@@ -104,6 +105,7 @@ def _pip_install(torch: str, *more: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         said += text
+    # Ended by pip, whose output has ended above.
     if process.wait() != 0:
         _explain(said, torch, has_wheels=bool(source))
 

@@ -153,6 +153,7 @@ class Ssh:
                 raise error
         if errors:
             raise joined(errors)  # type: ignore[arg-type]
+        # Ended by nobody: all futures are done.
         return [future.result() for future in futures]
 
     def try_each(
@@ -203,6 +204,7 @@ class Ssh:
             opened = {}
         early, self._early = self._early, None
         if early is not None:
+            # Ended by the limit of each connection.
             opened = early.result()
         opened = self._open_all(hosts, opened)
         try:

@@ -259,8 +259,10 @@ class ConsoleWriter:
     def _is_held(self, held: IO[bytes], line: bytes) -> bool:
         if not self._is_aligned:
             self._is_aligned = True
+            # Ended by nobody: it is a file.
             if line in iter(held.readline, b""):
                 return True
+        # Ended by nobody: it is a file.
         elif held.readline() == line:
             return True
         held.close()

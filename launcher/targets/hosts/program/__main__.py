@@ -165,6 +165,7 @@ class ConversationState:
 
         stdin = sys.stdin.fileno()
         while True:
+            # Ended by the launcher, whose end closes stdin.
             ready = select.select([stdin, *self._listeners], [], [])[0]
             for listener in self._listeners:
                 if listener in ready:

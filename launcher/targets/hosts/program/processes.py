@@ -60,6 +60,7 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
                 child.stdin.write(chunk)
         with contextlib.suppress(OSError):
             child.stdin.close()
+        # Ended by the command, whose input has ended, or with this session by the sender's limit.
         code = child.wait()
         said.seek(0)
         return "" if code == 0 else said.read().decode(errors="replace").strip() or "failed"

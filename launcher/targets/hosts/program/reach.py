@@ -44,8 +44,10 @@ class Listener:
     def answer(self) -> None:
         """Greets the caller that waits."""
         with suppress(OSError):
+            # Ended by the kernel, at once: select has said that a caller waits.
             peer, _ = self._socket.accept()
             with peer:
+                # Ended by the kernel, at once: the token is shorter than its buffer.
                 peer.sendall(self._token)
 
 
@@ -76,6 +78,7 @@ def read_reachable(
             untried.discard(place)
             try:
                 with socket.create_connection((address, port), share_s) as peer:
+                    # Ended by share_s, the limit of the connection.
                     if peer.recv(256) == token.encode():
                         reached.append(place)
                         missing.discard((token, port))

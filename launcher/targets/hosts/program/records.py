@@ -104,6 +104,7 @@ def write_frame(stream: IO[bytes], message: Record, blob: bytes = b"") -> None:
 
 def read_frame(stream: IO[bytes]) -> tuple[Record, bytes] | None:
     """The next message; None at the end of the stream. Raises ``ValueError`` for anything else."""
+    # Ended by the other end, whose end or loss closes the stream.
     head = stream.readline(64)
     if not head:
         return None

@@ -79,6 +79,7 @@ class Watch:
         """Reads what the launcher says; also called between the parts of a large file."""
         if self._stdin is None or not select.select([self._stdin], [], [], wait_s)[0]:
             return
+        # Ended by the kernel, at once: select has said that it is readable.
         said = os.read(self._stdin, 4096)
         self._had_enough = ENOUGH in said
         self._goes_on = bool(said) and not self._had_enough
