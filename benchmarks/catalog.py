@@ -11,7 +11,6 @@ from benchmarks.command_line import answers, helps, renders
 from benchmarks.containers import containers
 from benchmarks.hosts import hosts
 from benchmarks.manifests import manifests
-from benchmarks.nodes import nodes
 from benchmarks.output import outputs
 from benchmarks.own_script import own_scripts
 from benchmarks.plan import plans
@@ -28,7 +27,6 @@ from benchmarks.trials import Benchmark
 BENCHMARKS: dict[str, Benchmark] = {
     "start": Benchmark(trials=starts, limit_s=300),
     "own-script": Benchmark(trials=own_scripts, limit_s=180),
-    "nodes": Benchmark(trials=nodes, limit_s=300, pairs=3),
     "render": Benchmark(trials=renders, limit_s=60),
     "help": Benchmark(trials=helps, limit_s=60),
     "answers": Benchmark(trials=answers, limit_s=60),

@@ -22,12 +22,6 @@ _told = mmap.mmap(-1, 1)
 """Shared by a supervisor and its agent, which is forked from it."""
 
 
-def begin() -> None:
-    """For a supervisor that forks its agent: others may have been forked with the same modules."""
-    global _told
-    _told = mmap.mmap(-1, 1)
-
-
 def tell_to_end() -> None:
     """The supervisor's next signal is meant for the agent."""
     _told[0] = 1

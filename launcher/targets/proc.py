@@ -20,14 +20,11 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from launcher.contract import protocol
 
 if TYPE_CHECKING:
-    import socket
-
     import psutil
 
 Answer = TypeVar("Answer")
 PR_SET_PDEATHSIG = 1
 KILL_LIMIT_S = 10.0
-MESSAGE_BYTES = 1 << 16
 
 
 def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
@@ -118,73 +115,9 @@ def become(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str]) -> NoRetu
     os.execve(argv[0], argv, env)
 
 
-def start_early(argv: tuple[str, ...], *, env: Mapping[str, str], cwd: str | None = None) -> int:
-    """Starts a process that waits at its standard input, for ``tell``; returns its pid.
-
-    What it says until then goes to a file without a name. It dies as those of ``start`` do. Raises
-    ``OSError`` as ``start`` does.
-    """
-    import socket
-    import tempfile
-
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs, tempfile.TemporaryFile() as output:
-        try:
-            child = subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env=dict(env),
-                stdin=theirs.fileno(),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_dying_with_parent(),
-            )
-        except OSError:
-            ours.close()
-            raise
-    ours.setblocking(False)
-    _children[child.pid], _links[child.pid] = child, ours
-    return child.pid
-
-
-def tell(pid: int, text: bytes) -> bool:
-    """Sends a process of ``start_early`` all that it will hear; False where it has ended."""
-    with _links.pop(pid) as link:
-        if _children[pid].poll() is not None or len(text) > MESSAGE_BYTES:
-            return False
-        # Less than a socket holds, so that nobody waits.
-        with contextlib.suppress(OSError):
-            link.send(text)
-    return True
-
-
-def link_to(pid: int) -> socket.socket:
-    """The other end of its standard input, for messages that do not wait, until it is ended."""
-    return _links[pid]
-
-
-def end_early(pid: int, *, keeps_answers: bool = False) -> None:
-    """Ends a process of ``start_early``; 0 is none."""
-    if pid:
-        child = _children[pid] if keeps_answers else _children.pop(pid)
-        if not keeps_answers and (link := _links.pop(pid, None)):
-            link.close()
-        child.kill()
-        # One that hangs in the kernel outlives SIGKILL: it is left behind.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(KILL_LIMIT_S)
-
-
 def poll(pid: int) -> int | None:
-    """Exit code of a process that ``start`` returned, or that this one has adopted, as in a shell;
-    None while it runs."""
-    if child := _children.get(pid):
-        code = child.poll()
-    else:
-        from launcher.targets import adoption
-
-        code = adoption.poll(pid)
+    """Exit code of a process that ``start`` returned, as in a shell; None while it runs."""
+    code = _children[pid].poll()
     return None if code is None else (128 - code if code < 0 else code)
 
 
@@ -321,8 +254,6 @@ def _ask(pid: int, question: Callable[[psutil.Process], Answer]) -> Answer | Non
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
-_links: dict[int, socket.socket] = {}
-"""The launcher's end of the socket that is standard input of a process of ``start_early``."""
 
 
 def _environments() -> Iterator[tuple[int, dict[str, str]]]:

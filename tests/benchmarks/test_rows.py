@@ -18,7 +18,6 @@ from benchmarks import (
     hosts_runs,
     hosts_sessions,
     manifests,
-    nodes,
     output,
     own_script,
     plan,
@@ -58,13 +57,6 @@ def test_starts_are_compared_for_each_number_of_processes(patch: Patch) -> None:
     patch(start, "start_launcher", lambda nproc: 1.0 * nproc)
     patch(start, "start_torchrun", lambda nproc: 2.0 * nproc)
     assert ratios(rows_of("start")) == [0.5, 0.5]
-
-
-def test_many_nodes_are_compared_with_as_many_torchruns(patch: Patch) -> None:
-    patch(nodes, "last_line", lambda argv: 4.0 if nodes.SEVERAL.name in " ".join(argv) else 1.0)
-    rows = rows_of("nodes")
-    assert ratios(rows) == [0.25] * 3
-    assert [row.ok for row in rows] == [True, None, True]
 
 
 def test_steps_are_compared_for_each_reduction(patch: Patch) -> None:

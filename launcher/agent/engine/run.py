@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from launcher.agent.ledger import AgentLedger
 from launcher.agent.roster.takeover import find_round, may_go_on, plan_alone, plan_round
 from launcher.agent.streams import say
 from launcher.contract import protocol
-from launcher.contract.agent_settings import ROSTER, AgentSettings, NodeTask, parse_task
+from launcher.contract.agent_settings import ROSTER, AgentSettings, NodeTask
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import DiskFullError
 from launcher.contract.reasons import Reason
@@ -196,20 +195,6 @@ def plan_preload(settings: AgentSettings, sources: Iterable[bytes]) -> tuple[str
     uses_fabric = any(b"lightning" in source for source in sources)
     named = settings.preload
     return (_FABRIC, *named) if uses_fabric and _FABRIC not in named else named
-
-
-def plan_shared(task: str) -> tuple[str, ...]:
-    """What nodes of one machine may import once for all of them, beside torch. ``task`` is a file.
-
-    Not the modules that a job names: they may look which node they are on.
-    """
-    parsed = parse_task(Path(task).read_text())
-    package = __name__.removesuffix(".engine.run")
-    own = tuple(f"{package}.{name}" for name in ("engine.torch_agent", "node.supervisor"))
-    if parsed.settings.start != "fork":
-        return own
-    settings = replace(parsed.settings, preload=())
-    return (*own, *plan_preload(settings, _read_sources(parsed.node.command)))
 
 
 def _read_sources(command: tuple[str, ...]) -> Iterator[bytes]:

@@ -220,7 +220,6 @@ class Supervisor:
 
     def _fork_agent(self, report_file: Path) -> int:
         supervisor_pid = os.getpid()
-        signals.begin()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()

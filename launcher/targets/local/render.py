@@ -33,11 +33,6 @@ class Process:
     env: Env
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Node index and incarnation."""
-        return self.node.node_index, self.node.incarnation
-
-    @property
     def cwd(self) -> str:
         """The folder in which it is started."""
         assert self.node.workdir is not None, "the planner gives local nodes a folder"

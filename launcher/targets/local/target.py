@@ -5,20 +5,19 @@ What only a run needs is imported where it is used, as rendering takes no longer
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.errors import ExitCode, KeyInputError, TargetError
+from launcher.contract.errors import KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
@@ -34,8 +33,6 @@ from launcher.targets.machine import read_capacity, read_gpus
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
-    from launcher.targets.local.early import EarlyAgent
-    from launcher.targets.local.template import Settled, Template
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""
@@ -51,22 +48,13 @@ class LocalTarget(Target):
     traits = Traits(sees_other_machines=False)
     name = "local"
 
-    def __init__(
-        self, run_root: Path, clock: Clock | None = None, *, early: EarlyAgent | None = None
-    ) -> None:
-        """``early``: the first node's process, which the caller ends where no run takes it."""
+    def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
         super().__init__()
-        self._early = early
-        self.run_id = early.run_id if early else ""
         self._run_root = run_root
         self._clock = clock or SystemClock()
         self._free_ports: tuple[int, ...] = ()
-        self._pids: dict[NodeKey, int | None] = {}
-        """Process id of each node that this launcher started; None before its fork."""
-        self._codes: dict[NodeKey, int] = {}
-        """Exit codes of nodes that have never been a process."""
-        self._templates: dict[str, Template] = {}
-        """By run id, of runs with several nodes."""
+        self._pids: dict[NodeKey, int] = {}
+        """Process id of each node that this launcher started."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
         python, torch_version = find_torch(job.local.python)
@@ -121,21 +109,14 @@ class LocalTarget(Target):
         for process in artifact.processes:
             if process.node.incarnation:  # before the first, nothing can be there to look for
                 self.stop(plan.run_id, plan.stop_grace_s, (process.node.node_index,))
-        early, self._early = self._early, None
-        alone = len(artifact.processes) == 1
-        for first in () if alone else artifact.processes[:1]:
-            with self._told(plan.run_id, first):
-                self._open_template(plan, first, early)
         for process in artifact.processes:
-            with self._told(plan.run_id, process):
-                pid = early.become(process, plan) if early and alone else None
-                self._pids[plan.run_id, *process.key] = pid or self._start(plan.run_id, process)
+            self._start(plan.run_id, process)
 
-    @contextlib.contextmanager
-    def _told(self, run_id: str, process: Process) -> Iterator[None]:
-        """Raises ``TargetError`` for what a start meets, and then leaves nothing of the run."""
+    def _start(self, run_id: str, process: Process) -> None:
+        """Starts one node; where that fails, nothing of the run is left."""
+        node, env = process.node, inherited(os.environ) | dict(process.env)
         try:
-            yield
+            pid = proc.start(process.argv, cwd=process.cwd, env=env, console=Path(process.console))
         except OSError as error:
             from launcher.agent import disk
             from launcher.runs.folder import full_disk
@@ -147,40 +128,9 @@ class LocalTarget(Target):
                 f"cannot start {process.argv[0]} in {process.cwd}: {error.strerror}",
                 "check local.python and workdir of the job",
             ) from error
-
-    def _open_template(self, plan: LaunchPlan, first: Process, early: EarlyAgent | None) -> None:
-        if plan.agent is None or sys.platform != "linux" or plan.run_id in self._templates:
-            if early:
-                early.end()
-            return
-        from launcher.targets.local.template import Template, start_template
-
-        pid = early.take(first, plan) if early else 0
-        self._templates[plan.run_id] = (
-            Template(pid, early.env, first) if early and pid else start_template(first)
-        )
-
-    def _start(self, run_id: str, process: Process) -> int | None:
-        """The pid of a node; None where the run's template will fork it. Raises ``OSError``."""
-        template = self._templates.get(run_id)
-        # Made here, as it is here that a full disk is told.
-        Path(process.console).touch()
-        return None if template and template.order(process) else _start_alone(process)
-
-    def _settle(self, run_id: str, settled: Settled, ended: Callable[[int], bool]) -> None:
-        """Takes in what a template tells; nodes that it refuses are started, but for the ended."""
-        self._codes |= {(run_id, *key): code for key, code in settled.codes.items()}
-        self._pids |= {(run_id, *key): pid for key, pid in settled.pids.items()}
-        for process in settled.refused:
-            if ended(process.node.node_index):
-                self._codes[run_id, *process.key] = ExitCode.PREEMPTED
-            else:
-                with self._told(run_id, process):
-                    self._pids[run_id, *process.key] = _start_alone(process)
+        self._pids[run_id, node.node_index, node.incarnation] = pid
 
     def observe(self, plan: LaunchPlan) -> Observation:
-        if template := self._templates.get(plan.run_id):
-            self._settle(plan.run_id, template.settle(), lambda _: False)
         if any(run_id == plan.run_id for run_id, _, _ in self._pids):
             nodes = tuple(self._observe_child(plan.run_id, node) for node in plan.nodes)
         else:
@@ -189,25 +139,14 @@ class LocalTarget(Target):
         return Observation(run_id=plan.run_id, nodes=nodes)
 
     def _observe_child(self, run_id: str, node: NodePlan) -> NodeObservation:
-        key = (run_id, node.node_index, node.incarnation)
-        pid = self._pids.get(key)
-        code = self._codes.get(key) if pid is None else proc.poll(pid)
-        return _observation(node, key in self._pids, code)
+        pid = self._pids.get((run_id, node.node_index, node.incarnation))
+        return _observation(node, pid is not None, None if pid is None else proc.poll(pid))
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
-        if only is not None:
-            self._stop_nodes(run_id, only, grace_s)
-            return
-        if template := self._templates.pop(run_id, None):
-            self._settle(run_id, template.end(), lambda _: True)
-        self._end({protocol.RUN_ID: run_id}, grace_s)
-
-    def _stop_nodes(self, run_id: str, only: tuple[int, ...], grace_s: float) -> None:
-        template = self._templates.get(run_id)
-        if template and template.awaits(only):
-            self._settle(run_id, self._templates.pop(run_id).end(), lambda index: index in only)
-        for index in only:
-            self._end({protocol.RUN_ID: run_id, protocol.NODE_INDEX: str(index)}, grace_s)
+        run = {protocol.RUN_ID: run_id}
+        ended = [run] if only is None else [{**run, protocol.NODE_INDEX: str(i)} for i in only]
+        for label in ended:
+            self._end(label, grace_s)
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         return tuple(
@@ -222,14 +161,9 @@ class LocalTarget(Target):
     def _end(self, label: dict[str, str], grace_s: float) -> None:
         # SIGTERM goes to the agents alone: they end their workers, and would report a worker
         # that got one of its own as failed.
-        asked: set[int] = set()
         deadline = self._clock.monotonic() + grace_s
-        while agents := find_agents(proc.find(**label)):
-            # One that was forked just now is not among those that were asked.
-            proc.send(tuple(pid for pid in agents if pid not in asked), signal.SIGTERM)
-            asked |= {*agents}
-            if self._clock.monotonic() >= deadline:
-                break
+        proc.send(find_agents(proc.find(**label)), signal.SIGTERM)
+        while find_agents(proc.find(**label)) and self._clock.monotonic() < deadline:
             self._clock.sleep(0.05)
         deadline = self._clock.monotonic() + SWEEP_LIMIT_S
         while (left := proc.find(**label)) and self._clock.monotonic() < deadline:
@@ -237,11 +171,9 @@ class LocalTarget(Target):
             self._clock.sleep(0.02)
 
 
-def _start_alone(process: Process) -> int:
-    from launcher.targets.local.template import environment_of
-
-    env, console = environment_of(process), Path(process.console)
-    return proc.start(process.argv, cwd=process.cwd, env=env, console=console)
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the caller that agents inherit. Pure."""
+    return {name: text for name, text in environ.items() if name not in protocol.STALE_VARIABLES}
 
 
 def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -297,14 +229,12 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     """Those of a run's processes that the launcher started itself.
 
     Workers have TORCHELASTIC_RUN_ID, and may be orphans. Forked workers show no such variable, but
-    have a parent in the run. A run's template is no node.
+    have a parent in the run.
     """
     return tuple(
         pid
         for pid in pids
-        if proc.parent_of(pid) not in pids
-        and proc.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
-        and proc.variable_of(pid, protocol.NODE_INDEX) is not None
+        if proc.parent_of(pid) not in pids and proc.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
     )
 
 

@@ -138,7 +138,7 @@ def test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart
     assert launcher.processes() == []
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_launcher_leaves_nothing(launcher: Runner, signum: signal.Signals) -> None:
     launcher.write(WAITING)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
@@ -147,6 +147,19 @@ def test_an_interrupted_launcher_leaves_nothing(launcher: Runner, signum: signal
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert launcher.outcome["reason"] == "interrupted"
+    assert launcher.processes() == []
+
+
+def test_a_launcher_that_is_interrupted_while_its_nodes_begin_leaves_nothing(
+    launcher: Runner,
+) -> None:
+    launcher.write(WAITING)
+    process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "2")
+    wait_until(lambda: len(find_agents(tuple(launcher.processes()))) == 2)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert not is_up(launcher)
     assert launcher.processes() == []
 
 
