@@ -18,6 +18,7 @@ from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import QueuedJob
+from launcher.targets.slurm.inside import step_by_hand
 from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch
 from launcher.targets.slurm.settings import SlurmSettings
 from launcher.targets.slurm.starts import (
@@ -82,18 +83,10 @@ class SlurmDriver:
         self._decided_at: float | None = None
 
     def turn(self) -> RunEnd | None:
-        if not self._watch.looks and self._watch.error is None and self._told == {}:
-            self._begin()
         starts = read_starts(self._run)
         jobs = self._watch.jobs or ()
         self._tell(starts, jobs)
         return self._judge(starts, jobs)
-
-    def _begin(self) -> None:
-        for job in read_jobs(self._run):
-            self._note(str(job), f"job {job} was submitted; squeue --jobs={job}")
-        with contextlib.suppress(RuntimeError):  # it was begun by an earlier turn
-            self._watch.start()
 
     def _judge(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> RunEnd | None:
         wanted = self._wanted()
@@ -140,6 +133,8 @@ class SlurmDriver:
             error = self._watch.error
             told = f"{error.what}; the run goes on" if error else "the controller answers again"
             self._console.note(told)
+        for job_id in () if SlurmSettings.of(self.plan).inside else read_jobs(self._run):
+            self._note(str(job_id), f"job {job_id} was submitted; squeue --jobs={job_id}")
         by_name = {start.name: start for start in starts}
         for start in starts:
             again = f", start {start.restarts + 1}" if start.restarts else ""
@@ -191,6 +186,8 @@ class SlurmDriver:
 
     def _cancelled(self) -> tuple[str, str]:
         """What a stop at once cancels, and the command for it."""
+        if job := SlurmSettings.of(self.plan).inside:
+            return f"its step of job {job}", step_by_hand(job)
         names = " ".join(map(str, read_jobs(self._run)))
         if not names:  # sbatch has not answered yet
             return "what was submitted", "squeue --me, then scancel JOBID"

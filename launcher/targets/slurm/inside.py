@@ -5,23 +5,19 @@ The batch script is the same, and runs as a process of this machine, whose ``sru
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.errors import KeyInputError
-from launcher.follow.target import RunEnd
 from launcher.job.values import NodeRange
-from launcher.runs.folder import RunFolder, write_atomically
+from launcher.runs.folder import RunFolder
 from launcher.targets import proc
 from launcher.targets.slurm import client
-from launcher.targets.slurm.client import QueuedJob
-from launcher.targets.slurm.follow import SlurmDriver, end_of
 from launcher.targets.slurm.settings import JOBS_DIR, SlurmSettings
-from launcher.targets.slurm.starts import JobStart, newest_starts, read_starts
+from launcher.targets.slurm.starts import write_job
 from launcher.targets.slurm_process import SlurmProcess, read_slurm
 
 if TYPE_CHECKING:
@@ -29,6 +25,19 @@ if TYPE_CHECKING:
     from launcher.plan.target_facts import TargetFacts
 
 STEP_FORMAT = "--format=%i|%j"
+LAST_WORD = """\
+bash "$0" & trap "kill $!" TERM
+until wait $!; code=$?; ! kill -0 $! 2>/dev/null; do :; done
+shopt -s nullglob
+[ "$code" -ge 128 ] || code=1
+[ "$(echo "$1"/*.started)" ] || : >"$1/$2.0.started"
+for started in "$1"/*.started; do
+  ended=${started%started}ended
+  [ -s "$ended" ] || echo "$code over" >"$ended"
+done
+"""
+"""Runs the batch script, and says its last word where it ended without: nobody else does, as the
+job around it goes on. The codes of its first lines, which are a person's, mean nothing to us."""
 
 
 def find_allocation(environ: Mapping[str, str]) -> SlurmProcess | None:
@@ -71,8 +80,8 @@ def fit_facts(facts: TargetFacts, allocation: SlurmProcess) -> TargetFacts:
 
 def start_script(
     run: RunFolder, nodes: int, allocation: SlurmProcess, environ: dict[str, str]
-) -> int:
-    """Starts the batch script as a process of this machine; its pid. Raises ``OSError``."""
+) -> None:
+    """Starts the batch script as a process of this machine. Raises ``OSError``."""
     count = str(nodes)
     env = {
         **environ,
@@ -85,9 +94,10 @@ def start_script(
     env = {name: text for name, text in env.items() if not name.startswith("SLURM_STEP")}
     if allocation.step:
         env["SLURM_OVERLAP"] = "1"
-    console = run.path / JOBS_DIR / f"{allocation.job}.log"
-    script = str(run.path / protocol.ARTIFACT_FILE)
-    return proc.start(("bash", script), cwd=str(Path.cwd()), env=env, console=console)
+    words, script = run.path / JOBS_DIR, str(run.path / protocol.ARTIFACT_FILE)
+    write_job(run, allocation.job)
+    argv = ("bash", "-c", LAST_WORD, script, str(words), str(allocation.job))
+    proc.start(argv, cwd=str(Path.cwd()), env=env, console=words / f"{allocation.job}.log")
 
 
 def find_step(run_id: str, job: int) -> str:
@@ -106,51 +116,6 @@ def cancel_step(run_id: str, job: int) -> None:
 def step_by_hand(job: int) -> str:
     """How a person ends the run's step."""
     return f"squeue --steps --jobs={job} names its step; scancel {job}.STEP"
-
-
-class InsideDriver(SlurmDriver):
-    """Also notices a script that ended without its last word: the job around it goes on."""
-
-    pid_of_script: Callable[[], int] | None = None
-
-    def _begin(self) -> None:
-        # No job of its own was submitted, of which one would be told.
-        with contextlib.suppress(RuntimeError):  # it was begun by an earlier turn
-            self._watch.start()
-
-    def _cancelled(self) -> tuple[str, str]:
-        job = SlurmSettings.of(self.plan).inside
-        return f"its step of job {job}", step_by_hand(job)
-
-    def turn(self) -> RunEnd | None:
-        if (end := super().turn()) is not None:
-            return end
-        if (code := self._code_of_script()) is None:
-            return None
-        if not (starts := newest_starts(read_starts(self._run))):
-            # In the lines of slurm.setup, whose codes mean nothing to us.
-            job, code = SlurmSettings.of(self.plan).inside, code if code >= 128 else 1
-            return end_of(self._run, JobStart(job=job, element=None, restarts=0, code=code))
-        for start in starts.values():
-            if start.code is None:
-                path = self._run.path / JOBS_DIR / f"{start.key}.ended"
-                write_atomically(path, f"{code or 1} over\n")
-        return None
-
-    def _judge_gone(
-        self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
-    ) -> RunEnd | None:
-        """As elsewhere, but a script that lives may still be at its first lines."""
-        lives = self._script() and self._code_of_script() is None
-        return None if lives else super()._judge_gone(starts, jobs)
-
-    def _script(self) -> int:
-        return self.pid_of_script() if self.pid_of_script else 0
-
-    def _code_of_script(self) -> int | None:
-        """None while it runs, and where another launcher has started it."""
-        pid = self._script()
-        return proc.poll(pid) if pid else None
 
 
 def describe_unused(job: JobSpec) -> list[str]:

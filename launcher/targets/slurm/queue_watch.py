@@ -36,7 +36,6 @@ class QueueWatch:
         self._over, self._wake = threading.Event(), threading.Event()
         self._soon_until = 0
         self._tried: set[str] = set()
-        self._thread = threading.Thread(target=self._look, daemon=True, name="queue")
         self.jobs: tuple[QueuedJob, ...] | None = None
         """As last told; None before the first answer."""
         self.looks = 0
@@ -45,10 +44,7 @@ class QueueWatch:
         """Why the last question had no answer."""
         self.hastened: tuple[JobStart, ...] = ()
         """Starts after which Slurm was told to hold their jobs back for ``HELD_BACK_S`` only."""
-
-    def start(self) -> None:
-        """Begins to ask."""
-        self._thread.start()
+        threading.Thread(target=self._look, daemon=True, name="queue").start()
 
     def _look(self) -> None:
         while not self._over.is_set():
@@ -58,8 +54,10 @@ class QueueWatch:
             self._wake.clear()
             if self._over.is_set():
                 return
+            if not (submitted := read_jobs(self._run)):
+                continue
             try:
-                self.jobs = client.read_queue(read_jobs(self._run))
+                self.jobs = client.read_queue(submitted)
                 self.looks, self.error = self.looks + 1, None
                 self._hasten(self.jobs)
             except TargetError as error:

@@ -42,7 +42,6 @@ from launcher.targets.slurm.follow import (
     observe,
     wanted_elements,
 )
-from launcher.targets.slurm.inside import InsideDriver
 from launcher.targets.slurm.plan import CODE_DIR, TARGET, plan_facts
 from launcher.targets.slurm.queue_watch import LOOK_S
 from launcher.targets.slurm.script import render_script
@@ -94,7 +93,6 @@ class SlurmTarget(Target):
         self._run_root = run_root
         self._clock = clock or SystemClock()
         self._allocation = allocation
-        self._script_pid = 0
         if allocation is not None:
             self.taken_because = f"this is its job {allocation.job}"
 
@@ -173,9 +171,7 @@ class SlurmTarget(Target):
             self._submit(run)
             return
         try:
-            self._script_pid = inside.start_script(
-                run, len(plan.nodes), self._allocation, dict(os.environ)
-            )
+            inside.start_script(run, len(plan.nodes), self._allocation, dict(os.environ))
         except OSError as error:
             raise TargetError(f"bash: {error.strerror}", "the script needs bash on PATH") from error
 
@@ -314,11 +310,7 @@ class SlurmTarget(Target):
         show: Callable[[], None],
     ) -> Driver:
         resize = functools.partial(self._resize, run, plan)
-        if self._allocation is None:
-            return SlurmDriver(run, plan, self.stop, resize, console, clock)
-        driver = InsideDriver(run, plan, self.stop, resize, console, clock)
-        driver.pid_of_script = lambda: self._script_pid
-        return driver
+        return SlurmDriver(run, plan, self.stop, resize, console, clock)
 
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
         return find_end(run, plan, lambda: self.stop(run.run_id, 0))

@@ -34,7 +34,6 @@ from launcher.targets.slurm.follow import (
     observe,
     wanted_elements,
 )
-from launcher.targets.slurm.inside import InsideDriver
 from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch, find_held_back
 from launcher.targets.slurm.settings import SlurmSettings
 from launcher.targets.slurm.starts import read_jobs, read_starts
@@ -263,9 +262,7 @@ HURRIES: list[Callable[[SlurmDriver], object]] = [
 """In the loop, and while the grace is waited for."""
 
 
-def said_before_the_stop(
-    kind: type[SlurmDriver], folder: Folder, hurry: Callable[[SlurmDriver], object]
-) -> str:
+def said_before_the_stop(folder: Folder, hurry: Callable[[SlurmDriver], object]) -> str:
     said, at_stop = io.StringIO(), list[str]()
 
     def stop(run_id: str, grace_s: float) -> None:
@@ -273,7 +270,7 @@ def said_before_the_stop(
         at_stop.append(said.getvalue())
 
     console = Console(said, terminal=False, colour=False)
-    driver = kind(folder.run, folder.plan, stop, lambda nodes: None, console, SystemClock())
+    driver = SlurmDriver(folder.run, folder.plan, stop, lambda nodes: None, console, SystemClock())
     hurry(driver)
     (text,) = at_stop
     return text
@@ -285,7 +282,7 @@ def test_a_second_interrupt_says_first_what_it_waits_for_and_how_to_end_it_by_ha
 ) -> None:
     folder = Folder(tmp_path)
     folder.write(j7_0_started="n1 n2")
-    assert said_before_the_stop(SlurmDriver, folder, hurry) == (
+    assert said_before_the_stop(folder, hurry) == (
         "launcher: cancelled at once: waits until Slurm has ended job 7, at most 60 s; "
         "by hand: scancel 7\n"
     )
@@ -294,7 +291,7 @@ def test_a_second_interrupt_says_first_what_it_waits_for_and_how_to_end_it_by_ha
 def test_a_second_interrupt_before_sbatch_has_answered_says_how_to_find_the_job(
     tmp_path: Path,
 ) -> None:
-    said = said_before_the_stop(SlurmDriver, Folder(tmp_path), HURRIES[1])
+    said = said_before_the_stop(Folder(tmp_path), HURRIES[1])
     assert "what was submitted, at most 60 s; by hand: squeue --me, then scancel JOBID" in said
 
 
@@ -304,7 +301,7 @@ def test_a_second_interrupt_in_an_allocation_names_the_step_and_not_the_job(
     folder = Folder(tmp_path)
     own = replace(SlurmSettings.of(folder.plan), inside=7)
     folder.plan = replace(folder.plan, own=own)
-    said = said_before_the_stop(InsideDriver, folder, HURRIES[0])
+    said = said_before_the_stop(folder, HURRIES[0])
     assert "its step of job 7, at most 60 s; by hand: squeue --steps --jobs=7" in said
 
 
@@ -372,7 +369,6 @@ def test_slurm_is_told_once_for_each_requeue_to_start_what_it_holds_back(
     monkeypatch.setattr(client, "start_within", start_within)
     folder.write(e7_0_0_started="n1", e7_1_0_started="n2")
     watch = QueueWatch(folder.run)
-    watch.start()
     try:
         wait_until(lambda: watch.looks >= 3)
         folder.write(e7_1_1_started="n2")
