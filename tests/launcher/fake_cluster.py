@@ -25,7 +25,7 @@ from tests.launcher.fake_admission import CORE, CUSTOM, Write, refuse, warnings_
 
 Object = dict[str, Any]
 NAMED = {
-    *("persistentvolumeclaims", "secrets", "serviceaccounts", "resourcequotas", "limitranges"),
+    *("persistentvolumeclaims", "secrets", "serviceaccounts", "resourcequotas"),
     "events",
 }
 """Kinds of which objects are only read."""

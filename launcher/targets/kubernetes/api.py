@@ -47,8 +47,6 @@ PLURALS = {
     "PersistentVolumeClaim": "persistentvolumeclaims",
     "Secret": "secrets",
     "ServiceAccount": "serviceaccounts",
-    "ResourceQuota": "resourcequotas",
-    "LimitRange": "limitranges",
     "Event": "events",
 }
 OPERATORS = {

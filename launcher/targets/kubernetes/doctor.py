@@ -99,8 +99,6 @@ class _Diagnosis:
             ("rights", self._judge_rights),
             ("references", self._judge_references),
             ("nodes", self._judge_room),
-            ("quota", self._judge_quotas),
-            ("limits", self._judge_limits),
             ("dry run", self._judge_dry_run),
             ("pod", self._judge_pod),
         ):
@@ -174,14 +172,6 @@ class _Diagnosis:
     def _judge_room(self) -> Iterator[Finding]:
         nodes = _items(self._cluster.look("/api/v1/nodes"))
         yield doctor_judge.judge_nodes(nodes, self._pod, self._least, self._most)
-
-    def _judge_quotas(self) -> Iterator[Finding]:
-        for quota in _items(self._cluster.list_objects("v1", "ResourceQuota", "")):
-            yield from doctor_judge.judge_quota(quota, self._pod, self._least, self._most)
-
-    def _judge_limits(self) -> Iterator[Finding]:
-        for limits in _items(self._cluster.list_objects("v1", "LimitRange", "")):
-            yield from doctor_judge.judge_limits(limits, self._pod)
 
     def _judge_dry_run(self) -> Iterator[Finding]:
         """As ``submit`` does it, but every object is tried."""

@@ -9,7 +9,7 @@ from launcher.doctor.references import PULL_SECRET, Object, Reference, parse_amo
 
 PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 KEEPS_AWAY = ("NoSchedule", "NoExecute")
-BYTES = ("memory", "storage", "ephemeral-storage")
+BYTES = ("memory", "ephemeral-storage")
 UNITS = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10))
 
 
@@ -114,9 +114,8 @@ def judge_nodes(nodes: Sequence[Object], template: Object, least: int, most: int
 
 
 def render_amount(name: str, amount: float) -> str:
-    """An amount of a resource, or of a quota's key, as people write it: ``1.5``, ``8Gi``."""
-    resource = name.rpartition(".")[2]
-    if resource in BYTES or resource.startswith("hugepages-"):
+    """An amount of a resource as people write it: ``1.5``, ``8Gi``."""
+    if name in BYTES:
         for unit, size in UNITS:
             if amount >= size:
                 return f"{amount / size:.4g}{unit}"
@@ -156,55 +155,3 @@ def _fits(node: Object, wanted: Mapping[str, float], *, whole: bool) -> int:
         int(parse_amount(allocatable[name]) // amount) for name, amount in wanted.items() if amount
     ]
     return min(1, *counts) if whole else min(counts)
-
-
-def judge_quota(quota: Object, template: Object, least: int, most: int) -> list[Finding]:
-    """What of a ResourceQuota the job's pods would exceed; a quota with scopes is not judged."""
-    name, spec = quota["metadata"]["name"], quota.get("spec") or {}
-    status = quota.get("status") or {}
-    if spec.get("scopes") or spec.get("scopeSelector"):
-        return []
-    findings = []
-    for key, hard in (status.get("hard") or spec.get("hard") or {}).items():
-        each = _amount_of(key, template)
-        if each is None:
-            continue
-        used = parse_amount((status.get("used") or {}).get(key, 0))
-        limit, place = parse_amount(hard), f"ResourceQuota {name}"
-        taken, whole = render_amount(key, used), render_amount(key, limit)
-        more, most_more = (render_amount(key, each * count) for count in (least, most))
-        told = f"{key}: {taken} of {whole} used, the job wants {more} more"
-        fix = f"stop what is not needed, lower resources:, or have {name} raised"
-        if used + each * least > limit:
-            findings.append(failed("quota", place, told, fix))
-        elif used + each * most > limit:
-            found = f"{told}, and {most_more} at its largest"
-            findings.append(warning("quota", place, found, fix))
-    return findings or [ok("quota", f"ResourceQuota {name}", "leaves room")]
-
-
-def _amount_of(key: str, template: Object) -> float | None:
-    """What one pod takes of a quota's key; None for keys that are not about pods."""
-    if key in ("pods", "count/pods"):
-        return 1.0
-    which = "limits" if key.startswith("limits.") else "requests"
-    return sum_resources(template, which).get(key.removeprefix(f"{which}."))
-
-
-def judge_limits(limits: Object, template: Object) -> list[Finding]:
-    """What of a LimitRange the job's pods break."""
-    place = f"LimitRange {limits['metadata']['name']}"
-    items = (i for i in limits["spec"].get("limits") or [] if i.get("type") in ("Container", "Pod"))
-    fix = "change resources: of the job, or kubernetes.namespace"
-    broken = [failed("limits", place, told, fix) for i in items for told in _broken(i, template)]
-    return broken or [ok("limits", place, "kept")]
-
-
-def _broken(item: Object, template: Object) -> Iterator[str]:
-    for bound, which in (("max", "limits"), ("min", "requests")):
-        asked = sum_resources(template, which)
-        for name, quantity in (item.get(bound) or {}).items():
-            limit, amount = parse_amount(quantity), asked.get(name, parse_amount(quantity))
-            if amount > limit if bound == "max" else amount < limit:
-                has = render_amount(name, amount)
-                yield f"{bound} {name} of a {item['type']} is {quantity}, the job has {has}"

@@ -188,50 +188,13 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
         "lower resources:",
     ),
     "a quota": (
-        lambda server: server.put(
-            "resourcequotas",
-            item(
-                "q",
-                status={
-                    "hard": {"requests.nvidia.com/gpu": "4"},
-                    "used": {"requests.nvidia.com/gpu": "1"},
-                },
-            ),
-        ),
+        lambda server: server.put("resourcequotas", item("q", spec={"hard": {"pods": "0"}})),
         (
-            *("failed", "quota", "ResourceQuota q"),
-            "requests.nvidia.com/gpu: 1 of 4 used, the job wants 4 more",
+            *("failed", "pod", "one of the job's"),
+            'the cluster of context fake cannot post Pod digits-doctor: pods "digits-doctor" is '
+            "forbidden: exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0",
         ),
-        "have q raised",
-    ),
-    "a quota of memory": (
-        lambda server: server.put(
-            "resourcequotas",
-            item(
-                "q",
-                status={"hard": {"limits.memory": "10Gi"}, "used": {"limits.memory": "1Gi"}},
-            ),
-        ),
-        (
-            *("failed", "quota", "ResourceQuota q"),
-            "limits.memory: 1Gi of 10Gi used, the job wants 16Gi more",
-        ),
-        "have q raised",
-    ),
-    "a limit of memory": (
-        lambda server: server.put(
-            "limitranges",
-            item("l", spec={"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]}),
-        ),
-        ("failed", "limits", "LimitRange l", "max memory of a Container is 1Gi, the job has 8Gi"),
-        "change resources:",
-    ),
-    "a limit range": (
-        lambda server: server.put(
-            "limitranges", item("l", spec={"limits": [{"type": "Container", "max": {"cpu": "2"}}]})
-        ),
-        ("failed", "limits", "LimitRange l", "max cpu of a Container is 2, the job has 4"),
-        "change resources:",
+        "kubectl describe quota,limits,ns -n team; then resources: of the job",
     ),
     "an object of that name": (
         lambda server: server.put("pytorchjobs", item("digits")),
@@ -375,10 +338,8 @@ def test_quantities_are_numbers(quantity: str | int, amount: float) -> None:
     [
         ("cpu", 0.5, "0.5"),
         ("nvidia.com/gpu", 8.0, "8"),
-        ("count/pods", 1234567.0, "1234567"),
         ("memory", 2.0**30, "1Gi"),
-        ("requests.memory", 1.5 * 2**30, "1.5Gi"),
-        ("limits.ephemeral-storage", 2.0**41, "2Ti"),
+        ("ephemeral-storage", 1.5 * 2**40, "1.5Ti"),
         ("memory", 512.0, "512"),
         ("memory", 0.0, "0"),
     ],
