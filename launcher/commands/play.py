@@ -34,13 +34,6 @@ def _add_arguments(play: argparse.ArgumentParser) -> None:
     )
     play.add_argument("--job", metavar="NAME", help="which, where the files hold several")
     play.add_argument("--image", metavar="REF", help="instead of the manifest's image")
-    play.add_argument(
-        "--claim",
-        action="append",
-        default=[],
-        metavar="NAME=DIR",
-        help="a folder that stands for a PersistentVolumeClaim; may be repeated",
-    )
 
 
 def _play(arguments: argparse.Namespace) -> int:
@@ -51,17 +44,12 @@ def _play(arguments: argparse.Namespace) -> int:
     from launcher.targets.docker.engine import Engine
 
     item, together = _read_job(arguments)
-    claims = dict(_claim(text) for text in arguments.claim)
     engine = Engine(SystemClock(), label=LABEL)
     play = plan_play(item, together, _read_machine(engine), arguments.image)
-    mounted = {mount.volume.claim for pod in play.pods for mount in pod.mounts} - {""}
-    if unknown := sorted(set(claims) - mounted):
-        fix = f"one of {', '.join(sorted(mounted))}" if mounted else "leave it out"
-        raise InputError(f"--claim {unknown[0]}=...: no pod mounts that claim", fix)
     # A reader that pauses must not keep pods from being restarted, nor from being removed.
     shows = f"{program_name()} play {shlex.join(_words(arguments))} > FILE"
     with open_streams(shows=shows) as console:
-        return _play_here(play, engine, claims, console, run_root(arguments))
+        return _play_here(play, engine, console, run_root(arguments))
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
@@ -70,14 +58,10 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     for option in ("job", "image"):
         if (value := getattr(arguments, option)) is not None:
             words += [f"--{option}", value]
-    for claim in arguments.claim:
-        words += ["--claim", claim]
     return words
 
 
-def _play_here(
-    play: Play, engine: Engine, claims: dict[str, Path], console: Console, root: Path
-) -> int:
+def _play_here(play: Play, engine: Engine, console: Console, root: Path) -> int:
     from launcher.contract.clock import SystemClock
     from launcher.follow.signals import raise_on_signals
     from launcher.manifests.player import Player
@@ -90,7 +74,7 @@ def _play_here(
     console.note(f"{play.job_name}: {', '.join(names)}; {play.success_rule}")
     play_id = new_run_id(play.job_name, os.urandom(3))
     with raise_on_signals():
-        player = Player(play, play_id, engine, SystemClock(), claims, stage, root / play_id)
+        player = Player(play, play_id, engine, SystemClock(), stage, root / play_id)
         try:
             outcome = player.play()
         finally:
@@ -134,13 +118,6 @@ def _read_job(arguments: argparse.Namespace) -> tuple[Value, Together]:
         fix = "--job NAME" if jobs else "a file with kind: PyTorchJob, such as k8s/job.yaml"
         raise InputError(f"{', '.join(arguments.files)}: found {found}", fix)
     return jobs[0], Together(objects=tuple(objects))
-
-
-def _claim(text: str) -> tuple[str, Path]:
-    name, _, folder = text.partition("=")
-    if not name or not Path(folder).is_dir():
-        raise InputError(f"--claim {text}: no such folder", f"mkdir -p {folder or 'DIR'}")
-    return name, Path(folder).absolute()
 
 
 def _read_machine(engine: Any) -> Any:

@@ -25,15 +25,6 @@ def parse_whole(text: str) -> int:
     return -(-number // parts)
 
 
-def divide_quantity(text: str, divisor: str) -> int:
-    """How many times the ``divisor`` is in a quantity, rounded up. Raises ``ValueError``."""
-    number, parts = _parse(text)
-    of, of_parts = _parse(divisor)
-    if of <= 0:
-        raise ValueError(f"{divisor!r} is no divisor")
-    return -(-number * of_parts // (parts * of))
-
-
 def _parse(text: str) -> tuple[int, int]:
     """The quantity as an exact fraction."""
     match = _QUANTITY.fullmatch(text)

@@ -27,16 +27,12 @@ REMOVE_LIMIT_S = 60
 
 
 class PlayFolders:
-    """The folders behind a play's volumes, on this machine.
+    """The folders behind a play's volumes, on this machine."""
 
-    ``claims`` are folders of the user that stand for claims, by name; ``remove`` leaves them.
-    """
-
-    def __init__(self, claims: Mapping[str, Path]) -> None:
+    def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="launcher-play-"))
         # Containers' users are not this one, and shall reach what lies below.
         self.root.chmod(0o755)
-        self._claims = claims
         self._unpacked: dict[str, dict[str, tuple[int, int]]] = {}
         """By pod, the files that its code had at the start, with time and size."""
 
@@ -105,8 +101,6 @@ class PlayFolders:
         return self.source(pod, mount) if mount else self.root / "none"
 
     def _of(self, pod: PlayedPod, volume: PlayedVolume) -> Path:
-        if volume.claim in self._claims:
-            return self._claims[volume.claim]
         if volume.claim:
             return self.root / "claims" / volume.claim
         return self.root / "pods" / pod.name / volume.name

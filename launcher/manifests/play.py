@@ -26,13 +26,16 @@ from launcher.targets.kubernetes.pod_states import Ending, Trouble, last_words, 
 DEFAULT_GRACE_S = 30
 RETRY_FROM = 128
 """From this exit code on restartPolicy ExitCode makes a new pod."""
-UNHONOURED = """nodeSelector affinity tolerations topologySpreadConstraints nodeName
-    priorityClassName schedulerName runtimeClassName serviceAccountName hostNetwork hostPID hostIPC
-    dnsPolicy dnsConfig hostAliases imagePullSecrets activeDeadlineSeconds
-    shareProcessNamespace"""
-"""Fields of a pod that mean something only in a cluster."""
-UNHONOURED_CONTAINER = "livenessProbe readinessProbe startupProbe lifecycle imagePullPolicy"
-UNHONOURED_RUN = "schedulingPolicy ttlSecondsAfterFinished suspend managedBy"
+OF_A_CLUSTER = (
+    *("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "nodeName"),
+    *("priorityClassName", "schedulerName", "runtimeClassName", "serviceAccountName"),
+    *("dnsPolicy", "dnsConfig", "imagePullSecrets", "imagePullPolicy", "lifecycle"),
+    *("livenessProbe", "readinessProbe", "startupProbe", "activeDeadlineSeconds"),
+    *("schedulingPolicy", "ttlSecondsAfterFinished", "suspend", "managedBy"),
+)
+"""Fields of a pod, of its container and of ``runPolicy`` that count for nothing here."""
+REFUSED = ("hostNetwork", "hostPID", "hostIPC", "hostAliases", "shareProcessNamespace")
+"""Fields of a pod with which its program would find other things here than in a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,6 @@ class Play:
     pods: tuple[PlayedPod, ...]
     is_elastic: bool
     backoff_limit: int | None
-    deadline_s: int | None
     clean_pod_policy: str
     notes: tuple[str, ...]
 
@@ -127,7 +129,6 @@ def plan_play(item: Value, together: Together, machine: Machine, image: str | No
         pods=tuple(pods),
         is_elastic=bool(job.elastic),
         backoff_limit=policy["backoffLimit"].number,
-        deadline_s=policy["activeDeadlineSeconds"].number,
         clean_pod_policy=job.clean_pod_policy,
         notes=tuple(dict.fromkeys(_notes(job, pods, machine))),
     )
@@ -142,10 +143,7 @@ def _plan_pod(
     image: str | None,
     gpus: list[str],
 ) -> PlayedPod:
-    container, pod = replica.container, replica.pod
-    if container is None:
-        fix = f"name it pytorch; launcher check {_file(pod)}"
-        raise InputError(f"{pod['containers'].where}: no container pytorch", fix)
+    container, pod = _only_container(replica), replica.pod
     name = f"{job.name}-{replica.kind.lower()}-{index}"
     labels = replica.spec["template"]["metadata"]["labels"]
     around = Surroundings(
@@ -172,8 +170,7 @@ def _plan_pod(
         grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
         **_plan_container(pod, container, env, around, machine),
     )
-    own = (one for one in pod["initContainers"] if _is_played(one, container))
-    inits = ((one, read_env(one, around)) for one in own)
+    inits = ((one, read_env(one, around)) for one in pod["initContainers"])
     return replace(
         played,
         inits=tuple(
@@ -183,10 +180,26 @@ def _plan_pod(
     )
 
 
-def _is_played(init: Value, container: Value) -> bool:
-    """Whether an init container starts here: one that ends, of an image that is here anyway."""
-    is_sidecar = init["restartPolicy"].text == "Always"
-    return init["image"].text == container["image"].text and not is_sidecar
+def _only_container(replica: Replica) -> Value:
+    """The container called pytorch. Raises ``InputError`` for what play does not start beside it.
+
+    An init container that ends, of an image that is here anyway, is started.
+    """
+    container, pod = replica.container, replica.pod
+    if container is None:
+        fix = f"name it pytorch; launcher check {_file(pod)}"
+        raise InputError(f"{pod['containers'].where}: no container pytorch", fix)
+    others = [one for one in pod["containers"] if one["name"].text != CONTAINER]
+    for init in pod["initContainers"]:
+        is_sidecar = init["restartPolicy"].text == "Always"
+        if is_sidecar or init["image"].text != container["image"].text:
+            others.append(init)
+    refused = [(one, f"container {one['name'].text}") for one in others]
+    refused += [(pod[key], key) for key in REFUSED if pod[key]]
+    for value, what in refused:
+        fix = "take it out of a copy of the file; play starts the container pytorch alone"
+        raise InputError(f"{value.where}: {what} is not played", fix)
+    return container
 
 
 def _plan_container(
@@ -244,41 +257,18 @@ def _shm_bytes(pod: Value, container: Value) -> int | None:
 
 
 def _notes(job: PyTorchJob, pods: list[PlayedPod], machine: Machine) -> Iterator[str]:
-    for key in UNHONOURED_RUN.split():
-        if job.run_policy[key]:
-            yield f"runPolicy.{key}: not honoured here"
-    for replica in job.replicas:
-        for note in _replica_notes(replica, machine):
-            yield f"{replica.kind}: {note}"
-    wanted = sum(count_gpus(r.container) or 0 for r in job.replicas if r.container)
-    if wanted and not any(pod.device_ids for pod in pods):
+    places = [job.run_policy, *(one for r in job.replicas for one in (r.pod, r.container) if one)]
+    if ignored := [key for key in OF_A_CLUSTER if any(place[key] for place in places)]:
+        yield f"counts for nothing here: {', '.join(ignored)}"
+    containers = [replica.container for replica in job.replicas if replica.container]
+    if any(count_gpus(one) for one in containers) and not any(pod.device_ids for pod in pods):
         yield "GPUs: none here; containers are started without"
-    volumes = [mount.volume for pod in pods for mount in pod.mounts]
-    yield from (volume.note for volume in volumes if volume.note)
-    for claim in dict.fromkeys(volume.claim for volume in volumes if volume.claim):
-        yield f"claim {claim}: a folder for this play alone, unless --claim {claim}=DIR"
-
-
-def _replica_notes(replica: Replica, machine: Machine) -> Iterator[str]:
-    container = replica.container
-    if container is None:
-        return
-    ignored = [key for key in UNHONOURED.split() if replica.pod[key]]
-    ignored += [key for key in UNHONOURED_CONTAINER.split() if container[key]]
-    yield from (f"{key}: not honoured here" for key in ignored)
-    for init in replica.pod["initContainers"]:
-        if not _is_played(init, container):
-            yield f"init container {init['name'].text}: not started here"
-    for other in replica.pod["containers"]:
-        if other["name"].text != CONTAINER:
-            yield f"container {other['name'].text}: not started here"
-    cpus = container["resources"]["limits"]["cpu"].quantity
-    if cpus is not None and cpus > machine.cpu_count:
+    cpus = max((one["resources"]["limits"]["cpu"].quantity or 0 for one in containers), default=0)
+    if cpus > machine.cpu_count:
         yield f"{cpus:g} CPUs: this machine has {machine.cpu_count}"
-    if any(port["hostPort"] for port in container["ports"]):
-        yield "hostPort: can be reached only inside of the play's network"
-    if any("podIP" in v["valueFrom"]["fieldRef"]["fieldPath"].text for v in container["env"]):
-        yield "status.podIP: here the pod's name, which resolves to its address"
+    volumes = [mount.volume for pod in pods for mount in pod.mounts]
+    for claim in dict.fromkeys(volume.claim for volume in volumes if volume.claim):
+        yield f"claim {claim}: a folder of this play, which is empty at the start"
 
 
 # -- following ----------------------------------------------------------------------------------
@@ -324,18 +314,13 @@ class PlayOutcome:
     why: str
 
 
-def decide_outcome(
-    play: Play, states: tuple[PodState, ...], elapsed_s: float
-) -> PlayOutcome | None:
+def decide_outcome(play: Play, states: tuple[PodState, ...]) -> PlayOutcome | None:
     """The job's end, or None while it goes on. The operator looks for failures first."""
     restarts = sum(state.restarts for state in states)
     limit = play.backoff_limit
     if limit is not None and restarts > 0 and restarts >= limit:
         first = "".join(f"; {tell_ending(p.name, e)}" for p, e in _sort_failures(play, states)[:1])
         why = f"{restarts} restarts of containers, backoffLimit is {limit}{first}"
-        return PlayOutcome(succeeded=False, why=why)
-    if play.deadline_s is not None and elapsed_s >= play.deadline_s:
-        why = f"active for longer than activeDeadlineSeconds, {play.deadline_s}"
         return PlayOutcome(succeeded=False, why=why)
     succeeded = [
         pod.name

@@ -1,7 +1,6 @@
 """What a pod's environment and volumes come to outside of a cluster. Pure.
 
-ConfigMaps and Secrets are those of the same files. What only a cluster knows gets a note, or is
-refused.
+ConfigMaps and Secrets are those of the same files. What only a cluster has is refused by name.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launcher.contract.errors import InputError
-from launcher.job.quantity import divide_quantity
+from launcher.job.quantity import parse_whole
 from launcher.manifests.source import Together, Value
 
 REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
@@ -115,16 +114,16 @@ def _value_from(variable: Value, container: Value, around: Surroundings) -> str 
 
 
 def _resource(reference: Value, resource: str, container: Value) -> str | None:
-    """A limit or request as the kubelet tells it: a whole number, in units of ``divisor``."""
+    """A limit or request as the kubelet tells it: a whole number of cores or bytes."""
     section, _, name = resource.partition(".")
-    quantity, divisor = container["resources"][section][name].text, reference["divisor"].text
-    if not quantity:
-        return None
+    if (divisor := reference["divisor"]).text not in ("", "0", "1"):
+        what = f"{divisor.where}: divisor {divisor.text}: play tells limits in cores and bytes"
+        raise InputError(what, "leave divisor out, and divide in the program")
+    quantity = container["resources"][section][name]
     try:
-        # An API server takes a divisor of 0 for one that is left out.
-        return str(divide_quantity(quantity, "1" if divisor in ("", "0") else divisor))
+        return str(parse_whole(quantity.text)) if quantity else None
     except ValueError as error:
-        raise InputError(f"{reference.where}: {error}", "512Mi, 1.5G or 500m") from error
+        raise InputError(f"{quantity.where}: {error}", "512Mi, 1.5G or 500m") from error
 
 
 def _field(path: str, around: Surroundings) -> str:
@@ -159,13 +158,12 @@ class VolumeFile:
 class PlayedVolume:
     """A folder that is made for a pod, or for all pods that name the same claim.
 
-    ``claim`` is empty for a folder of the pod's own; ``note`` is what is not as in a cluster.
+    ``claim`` is empty for a folder of the pod's own.
     """
 
     name: str
     claim: str = ""
     files: tuple[VolumeFile, ...] = ()
-    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +200,10 @@ def _volume(volume: Value, around: Surroundings) -> PlayedVolume:
     if claim or volume["emptyDir"]:
         return PlayedVolume(name=name, claim=claim)
     found = next((key for key, _ in volume.items() if key != "name"), "nothing")
-    return PlayedVolume(name=name, note=f"volumes {name}: {found} is an empty folder here")
+    raise InputError(
+        f"{volume.where}: volume {name} is of kind {found}, which play does not have",
+        "emptyDir, configMap, secret or persistentVolumeClaim",
+    )
 
 
 def _files(source: Value, kind: str, around: Surroundings) -> Iterator[VolumeFile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -31,8 +31,6 @@ from launcher.targets.kubernetes.pod_states import Ending, Trouble
 POLL_S = 0.2
 LAST_OUTPUT_S = 5.0
 """How long the engine may take to send the last output of an ended container."""
-MAX_PAUSE_S = 10.0
-"""The longest pause between restarts of one pod; a kubelet's grow to five minutes."""
 LEAST_TRIES_S = 5.0
 """How long the removal is tried while the engine does not answer."""
 RETRY_S = 1.0
@@ -71,10 +69,6 @@ class _Pod:
     played: PlayedPod
     state: PodState = field(default_factory=PodState)
     incarnation: int = 0
-    pending_next: Next | None = None
-    start_at: float = float("-inf")
-    restarts: int = 0
-    """Restarts by the kubelet and by the operator; the pauses grow with their number."""
     readers: Sequence[threading.Thread] = ()
     """They read the output of the container that was started last."""
     step: int = 0
@@ -99,34 +93,30 @@ class Player:
         play_id: str,
         engine: Engine,
         clock: Clock,
-        claims: Mapping[str, Path],
         stage: Stage,
         kept: Path,
     ) -> None:
         """What pods write beside their code is copied to ``kept``, which is made for it."""
         self._play, self._id, self._kept = play, play_id, kept
         self._engine, self._clock, self._stage = engine, clock, stage
-        self._folders = PlayFolders(claims)
+        self._folders = PlayFolders()
         self._pods = [_Pod(index, played) for index, played in enumerate(play.pods)]
         self._output: queue.SimpleQueue[_Output | _Lost] = queue.SimpleQueue()
         self._lost: set[_Lost] = set()
 
     def play(self) -> PlayOutcome:
         """Follows the job to its end by the operator's rules. Raises ``TargetError``."""
-        started_at = self._clock.monotonic()
         self._start(self._pods)
         while True:
             self._advance()
             self._show()
-            elapsed_s = self._clock.monotonic() - started_at
-            outcome = self._decide(elapsed_s)
-            if outcome is not None:
+            if (outcome := self._decide()) is not None:
                 self._end()
-                return outcome if outcome.succeeded else self._tell_first(outcome, elapsed_s)
+                return outcome if outcome.succeeded else self._tell_first(outcome)
             self._clock.sleep(POLL_S)
 
-    def _decide(self, elapsed_s: float) -> PlayOutcome | None:
-        return decide_outcome(self._play, tuple(pod.state for pod in self._pods), elapsed_s)
+    def _decide(self) -> PlayOutcome | None:
+        return decide_outcome(self._play, tuple(pod.state for pod in self._pods))
 
     def close(self) -> None:
         """Removes containers, network and folders, by force. Idempotent.
@@ -209,12 +199,10 @@ class Player:
         for pod in self._pods:
             if pod.state.ended is not None:
                 continue
-            if pod.pending_next is not None:
-                self._restart_when_due(pod, pod.pending_next)
-            elif (container := held.get(pod.index)) is None:
+            if (container := held.get(pod.index)) is None:
                 self._join([pod])
                 self._stage.note(f"{pod.played.name} is gone: somebody removed its container")
-                self._plan_restart(pod, Next.RECREATE)
+                self._restart(pod, Next.RECREATE)
             elif container.state is NodeState.EXITED:
                 self._take_ending(pod, container)
 
@@ -237,7 +225,9 @@ class Player:
         restarts = pod.state.restarts + (following is Next.RESTART)
         pod.state = replace(pod.state, ending=ending, restarts=restarts)
         self._engine.sweep([container])
-        self._plan_restart(pod, following)
+        # Not where this restart is one too many: the job has failed by now.
+        if self._decide() is None:
+            self._restart(pod, following)
 
     def _read_ending(self, pod: _Pod, container: OwnContainer) -> Ending | None:
         """How a container ended, with its last words; None where it is gone by now."""
@@ -252,21 +242,12 @@ class Player:
             finished=found.finished,
         )
 
-    def _plan_restart(self, pod: _Pod, following: Next) -> None:
-        pause_s = 0.0 if pod.restarts == 0 else min(2.0 ** (pod.restarts - 1), MAX_PAUSE_S)
-        pod.restarts += 1
-        pod.pending_next = following
-        pod.start_at = self._clock.monotonic() + pause_s
-
-    def _restart_when_due(self, pod: _Pod, again: Next) -> None:
-        if self._clock.monotonic() < pod.start_at:
-            return
+    def _restart(self, pod: _Pod, again: Next) -> None:
         how = "restarted in its pod" if again is Next.RESTART else "replaced by a new pod"
         self._stage.note(f"{pod.played.name} is {how} ({pod.played.restart_policy})")
         if again is Next.RECREATE:
             self._folders.remove(self._engine, pod.played.image, pod.played)
             pod.step = 0
-        pod.pending_next = None
         pod.incarnation += 1
         self._start([pod])
 
@@ -312,7 +293,7 @@ class Player:
         self._join(self._pods)
         self._show()
 
-    def _tell_first(self, outcome: PlayOutcome, elapsed_s: float) -> PlayOutcome:
+    def _tell_first(self, outcome: PlayOutcome) -> PlayOutcome:
         """The outcome with the first failure, once all have ended: a victim may end sooner."""
         for container in self._engine.list_containers(self._id):
             pod = self._pods[container.node_index]
@@ -321,7 +302,7 @@ class Player:
                 policy = pod.played.restart_policy
                 if ending and decide_next(policy, ending.exit_code) is Next.FAILED:
                     pod.state = replace(pod.state, ended=Next.FAILED, ending=ending)
-        return self._decide(elapsed_s) or outcome
+        return self._decide() or outcome
 
     def _stop(self, container: OwnContainer) -> None:
         self._engine.end(container, self._play.pods[container.node_index].grace_s)

@@ -508,7 +508,6 @@ LINES = [
     ("play", "FILE"),
     ("play none.yaml", "none.yaml: no such file"),
     ("play job.yaml", "found 0 PyTorchJobs"),
-    ("play job.yaml --claim x", "found 0 PyTorchJobs"),
     ("play job.yaml --image ''", "--image: found an empty text"),
     ("schema extra", "launcher schema does not take it"),
 ]

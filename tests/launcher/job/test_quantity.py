@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity as parse_by_the_client
 
-from launcher.job.quantity import divide_quantity, parse_quantity, parse_whole, render_bytes
+from launcher.job.quantity import parse_quantity, parse_whole, render_bytes
 
 
 @pytest.mark.parametrize(
@@ -29,28 +29,6 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 def test_a_whole_number_is_exact_and_rounded_up() -> None:
     assert parse_whole("1.0000001Mi") == 2**20 + 1
     assert parse_whole("7.000000000000000001Ei") == 7 * 2**60 + 2
-
-
-@pytest.mark.parametrize(
-    ("text", "divisor", "times"),
-    [
-        ("4Gi", "1", 2**32),
-        ("4Gi", "1Mi", 4096),
-        ("1500m", "1", 2),
-        ("1500m", "1m", 1500),
-        ("7Ei", "1", 7 * 2**60),
-        ("1025Ki", "1Mi", 2),
-        ("0.1", "1m", 100),
-    ],
-)
-def test_a_quantity_is_divided_exactly_and_rounded_up(text: str, divisor: str, times: int) -> None:
-    assert divide_quantity(text, divisor) == times
-
-
-@pytest.mark.parametrize("divisor", ["0", "-1", "x"])
-def test_nothing_is_divided_by_what_is_no_positive_quantity(divisor: str) -> None:
-    with pytest.raises(ValueError, match="is no"):
-        divide_quantity("1Gi", divisor)
 
 
 @given(st.integers(1, 2**63))
