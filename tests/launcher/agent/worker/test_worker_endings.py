@@ -17,8 +17,6 @@ from launcher.agent.worker import guard
 from launcher.contract import protocol
 from tests.launcher.agent.place import wait_until
 
-pytestmark = pytest.mark.slow
-
 ENDINGS = {
     "falls off its end": "print('done')",
     "sys.exit()": "import sys; sys.exit()",
@@ -76,6 +74,7 @@ class Guarded:
             "TORCHELASTIC_ERROR_FILE": str(self.rank_dir / protocol.ERROR_FILE),
             protocol.NODE_DIR: str(folder),
             protocol.HEARTBEAT: str(folder / "heartbeat"),
+            protocol.ASKED_FILE: str(folder / "asked"),
             guard.WORKER_DIR: str(self.rank_dir),
             guard.EXIT_GRACE_S: "1",
             guard.PARENT_PID: str(os.getpid()),
@@ -123,8 +122,9 @@ def test_a_guarded_script_ends_and_speaks_as_under_the_interpreter(
     guarded: Guarded, ending: str
 ) -> None:
     (guarded.folder / "script.py").write_text(ENDINGS[ending])
-    assert guarded.run("script.py") == guarded.run_plain("script.py")
-    assert guarded.exit_record()["exit_code"] == guarded.run_plain("script.py")[0]
+    plain = guarded.run_plain("script.py")
+    assert guarded.run("script.py") == plain
+    assert guarded.exit_record()["exit_code"] == plain[0]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_an_uncaught_exception_is_told_in_error_json_as_torch_would(guarded: Gua
     message = json.loads((guarded.rank_dir / protocol.ERROR_FILE).read_text())["message"]
     assert message["message"] == "ValueError: no data"
     assert "script.py" in message["extraInfo"]["py_callstack"]
-    assert "worker.py" not in message["extraInfo"]["py_callstack"]
+    assert "agent/worker" not in message["extraInfo"]["py_callstack"]
     assert int(message["extraInfo"]["timestamp"]) > 0
 
 
@@ -252,6 +252,24 @@ def test_sigterm_without_a_stop_request_does_not_wait_for_a_slow_handler(
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (-signal.SIGKILL, b"flag set\n")
     assert guarded.exit_record()["terminated"] is True
+
+
+def test_the_guard_passes_both_signals_for_scripts_on(guarded: Guarded) -> None:
+    (guarded.folder / "script.py").write_text(
+        "import signal, time\n"
+        "came = []\n"
+        "for each in (signal.SIGUSR1, signal.SIGUSR2):\n"
+        "    signal.signal(each, lambda signum, _: came.append(signum))\n"
+        "open('up', 'w').close()\n"
+        "while len(came) < 2: time.sleep(0.01)\n"
+        "print(sorted(came))\n"
+    )
+    process = guarded.start("script.py")
+    wait_until((guarded.folder / "up").exists)
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):
+        process.send_signal(signum)
+    out, _ = process.communicate(timeout=30)
+    assert out.decode() == f"{[int(signal.SIGUSR1), int(signal.SIGUSR2)]}\n"
 
 
 def test_a_guard_whose_agent_has_gone_ends_its_script(guarded: Guarded) -> None:
