@@ -42,7 +42,7 @@ from launcher.runs.folder import RunFolder, find_run
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import Outcome
 from launcher.runs.report import Postmortem
-from launcher.targets import proc
+from launcher.targets.conversation import Conversation
 
 POLL_S = 0.1
 POLL_ALONE_S = 1.0
@@ -245,7 +245,7 @@ def _call(words: Sequence[str], root: Path) -> tuple[int, str, str]:
     """
     # -P: a folder `yaml` or `launcher` of the caller's is not what is meant.
     python = (sys.executable, "-P", "-c", COMMAND_LINE, str(Path(__file__).parents[2]))
-    command = proc.Conversation((*python, *words))
+    command = Conversation((*python, *words))
     run_id = b""
     try:
         # Ended by the command line, which tells the run's name or ends.

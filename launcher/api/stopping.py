@@ -15,7 +15,7 @@ from launcher.follow.target import Suspension
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from launcher.targets.proc import is_stopped
+from launcher.targets.process_table import is_stopped
 
 MARGIN_S = 30.0
 """What a launcher may need beyond the grace: collecting logs, removing containers."""

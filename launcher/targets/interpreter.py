@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from launcher.contract.errors import KeyInputError, TargetError
-from launcher.targets import proc
+from launcher.targets import short_command
 from launcher.targets.repository import ROOT, in_repository
 
 
@@ -59,7 +59,7 @@ def read_torch_version(python: str) -> str:
             found = None
     else:
         code = "from importlib.metadata import version; print(version('torch'))"
-        found = proc.read_output((python, "-c", code), timeout_s=20)
+        found = short_command.read_output((python, "-c", code), timeout_s=20)
     if not found:
         raise TargetError(
             f"{python} has no torch, so no training can run on local processes",

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from launcher.plan.target_facts import Capacity
-from launcher.targets import proc
+from launcher.targets import short_command
 
 BYTES_PER_PROCESS = 64 << 20
 """A process that has imported torch has 140 MiB of its own, a forked one a fraction of that."""
@@ -32,7 +32,7 @@ def read_gpus() -> tuple[str, ...]:
     if visible is not None:
         return tuple(part.strip() for part in visible.split(",") if part.strip() not in ("", "-1"))
     query = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
-    return tuple((proc.read_output(query, timeout_s=10) or "").split())
+    return tuple((short_command.read_output(query, timeout_s=10) or "").split())
 
 
 def plan_capacity(cores: int, memory_bytes: int, ids: int | None = None) -> Capacity:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
-from launcher.targets import proc
+from launcher.targets import short_command
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -140,7 +140,9 @@ def _finds_module(name: str, workdir: str, python: str, env: dict[str, str]) -> 
     if python != sys.executable:
         is_here = PathFinder.find_spec(top, [workdir, *paths]) is not None
         argv = (python, "-c", _FIND, workdir, top)
-        return is_here or (proc.read_output(argv, LOOK_LIMIT_S) or "True").strip() == "True"
+        return (
+            is_here or (short_command.read_output(argv, LOOK_LIMIT_S) or "True").strip() == "True"
+        )
     # Other finders have built-in modules, and packages that are installed as links.
     found = (finder.find_spec(top, None) for finder in sys.meta_path)
     spec = PathFinder.find_spec(top, [workdir, *paths, *sys.path]) or next(

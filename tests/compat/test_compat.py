@@ -17,7 +17,7 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.plan.torchrun import parse_torch_version
-from launcher.targets import proc
+from launcher.targets import process_table
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.local.target import find_agents
 from tests.launcher.runner import Runner, wait_until
@@ -118,7 +118,9 @@ def test_a_killed_node_is_replaced(
     process = launcher.start(*run(launcher, WAITS_FOR_ANOTHER_NODE, nnodes, *settings))
     wait_until(lambda: (tmp_path / "up-0-0").exists() and (tmp_path / "up-1-0").exists())
     (run_id,) = launcher.run_ids()
-    (node,) = find_agents(proc.find(**{protocol.NODE_INDEX: str(lost), protocol.RUN_ID: run_id}))
+    (node,) = find_agents(
+        process_table.find(**{protocol.NODE_INDEX: str(lost), protocol.RUN_ID: run_id})
+    )
     os.kill(node, signal.SIGKILL)
     _, stderr = process.communicate(timeout=150)
     assert process.returncode == 0, stderr.decode()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract.protocol import RUN_ID
-from launcher.targets import proc
+from launcher.targets import process_table
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\n"
@@ -77,7 +77,7 @@ class Runner:
         return [p.name for p in runs.glob("*-*") if not p.is_symlink()] if runs.exists() else []
 
     def processes(self) -> list[int]:
-        return [pid for run_id in self.run_ids() for pid in proc.find(**{RUN_ID: run_id})]
+        return [pid for run_id in self.run_ids() for pid in process_table.find(**{RUN_ID: run_id})]
 
 
 def wait_until(condition: Callable[[], object], limit_s: float = 60.0) -> None:

@@ -149,15 +149,19 @@ def test_a_package_never_imports_these_others(folder: str, foreign: set[str]) ->
             assert not {n.split(".")[0] for n in names} & foreign, path
 
 
-def test_only_proc_uses_subprocess() -> None:
-    # On a host there is no proc: the program there has one such module of its own.
-    # The probe is no part of the launcher's process: it runs in the nodes, by itself.
+def test_only_these_modules_start_programs() -> None:
+    here = {"targets.short_command", "targets.children", "targets.conversation"}
     # git tells what the code of a job is, before any target is known.
-    # What an image is built with runs in the image.
-    others = {"targets.proc", "code.git", "doctor.program", f"{HOST}.processes"}
-    others |= {"targets.docker.in_image"}
-    for module in set(modules()) - others:
-        assert "import subprocess" not in path_of(module).read_text(), module
+    here.add("code.git")
+    # In a host, in a node, and in an image that is built there is no launcher.
+    elsewhere = {f"{HOST}.processes", "doctor.program", "targets.docker.in_image"}
+    assert {m for m in modules() if _imports_subprocess(m)} == here | elsewhere
+
+
+def _imports_subprocess(module: str) -> bool:
+    nodes = list(ast.walk(ast.parse(path_of(module).read_text())))
+    plain = [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    return "subprocess" in [*plain, *(n.module for n in nodes if isinstance(n, ast.ImportFrom))]
 
 
 def test_only_the_command_line_prints() -> None:

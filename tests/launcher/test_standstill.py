@@ -31,7 +31,7 @@ from launcher.follow import tails
 from launcher.manifests import docker_play
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets import proc
+from launcher.targets import process_table, short_command
 from launcher.targets.docker import engine as docker_engine
 from launcher.targets.docker.engine import Engine
 from launcher.targets.hosts import connection as host_line
@@ -536,10 +536,12 @@ def test_a_detached_run_whose_folder_is_removed_ends(launcher: Runner) -> None:
     assert follower is not None
     shutil.rmtree(launcher.folder / "runs" / run_id)
     try:
-        wait_until(lambda: not proc.find(**{protocol.RUN_ID: run_id}))
-        wait_until(lambda: not proc.is_alive(follower))
+        wait_until(lambda: not process_table.find(**{protocol.RUN_ID: run_id}))
+        wait_until(lambda: not process_table.is_alive(follower))
     finally:
-        proc.send((follower, *proc.find(**{protocol.RUN_ID: run_id})), signal.SIGKILL)
+        process_table.send(
+            (follower, *process_table.find(**{protocol.RUN_ID: run_id})), signal.SIGKILL
+        )
     assert not (launcher.folder / "runs" / run_id / protocol.OUTCOME_FILE).exists()
 
 
@@ -549,7 +551,7 @@ def test_a_node_of_this_machine_that_is_frozen_ends_with_its_run(launcher: Runne
     process = launcher.start("run", "job.yaml", "--on", "local", "--set", "stop_grace_s=1")
     wait_until(lambda: is_up(launcher))
     (run_id,) = launcher.run_ids()
-    (node,) = find_agents(proc.find(**{protocol.RUN_ID: run_id}))
+    (node,) = find_agents(process_table.find(**{protocol.RUN_ID: run_id}))
     freeze(node)
     with within(25):
         assert launcher("stop", run_id).returncode == 0
@@ -661,14 +663,14 @@ def test_a_clock_that_was_set_back_gives_a_worker_no_longer_grace(tmp_path: Path
 
 def test_a_command_that_outlives_sigkill_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that hangs in the kernel cannot be made here: signals to this one are lost."""
-    monkeypatch.setattr(proc, "KILL_LIMIT_S", 0.2)
+    monkeypatch.setattr(short_command, "KILL_LIMIT_S", 0.2)
     left: list[subprocess.Popen[bytes]] = []
     monkeypatch.setattr(subprocess.Popen, "kill", lambda child: left.append(child))
     try:
         with within(10):
-            assert proc.read_output(("sleep", "600"), 0.2) is None
+            assert short_command.read_output(("sleep", "600"), 0.2) is None
         with within(10):
-            assert proc.ask(("sleep", "600"), 0.2) is None
+            assert short_command.ask(("sleep", "600"), 0.2) is None
     finally:
         monkeypatch.undo()
         for child in left:

@@ -16,7 +16,7 @@ from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.rendezvous import backend_of
 from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import describe_loss
-from launcher.targets import proc
+from launcher.targets import process_table
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_manifest
 from launcher.targets.local.target import find_agents
@@ -188,7 +188,7 @@ def lose_a_node(launcher: Runner, row: Row, index: int) -> Told:
     wait_until(lambda: started() == nodes)
     (run_id,) = launcher.run_ids()
     is_of_node = {protocol.NODE_INDEX: str(index), protocol.RUN_ID: run_id}
-    (agent,) = find_agents(proc.find(**is_of_node))
+    (agent,) = find_agents(process_table.find(**is_of_node))
     # torchrun's workers would outlive it, and so the loss.
     for process_of_node in (psutil.Process(agent), *psutil.Process(agent).children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from launcher.targets import proc
+from launcher.targets import process_table
 from tests.launcher.runner import Runner, hear_hangups
 from tests.slurm.cluster import Cluster, wait_until
 
@@ -129,4 +129,4 @@ class Typist(Runner):
 
     def left(self) -> list[int]:
         """Processes of these runs anywhere on this machine, those of the nodes too."""
-        return [pid for pid in self.processes() if proc.is_alive(pid)]
+        return [pid for pid in self.processes() if process_table.is_alive(pid)]

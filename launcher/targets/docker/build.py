@@ -23,8 +23,9 @@ from launcher.code.record import PackedCode
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, LauncherError, TargetError
-from launcher.targets import proc
+from launcher.targets import short_command
 from launcher.targets.agent_archive import read_agent_version, read_archive
+from launcher.targets.conversation import Conversation
 from launcher.targets.docker.engine import Engine, engine_errors
 
 CODE = protocol.CONTAINER_CODE
@@ -224,7 +225,7 @@ class Builder:
         """
         # On one stream: the engine's errors belong among what the steps print.
         merged = ("sh", "-c", 'exec "$@" 2>&1', "sh", self._client, *words)
-        talk = proc.Conversation(merged, env={"DOCKER_BUILDKIT": "1"})
+        talk = Conversation(merged, env={"DOCKER_BUILDKIT": "1"})
         lines = []
         try:
             # A client that fails at once reads nothing: its lines say why.
@@ -253,9 +254,9 @@ def find_client() -> tuple[str, tuple[str, ...]]:
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     clients = [path for folder in folders if os.access(path := f"{folder}/docker", os.X_OK)]
     for client in clients:
-        if proc.read_output((client, "buildx", "version"), LOOK_LIMIT_S) is not None:
+        if short_command.read_output((client, "buildx", "version"), LOOK_LIMIT_S) is not None:
             return client, ("buildx", "build")
-        version = proc.read_output((client, "--version"), LOOK_LIMIT_S) or ""
+        version = short_command.read_output((client, "--version"), LOOK_LIMIT_S) or ""
         found = re.search(r"version (\d+)\.", version)
         if found and 18 < int(found[1]) < 23:
             return client, ("build",)

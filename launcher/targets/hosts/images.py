@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from launcher.contract.errors import TargetError
-from launcher.targets import proc
+from launcher.targets import short_command
+from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session
@@ -32,7 +33,7 @@ def read_image(name: str) -> Image:
     """The image as this machine's engine has it, if there is one."""
     fields = "{{.Id}}\n{{json .Config.Labels}}"
     argv = ("docker", "image", "inspect", "--format", fields, name)
-    id, _, labels = (proc.read_output(argv, INSPECT_LIMIT_S) or "").partition("\n")
+    id, _, labels = (short_command.read_output(argv, INSPECT_LIMIT_S) or "").partition("\n")
     return Image(name=name, id=id, labels=parse_labels(labels))
 
 
@@ -57,7 +58,7 @@ def provide_image(image: Image, session: Session) -> None:
 
 def _send(image: Image, session: Session) -> None:
     """Streams it from this machine's engine into the host's, a few megabytes at a time."""
-    save = proc.Conversation(("docker", "save", image.name))
+    save = Conversation(("docker", "save", image.name))
     session.send(messages.LoadImage(limit_s=SEND_LIMIT_S), limit_s=SILENCE_LIMIT_S)
     while chunk := save.read(CHUNK_BYTES, SILENCE_LIMIT_S):
         session.send(messages.ImageChunk(), chunk, limit_s=SILENCE_LIMIT_S)

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
 from launcher.contract.errors import TargetError
-from launcher.targets import proc
+from launcher.targets import short_command
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
+from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import Answered, HostRequest, Refusal
 from launcher.targets.hosts.program.records import (
@@ -233,7 +234,7 @@ class Ssh:
             return False
         control = ("ssh", "-O", "stop", *self.argv(host)[1:])
         began_at = time.monotonic()
-        if proc.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None:
+        if short_command.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None:
             return True
         if time.monotonic() - began_at < CONTROL_LIMIT_S:
             return False
@@ -277,7 +278,7 @@ class Session:
     def __init__(self, host: Host, argv: tuple[str, ...]) -> None:
         self.host = host
         try:
-            self._talk = proc.Conversation(argv, SSH_ENV)
+            self._talk = Conversation(argv, SSH_ENV)
         except (FileNotFoundError, PermissionError):
             fix = "install OpenSSH's client"
             raise TargetError("there is no ssh on this machine", fix) from None

@@ -25,7 +25,7 @@ from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
 from launcher.plan.target_facts import MachineFacts, TargetFacts
-from launcher.targets import proc
+from launcher.targets import children, process_table
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.interpreter import find_torch
 from launcher.targets.local.render import LocalArtifact, LocalSettings, Process, render_local
@@ -116,7 +116,9 @@ class LocalTarget(Target):
         """Starts one node; where that fails, nothing of the run is left."""
         node, env = process.node, inherited(os.environ) | dict(process.env)
         try:
-            pid = proc.start(process.argv, cwd=process.cwd, env=env, console=Path(process.console))
+            pid = children.start(
+                process.argv, cwd=process.cwd, env=env, console=Path(process.console)
+            )
         except OSError as error:
             from launcher.agent import disk
             from launcher.runs.folder import full_disk
@@ -140,7 +142,7 @@ class LocalTarget(Target):
 
     def _observe_child(self, run_id: str, node: NodePlan) -> NodeObservation:
         pid = self._pids.get((run_id, node.node_index, node.incarnation))
-        return _observation(node, pid is not None, None if pid is None else proc.poll(pid))
+        return _observation(node, pid is not None, None if pid is None else children.poll(pid))
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         run = {protocol.RUN_ID: run_id}
@@ -152,22 +154,22 @@ class LocalTarget(Target):
         return tuple(
             LiveRun(
                 run_id=run_id,
-                run_dir=proc.variable_of(pids[0], protocol.RUN_DIR) or "",
+                run_dir=process_table.variable_of(pids[0], protocol.RUN_DIR) or "",
                 running_nodes=len(find_agents(pids)),
             )
-            for run_id, pids in sorted(proc.find_runs().items())
+            for run_id, pids in sorted(process_table.find_runs().items())
         )
 
     def _end(self, label: dict[str, str], grace_s: float) -> None:
         # SIGTERM goes to the agents alone: they end their workers, and would report a worker
         # that got one of its own as failed.
         deadline = self._clock.monotonic() + grace_s
-        proc.send(find_agents(proc.find(**label)), signal.SIGTERM)
-        while find_agents(proc.find(**label)) and self._clock.monotonic() < deadline:
+        process_table.send(find_agents(process_table.find(**label)), signal.SIGTERM)
+        while find_agents(process_table.find(**label)) and self._clock.monotonic() < deadline:
             self._clock.sleep(0.05)
         deadline = self._clock.monotonic() + SWEEP_LIMIT_S
-        while (left := proc.find(**label)) and self._clock.monotonic() < deadline:
-            proc.send(left, signal.SIGKILL)
+        while (left := process_table.find(**label)) and self._clock.monotonic() < deadline:
+            process_table.send(left, signal.SIGKILL)
             self._clock.sleep(0.02)
 
 
@@ -194,9 +196,12 @@ def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, .
 
 def find_nodes(run_id: str) -> frozenset[tuple[int, int]]:
     """The node index and incarnation of each living agent of a run, whoever started it."""
-    agents = find_agents(proc.find(**{protocol.RUN_ID: run_id}))
+    agents = find_agents(process_table.find(**{protocol.RUN_ID: run_id}))
     told = (
-        (proc.variable_of(pid, protocol.NODE_INDEX), proc.variable_of(pid, protocol.INCARNATION))
+        (
+            process_table.variable_of(pid, protocol.NODE_INDEX),
+            process_table.variable_of(pid, protocol.INCARNATION),
+        )
         for pid in agents
     )
     return frozenset((int(index), int(number)) for index, number in told if index and number)
@@ -234,7 +239,8 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(
         pid
         for pid in pids
-        if proc.parent_of(pid) not in pids and proc.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
+        if process_table.parent_of(pid) not in pids
+        and process_table.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
     )
 
 

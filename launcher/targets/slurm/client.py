@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.contract.errors import TargetError
-from launcher.targets import proc
+from launcher.targets import short_command
+from launcher.targets.short_command import CommandEnd
 
 LIMIT_S = 20.0
 """Slurm's commands try for several times as long where the controller is away."""
@@ -125,13 +126,13 @@ def run_command(*argv: str, limit_s: float = LIMIT_S, cwd: str | None = None) ->
     return _run(argv, limit_s, cwd).out
 
 
-def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> proc.CommandEnd:
+def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> CommandEnd:
     env = without_outer_job(os.environ)
     if argv[0] != "sbatch":
         # A person may have another format for times, which must not reach a new job.
         env = {**without_filters(os.environ), "SLURM_TIME_FORMAT": "standard"}
     try:
-        said = proc.ask(argv, limit_s, cwd, env)
+        said = short_command.ask(argv, limit_s, cwd, env)
     except OSError as error:
         raise SlurmError(
             f"{argv[0]}: {error.strerror}: this machine has no Slurm client",

@@ -17,7 +17,7 @@ from launcher.contract.errors import LauncherError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import new_run_id, plan_run
-from launcher.targets import proc
+from launcher.targets import short_command
 from launcher.targets.slurm import doctor_judge
 from launcher.targets.slurm.client import SlurmError, fix_of_refusal, run_command, try_script
 from launcher.targets.slurm.doctor_job import run_test_job
@@ -102,7 +102,7 @@ def _judge_controller(fix: str) -> Finding:
 def _judge_munge() -> Iterator[Finding]:
     """Whether this machine's munged signs, and knows its own signature again."""
     options = (f"--socket={socket}",) if (socket := _munge_socket()) else ()
-    said = proc.ask(("sh", "-c", MUNGE, "munge", *options), MUNGE_LIMIT_S)
+    said = short_command.ask(("sh", "-c", MUNGE, "munge", *options), MUNGE_LIMIT_S)
     if said is not None and said.code == NOT_INSTALLED:
         # A cluster may authenticate otherwise; where it does not, Slurm's commands fail.
         return

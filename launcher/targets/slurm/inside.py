@@ -14,7 +14,7 @@ from launcher.contract import protocol
 from launcher.contract.errors import KeyInputError
 from launcher.job.values import NodeRange
 from launcher.runs.folder import RunFolder
-from launcher.targets import proc
+from launcher.targets import children
 from launcher.targets.slurm import client
 from launcher.targets.slurm.settings import JOBS_DIR, SlurmSettings
 from launcher.targets.slurm.starts import write_job
@@ -97,7 +97,7 @@ def start_script(
     words, script = run.path / JOBS_DIR, str(run.path / protocol.ARTIFACT_FILE)
     write_job(run, allocation.job)
     argv = ("bash", "-c", LAST_WORD, script, str(words), str(allocation.job))
-    proc.start(argv, cwd=str(Path.cwd()), env=env, console=words / f"{allocation.job}.log")
+    children.start(argv, cwd=str(Path.cwd()), env=env, console=words / f"{allocation.job}.log")
 
 
 def find_step(run_id: str, job: int) -> str:

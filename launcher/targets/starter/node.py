@@ -16,7 +16,7 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets import proc
+from launcher.targets import children
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
@@ -139,7 +139,7 @@ class StartedNode:
         # The agent's workers see nothing of the starter's own variables: it removes them.
         own = {protocol.STOP_FILE: str(self.files.stop)}
         env = {**self._environ, **dict(process.env), **own}
-        proc.become(process.argv, cwd=process.cwd, env=env)
+        children.become(process.argv, cwd=process.cwd, env=env)
 
 
 def unbind(environ: Mapping[str, str]) -> list[str]:

@@ -26,7 +26,7 @@ from launcher.contract.protocol import RUN_ID
 from launcher.job.file import parse_job, read_job
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
-from launcher.targets import proc
+from launcher.targets import process_table
 from launcher.yamlfile.source import parse_yaml
 from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
 
@@ -423,7 +423,7 @@ local.LocalTarget.submit = late
     assert caller.wait() != 0
     training = find()
     assert training.wait(timeout=60).reason == "stop-requested"
-    assert proc.find(**{RUN_ID: training.run_id}) == ()
+    assert process_table.find(**{RUN_ID: training.run_id}) == ()
 
 
 @pytest.mark.parametrize("moment", ["before its id is told", "after it"])
@@ -456,7 +456,7 @@ else:
     assert caller.wait() != 0
     training = find()
     assert training.wait(timeout=60).reason == "stop-requested"
-    assert proc.find(**{RUN_ID: training.run_id}) == ()
+    assert process_table.find(**{RUN_ID: training.run_id}) == ()
 
 
 # -- a notebook, and the page ---------------------------------------------------------------------

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.targets import proc
+from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
 from tests.launcher.runner import Runner, wait_until
 
@@ -33,7 +33,7 @@ def test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads(
     )
     wait_until(lambda: (tmp_path / "up-0-0").exists() and (tmp_path / "up-1-0").exists())
     (run_id,) = launcher.run_ids()
-    (node,) = find_agents(proc.find(**{protocol.NODE_INDEX: "1", protocol.RUN_ID: run_id}))
+    (node,) = find_agents(process_table.find(**{protocol.NODE_INDEX: "1", protocol.RUN_ID: run_id}))
     os.kill(node, signal.SIGKILL)
     wait_until(lambda: (tmp_path / "up-1-1").exists())
     assert launcher("stop", run_id).returncode == 0

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.agent.disk import has_room
 from launcher.contract.protocol import NODE_INDEX, RUN_ID
-from launcher.targets import proc
+from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
 from tests.disks import Disk, is_full, mounted
 from tests.launcher.runner import Runner, wait_until
@@ -59,7 +59,7 @@ def launcher(tmp_path: Path) -> Iterator[Runner]:
     (tmp_path / "runs").symlink_to(tmp_path / "small")
     yield runner
     left = runner.processes()
-    proc.send(tuple(left), signal.SIGKILL)
+    process_table.send(tuple(left), signal.SIGKILL)
     assert left == []
 
 
@@ -158,8 +158,8 @@ def test_a_node_that_is_lost_while_the_disk_is_full_is_replaced_once_there_is_ro
     process = launcher.start("run", "job.yaml", "--on", "local")
     wait_until(lambda: is_full(disk.path))
     (run_id,) = launcher.run_ids()
-    agents = find_agents(proc.find(**{RUN_ID: run_id, NODE_INDEX: "1"}))
-    proc.send(agents, signal.SIGKILL)
+    agents = find_agents(process_table.find(**{RUN_ID: run_id, NODE_INDEX: "1"}))
+    process_table.send(agents, signal.SIGKILL)
     assert process.stderr is not None
     told = next(line for line in process.stderr if b"waiting for room, at most 100 s" in line)
     assert b"8.0 MiB at" in told
@@ -180,8 +180,8 @@ def test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run(
     process = launcher.start("run", "job.yaml", "--on", "local")
     wait_until(lambda: is_full(disk.path))
     (run_id,) = launcher.run_ids()
-    agents = find_agents(proc.find(**{RUN_ID: run_id, NODE_INDEX: "1"}))
-    proc.send(agents, signal.SIGKILL)
+    agents = find_agents(process_table.find(**{RUN_ID: run_id, NODE_INDEX: "1"}))
+    process_table.send(agents, signal.SIGKILL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 198, said
     assert b"waiting for room, at most 3 s" in said

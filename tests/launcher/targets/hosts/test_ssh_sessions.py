@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.errors import TargetError
-from launcher.targets import background, proc
+from launcher.targets import background
+from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import ReadClock
 from launcher.targets.hosts.settings import Host
@@ -173,7 +174,7 @@ def test_what_people_have_for_their_own_log_ins_does_not_reach_a_session(tmp_pat
 
 def test_a_conversation_may_be_ended_by_several_threads_at_once() -> None:
     for _ in range(20):
-        talk = proc.Conversation(("sh", "-c", "echo why >&2; cat"))
+        talk = Conversation(("sh", "-c", "echo why >&2; cat"))
         talk.stdin.write(b"x")
         with ThreadPoolExecutor(8) as pool:
             ended = list(pool.map(lambda _, talk=talk: talk.end(), range(8)))

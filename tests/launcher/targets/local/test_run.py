@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from launcher.contract import protocol
-from launcher.targets import proc
+from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
 from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, wait_until
 
@@ -127,7 +127,7 @@ def test_under_the_agent_a_lost_node_of_a_fixed_group_is_replaced_and_no_restart
     )
     wait_until(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists())
     (run_id,) = launcher.run_ids()
-    (node,) = find_agents(proc.find(**{protocol.NODE_INDEX: "1", protocol.RUN_ID: run_id}))
+    (node,) = find_agents(process_table.find(**{protocol.NODE_INDEX: "1", protocol.RUN_ID: run_id}))
     os.kill(node, signal.SIGKILL)
     (tmp_path / "lost").touch()
     stdout, stderr = process.communicate(timeout=120)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.contract import protocol
-from launcher.targets import proc
+from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
 from tests.launcher.runner import Runner, wait_until
 
@@ -45,7 +45,7 @@ def test_a_node_that_stays_frozen_when_the_other_has_finished_is_started_again(
     try:
         wait_until(lambda: both_up(launcher.folder))
         (run_id,) = launcher.run_ids()
-        for pid in proc.find(**{protocol.NODE_INDEX: "1", protocol.RUN_ID: run_id}):
+        for pid in process_table.find(**{protocol.NODE_INDEX: "1", protocol.RUN_ID: run_id}):
             os.kill(pid, signal.SIGSTOP)
         (launcher.folder / "again-1").touch()
         (launcher.folder / "go").write_text("1")
@@ -67,7 +67,9 @@ def test_a_node_that_is_lost_while_the_other_finishes_does_not_hold_the_run_up(
     try:
         wait_until(lambda: both_up(launcher.folder))
         (run_id,) = launcher.run_ids()
-        (node,) = find_agents(proc.find(**{protocol.NODE_INDEX: lost, protocol.RUN_ID: run_id}))
+        (node,) = find_agents(
+            process_table.find(**{protocol.NODE_INDEX: lost, protocol.RUN_ID: run_id})
+        )
         began_at = time.monotonic()
         (launcher.folder / "go").write_text(lost)
         (launcher.folder / f"again-{lost}").touch()

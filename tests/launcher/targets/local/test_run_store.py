@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.contract import protocol
-from launcher.targets import proc
+from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
 from tests.launcher.runner import Runner, wait_until
 
@@ -40,7 +40,7 @@ def test_a_killed_node_0_is_replaced_and_meets_the_others_again(
     )
     wait_until(lambda: (tmp_path / "up-0-0").exists() and (tmp_path / "up-1-0").exists())
     (run_id,) = launcher.run_ids()
-    (node,) = find_agents(proc.find(**{protocol.NODE_INDEX: "0", protocol.RUN_ID: run_id}))
+    (node,) = find_agents(process_table.find(**{protocol.NODE_INDEX: "0", protocol.RUN_ID: run_id}))
     os.kill(node, signal.SIGKILL)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr.decode()

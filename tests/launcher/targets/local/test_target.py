@@ -18,7 +18,7 @@ from launcher.contract.protocol import NODE_INDEX, RUN_ID
 from launcher.contract.reasons import NodeState, Reason
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement, plan_run
-from launcher.targets import proc
+from launcher.targets import process_table
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.local.render import LocalSettings
 from launcher.targets.local.target import LocalTarget, find_free_ports
@@ -70,8 +70,8 @@ def up(plan: LaunchPlan, index: int = 0) -> bool:
 
 def agents_of(plan: LaunchPlan) -> list[int]:
     """Pids without the mark that torchrun gives its workers."""
-    pids = proc.find(**{RUN_ID: plan.run_id})
-    return [p for p in pids if proc.variable_of(p, "TORCHELASTIC_RUN_ID") is None]
+    pids = process_table.find(**{RUN_ID: plan.run_id})
+    return [p for p in pids if process_table.variable_of(p, "TORCHELASTIC_RUN_ID") is None]
 
 
 def states(target: LocalTarget, plan: LaunchPlan) -> list[NodeState]:
@@ -137,9 +137,9 @@ def test_stopping_leaves_no_process_however_stubborn(
     plan = make_local(nnodes=2)
     target.submit(plan)
     wait_until(lambda: up(plan, 0) and up(plan, 1))
-    assert len(proc.find(**{RUN_ID: plan.run_id})) >= 4
+    assert len(process_table.find(**{RUN_ID: plan.run_id})) >= 4
     target.stop(plan.run_id, 5)
-    assert proc.find(**{RUN_ID: plan.run_id}) == ()
+    assert process_table.find(**{RUN_ID: plan.run_id}) == ()
     target.stop(plan.run_id, 5)
 
 
@@ -151,9 +151,9 @@ def test_orphans_of_a_killed_agent_are_found_by_their_run_and_ended(
     wait_until(lambda: up(plan))
     os.kill(agents_of(plan)[0], signal.SIGKILL)
     wait_until(lambda: states(target, plan) == [NodeState.EXITED])
-    assert proc.find(**{RUN_ID: plan.run_id}), "the worker should have outlived its agent"
+    assert process_table.find(**{RUN_ID: plan.run_id}), "the worker should have outlived its agent"
     target.stop(plan.run_id, 5)
-    assert proc.find(**{RUN_ID: plan.run_id}) == ()
+    assert process_table.find(**{RUN_ID: plan.run_id}) == ()
 
 
 def test_a_replacement_starts_when_the_old_incarnation_is_dead_and_others_go_on(
@@ -164,7 +164,7 @@ def test_a_replacement_starts_when_the_old_incarnation_is_dead_and_others_go_on(
     wait_until(lambda: up(plan, 0) and up(plan, 1))
 
     def pids(index: int) -> set[int]:
-        return set(proc.find(**{RUN_ID: plan.run_id, NODE_INDEX: str(index)}))
+        return set(process_table.find(**{RUN_ID: plan.run_id, NODE_INDEX: str(index)}))
 
     before = {0: pids(0), 1: pids(1)}
     again = plan_replacement(plan, 1)
@@ -203,7 +203,7 @@ def test_a_program_that_is_missing_is_named_and_nothing_starts(
     plan = replace(make_local(), own=LocalSettings(python="/no/such/python"))
     with pytest.raises(TargetError, match="cannot start /no/such/python"):
         target.submit(plan)
-    assert proc.find(**{RUN_ID: plan.run_id}) == ()
+    assert process_table.find(**{RUN_ID: plan.run_id}) == ()
 
 
 def test_an_interpreter_without_torch_is_named_with_the_fix(tmp_path: Path) -> None:
@@ -261,4 +261,4 @@ def test_a_launcher_killed_with_sigkill_takes_its_agents_along(
     wait_until(lambda: up(plan))
     launcher.kill()
     launcher.wait()
-    wait_until(lambda: not proc.find(**{RUN_ID: plan.run_id}))
+    wait_until(lambda: not process_table.find(**{RUN_ID: plan.run_id}))

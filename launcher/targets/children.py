@@ -1,0 +1,62 @@
+"""Processes of this machine that the launcher starts and waits for, such as a node's agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+PR_SET_PDEATHSIG = 1
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: Path) -> int:
+    """Starts a process whose output goes to ``console``, and returns its pid.
+
+    On Linux the process gets SIGTERM when the launcher dies, however it dies. Raises ``OSError``
+    where the program or the folder is missing.
+    """
+    with console.open("ab") as output:
+        child = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_dying_with_parent(),
+        )
+    _children[child.pid] = child
+    return child.pid
+
+
+def poll(pid: int) -> int | None:
+    """Exit code of a process that ``start`` returned, as in a shell; None while it runs."""
+    code = _children[pid].poll()
+    return None if code is None else (128 - code if code < 0 else code)
+
+
+def become(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str]) -> NoReturn:
+    """Goes on as another program, in this process and with its streams. Raises ``OSError``."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os.chdir(cwd)
+    os.execve(argv[0], argv, env)
+
+
+def _dying_with_parent() -> Callable[[], None] | None:
+    """What a child calls before its program starts, on Linux."""
+    if sys.platform != "linux":
+        return None
+    # Here and not in the child, which must import nothing.
+    import ctypes
+
+    prctl = ctypes.CDLL(None).prctl
+    # SIGTERM, not SIGKILL: torchrun must still end its workers, which have no such tie to it.
+    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,0 +1,92 @@
+"""Programs that the launcher talks to as long as they run, such as an ssh client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+
+from launcher.targets.short_command import KILL_LIMIT_S
+
+
+class Conversation:
+    """A program that is talked to through its standard input and output."""
+
+    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> None:
+        """``env`` adds to this process' own. Raises ``OSError`` where the program is missing."""
+        # A file, not a pipe: a full pipe that is not read would block the program.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the talk
+        self._ending = threading.Lock()
+        self._popen = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env={**os.environ, **(env or {})},
+            # A Ctrl-C at the terminal is the launcher's to act on, not the connections'.
+            start_new_session=True,
+        )
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
+
+    def read(self, size: int, limit_s: float) -> bytes:
+        """The next ``size`` bytes, fewer at its end; it is killed after ``limit_s`` seconds."""
+        with self.limit(limit_s):
+            return self.stdout.read(size)
+
+    @contextlib.contextmanager
+    def limit(self, limit_s: float) -> Iterator[None]:
+        """Kills it where the block takes longer: whatever waits for it then goes on."""
+        timer = threading.Timer(limit_s, self.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def end(self) -> tuple[int, str]:
+        """Ends it, by force if needed; its exit code, and at the first call its stderr.
+
+        At an interrupt two threads may end the same one: whoever used it, and whoever opened it.
+        """
+        with self._ending:
+            said = self._end()
+        code = self._popen.returncode
+        return -signal.SIGKILL if code is None else code, said
+
+    def _end(self) -> str:
+        if self._said.closed:
+            return ""
+        with contextlib.suppress(OSError, ValueError):
+            self.stdin.close()
+        try:
+            self._popen.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            # One that hangs in the kernel outlives SIGKILL: it is left behind.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(timeout=KILL_LIMIT_S)
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace")
+        self.stdout.close()
+        self._said.close()
+        return said
+
+    def interrupt(self) -> None:
+        """Asks it to end, as Ctrl-C does."""
+        self._popen.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Ends it at once; a reader in another thread sees the end of the stream."""
+        self._popen.kill()
+
+    def kill_all(self) -> None:
+        """Ends it at once, with all that it has started in its session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)

@@ -1,0 +1,69 @@
+"""Programs that soon end, and what they say: the launcher waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+KILL_LIMIT_S = 10.0
+"""How long a killed program may take to end: one that hangs in the kernel outlives SIGKILL."""
+
+
+def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
+    """What a short command prints; None where it is missing, fails or takes too long."""
+    try:
+        child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError:
+        return None
+    end = _read_end(child, timeout_s)
+    return end.out if end and end.code == 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandEnd:
+    """What a command that has ended said, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+def ask(
+    argv: tuple[str, ...],
+    limit_s: float,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> CommandEnd | None:
+    """Runs a command to its end; None where it takes longer. Raises ``OSError`` without it.
+
+    ``env`` is all of its environment, None for this process' own.
+    """
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cwd,
+        env=env,
+        # Ctrl-C at the terminal is the launcher's to act on.
+        start_new_session=True,
+    )
+    return _read_end(child, limit_s)
+
+
+def _read_end(child: subprocess.Popen[bytes], limit_s: float) -> CommandEnd | None:
+    """What a command said until its end; None where it takes longer, and is killed."""
+    try:
+        out, err = (text.decode(errors="replace") for text in child.communicate(timeout=limit_s))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        # One that hangs in the kernel outlives SIGKILL (nvidia-smi, a broken GPU): left behind.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(KILL_LIMIT_S)
+        return None
+    except BaseException:
+        child.kill()
+        raise
+    return CommandEnd(code=child.returncode, out=out, err=err)
