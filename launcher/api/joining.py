@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
@@ -19,9 +18,7 @@ def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
     Raises ``InputError`` where the run cannot take a node in.
     """
     plan = run.read_plan()
-    rendezvous = plan.nodes[0].rendezvous
-    is_roster = isinstance(rendezvous, Elastic) and rendezvous.backend == ROSTER
-    if plan.agent is None or not plan.is_elastic or not is_roster:
+    if plan.agent is None or not plan.is_elastic:
         raise InputError(
             f"{run.run_id} has a fixed number of nodes, or runs under plain torchrun",
             "a job with nnodes: MIN:MAX and without engine: torchrun",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import ExitCode, name_exit_code
 from launcher.contract.node_plan import Elastic
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
@@ -73,7 +72,7 @@ def decide_action(
         if len(ended) == len(observation.nodes):
             return RunEnd(reason=Reason.COMPLETED)
         return _decide_left_over(plan, observation) if late else Wait()
-    if plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic):
+    if _uses_roster(plan):
         return _decide_agents(plan, observation, since_first_exit_s, late=late)
     if plan.is_elastic and (action := _decide_elastic(plan, observation, bad, replaced)):
         return action
@@ -101,11 +100,11 @@ def _nobody_works(
     """Whether no living node can have work to do, now that another one has finished.
 
     With the roster, a finished node stays until the run is over: a node that still lives then was
-    about to join, or is frozen. A node that left early says nothing about the others. With other
-    backends agents end after torch's exit barrier of 300 s, so a node with workers may still work.
+    about to join, or is frozen. A node that left early says nothing about the others. Under
+    torchrun nodes end after torch's exit barrier of 300 s, so one with workers may still work.
     """
     finished = [node.node_index for node in observation.nodes if node.exit_code == 0]
-    if _is_roster(plan) and not left_early.issuperset(finished):
+    if _uses_roster(plan) and not left_early.issuperset(finished):
         return True
     return not any(n.node_index in working for n in observation.nodes if n.is_alive)
 
@@ -150,11 +149,9 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
 # -- nodes under the agent: exit codes are those of ``contract.reasons`` ------------------------
 
 
-def _is_roster(plan: LaunchPlan) -> bool:
-    rendezvous = plan.nodes[0].rendezvous
-    return (
-        plan.agent is not None and isinstance(rendezvous, Elastic) and rendezvous.backend == ROSTER
-    )
+def _uses_roster(plan: LaunchPlan) -> bool:
+    """Whether agents run the nodes and go on without a lost one; a static group ends with it."""
+    return plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic)
 
 
 def _decide_agents(
@@ -172,10 +169,9 @@ def _decide_agents(
         return _decide_left_over(plan, observation) if late else Wait()
     if finished:
         # The roster tells which newcomers it refused because all had finished: they end well.
-        away = bad if _is_roster(plan) else lost
-        if not away or finished >= plan.nodes[0].min_nodes:
+        if not bad or finished >= plan.nodes[0].min_nodes:
             return RunEnd(reason=Reason.COMPLETED)
-        return _restart_all(plan, away)
+        return _restart_all(plan, bad)
     if not live:
         return _restart_all(plan, lost or closed)
     # A node that ends closes the rendezvous for all. If the others live on, it is one that is away.
@@ -188,7 +184,7 @@ def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
     finished = sum(node.exit_code == 0 for node in observation.nodes)
     if finished >= plan.nodes[0].min_nodes:
         return RunEnd(reason=Reason.COMPLETED)
-    if _is_roster(plan):
+    if _uses_roster(plan):
         away = [node for node in observation.nodes if node.exit_code != 0]
         return _restart_all(plan, sorted(away, key=lambda node: not node.is_alive))
     return RunEnd(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
@@ -198,8 +194,6 @@ def _decide_lost(
     plan: LaunchPlan, away: list[NodeObservation], live: int, since_exit_s: float
 ) -> Action:
     """Replaces lost nodes: the others keep the rendezvous, where the next incarnations join."""
-    if any(_serves_only_store(plan, node.node_index) for node in away):
-        return _restart_all(plan, away)
     for node in away:
         if _replacements_left(plan, node) > 0:
             return Replace(node_index=node.node_index, why=describe_agent(node))
@@ -246,11 +240,6 @@ _OWN_CODES = frozenset(code for code in ExitCode if code >= ExitCode.RENDEZVOUS_
 
 def _is_permanent(node: NodeObservation) -> bool:
     return 0 < (node.exit_code or 0) < RETRY_FROM
-
-
-def _serves_only_store(plan: LaunchPlan, node_index: int) -> bool:
-    """Whether the rendezvous went with this node: only the roster can move to another node."""
-    return _is_store_host(plan, node_index) and not _is_roster(plan)
 
 
 def describe_agent(node: NodeObservation) -> str:

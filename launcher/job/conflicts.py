@@ -15,13 +15,13 @@ from launcher.job.values import NodeRange, parse_nodes
 Raw = Mapping[str, object]
 """A section's keys as they were written."""
 
-BACKEND_OF_CONF = {
-    **dict.fromkeys(("close_timeout", "heartbeat_timeout", "keep_alive_interval"), "c10d"),
-    "keep_alive_max_attempt": "c10d",
-    "timeout": "static",
-    **dict.fromkeys(("protocol", "ssl_cert", "ssl_cert_key", "ca_cert"), "etcd-v2"),
-}
-"""Keys of ``rdzv.conf`` that the backend ``roster`` does not know, each with one that does."""
+OF_TORCHRUN = ("c10d", "etcd-v2")
+"""Backends that only torchrun has."""
+CONF_OF_TORCHRUN = (
+    *("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
+    *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert"),
+)
+"""The keys of ``rdzv.conf`` that only those take."""
 REMOVE = "remove the key"
 HANG_MIN_S, HANG_MAX_S = 300, 1800
 """Defaults of ``agent.hang_min_s``, and of ``agent.hang_max_s`` for a job that may restart."""
@@ -64,23 +64,33 @@ def _nodes(raw: Raw) -> NodeRange | None:
 
 
 def _engine(raw: Raw) -> Iterator[Conflict]:
-    """Keys that need the agent under ``engine: torchrun``; settings unknown to roster."""
+    """What only the agent has under ``engine: torchrun``, and what only torchrun has without."""
     rdzv = _section(raw, "rdzv")
     backend, start = rdzv.get("backend"), raw.get("start")
-    if raw.get("engine") == "torchrun":
+    if _is_torchruns_alone(raw):
+        fix = "remove rdzv, for the agent's own rendezvous, or write engine: torchrun"
+        yield Conflict(("rdzv", "backend"), backend, "roster or static, under the agent", fix)
+    elif raw.get("engine") == "torchrun":
         accepted = "nothing, because engine is torchrun and only the agent has this"
         fix = "remove it, or write engine: agent"
         if start is not None:
             yield Conflict(("start",), start, accepted, fix)
         if backend == "roster":
             yield Conflict(("rdzv", "backend"), backend, accepted, fix)
-    if backend == "roster" or (backend is None and raw.get("engine") != "torchrun"):
+    else:
         for key, value in _section(rdzv, "conf").items():
-            if value is not None and key in BACKEND_OF_CONF:
-                accepted = "nothing, because the agent's rendezvous (roster) does not know it"
-                other = f"write rdzv.backend: {BACKEND_OF_CONF[key]}"
-                fix = f"remove it (agent.detection_limit_s), or {other}"
+            if value is not None and key in CONF_OF_TORCHRUN:
+                accepted = "join_timeout, last_call_timeout or read_timeout, under the agent"
+                limit = "agent.detection_limit_s says when a node counts as lost"
+                fix = f"remove the key ({limit}), or write engine: torchrun"
                 yield Conflict(("rdzv", "conf", key), value, accepted, fix)
+
+
+def _is_torchruns_alone(raw: Raw) -> bool:
+    """Whether the job asks the agent for a backend that only torchrun has."""
+    return (
+        raw.get("engine") != "torchrun" and _section(raw, "rdzv").get("backend") in OF_TORCHRUN
+    )
 
 
 def _hangs(raw: Raw) -> Iterator[Conflict]:
@@ -99,16 +109,19 @@ def _hangs(raw: Raw) -> Iterator[Conflict]:
 def _rendezvous(raw: Raw) -> Iterator[Conflict]:
     rdzv, nodes = _section(raw, "rdzv"), _nodes(raw)
     backend, endpoint = rdzv.get("backend"), rdzv.get("endpoint")
+    if _is_torchruns_alone(raw):
+        return
     if backend == "etcd-v2":
         yield from _etcd(rdzv, endpoint, is_shared=nodes is not None and nodes.max > 1)
         return
     if backend == "static" and nodes is not None and nodes.is_elastic:
-        accepted = f"c10d or etcd-v2, because nnodes is {nodes} and a static group keeps its size"
+        elastic = "c10d or etcd-v2" if raw.get("engine") == "torchrun" else "roster"
+        accepted = f"{elastic}, because nnodes is {nodes} and a static group keeps its size"
         fix = f"remove the key, or write nnodes: {nodes.max}"
         yield Conflict(("rdzv", "backend"), backend, accepted, fix)
     if endpoint is not None and backend in (None, "roster", "static", "c10d"):
-        accepted = "nothing, unless rdzv.backend is etcd-v2: else the nodes meet at one of them"
-        fix = "remove the key; rdzv.port chooses the port"
+        accepted = "the address of an etcd server, with engine: torchrun and rdzv.backend: etcd-v2"
+        fix = "remove the key: without etcd the nodes meet at node 0; rdzv.port chooses the port"
         yield Conflict(("rdzv", "endpoint"), endpoint, accepted, fix)
 
 

@@ -66,8 +66,6 @@ class RdzvConfSpec(Section):
     """After how many missed signs of life a node counts as lost (torch >= 2.7)."""
     read_timeout: Annotated[Seconds | None, Field(examples=[600])] = None
     """Seconds that a node waits for the store; must outlast the slowest pull of an image."""
-    timeout: Seconds | None = None
-    """Seconds that a node waits for the others, with the backend ``static``."""
     protocol: Literal["http", "https"] | None = None
     """How etcd is spoken to, with the backend ``etcd-v2``."""
     ssl_cert: Text | None = None
@@ -87,13 +85,13 @@ class RdzvSpec(Section):
     """How the nodes find each other. Leave it out unless the defaults do not fit."""
 
     backend: Annotated[
-        Literal["roster", "static", "c10d", "etcd-v2"] | None, Field(examples=["c10d"])
+        Literal["roster", "static", "c10d", "etcd-v2"] | None, Field(examples=["static"])
     ] = None
     """``roster``: the node agent's own, which acts on a lost node within seconds. ``static``: a
     group of fixed size, by address and node rank; when a node is lost, all are started again.
-    ``c10d``: torch's own elastic rendezvous, without any service. ``etcd-v2``: elastic, by an etcd
-    server. Left out: ``roster`` under the agent; under torchrun ``static`` for a fixed number of
-    nodes above one, else ``c10d``."""
+    Only with ``engine: torchrun``: ``c10d``, torch's own elastic rendezvous without any service,
+    and ``etcd-v2``, elastic by an etcd server. Left out: ``roster`` under the agent; under torchrun
+    ``static`` for a fixed number of nodes above one, else ``c10d``."""
     port: Annotated[Port | None, Field(examples=[29400])] = None
     """The port at which the nodes meet, with every backend but ``etcd-v2``. Left out: a free one
     where the launcher can find one, else torchrun's own (29500 for ``static``, else 29400)."""
@@ -107,8 +105,9 @@ class RdzvSpec(Section):
         default=RdzvConfSpec.model_construct(), examples=[{"last_call_timeout": 5}]
     )
     """Settings of the rendezvous, as ``torchrun --rdzv-conf`` names them; what is left out is
-    torchrun's default, or the launcher's where that one is known to fail. ``roster`` takes
-    ``join_timeout``, ``last_call_timeout`` and ``read_timeout`` of them."""
+    torchrun's default, or the launcher's where that one is known to fail. The agent takes
+    ``join_timeout``, ``last_call_timeout`` and ``read_timeout`` of them; the others are torchrun's
+    alone."""
 
 
 class MountSpec(Section):
@@ -273,10 +272,7 @@ class JobSpec(Section):
     GPUs; ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""
     rdzv: Annotated[RdzvSpec, Later()] = Field(
         default=RdzvSpec.model_construct(),
-        examples=[
-            {"backend": "c10d", "port": 29400, "conf": {"last_call_timeout": 5}},
-            {"backend": "etcd-v2", "endpoint": "etcd.internal:2379"},
-        ],
+        examples=[{"port": 29400, "conf": {"last_call_timeout": 5}}],
     )
     """How the nodes find each other."""
     max_restarts: Annotated[Count, Field(examples=[3])] = 0

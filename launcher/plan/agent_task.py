@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.contract.agent_settings import ROSTER, AgentSettings, StoreEndpoint
+from launcher.contract.agent_settings import AgentSettings, StoreEndpoint
 from launcher.contract.node_plan import Elastic, NodePlan
 from launcher.plan.target_facts import RUN_ID, AgentFacts, TargetFacts
 
@@ -51,11 +51,11 @@ def plan_stores(
 ) -> tuple[StoreEndpoint, ...]:
     """Where the rendezvous store may be served, in the order in which nodes take over.
 
-    Nodes that share a network need a port each: ``spare_ports``. Empty for a single node, and for
-    a backend that is not the agent's own.
+    Nodes that share a network need a port each: ``spare_ports``. Empty for a single node and for a
+    static group.
     """
     first = nodes[0].rendezvous
-    if len(nodes) == 1 or not isinstance(first, Elastic) or first.backend != ROSTER:
+    if len(nodes) == 1 or not isinstance(first, Elastic):
         return ()
     shared = len({node.local_addr for node in nodes}) == 1
     ports = (first.endpoint_port, *spare_ports) if shared else (first.endpoint_port,) * len(nodes)

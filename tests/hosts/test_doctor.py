@@ -138,7 +138,7 @@ def sick(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> tuple
     _, second, third, fourth = four_hosts.hosts
     rule = f"INPUT -s {second.address} -p tcp --dport {PORT} -j DROP"
     typist = Typist(folder, four_hosts)
-    typist.write("", f"nnodes: 4\nrdzv: {{backend: c10d, port: {PORT}}}\n")
+    typist.write("", f"nnodes: 4\nengine: torchrun\nrdzv: {{backend: c10d, port: {PORT}}}\n")
     with ExitStack() as stack:
         for fault in (
             at_login(second, skewed_clock(folder), other_torch(folder)),

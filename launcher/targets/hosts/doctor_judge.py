@@ -65,7 +65,7 @@ def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Findi
             yield ok("clock", name, f"{apart_s:+.3f} s")
         elif backend == "c10d":
             found = f"{apart_s:+.1f} s, and the rendezvous c10d allows {CLOCK_LIMIT_S:g} s"
-            yield failed("clock", name, found, f"{fix}, or --set rdzv.backend=roster")
+            yield failed("clock", name, found, f"{fix}, or remove engine: torchrun")
         else:
             yield warning("clock", name, f"{apart_s:+.1f} s", fix)
 

@@ -182,8 +182,6 @@ def test_running_out_of_memory_is_named_and_bounded_by_the_jobs_own_restarts(
 def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes=2, max_restarts=1)
     assert decide(plan, RUNS, CLOSED, since=FINISH_S - 1) == Wait()
-    c10d = make_plan(nnodes=2, max_restarts=1, rdzv={"backend": "c10d"})
-    assert decide(c10d, 0, CLOSED) == RunEnd(reason=Reason.COMPLETED)
     # Where all had finished, the roster lets a latecomer end well: this one's work is not done.
     assert isinstance(decide(plan, 0, CLOSED), Restart)
     # No other node ended after all: it is simply missing.
@@ -257,9 +255,3 @@ def test_a_static_rendezvous_is_started_again_as_a_whole_while_restarts_are_left
     assert isinstance(action, Restart)
     assert action.left == 1
     assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), RunEnd)
-
-
-def test_a_store_that_only_one_node_can_serve_takes_all_with_it(make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes=2, max_restarts=1, rdzv={"backend": "c10d"})
-    assert isinstance(decide(plan, 137, RUNS), Restart)
-    assert isinstance(decide(plan, RUNS, 137), Replace)

@@ -163,7 +163,7 @@ def test_an_empty_key_counts_as_not_given() -> None:
 
 def test_settings_of_the_rendezvous_come_as_torchrun_takes_them() -> None:
     conf = "conf: {read_timeout: 600, last_call_timeout: 1, protocol: https}"
-    made = job(f"rdzv: {{backend: etcd-v2, endpoint: 'etcd:2379', {conf}}}")
+    made = job(f"engine: torchrun\nrdzv: {{backend: etcd-v2, endpoint: 'etcd:2379', {conf}}}")
     assert made.rdzv.conf.pairs == (
         ("last_call_timeout", "1"),
         ("read_timeout", "600"),

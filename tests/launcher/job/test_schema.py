@@ -32,7 +32,7 @@ CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n###
 ONLY_THE_READER_KNOWS = {
     "min above max", "a range without an end", "a number without an end",
     "gpu processes without GPUs", "static and elastic", "etcd without an address",
-    "a setting of c10d under the agent", "a start without the agent",
+    "a setting of c10d under the agent", "torch's rendezvous under the agent", "a start without the agent",
     "etcd at each node's own address", "etcd with two ports", "address without etcd",
     "secret that is in env", "secret twice",
     "duplicate mount", "mount that leaves its place", "mount at the root",
@@ -88,8 +88,10 @@ def test_every_example_of_the_schema_is_accepted_by_the_reader() -> None:
     for section, keys in sections.items():
         for key, field in keys["properties"].items():
             for example in field.get("examples", ()):
-                inner = {key: example} | ({"backend": "etcd-v2"} if key == "endpoint" else {})
+                of_etcd = key == "endpoint"
+                inner = {key: example} | ({"backend": "etcd-v2"} if of_etcd else {})
                 job = {"name": "a", "command": "t.py"} | ({section: inner} if section else inner)
+                job |= {"engine": "torchrun"} if of_etcd else {}
                 assert VALIDATOR.is_valid(job), (section, key)
                 made.append(parse_job(json.dumps(job), f"{section}.{key}"))
     assert len(made) > 20

@@ -83,7 +83,8 @@ def test_only_node_0_hosts_the_store_and_every_node_is_told_so(make_job: MakeJob
 
 
 def test_nobody_hosts_an_etcd(make_job: MakeJob) -> None:
-    job = make_job(nnodes="2:3", rdzv={"backend": "etcd-v2", "endpoint": "[fd00::2]:2379"})
+    rdzv = {"backend": "etcd-v2", "endpoint": "[fd00::2]:2379"}
+    job = make_job(nnodes="2:3", engine="torchrun", rdzv=rdzv)
     found = rendezvous(job, port=25000)
     assert isinstance(found, Elastic)
     assert (found.is_host, found.conf) == (False, ())

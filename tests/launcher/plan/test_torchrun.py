@@ -33,7 +33,7 @@ SHAPES: list[dict[str, Any]] = [
     {"nnodes": 2, "nproc_per_node": 1},
     {"nnodes": "1:3", "nproc_per_node": 1, "max_restarts": 3},
     {"nnodes": "2:4", "nproc_per_node": 8, "rdzv": {"conf": {"join_timeout": 77}}},
-    {"nnodes": 2, "nproc_per_node": 1, "rdzv": {"backend": "c10d"}, "max_restarts": 2},
+    {"nnodes": 2, "nproc_per_node": 1, "engine": "torchrun", "rdzv": {"backend": "c10d"}},
 ]
 
 

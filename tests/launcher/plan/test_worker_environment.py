@@ -168,7 +168,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("backend", ["roster", "c10d", "static"])
+@pytest.mark.parametrize("backend", ["roster", "static"])
 def test_a_script_may_connect_to_the_store_as_the_variable_says(
     tmp_path: Path, backend: str
 ) -> None:

@@ -231,7 +231,7 @@ def test_running_agents_keep_their_archive_when_a_node_is_replaced(
     ("fields", "uses"),
     [
         ({}, True),
-        ({"rdzv": {"backend": "c10d"}}, True),
+        ({"nnodes": 2, "rdzv": {"backend": "static"}}, True),
         ({"engine": "agent"}, True),
         ({"nnodes": "1:2", "engine": "torchrun"}, False),
     ],
@@ -281,9 +281,8 @@ def test_processes_of_one_machine_serve_it_each_at_a_port_of_their_own(
     assert [(s.node_index, s.port) for s in found] == [(0, 21000), (1, 22000)]
 
 
-@pytest.mark.parametrize("fields", [{}, {"rdzv": {"backend": "c10d"}}])
-def test_a_lone_node_and_a_stock_backend_have_no_other_store(
+@pytest.mark.parametrize("fields", [{}, {"nnodes": 2, "rdzv": {"backend": "static"}}])
+def test_a_lone_node_and_a_static_group_have_no_other_store(
     make_plan: MakePlan, fields: dict[str, Any]
 ) -> None:
-    nnodes = "1:2" if fields else 1
-    assert stores(make_plan(nnodes=nnodes, max_restarts=1, **fields)) == ()
+    assert stores(make_plan(max_restarts=1, **fields)) == ()

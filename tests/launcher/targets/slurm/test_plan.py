@@ -116,7 +116,7 @@ def test_a_plan_is_read_back_equal() -> None:
     ("keys", "words"),
     [
         ({"engine": "torchrun"}, "remove engine: torchrun"),
-        ({"rdzv": {"backend": "c10d"}}, "addresses are not known before the nodes start"),
+        ({"rdzv": {"backend": "static"}}, "addresses are not known before the nodes start"),
         ({"slurm": {"time": "1:00"}}, "the last 60 s are for the checkpoint"),
         ({"slurm": {"gres": "gpu:2", "gpus_per_node": "2"}}, "leave one of them out"),
         ({"slurm": {"gpus_per_node": "2"}, "resources": {"gpus": 4}}, "resources.gpus is 4"),

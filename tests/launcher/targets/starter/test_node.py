@@ -170,7 +170,7 @@ def test_another_job_does_not_take_over_a_run(starting: Starting) -> None:
         ("job.yaml --nnodes 2 --run-id a/b", "0", "letters, digits, points", "--run-id a-b"),
         ("job.yaml --nnodes 2 --run-id a --set engine=torchrun", "0", "torchrun must", "remove"),
         (
-            "job.yaml --nnodes 2 --run-id a --set rdzv.backend=c10d",
+            "job.yaml --nnodes 2 --run-id a --set rdzv.backend=static",
             "0",
             "addresses are not known before",
             "leave it out",
