@@ -88,9 +88,7 @@ def _engine(raw: Raw) -> Iterator[Conflict]:
 
 def _is_torchruns_alone(raw: Raw) -> bool:
     """Whether the job asks the agent for a backend that only torchrun has."""
-    return (
-        raw.get("engine") != "torchrun" and _section(raw, "rdzv").get("backend") in OF_TORCHRUN
-    )
+    return raw.get("engine") != "torchrun" and _section(raw, "rdzv").get("backend") in OF_TORCHRUN
 
 
 def _hangs(raw: Raw) -> Iterator[Conflict]:

@@ -57,7 +57,9 @@ class NodePlanner:
         self._nodes = facts.nodes or (NodeFacts(),) * job.nnodes.max
         self._place = place if self.folders(0).code else None
         self._command = (*(self._place or job).command, *extra_args)
-        self._host = facts.rdzv_host or self._address(0)
+        # Under the agent a lone node meets itself, wherever it runs.
+        alone = LOCAL_ADDR if job.uses_agent and job.nnodes.max == 1 else None
+        self._host = alone or facts.rdzv_host or self._address(0)
         self._view = functools.cache(self._plan_view)
 
     def plan(self, index: int, devices: NodeDevices) -> NodePlan:

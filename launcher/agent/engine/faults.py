@@ -37,8 +37,7 @@ class FaultBook:
     """Remembers how attempts ended and judges the next step.
 
     ``same_failure_limit`` equal failures in a row without progress end the run. The user's
-    ``max_restarts`` is held against worker faults alone, by ``judge_count``, because the
-    count belongs to the whole job.
+    ``max_restarts`` is held against worker faults alone, by ``judge_count``.
     """
 
     def __init__(self, *, max_restarts: int, same_failure_limit: int) -> None:
@@ -72,12 +71,15 @@ class FaultBook:
         cause = first.cause if first.cause in ("hang", disk.CAUSE) else "worker-fault"
         return RestartWorkers(cause=cause, counts=True)
 
-    def judge_count(self, faults: int, last: WorkerEnd | None) -> GiveUp | None:
-        """Ends the run once the whole job has had more worker faults than the user allows."""
+    def judge_count(self, faults: int, last: WorkerEnd) -> GiveUp | None:
+        """Ends the run once this node's workers have failed more often than the user allows.
+
+        The roster counts those of all nodes.
+        """
         if faults <= self.max_restarts:
             return None
-        detail = describe(last) if last else "a worker of another node failed"
-        if last is not None and last.cause in _REASON_OF_CAUSE:
+        detail = describe(last)
+        if last.cause in _REASON_OF_CAUSE:
             return GiveUp(reason=_REASON_OF_CAUSE[last.cause], detail=detail)
         if self.max_restarts == 0:
             return GiveUp(reason=Reason.TRAINING_FAILED, detail=detail)

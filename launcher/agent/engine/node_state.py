@@ -38,7 +38,7 @@ class Node:
         self.reached_store = False
         """Whether a store has answered this node before torch's agent was started."""
         self.roster: RosterHandler | None = None
-        """The agent's own rendezvous handler; None where a stock one is used."""
+        """This node's part in the group; None in a static group, and before the first store."""
         self.on_first_round: Callable[[], None] = lambda: None
         self.disk_free_limit_s = 0.0
         self._gate, self._clock = gate, clock

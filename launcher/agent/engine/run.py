@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launcher.agent import processes
@@ -21,12 +20,10 @@ from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.report import AgentReport
 from launcher.agent.engine.watchdog import Watchdog
 from launcher.agent.ledger import AgentLedger
-from launcher.agent.roster.takeover import find_round, may_go_on, plan_alone, plan_round
 from launcher.agent.streams import say
 from launcher.contract import protocol
-from launcher.contract.agent_settings import ROSTER, AgentSettings, NodeTask
+from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.errors import DiskFullError
 from launcher.contract.reasons import Reason
 
 _FABRIC = "lightning.fabric"
@@ -43,7 +40,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     with preload.without_collector():
         if refused := refuse_torch():
             return AgentReport(reason=Reason.BAD_INPUT, detail=refused)
-        from launcher.agent.engine import torch_agent
+        from launcher.agent.engine import rounds, torch_agent
     clock = SystemClock()
     node_dir = Path(task.node.log_dir)
     attempts = Attempts(node_dir, run_dir, scratch)
@@ -67,7 +64,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
 
     # Not before the first round: the store is forked until then, and a fork wants one thread.
     node.on_first_round = start_threads
-    reason, detail = run_rounds(task, node, clock, run_once)
+    reason, detail = rounds.run_rounds(task, node, clock, run_once)
     watchdog.stop()
     attempts.give_back()
     return AgentReport(
@@ -77,61 +74,6 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         restarts=dict(book.restarts),
         ends=node.ends,
     )
-
-
-def run_rounds(
-    task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
-) -> tuple[Reason, str]:
-    """Goes on with the next store when one is lost, in this process: torch stays imported.
-
-    ``run_once`` blocks until the workers are done or the store is gone.
-    """
-    if task.settings.meet_dir and task.node.max_nodes > 1:
-        return _run_rounds_met(task, node, clock, run_once)
-    task = plan_alone(task) if task.settings.meet_dir else task
-    number, carried, losses_at = 0, dict[str, str](), list[float]()
-    # The group of a node that was here before may have moved to another store.
-    patient = task.node.incarnation > 0 or node.attempts.number >= 0
-    while True:
-        number = find_round(task, number, clock, patient=patient)
-        reason, detail = run_once(plan_round(task, number, carried))
-        patient = node.roster is not None and node.roster.is_fenced_out
-        losses_at.append(clock.monotonic())
-        if not may_go_on(task, reason, losses_at, fenced=patient):
-            return reason, detail
-        if patient:
-            detail = "the job goes on around another store"
-        carried |= node.roster.carried() if node.roster else {}
-        node.on_store_lost(reason, detail, len(losses_at))
-        number += 1
-
-
-def _run_rounds_met(
-    task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
-) -> tuple[Reason, str]:
-    """The same where nodes meet through a folder: whoever is there serves the next store."""
-    from torch.distributed.elastic.rendezvous import RendezvousError
-
-    from launcher.agent.roster.meeting import Meeting, UnreachableError
-
-    if getattr(task.node.rendezvous, "backend", "static") != ROSTER:
-        return Reason.BAD_INPUT, f"nodes that meet in a folder need the rdzv backend {ROSTER}"
-    meeting, carried, losses_at = Meeting(task, clock), dict[str, str](), list[float]()
-    while True:
-        try:
-            planned = node.while_full(partial(meeting.plan_round, carried))
-        except DiskFullError as error:
-            return Reason.DISK_FULL, str(error)
-        except (UnreachableError, RendezvousError, OSError) as error:
-            return Reason.RENDEZVOUS_UNREACHABLE, str(error)
-        node.reached_store = True
-        reason, detail = run_once(planned)
-        fenced = node.roster is not None and node.roster.is_fenced_out
-        losses_at.append(clock.monotonic())
-        if not may_go_on(task, reason, losses_at, fenced=fenced):
-            return reason, detail
-        carried |= node.roster.carried() if node.roster else {}
-        node.on_store_lost(reason, detail, len(losses_at))
 
 
 def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock) -> None:

@@ -28,7 +28,7 @@ from launcher.agent.roster.handler import ReplacedError
 from launcher.agent.roster.membership import FENCED_OUT
 from launcher.agent.worker import guard
 from launcher.contract import protocol
-from launcher.contract.agent_settings import ROSTER, NodeTask
+from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import DiskFullError, name_signal
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.reasons import Reason
@@ -71,7 +71,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
     if isinstance(rendezvous, Static):
         backend, host, port = "static", rendezvous.master_addr, rendezvous.master_port
     else:
-        backend = register_wrapper(rendezvous.backend, node)
+        backend = register_wrapper(node)
         host, port = rendezvous.endpoint_host, rendezvous.endpoint_port
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     values: dict[str, Any] = {
@@ -103,18 +103,14 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
     if isinstance(rendezvous, Static):
         # A number: torch compares it with 0 to find the node that serves the store.
         return {"rank": plan.node_index}
-    configs: dict[str, Any] = dict(rendezvous.conf)
-    if rendezvous.backend in ("c10d", ROSTER):
-        # Inferred, it is wrong for Services, CNAMEs and second interfaces.
-        configs["is_host"] = "1" if rendezvous.is_host else "0"
-    if rendezvous.backend == ROSTER:
-        configs |= {
-            "node_index": str(plan.node_index),
-            "max_restarts": str(plan.max_restarts),
-            "hold_newcomers": "1",
-            "workers": str(plan.nproc_per_node),
-        }
-    return configs
+    return {
+        **dict(rendezvous.conf),
+        "is_host": "1" if rendezvous.is_host else "0",
+        "node_index": str(plan.node_index),
+        "max_restarts": str(plan.max_restarts),
+        "hold_newcomers": "1",
+        "workers": str(plan.nproc_per_node),
+    }
 
 
 def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:

@@ -16,8 +16,6 @@ PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """What the barrier's keys begin with. If torch renamed it, the barrier would be torch's again."""
-ARRIVED_KEY = f"{EXIT_BARRIER}/num_members"
-"""Counts the agents at the barrier."""
 LOOK_S = 0.05
 WAITING_SILENCE_S = 2.0
 """For a node that only waits this much silence is enough, as it has no work to lose."""

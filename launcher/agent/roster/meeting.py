@@ -28,12 +28,13 @@ from launcher.agent.roster.store import (
     has_token,
     serve_forked,
 )
-from launcher.agent.roster.takeover import CONNECT_LIMIT_S
 from launcher.agent.streams import say
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock
-from launcher.contract.node_plan import Elastic
+from launcher.contract.node_plan import Elastic, Env
 
+CONNECT_LIMIT_S = 15.0
+"""How long a store may take to answer whose node runs already, and lost the last one too."""
 STORE_FILE = "store-{number}.json"
 GONE_S = 6 * SIGN_S
 """A store that cannot be reached and shows no sign of life for so long is gone."""
@@ -76,8 +77,17 @@ class UnreachableError(Exception):
     """A store lives, and this node does not reach it."""
 
 
+def carry_conf(conf: Env, carried: Mapping[str, str]) -> Env:
+    """The settings for a store that follows another, or answers already."""
+    given = {**dict(conf), **carried}
+    limit_s = min(CONNECT_LIMIT_S, float(given.get("connect_timeout_s", CONNECT_LIMIT_S)))
+    return tuple((given | {"connect_timeout_s": f"{limit_s:g}"}).items())
+
+
 class Meeting:
     """One node's way to the run's store, again after each loss."""
+
+    has_answered = True
 
     def __init__(self, task: NodeTask, clock: Clock) -> None:
         self._task, self._clock = task, clock
@@ -85,19 +95,16 @@ class Meeting:
         self._joined = ("", "")
         """The token of the store that this node has reached before, and its address."""
 
-    def plan_round(self, carried: Mapping[str, str]) -> NodeTask:
+    def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool = False) -> NodeTask:
         """The task with a store that answers now, of another node or served by this one.
 
-        ``carried`` is what a new store must be told of the last one. Blocks; call it from the main
-        thread, with which the store dies. Raises UnreachableError, OSError where the folder cannot
-        be used, and RendezvousConnectionError where no store can be started.
+        Blocks; call it from the main thread, with which the store dies. Raises UnreachableError,
+        OSError where the folder cannot be used, and RendezvousConnectionError where no store can be
+        started. ``elsewhere`` changes nothing: the folder names the store of the others.
         """
         node, rendezvous = self._task.node, self._task.node.rendezvous
         assert isinstance(rendezvous, Elastic)
-        conf = {**dict(rendezvous.conf), **carried}
-        # The store has answered already.
-        limit_s = min(CONNECT_LIMIT_S, float(conf.get("connect_timeout_s", CONNECT_LIMIT_S)))
-        conf["connect_timeout_s"] = f"{limit_s:g}"
+        conf = dict(carry_conf(rendezvous.conf, carried))
         if self._task.settings.awaits_nodes:
             conf.setdefault("join_timeout_s", str(NEVER_S))
         conf.setdefault("rejoin_timeout_s", conf.get("join_timeout_s", f"{REJOIN_LIMIT_S:g}"))

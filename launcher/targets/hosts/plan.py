@@ -108,7 +108,7 @@ def check_clocks(hosts: Sequence[HostFacts], backend: str) -> None:
         raise TargetError(
             f"{fast.host.name}: its clock is {apart_s:.0f} s ahead of {slow.host.name}'s, and the "
             f"rendezvous c10d allows {CLOCK_LIMIT_S:g} s",
-            "timedatectl set-ntp true on both, or remove engine: torchrun: the agent needs no clocks",
+            "timedatectl set-ntp true on both, or remove engine: torchrun, as the agent needs none",
         )
 
 

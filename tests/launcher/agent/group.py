@@ -34,7 +34,6 @@ class Group:
         conf = {"fence_dir": str(self.folder), "detection_limit_s": "1", "last_call_s": "100"}
         place.plan(
             max_nodes=len(self.stores),
-            backend="roster",
             port=self.stores[0].port,
             stores=self.stores,
             start="fork",

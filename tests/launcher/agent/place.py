@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from launcher.contract.agent_settings import AgentSettings, NodeTask
+from launcher.contract.agent_settings import ROSTER, AgentSettings, NodeTask
 from launcher.contract.node_plan import Elastic, NodePlan
 from launcher.contract.protocol import RUN_ID
 
@@ -86,7 +86,6 @@ class Place:
         max_nodes: int = 1,
         max_restarts: int = 3,
         env: tuple[tuple[str, str], ...] = (),
-        backend: str = "c10d",
         port: int = 0,
         conf: tuple[tuple[str, str], ...] = (),
         **settings: Any,
@@ -110,7 +109,7 @@ class Place:
             nproc_per_node=nproc,
             max_restarts=max_restarts,
             rendezvous=Elastic(
-                backend=backend,
+                backend=ROSTER,
                 endpoint_host="127.0.0.1",
                 endpoint_port=port,
                 id="t",

@@ -44,7 +44,7 @@ def start(places: list[Place], *, port: int, **values: Any) -> None:
         ("last_call_s", "60"),
         ("detection_limit_s", "2"),
     )
-    values = {"backend": "roster", "conf": conf, **values}
+    values = {"conf": conf, **values}
     for place in places:
         place.plan(min_nodes=len(places), max_nodes=len(places), port=port, **values)
         place.start()
@@ -81,20 +81,6 @@ def test_a_worker_that_fails_in_a_collective_another_has_left_ends_the_run(
     assert outcome["restarts"].get("lost-peer", 0) == 0
     assert two[0].outcome()["reason"] == "completed"
     assert two[0].outcome()["attempts"] == 1
-
-
-@pytest.mark.slow
-def test_a_worker_that_fails_so_under_c10d_ends_the_run_too(places: list[Place]) -> None:
-    two = places[:2]
-    two[0].write(EARLY)
-    start(two, port=free_port(), max_restarts=0, backend="c10d", conf=())
-    # c10d gives ranks by no index of ours.
-    wait_until(lambda: any(place.rank(1).exists() for place in two))
-    fails, finishes = two if two[0].rank(1).exists() else reversed(two)
-    assert end_of(fails, 60) == 1, fails.console()
-    assert fails.outcome()["reason"] == "training-failed"
-    # Where it serves the store, torch's barrier holds it for 300 s.
-    finishes.process.kill()  # type: ignore[union-attr]
 
 
 def test_the_host_of_the_store_stays_until_the_others_have_finished(
@@ -182,7 +168,7 @@ def test_a_node_that_freezes_after_another_has_finished_is_not_waited_for(
 
 def test_a_worker_that_leaves_no_record_counts_as_a_fault(place: Place) -> None:
     place.write("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n")
-    place.plan(backend="roster", port=free_port(), max_restarts=2)
+    place.plan(port=free_port(), max_restarts=2)
     assert place.run() == 1, place.console()
     assert place.outcome()["reason"] == "restarts-exhausted"
 

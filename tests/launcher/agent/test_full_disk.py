@@ -231,10 +231,7 @@ while not pathlib.Path("../go").exists(): time.sleep(0.05)
 """
 
 
-@pytest.mark.parametrize("backend", ["roster"])
-def test_one_of_two_nodes_has_a_full_disk(
-    disk: Disk, tmp_path: Path, archive: Path, backend: str
-) -> None:
+def test_one_of_two_nodes_has_a_full_disk(disk: Disk, tmp_path: Path, archive: Path) -> None:
     port = free_port()
     nodes = [Place(tmp_path / "roomy", archive, 0), Place(disk.path, archive, 1)]
     for node in nodes:
@@ -244,10 +241,9 @@ def test_one_of_two_nodes_has_a_full_disk(
             nproc=2,
             max_nodes=2,
             port=port,
-            backend=backend,
             max_restarts=1000,
             disk_free_limit_s=1.0,
-            conf=(("fence_dir", str(tmp_path / "fence")),) if backend == "roster" else (),
+            conf=(("fence_dir", str(tmp_path / "fence")),),
         )
         node.start()
     assert nodes[1].process is not None
@@ -313,7 +309,6 @@ def test_a_group_that_cannot_be_numbered_names_the_disk_of_the_checkpoints(
     node.write("print('never')")
     disk.fill()
     node.plan(
-        backend="roster",
         port=free_port(),
         env=(("CHECKPOINT_DIR", str(disk.path)),),
         conf=(("fence_dir", str(disk.path)),),

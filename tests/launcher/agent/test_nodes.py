@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +43,6 @@ def test_a_preempted_node_leaves_and_the_others_re_form_without_a_restart_used(
         "script.py",
         "2",
         port=port,
-        backend="roster",
         start=start_method,
         max_restarts=0,
         conf=(("fence_dir", str(places[0].folder)), ("last_call_s", "60")),
@@ -62,10 +60,7 @@ def test_a_preempted_node_leaves_and_the_others_re_form_without_a_restart_used(
     }
 
 
-@pytest.mark.parametrize("backend", [pytest.param("c10d", marks=pytest.mark.slow), "roster"])
-def test_the_job_goes_on_when_the_node_with_the_store_is_killed(
-    places: list[Place], backend: str
-) -> None:
+def test_the_job_goes_on_when_the_node_with_the_store_is_killed(places: list[Place]) -> None:
     two = places[:2]
     ports = [free_port(), free_port()]
     stores = tuple(
@@ -73,8 +68,8 @@ def test_the_job_goes_on_when_the_node_with_the_store_is_killed(
         for index, port in enumerate(ports)
     )
     two[0].write(WAITING)
-    conf = (("fence_dir", str(two[0].folder)), ("last_call_s", "60")) if backend == "roster" else ()
-    start(two, "script.py", "1", port=ports[0], backend=backend, stores=stores, conf=conf)
+    conf = (("fence_dir", str(two[0].folder)), ("last_call_s", "60"))
+    start(two, "script.py", "1", port=ports[0], stores=stores, conf=conf)
     all_up(two, 2)
     assert two[0].process is not None
     assert two[1].process is not None
@@ -104,7 +99,7 @@ def test_a_node_killed_in_a_collective_costs_the_others_no_restart(places: list[
     two[0].write(REDUCING)
     # At the default limit, which the closed connections make unimportant.
     conf = {"fence_dir": str(two[0].folder), "last_call_s": "60"}
-    settings = {"backend": "roster", "start": "fork", "conf": tuple(conf.items())}
+    settings = {"start": "fork", "conf": tuple(conf.items())}
     start(two, port=free_port(), max_restarts=0, **settings)
     all_up(two, 2)
     assert two[1].process is not None
@@ -119,43 +114,9 @@ def test_a_node_killed_in_a_collective_costs_the_others_no_restart(places: list[
     assert how in [e["detail"] for e in two[0].events() if e["event"] == "node-lost"]
 
 
-SLOW_TO_LEAVE = """
-import os, sys, threading, time
-NAME = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
-def patch():
-    while not hasattr(sys.modules.get(NAME), "DynamicRendezvousHandler"):
-        time.sleep(0.01)
-    kind = sys.modules[NAME].DynamicRendezvousHandler
-    real = kind.shutdown
-    kind.shutdown = lambda self: (time.sleep(2), real(self))[1]
-os.register_at_fork(after_in_child=lambda: threading.Thread(target=patch, daemon=True).start())
-"""
-"""What a busy machine does to a node: it closes its rendezvous two seconds after its work."""
-
-
 @pytest.mark.slow
-def test_a_good_end_under_c10d_prints_no_backtrace_of_a_node_that_leaves_later(
-    places: list[Place], tmp_path: Path
-) -> None:
-    two, port = places[:2], free_port()
-    two[0].write("print('done')")
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/sitecustomize.py").write_text(SLOW_TO_LEAVE)
-    two[1].env["PYTHONPATH"] = str(tmp_path / "site")
-    for place in two:
-        place.plan("script.py", min_nodes=2, max_nodes=2, port=port)
-        place.start()
-    for place in two:
-        assert place.process is not None
-        assert place.process.wait(LIMIT_S) == 0, place.console()
-        assert "frame #" not in place.console()
-        assert "failed to shutdown the rendezvous" not in place.console()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["c10d", "roster"])
 def test_a_run_that_is_given_up_on_one_node_ends_on_all_with_that_reason(
-    places: list[Place], backend: str
+    places: list[Place],
 ) -> None:
     two = places[:2]
     two[0].write(
@@ -163,14 +124,11 @@ def test_a_run_that_is_given_up_on_one_node_ends_on_all_with_that_reason(
         "if os.environ['LAUNCHER_NODE_INDEX'] == '1': raise ValueError('no data')\n"
         "time.sleep(600)\n"
     )
-    conf = (("last_call_s", "60"),) if backend == "roster" else ()
-    start(two, "script.py", port=free_port(), backend=backend, conf=conf, max_restarts=0)
-    for place in two:
+    start(two, "script.py", port=free_port(), conf=(("last_call_s", "60"),), max_restarts=0)
+    for place in reversed(two):
         assert place.process is not None
-    assert two[1].process.wait(LIMIT_S) == 1  # type: ignore[union-attr]
+        assert place.process.wait(LIMIT_S) == 1
     assert two[1].outcome()["first"]["message"] == "ValueError: no data"
-    if backend == "roster":
-        assert two[0].process.wait(LIMIT_S) == 1  # type: ignore[union-attr]
 
 
 STEPPING = """
@@ -192,7 +150,7 @@ def test_a_worker_that_has_ended_is_not_taken_for_hanging_while_others_go_on(
     two[0].write(STEPPING)
     conf = (("fence_dir", str(two[0].folder)), ("last_call_s", "60"))
     limits = {"hang_min_s": 1.0, "hang_factor": 2}
-    start(two, "script.py", port=free_port(), backend="roster", conf=conf, **limits)
+    start(two, "script.py", port=free_port(), conf=conf, **limits)
     for place in two:
         assert place.process is not None
         assert place.process.wait(LIMIT_S) == 0, place.console()
@@ -202,8 +160,6 @@ def test_a_worker_that_has_ended_is_not_taken_for_hanging_while_others_go_on(
 @pytest.mark.slow
 def test_a_store_that_nobody_serves_is_unreachable_and_worth_a_retry(places: list[Place]) -> None:
     places[1].write("print('never')")
-    places[1].plan(
-        backend="roster", port=free_port(), max_nodes=2, conf=(("connect_timeout_s", "1"),)
-    )
+    places[1].plan(port=free_port(), max_nodes=2, conf=(("connect_timeout_s", "1"),))
     assert places[1].run() == 193
     assert places[1].outcome()["reason"] == "rendezvous-unreachable"

@@ -32,7 +32,8 @@ CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n###
 ONLY_THE_READER_KNOWS = {
     "min above max", "a range without an end", "a number without an end",
     "gpu processes without GPUs", "static and elastic", "etcd without an address",
-    "a setting of c10d under the agent", "torch's rendezvous under the agent", "a start without the agent",
+    "a setting of c10d under the agent", "torch's rendezvous under the agent",
+    "a start without the agent",
     "etcd at each node's own address", "etcd with two ports", "address without etcd",
     "secret that is in env", "secret twice",
     "duplicate mount", "mount that leaves its place", "mount at the root",

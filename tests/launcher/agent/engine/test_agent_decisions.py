@@ -20,6 +20,7 @@ from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.engine.gpu import GpuBusyError, GpuGate, find_busy
 from launcher.agent.engine.health_server import Health, render_metrics, start_health_server
 from launcher.agent.engine.rendezvous import Admission
+from launcher.agent.engine.rounds import may_go_on
 from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import _name_ending
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
@@ -27,7 +28,7 @@ from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.node.identity import SOURCES, identify
 from launcher.agent.roster.handler import ReplacedError
 from launcher.agent.roster.membership import Head
-from launcher.agent.roster.takeover import may_go_on, plan_round
+from launcher.agent.roster.takeover import plan_candidate
 from launcher.agent.stopping import Step, Stop, StopFiles
 from launcher.agent.worker_exit import ExitRecord, read_ends
 from launcher.contract import protocol
@@ -220,31 +221,17 @@ def test_sigterm_is_sent_once() -> None:
     assert stop.decide(2, speaks=True, acknowledged=True) is Step.WAIT
 
 
-def with_rendezvous(**changes: object) -> NodePlan:
-    return replace(NODE, rendezvous=replace(NODE.rendezvous, **changes))  # type: ignore[type-var]
-
-
 def test_after_a_loss_comes_the_next_store_and_the_first_one_again() -> None:
     task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
-    second = plan_round(task, 1, {"nodes_before": "2"}).node.rendezvous
+    second = plan_candidate(task, 1, {"nodes_before": "2"}).node.rendezvous
     assert isinstance(second, Elastic)
     assert (second.endpoint_host, second.endpoint_port, second.is_host) == ("b", 2, False)
     conf = {"read_timeout": "300", "connect_timeout_s": "15", "nodes_before": "2"}
     assert dict(second.conf) == conf
-    third = plan_round(task, 2, {}).node.rendezvous
+    third = plan_candidate(task, 2, {}).node.rendezvous
     assert isinstance(third, Elastic)
     assert (third.endpoint_host, third.is_host) == ("a", True)
-    assert plan_round(task, 0, {}) is task
-
-
-def test_only_the_roster_keeps_its_run_id_because_stock_agents_close_theirs() -> None:
-    task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
-    assert plan_round(task, 1, {}).node.rendezvous.id == "run"
-    stock = replace(task, node=with_rendezvous(backend="c10d"))
-    planned = plan_round(stock, 1, {}).node.rendezvous
-    assert isinstance(planned, Elastic)
-    assert planned.id == "run.s1"
-    assert dict(planned.conf)["last_call_timeout"] == "5"
+    assert plan_candidate(task, 0, {}) is task
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ class Met(Group):
         place.plan(
             min_nodes=self.settings.get("min_nodes", 1),
             max_nodes=self.size,
-            backend="roster",
             port=1,
             meet_dir=str(self.folder / "meet"),
             start="fork",
@@ -147,20 +146,6 @@ def test_the_rest_of_a_group_of_fixed_size_ends_with_a_code_that_is_worth_a_retr
     assert places[0].process is not None
     assert places[0].process.wait(LIMIT_S) >= 128
     assert places[0].outcome()["reason"] == "rendezvous-unreachable"
-
-
-def test_a_single_node_needs_nobody(place: Place) -> None:
-    place.write("print('ran')")
-    place.plan(backend="roster", port=1, meet_dir=str(place.folder / "meet"))
-    assert place.run() == 0, place.console()
-    assert not (place.folder / "meet").exists()
-
-
-def test_another_backend_than_the_agent_s_own_is_refused(place: Place) -> None:
-    place.write("print('ran')")
-    place.plan(max_nodes=2, backend="c10d", meet_dir=str(place.folder / "meet"))
-    assert place.run() == 2
-    assert "need the rdzv backend roster" in place.console()
 
 
 # -- one node's decisions ------------------------------------------------------------------------

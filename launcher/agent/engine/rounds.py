@@ -1,0 +1,83 @@
+"""Goes on with the next store when one is lost: how often, and what it is told. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from torch.distributed.elastic.rendezvous import RendezvousError
+
+from launcher.agent.engine.node_state import Node
+from launcher.agent.roster.meeting import Meeting, UnreachableError
+from launcher.agent.roster.takeover import Candidates
+from launcher.contract.agent_settings import NodeTask
+from launcher.contract.clock import Clock
+from launcher.contract.errors import DiskFullError
+from launcher.contract.node_plan import Static
+from launcher.contract.reasons import Reason
+
+
+class Stores(Protocol):
+    """Where the run's store is: at the start, and again after each loss."""
+
+    has_answered: bool
+    """Whether the store of the round that was planned last has answered this node."""
+
+    def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool) -> NodeTask:
+        """The task with the next store; blocks while it looks for it.
+
+        ``carried`` is what a new store must be told of the last one. ``elsewhere``: the others may
+        go on around a store that this node does not know yet.
+        """
+
+
+def run_rounds(
+    task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
+) -> tuple[Reason, str]:
+    """Runs the workers around one store after the other, in this process: torch stays imported.
+
+    ``run_once`` blocks until the workers are done or the store is gone.
+    """
+    meets = task.settings.meet_dir and task.node.max_nodes > 1
+    stores: Stores = Meeting(task, clock) if meets else Candidates(task, clock)
+    carried, losses_at = dict[str, str](), list[float]()
+    # The group of a node that was here before may have moved to another store.
+    elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0
+    while True:
+        try:
+            planned = node.while_full(partial(stores.plan_round, carried, elsewhere=elsewhere))
+        except DiskFullError as error:
+            return Reason.DISK_FULL, str(error)
+        except (UnreachableError, RendezvousError, OSError) as error:
+            return Reason.RENDEZVOUS_UNREACHABLE, str(error)
+        node.reached_store = stores.has_answered
+        reason, detail = run_once(planned)
+        elsewhere = node.roster is not None and node.roster.is_fenced_out
+        losses_at.append(clock.monotonic())
+        if not may_go_on(task, reason, losses_at, fenced=elsewhere):
+            return reason, detail
+        if elsewhere:
+            detail = "the job goes on around another store"
+        carried |= node.roster.carried() if node.roster else {}
+        node.on_store_lost(reason, detail, len(losses_at))
+
+
+def may_go_on(task: NodeTask, reason: Reason, losses_at: Sequence[float], *, fenced: bool) -> bool:
+    """Whether another store may be tried after losses at these times, the present one last.
+
+    Only losses of the last ``outer_limit_s`` seconds count: a run of many days may have many.
+    """
+    settings = task.settings
+    if isinstance(task.node.rendezvous, Static) or reason is Reason.PREEMPTED:
+        return False
+    recent = [at for at in losses_at if losses_at[-1] - at <= settings.outer_limit_s]
+    if len(recent) > settings.outer_limit:
+        return False
+    if reason is Reason.STORE_LOST:
+        return True
+    if settings.meet_dir:
+        # Any node serves a store where none answers, so only other nodes can be missing.
+        return fenced
+    has_others = len(settings.stores) > 1
+    return has_others and (fenced or reason is Reason.RENDEZVOUS_UNREACHABLE)
