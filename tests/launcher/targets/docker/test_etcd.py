@@ -61,15 +61,14 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["agent", "torchrun"])
 def test_a_group_meets_by_etcd_and_starts_again_after_a_failure(
-    launcher: Runner, endpoint: str, engine: str
+    launcher: Runner, endpoint: str
 ) -> None:
     launcher.write(FAILS_ONCE)
     done = launcher(
         *("run", "job.yaml", "--on", "local", "--nnodes", "2", "--max-restarts", "1"),
         *("--set", "rdzv.backend=etcd-v2", "--set", f"rdzv.endpoint={endpoint}"),
-        *("--set", f"engine={engine}"),
+        *("--set", "engine=torchrun"),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 2.0") == 4
