@@ -46,8 +46,7 @@ def options_known() -> tuple[str, ...]:
     """The keyword arguments of ``run`` that become options of ``launcher run``."""
     parser = argparse.ArgumentParser(add_help=False)
     for room in rooms():
-        room.add_options(parser)
-        room.add_job_options(parser)
+        room.add_options(parser, "job")
     long = [word[2:] for word in parser._option_string_actions if word.startswith("--")]
     return (*OF_EVERY_TARGET, *(word.replace("-", "_") for word in long))
 

@@ -25,7 +25,11 @@ ROOMS = {
     "slurm": "launcher.targets.slurm.room:SlurmRoom",
     "starter": "launcher.targets.starter.room:StarterRoom",
 }
-"""Where each target's room is, as ``MODULE:CLASS``; those tried unasked in the order of trial."""
+"""Where each target's room is, as ``MODULE:CLASS``."""
+TRIED_UNASKED = ("docker", "local")
+"""Where a job may run that names no target, in the order of trial."""
+STARTED_BY_OTHERS = ("starter",)
+"""What ``--on`` of a job may not name: a command of its own starts its runs."""
 IMAGE_REASON_DIR = ".image"
 """Where ``make`` leaves why an image could not be built: ``<flavor>.reason``."""
 
@@ -50,6 +54,11 @@ def room_of(name: str) -> Room:
 def rooms() -> Iterator[Room]:
     """The rooms of all targets."""
     return map(room_of, ROOMS)
+
+
+def targets_of_jobs() -> list[str]:
+    """The targets that ``--on`` of a job may name."""
+    return [name for name in ROOMS if name not in STARTED_BY_OTHERS]
 
 
 def name_here(environ: Mapping[str, str]) -> str | None:
@@ -92,9 +101,8 @@ def choose_target(
         facts = target.facts(job)
         why = f"{facts.describe()} ({target.taken_because or f'forced by --on {forced}'})"
         return Choice(target=target, facts=facts, why=why)
-    names = [room.name for room in rooms() if room.is_tried_unasked]
     because = ""
-    for name, after in zip(names, [*names[1:], ""], strict=True):
+    for name, after in zip(TRIED_UNASKED, (*TRIED_UNASKED[1:], ""), strict=True):
         target = open_(name, run_root)
         try:
             facts = target.facts(job)

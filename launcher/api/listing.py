@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.api.choose_target import open_target, rooms
+from launcher.api.choose_target import TRIED_UNASKED, open_target
 from launcher.api.stopping import read_outcome_now
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
@@ -96,10 +96,9 @@ def describe_none(run_root: Path, *, everything: bool, is_here: bool) -> str:
 def find_elsewhere(run_root: Path) -> list[LiveRun]:
     """Runs on this machine whose folders are not in ``run_root``."""
     found: list[LiveRun] = []
-    for room in rooms():
-        if room.is_tried_unasked:
-            with contextlib.suppress(TargetError):
-                found += room.open(run_root).live_runs()
+    for name in TRIED_UNASKED:
+        with contextlib.suppress(TargetError):
+            found += open_target(name, run_root).live_runs()
     root = run_root.resolve()
     folders = [(live, Path(live.run_dir)) for live in found if live.run_dir]
     return [live for live, path in folders if path.parent != root and RunFolder(path).is_there()]

@@ -7,9 +7,9 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.api.choose_target import name_here, room_of, rooms
+from launcher.api.choose_target import name_here, room_of, rooms, targets_of_jobs
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 
@@ -127,15 +127,16 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} JOB [options] [-- training arguments]"
 
 
-def add_target(parser: argparse.ArgumentParser, default: str) -> None:
+def add_target(
+    parser: argparse.ArgumentParser, default: str, of: Literal["job", "doctor"] = "job"
+) -> None:
     """Where a job shall run, and the options of all targets."""
-    *names, last = (room.name for room in rooms() if room.takes_jobs)
+    *names, last = targets_of_jobs()
     parser.add_argument(
         "--on", metavar="TARGET", help=f"{', '.join(names)} or {last} (default: {default})"
     )
     for room in rooms():
-        room.add_options(parser)
-        room.add_job_options(parser)
+        room.add_options(parser, of)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +155,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="look for the run there first; on a cluster also for a job's name",
     )
     for room in rooms():
-        room.add_options(parser)
+        room.add_options(parser, "run")
 
 
 # -- what is read from the arguments ------------------------------------------------------------
@@ -247,9 +248,9 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
     settings = [*arguments.set]
     settings += ["agent.in_image=false"] if getattr(arguments, "embed", False) else []
     overrides = [parse_override(setting) for setting in settings]
-    for room in rooms():
-        for key, value in room.read_settings(arguments).items():
-            overrides.append(option_override(f"--{key}", value, room.name))
+    for name, asked in arguments.asked.items():
+        for key, value in asked.settings.items():
+            overrides.append(option_override(f"--{key}", value, name))
     for key in OVERRIDES:
         value = getattr(arguments, key)
         if value is not None:
@@ -270,7 +271,7 @@ def place_of(key: tuple[str | int, ...], arguments: argparse.Namespace) -> str:
 
 def target_named(arguments: argparse.Namespace) -> str | None:
     """The name of the target that the command line asks for; None where it names none."""
-    named = (room.name for room in rooms() if room.is_named(arguments))
+    named = (name for name, asked in arguments.asked.items() if asked.is_named)
     return arguments.on or next(named, None)
 
 
@@ -329,15 +330,20 @@ def find(arguments: argparse.Namespace) -> RunFolder:
 
     root = run_root(arguments)
     for room in rooms():
-        if room.finds_runs and room.has_runs_named(arguments):
-            return room.find_run(arguments, root)
+        if room.name in rooms_of_runs(arguments) and (run := room.find_run(arguments, root)):
+            return run
     try:
         return find_run(root, arguments.run)
     except InputError as error:
         for room in rooms():
-            if (run := room.look_for_run(arguments, root, error)) is not None:
+            if (run := room.find_run(arguments, root, error)) is not None:
                 return run
         raise
+
+
+def rooms_of_runs(arguments: argparse.Namespace) -> list[str]:
+    """The targets on which the options say that runs are to be looked for."""
+    return [name for name, asked in arguments.asked.items() if asked.names_runs]
 
 
 def run_root(arguments: argparse.Namespace) -> Path:

@@ -37,10 +37,10 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     ``is_plugin``: called by another program, for whose target everything is.
     """
     own, extra = _split_extra(list(argv))
-    plugin = next(room for room in rooms() if room.plugin) if is_plugin else None
-    parser = _parser(plugin.plugin if plugin else program_name())
+    plugin = next(room.plugin for room in rooms() if room.plugin) if is_plugin else None
+    parser = _parser(plugin.typed if plugin else program_name())
     completion.complete(parser)
-    own = _place_last(own, plugin.plugin_options) if plugin else own
+    own = _place_last(own, plugin.options) if plugin else own
     arguments = argparse.Namespace()
     try:
         if names_training(own):
@@ -48,12 +48,9 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
         check_command(own, extra, parser.prog, TAKES_TRAINING)
         arguments, unknown = parser.parse_known_args(own)
         arguments.extra, arguments.is_plugin = tuple(extra), is_plugin
-        if plugin:
-            plugin.take_plugin(arguments)
         _check(arguments, unknown, own, extra)
         with contextlib.ExitStack() as arguments.until_end:
-            for room in rooms():
-                arguments.until_end.enter_context(room.within(arguments))
+            arguments.asked = {room.name: room.read_options(arguments) for room in rooms()}
             return int(arguments.handler(arguments))
     except LauncherError as error:
         return _tell(_placed(error, arguments), arguments)

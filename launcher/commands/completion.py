@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.api.choose_target import rooms
+from launcher.api.choose_target import targets_of_jobs
 from launcher.commands.arguments import add_command, run_root
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
@@ -155,7 +155,7 @@ def _keys_of(section: Any) -> Iterator[str]:
 
 
 def _targets(**_: Any) -> list[str]:
-    return [room.name for room in rooms() if room.takes_jobs]
+    return targets_of_jobs()
 
 
 def _processes(**_: Any) -> list[str]:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.api.choose_target import rooms
 from launcher.commands.arguments import (
     add_command,
     add_job_file,
@@ -32,7 +31,7 @@ def add(commands: Any) -> None:
 
 def _add_arguments(doctor: argparse.ArgumentParser) -> None:
     add_job_file(doctor, optional=True)
-    add_target(doctor, "as run chooses")
+    add_target(doctor, "as run chooses", "doctor")
     doctor.add_argument(
         "--limit",
         type=seconds,
@@ -41,8 +40,6 @@ def _add_arguments(doctor: argparse.ArgumentParser) -> None:
         help="seconds for the probe in the nodes",
     )
     doctor.add_argument("--json", action="store_true")
-    for room in rooms():
-        room.add_doctor_options(doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -52,7 +49,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from launcher.doctor.finding import render_findings
     from launcher.follow.signals import raise_on_signals
 
-    sample = next(filter(None, (room.sample_job(arguments) for room in rooms())), "")
+    samples = (asked.sample_job for asked in arguments.asked.values() if asked.sample_job)
+    sample = next((make() for make in samples), "") if not is_job_named(arguments) else ""
     if not is_job_named(arguments) and not sample:
         fix = (
             "launcher doctor JOB; without one: launcher doctor --hosts hosts.yaml, "

@@ -20,13 +20,15 @@ from launcher.commands.arguments import OVERRIDES, RUN_ROOT, shown
 from launcher.targets.room import words_given
 
 OF_RUNS = ("logs", "status", "stop", "scale", "report", "ps")
-OTHERS = ("run", "build", "render", "doctor", "check", "play", "env", "schema")
+OTHERS = ("run", "node", "build", "render", "doctor", "check", "play", "env", "schema")
 
 
 @functools.cache
 def _command() -> re.Pattern[str]:
     """A command in a message."""
-    of_targets = (command for room in rooms() for command in room.commands)
+    of_targets: list[str] = []
+    for room in rooms():
+        room.add_commands(lambda name, *_: of_targets.append(name))
     words = "|".join((*OF_RUNS, *OTHERS, *of_targets))
     return re.compile(rf"(?<![\w./-])launcher ({words})(?![\w-])")
 
@@ -38,8 +40,10 @@ def program_name() -> str:
         return "python -m launcher"
     if shutil.which(called.name) == str(called):
         # kubectl runs the program kubectl-launcher for what is typed as two words.
-        plugins = (room.plugin for room in rooms() if room.plugin.replace(" ", "-") == called.name)
-        return next(plugins, called.name)
+        plugins = (room.plugin.typed for room in rooms() if room.plugin)
+        return next(
+            (typed for typed in plugins if typed.replace(" ", "-") == called.name), called.name
+        )
     return shlex.quote(shown(called))
 
 

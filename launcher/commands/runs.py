@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.api.choose_target import rooms
-from launcher.commands.arguments import add_command, add_run, find, run_root
+from launcher.api.choose_target import room_of, rooms
+from launcher.commands.arguments import add_command, add_run, find, rooms_of_runs, run_root
 from launcher.commands.parser import natural, seconds
 from launcher.commands.printed_commands import program_name, spell
 from launcher.contract.errors import ExitCode, InputError
@@ -40,11 +40,11 @@ def _add_to_ps(listing: argparse.ArgumentParser) -> None:
     listing.add_argument("--json", action="store_true")
     listing.add_argument(
         "--on",
-        choices=[room.name for room in rooms() if room.lists_alone],
+        choices=[room.name for room in rooms() if room.finds_runs == "alone"],
         help="the runs of a cluster, whoever started them",
     )
     for room in rooms():
-        room.add_options(listing)
+        room.add_options(listing, "run")
 
 
 def _add_to_status(status: argparse.ArgumentParser) -> None:
@@ -104,8 +104,8 @@ def _ps(arguments: argparse.Namespace) -> int:
         print(f"note: {line}", file=sys.stderr)
 
     root, everything = run_root(arguments), arguments.all
-    named = [room for room in rooms() if room.has_runs_named(arguments)]
-    alone = any(room.lists_alone for room in named)
+    named = [room_of(name) for name in rooms_of_runs(arguments)]
+    alone = any(room.finds_runs == "alone" for room in named)
     rows = [] if alone else list_runs(root, everything=everything)
     for room in named:
         rows += room.list_runs(arguments, root, note, everything=everything)
@@ -235,7 +235,7 @@ def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFol
 
     root, name, is_open = run_root(arguments), arguments.run, arguments.run == LATEST_LINK
     is_exact = not is_open and (root / name).is_dir()
-    if is_exact or any(room.has_runs_named(arguments) for room in rooms()):
+    if is_exact or rooms_of_runs(arguments):
         return find(arguments), []
     going_on = find_going_on(root, name)
     if not going_on:

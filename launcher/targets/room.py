@@ -6,13 +6,10 @@ imported for each command, so what takes time to import is imported where it is 
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from launcher.contract.errors import InputError
@@ -28,28 +25,40 @@ AddCommand = Callable[
 Note = Callable[[str], None]
 
 
+class Asked(NamedTuple):
+    """What the command line says of one target."""
+
+    is_named: bool = False
+    """Whether its options name it for a job without ``--on``."""
+    settings: Mapping[str, str] = {}
+    """Keys of the target's section of the job file, and the values that options give them."""
+    names_runs: bool = False
+    """Whether runs are to be looked for there."""
+    sample_job: Callable[[], str] | None = None
+    """Makes a job file for a diagnosis of all that the options name; None where one is needed."""
+
+
+class Plugin(NamedTuple):
+    """Another program by which people call the launcher for one target alone."""
+
+    typed: str
+    """What they type in place of ``launcher``."""
+    options: tuple[str, ...]
+    """Options that it takes also before its command."""
+
+
 class Room:
     """One target's room. ``arguments`` are always those of a command that has its options."""
 
     name: ClassVar[str]
-    opens: ClassVar[str]
-    """The class of the target, ``MODULE:CLASS``; called with the folder of the run folders."""
-    is_tried_unasked: ClassVar[bool] = False
-    """Whether a job may run there that names no target."""
-    takes_jobs: ClassVar[bool] = True
-    """Whether ``--on`` of a job may name it; elsewhere a command of its own starts runs."""
-    commands: ClassVar[tuple[str, ...]] = ()
-    """Commands that are about this target alone."""
-    plugin: ClassVar[str] = ""
-    """What people type in place of ``launcher`` for this target alone."""
-    plugin_options: ClassVar[tuple[str, ...]] = ()
-    """Options that the plugin takes also before its command."""
+    plugin: ClassVar[Plugin | None] = None
+    finds_runs: ClassVar[Literal["", "beside", "alone"]] = ""
+    """Whether runs without a folder here can be found there: listed beside those of the run
+    folders, or in their place."""
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
         """The target, with what the command line says of it."""
-        module, _, name = self.opens.partition(":")
-        target: Target = getattr(importlib.import_module(module), name)(run_root)
-        return target
+        raise NotImplementedError
 
     def diagnose(
         self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None
@@ -64,28 +73,11 @@ class Room:
 
     # -- the command line -------------------------------------------------------------------------
 
-    def add_options(self, parser: ArgumentParser) -> None:
-        """Options by which the target, or what is on it, is found."""
-
-    def add_job_options(self, parser: ArgumentParser) -> None:
-        """Options that set keys of the job file."""
-
-    def add_doctor_options(self, parser: ArgumentParser) -> None:
-        """Options that a diagnosis alone has."""
+    def add_options(self, parser: ArgumentParser, of: Literal["run", "job", "doctor"]) -> None:
+        """What a command about a run, about a job, or a diagnosis of a job takes besides."""
 
     def add_commands(self, add: AddCommand) -> None:
-        """The commands of ``commands``."""
-
-    def take_plugin(self, arguments: Namespace) -> None:
-        """For the plugin: names this target where no other one is named."""
-
-    def within(self, arguments: Namespace) -> AbstractContextManager[None]:
-        """What holds while a command runs."""
-        return contextlib.nullcontext()
-
-    def is_named(self, arguments: Namespace) -> bool:
-        """Whether the options name the target of a job without ``--on``."""
-        return False
+        """Commands that are about this target alone."""
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """Whether this process is inside of what the target gave it, such as an allocation of
@@ -95,16 +87,12 @@ class Room:
         """
         return False
 
-    def read_settings(self, arguments: Namespace) -> dict[str, str]:
-        """The options that set a key of the target's section of the job file, and their values.
+    def read_options(self, arguments: Namespace) -> Asked:
+        """What the options say of this target; what they change holds while the command runs.
 
-        Raises ``InputError`` for this target's options if the job runs on another one.
+        Raises ``InputError`` for options of this target if the job runs on another one.
         """
-        return {}
-
-    def sample_job(self, arguments: Namespace) -> str:
-        """A job file for a diagnosis of all that the options name; empty where one is needed."""
-        return ""
+        return Asked()
 
     def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
         """The options, as typed, by which another command finds the same target.
@@ -127,23 +115,14 @@ class Room:
 
     # -- runs that are found there ----------------------------------------------------------------
 
-    finds_runs: ClassVar[bool] = False
-    """Whether runs without a folder here can be found there (``--on`` of a command about a run)."""
-    lists_alone: ClassVar[bool] = False
-    """Whether its list of runs replaces the list of run folders here."""
-
-    def has_runs_named(self, arguments: Namespace) -> bool:
-        """Whether the options say that runs are to be looked for there."""
-        return False
-
-    def find_run(self, arguments: Namespace, run_root: Path) -> RunFolder:
-        """The run that was named, in a folder here or there. Raises ``InputError``."""
-        raise NotImplementedError
-
-    def look_for_run(
-        self, arguments: Namespace, run_root: Path, otherwise: InputError
+    def find_run(
+        self, arguments: Namespace, run_root: Path, otherwise: InputError | None = None
     ) -> RunFolder | None:
-        """A run that has no folder here and may be there; looks only for a short time."""
+        """The run that the options lead to, in a folder here or there. Raises ``InputError``.
+
+        ``otherwise`` is the error of a run that has no folder here, where nobody said that it is
+        there: looks only for a short time, and returns None where it is not.
+        """
         return None
 
     def list_runs(

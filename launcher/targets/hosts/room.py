@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from launcher.contract.errors import ExitCode, InputError
-from launcher.targets.room import AddCommand, Note, Room, words_given
+from launcher.targets.room import AddCommand, Asked, Note, Room, words_given
 
 if TYPE_CHECKING:
     from launcher.doctor.finding import Finding
@@ -28,8 +29,7 @@ class HostsRoom(Room):
     """Machines reached over SSH, one node on each."""
 
     name = "hosts"
-    commands = ("hosts",)
-    finds_runs = True
+    finds_runs = "beside"
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
         inventory, ssh = read_hosts(arguments), None
@@ -53,7 +53,7 @@ class HostsRoom(Room):
 
     # -- the command line -------------------------------------------------------------------------
 
-    def add_options(self, parser: ArgumentParser) -> None:
+    def add_options(self, parser: ArgumentParser, of: Literal["run", "job", "doctor"]) -> None:
         parser.add_argument(
             "--hosts",
             default=os.environ.get("LAUNCHER_HOSTS") or None,
@@ -74,29 +74,23 @@ class HostsRoom(Room):
         add("hosts", _show_hosts, text, self._add_to_hosts)
 
     def _add_to_hosts(self, parser: ArgumentParser) -> None:
-        self.add_options(parser)
+        self.add_options(parser, "run")
         parser.add_argument("--json", action="store_true")
 
-    def is_named(self, arguments: Namespace) -> bool:
-        return arguments.hosts is not None
-
-    def read_settings(self, arguments: Namespace) -> dict[str, str]:
-        on = getattr(arguments, "on", None)
-        if on == self.name or (on is None and getattr(arguments, "hosts", None) is not None):
-            return {}
+    def read_options(self, arguments: Namespace) -> Asked:
+        on, is_named = getattr(arguments, "on", None), getattr(arguments, "hosts", None) is not None
+        if "set" not in arguments:
+            return Asked(names_runs=on == self.name or is_named)
+        if on == self.name or (on is None and is_named):
+            sample = functools.partial(_sample_job, arguments) if is_named else None
+            return Asked(is_named=is_named, sample_job=sample)
         if given := words_given(arguments, FILTERS):
             raise InputError(f"{' '.join(given)} without --on {self.name}", f"--on {self.name}")
         typed = words_given(arguments, ("hosts",))
         if typed and typed[1] != os.environ.get("LAUNCHER_HOSTS"):
             fix = f"--on {self.name}, or leave out --hosts"
             raise InputError(f"{' '.join(typed)} with --on {on}", fix)
-        return {}
-
-    def sample_job(self, arguments: Namespace) -> str:
-        inventory = read_hosts(arguments)
-        if inventory is None:
-            return ""
-        return f"name: doctor\ncommand: [doctor]\nnnodes: {len(inventory.hosts)}\n"
+        return Asked()
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
         return words_given(arguments, FILTERS)
@@ -106,10 +100,11 @@ class HostsRoom(Room):
 
     # -- runs that are found there ----------------------------------------------------------------
 
-    def has_runs_named(self, arguments: Namespace) -> bool:
-        return arguments.on == self.name or arguments.hosts is not None
-
-    def find_run(self, arguments: Namespace, run_root: Path) -> RunFolder:
+    def find_run(
+        self, arguments: Namespace, run_root: Path, otherwise: InputError | None = None
+    ) -> RunFolder | None:
+        if otherwise is not None:
+            return None
         from launcher.runs.folder import find_run
 
         name, inventory = arguments.run, read_hosts(arguments)
@@ -135,6 +130,12 @@ class HostsRoom(Room):
             return []
         known = [run.run_id for run in list_runs(run_root)]
         return list_on_hosts(inventory, known, time.time())
+
+
+def _sample_job(arguments: Namespace) -> str:
+    inventory = read_hosts(arguments)
+    assert inventory is not None, "made only where hosts are named"
+    return f"name: doctor\ncommand: [doctor]\nnnodes: {len(inventory.hosts)}\n"
 
 
 def read_hosts(arguments: Namespace | None) -> Inventory | None:

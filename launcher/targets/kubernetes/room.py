@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
-from launcher.targets.room import Note, Room, words_given
+from launcher.targets.room import Asked, Note, Plugin, Room, words_given
 
 if TYPE_CHECKING:
     from launcher.doctor.finding import Finding
@@ -27,6 +26,7 @@ UNASKED_LIMIT_S = 3.0
 PLACE = ("context", "namespace")
 OVERRIDES = ("kind", "namespace")
 """Options that stand for ``kubernetes.KEY`` of the job file."""
+NAMED = (*OVERRIDES, "context", "kubeconfig")
 KUBECTL = (
     r"(?<![\w./-])kubectl (?=(?:apply|auth|cluster-info|create|delete|describe|get|logs|patch)\b)"
 )
@@ -36,10 +36,8 @@ class KubernetesRoom(Room):
     """A job's objects in one namespace of a cluster."""
 
     name = "kubernetes"
-    plugin = "kubectl launcher"
-    plugin_options = ("-n", "--namespace", "--context", "--kubeconfig")
-    finds_runs = True
-    lists_alone = True
+    plugin = Plugin("kubectl launcher", ("-n", "--namespace", "--context", "--kubeconfig"))
+    finds_runs = "alone"
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
         from launcher.targets.kubernetes.target import KubernetesTarget
@@ -55,43 +53,40 @@ class KubernetesRoom(Room):
 
     # -- the command line -------------------------------------------------------------------------
 
-    def add_options(self, parser: ArgumentParser) -> None:
+    def add_options(self, parser: ArgumentParser, of: Literal["run", "job", "doctor"]) -> None:
         context = "Kubernetes: context of the kubeconfig (default: its current one)"
         parser.add_argument("--context", metavar="NAME", help=context)
         namespace = "Kubernetes: namespace (default: that of the context)"
         parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace)
         kubeconfig = "Kubernetes: instead of $KUBECONFIG or ~/.kube/config"
         parser.add_argument("--kubeconfig", metavar="FILE", help=kubeconfig)
+        if of != "run":
+            parser.add_argument(
+                "--kind", choices=KINDS, help="Kubernetes: override kubernetes.kind"
+            )
 
-    def add_job_options(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--kind", choices=KINDS, help="Kubernetes: override kubernetes.kind")
+    def read_options(self, arguments: Namespace) -> Asked:
+        """As ``Room.read_options``.
 
-    def take_plugin(self, arguments: Namespace) -> None:
-        if "on" in arguments and arguments.on is None:
+        The kubeconfig that was named is the one that counts, for child processes too.
+        """
+        if arguments.is_plugin and "on" in arguments and arguments.on is None:
+            # LAUNCHER_HOSTS of the environment must not name another target.
             arguments.on, arguments.hosts = self.name, None
-
-    @contextlib.contextmanager
-    def within(self, arguments: Namespace) -> Iterator[None]:
-        """The kubeconfig that was named is the one that counts, for child processes too."""
-        file = getattr(arguments, "kubeconfig", None)
-        before = os.environ.get("KUBECONFIG")
-        if file is not None:
+        if (file := getattr(arguments, "kubeconfig", None)) is not None:
+            arguments.until_end.callback(_restore_kubeconfig, os.environ.get("KUBECONFIG"))
             os.environ["KUBECONFIG"] = file
-        try:
-            yield
-        finally:
-            if file is not None:
-                os.environ.pop("KUBECONFIG")
-                if before is not None:
-                    os.environ["KUBECONFIG"] = before
-
-    def read_settings(self, arguments: Namespace) -> dict[str, str]:
-        keys = (*OVERRIDES, "context", "kubeconfig")
-        given = {key: value for key in keys if (value := getattr(arguments, key, None)) is not None}
-        if given and arguments.on != self.name:
+        given = {
+            key: value for key in NAMED if (value := getattr(arguments, key, None)) is not None
+        }
+        on = getattr(arguments, "on", None)
+        if "set" not in arguments:
+            place = given.keys() & {*PLACE}
+            return Asked(names_runs=on == self.name or bool(place))
+        if given and on != self.name:
             key, value = next(iter(given.items()))
             raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
-        return {key: given[key] for key in OVERRIDES if key in given}
+        return Asked(settings={key: given[key] for key in OVERRIDES if key in given})
 
     def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
         words = words_given(arguments, ("kubeconfig",))
@@ -113,11 +108,12 @@ class KubernetesRoom(Room):
 
     # -- runs that are found there ----------------------------------------------------------------
 
-    def has_runs_named(self, arguments: Namespace) -> bool:
-        return bool(arguments.on == self.name or arguments.context or arguments.namespace)
-
-    def find_run(self, arguments: Namespace, run_root: Path) -> RunFolder:
+    def find_run(
+        self, arguments: Namespace, run_root: Path, otherwise: InputError | None = None
+    ) -> RunFolder | None:
         """As ``Room.find_run``: the cluster is asked before beginnings of ids are looked at."""
+        if otherwise is not None:
+            return self._look_for_run(arguments, run_root, otherwise)
         from launcher.runs.folder import RunFolder
 
         name, exact = arguments.run, run_root / arguments.run
@@ -130,7 +126,7 @@ class KubernetesRoom(Room):
             move_run(run, arguments.context, arguments.namespace)
         return run
 
-    def look_for_run(
+    def _look_for_run(
         self, arguments: Namespace, run_root: Path, otherwise: InputError
     ) -> RunFolder | None:
         from launcher.targets.kubernetes.api import Cluster
@@ -171,6 +167,12 @@ class KubernetesRoom(Room):
         for line in notes:
             note(line)
         return rows
+
+
+def _restore_kubeconfig(before: str | None) -> None:
+    os.environ.pop("KUBECONFIG", None)
+    if before is not None:
+        os.environ["KUBECONFIG"] = before
 
 
 def _find_here(run_root: Path, name: str) -> RunFolder:

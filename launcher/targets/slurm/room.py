@@ -6,10 +6,10 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from launcher.contract.errors import InputError
-from launcher.targets.room import Room, words_given
+from launcher.targets.room import Asked, Room, words_given
 
 if TYPE_CHECKING:
     from launcher.doctor.finding import Finding
@@ -24,7 +24,6 @@ class SlurmRoom(Room):
     """Jobs of a Slurm cluster."""
 
     name = "slurm"
-    opens = "launcher.targets.slurm.target:SlurmTarget"
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
         from launcher.targets.slurm.inside import find_allocation
@@ -48,26 +47,26 @@ class SlurmRoom(Room):
         asks = bool(getattr(arguments, "test_job", False))
         return diagnose_slurm(job, folder, run_root, limit_s, ask_nodes=asks)
 
-    def add_job_options(self, parser: ArgumentParser) -> None:
+    def add_options(self, parser: ArgumentParser, of: Literal["run", "job", "doctor"]) -> None:
+        if of == "run":
+            return
         for key in OVERRIDES:
             metavar = "LIMIT" if key == "time" else "NAME"
             parser.add_argument(f"--{key}", metavar=metavar, help=f"Slurm: override slurm.{key}")
+        if of == "doctor":
+            asks = "Slurm: run a job of a minute on one node, which tells what it sees and has"
+            parser.add_argument("--test-job", action="store_true", help=asks)
 
-    def add_doctor_options(self, parser: ArgumentParser) -> None:
-        asks = "Slurm: run a job of a minute on one compute node, which tells what it sees and has"
-        parser.add_argument("--test-job", action="store_true", help=asks)
-
-    def sample_job(self, arguments: Namespace) -> str:
-        return "name: doctor\ncommand: [doctor]\n" if arguments.on == self.name else ""
-
-    def read_settings(self, arguments: Namespace) -> dict[str, str]:
-        given = {k: value for k in OVERRIDES if (value := getattr(arguments, k, None)) is not None}
-        if given and arguments.on != self.name:
-            key, value = next(iter(given.items()))
-            raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
-        if getattr(arguments, "test_job", False) and arguments.on != self.name:
-            raise InputError(f"--test-job without --on {self.name}", f"--on {self.name}")
-        return given
+    def read_options(self, arguments: Namespace) -> Asked:
+        if "set" not in arguments:
+            return Asked()
+        is_here = getattr(arguments, "on", None) == self.name
+        given = words_given(arguments, (*OVERRIDES, "test_job"))
+        if given and not is_here:
+            raise InputError(f"{' '.join(given)} without --on {self.name}", f"--on {self.name}")
+        settings = {k: value for k in OVERRIDES if (value := getattr(arguments, k, None))}
+        sample = "name: doctor\ncommand: [doctor]\n"
+        return Asked(settings=settings, sample_job=(lambda: sample) if is_here else None)
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
         return words_given(arguments, OVERRIDES)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -34,7 +35,9 @@ class ToyRoom(Room):
     """The toy's room."""
 
     name = "toy"
-    opens = f"{__name__}:ToyTarget"
+
+    def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
+        return ToyTarget(run_root)
 
 
 def register() -> None:
