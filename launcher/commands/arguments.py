@@ -248,8 +248,8 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
     settings = [*arguments.set]
     settings += ["agent.in_image=false"] if getattr(arguments, "embed", False) else []
     overrides = [parse_override(setting) for setting in settings]
-    for name, asked in arguments.asked.items():
-        for key, value in asked.settings.items():
+    for name, given in arguments.given.items():
+        for key, value in given.settings.items():
             overrides.append(option_override(f"--{key}", value, name))
     for key in OVERRIDES:
         value = getattr(arguments, key)
@@ -271,7 +271,7 @@ def place_of(key: tuple[str | int, ...], arguments: argparse.Namespace) -> str:
 
 def target_named(arguments: argparse.Namespace) -> str | None:
     """The name of the target that the command line asks for; None where it names none."""
-    named = (name for name, asked in arguments.asked.items() if asked.is_named)
+    named = (name for name, given in arguments.given.items() if given.is_named)
     return arguments.on or next(named, None)
 
 
@@ -343,7 +343,7 @@ def find(arguments: argparse.Namespace) -> RunFolder:
 
 def rooms_of_runs(arguments: argparse.Namespace) -> list[str]:
     """The targets on which the options say that runs are to be looked for."""
-    return [name for name, asked in arguments.asked.items() if asked.names_runs]
+    return [name for name, given in arguments.given.items() if given.names_runs]
 
 
 def run_root(arguments: argparse.Namespace) -> Path:

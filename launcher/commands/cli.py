@@ -50,7 +50,7 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
         arguments.extra, arguments.is_plugin = tuple(extra), is_plugin
         _check(arguments, unknown, own, extra)
         with contextlib.ExitStack() as arguments.until_end:
-            arguments.asked = {room.name: room.read_options(arguments) for room in rooms()}
+            arguments.given = {room.name: room.read_options(arguments) for room in rooms()}
             return int(arguments.handler(arguments))
     except LauncherError as error:
         return _tell(_placed(error, arguments), arguments)

@@ -49,7 +49,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from launcher.doctor.finding import render_findings
     from launcher.follow.signals import raise_on_signals
 
-    samples = (asked.sample_job for asked in arguments.asked.values() if asked.sample_job)
+    samples = (given.sample_job for given in arguments.given.values() if given.sample_job)
     sample = next((make() for make in samples), "") if not is_job_named(arguments) else ""
     if not is_job_named(arguments) and not sample:
         fix = (

@@ -25,7 +25,7 @@ AddCommand = Callable[
 Note = Callable[[str], None]
 
 
-class Asked(NamedTuple):
+class GivenOptions(NamedTuple):
     """What the command line says of one target."""
 
     is_named: bool = False
@@ -87,12 +87,12 @@ class Room:
         """
         return False
 
-    def read_options(self, arguments: Namespace) -> Asked:
+    def read_options(self, arguments: Namespace) -> GivenOptions:
         """What the options say of this target; what they change holds while the command runs.
 
         Raises ``InputError`` for options of this target if the job runs on another one.
         """
-        return Asked()
+        return GivenOptions()
 
     def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
         """The options, as typed, by which another command finds the same target.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from launcher.contract.errors import ExitCode, InputError
-from launcher.targets.room import AddCommand, Asked, Note, Room, words_given
+from launcher.targets.room import AddCommand, GivenOptions, Note, Room, words_given
 
 if TYPE_CHECKING:
     from launcher.doctor.finding import Finding
@@ -77,20 +77,20 @@ class HostsRoom(Room):
         self.add_options(parser, "run")
         parser.add_argument("--json", action="store_true")
 
-    def read_options(self, arguments: Namespace) -> Asked:
+    def read_options(self, arguments: Namespace) -> GivenOptions:
         on, is_named = getattr(arguments, "on", None), getattr(arguments, "hosts", None) is not None
         if "set" not in arguments:
-            return Asked(names_runs=on == self.name or is_named)
+            return GivenOptions(names_runs=on == self.name or is_named)
         if on == self.name or (on is None and is_named):
             sample = functools.partial(_sample_job, arguments) if is_named else None
-            return Asked(is_named=is_named, sample_job=sample)
+            return GivenOptions(is_named=is_named, sample_job=sample)
         if given := words_given(arguments, FILTERS):
             raise InputError(f"{' '.join(given)} without --on {self.name}", f"--on {self.name}")
         typed = words_given(arguments, ("hosts",))
         if typed and typed[1] != os.environ.get("LAUNCHER_HOSTS"):
             fix = f"--on {self.name}, or leave out --hosts"
             raise InputError(f"{' '.join(typed)} with --on {on}", fix)
-        return Asked()
+        return GivenOptions()
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
         return words_given(arguments, FILTERS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
-from launcher.targets.room import Asked, Note, Plugin, Room, words_given
+from launcher.targets.room import GivenOptions, Note, Plugin, Room, words_given
 
 if TYPE_CHECKING:
     from launcher.doctor.finding import Finding
@@ -65,7 +65,7 @@ class KubernetesRoom(Room):
                 "--kind", choices=KINDS, help="Kubernetes: override kubernetes.kind"
             )
 
-    def read_options(self, arguments: Namespace) -> Asked:
+    def read_options(self, arguments: Namespace) -> GivenOptions:
         """As ``Room.read_options``.
 
         The kubeconfig that was named is the one that counts, for child processes too.
@@ -82,11 +82,11 @@ class KubernetesRoom(Room):
         on = getattr(arguments, "on", None)
         if "set" not in arguments:
             place = given.keys() & {*PLACE}
-            return Asked(names_runs=on == self.name or bool(place))
+            return GivenOptions(names_runs=on == self.name or bool(place))
         if given and on != self.name:
             key, value = next(iter(given.items()))
             raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
-        return Asked(settings={key: given[key] for key in OVERRIDES if key in given})
+        return GivenOptions(settings={key: given[key] for key in OVERRIDES if key in given})
 
     def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
         words = words_given(arguments, ("kubeconfig",))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from launcher.contract.errors import InputError
-from launcher.targets.room import Asked, Room, words_given
+from launcher.targets.room import GivenOptions, Room, words_given
 
 if TYPE_CHECKING:
     from launcher.doctor.finding import Finding
@@ -57,16 +57,16 @@ class SlurmRoom(Room):
             asks = "Slurm: run a job of a minute on one node, which tells what it sees and has"
             parser.add_argument("--test-job", action="store_true", help=asks)
 
-    def read_options(self, arguments: Namespace) -> Asked:
+    def read_options(self, arguments: Namespace) -> GivenOptions:
         if "set" not in arguments:
-            return Asked()
+            return GivenOptions()
         is_here = getattr(arguments, "on", None) == self.name
         given = words_given(arguments, (*OVERRIDES, "test_job"))
         if given and not is_here:
             raise InputError(f"{' '.join(given)} without --on {self.name}", f"--on {self.name}")
         settings = {k: value for k in OVERRIDES if (value := getattr(arguments, k, None))}
         sample = "name: doctor\ncommand: [doctor]\n"
-        return Asked(settings=settings, sample_job=(lambda: sample) if is_here else None)
+        return GivenOptions(settings=settings, sample_job=(lambda: sample) if is_here else None)
 
     def words_of_job(self, arguments: Namespace) -> list[str]:
         return words_given(arguments, OVERRIDES)
