@@ -105,7 +105,7 @@ def plan_job(
     a job is not, and nothing is left to chance. Raises ``InputError`` and ``TargetError``.
     """
     job = opened.fit(job) if opened else job
-    run_id = new_run_id(job.name, os.urandom(3))
+    run_id = (opened.run_id if opened else "") or new_run_id(job.name, os.urandom(3))
     copy = run_root.absolute() / run_id / CODE_DIR if again else None
     if job.code == IN_IMAGE and opened and not opened.has_image(job):
         job = job.model_copy(update={"code": None})

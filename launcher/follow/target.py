@@ -182,6 +182,8 @@ class Target(ABC):
         """The training code; set before ``facts`` where the target sends it, and the job has it."""
         self.is_sending = False
         """Whether ``submit`` only brings what nodes start from: an interrupt ends that at once."""
+        self.run_id = ""
+        """The id of the run to come, where something was started for it already."""
         self.taken_because = ""
         """Why it was taken where nobody named it."""
         self.notes: list[str] = []

@@ -160,7 +160,7 @@ def _port(name: Callable[[], Any]) -> int | None:
 def find_store(candidates: Sequence[Endpoint], run_id: str, timeout_s: float) -> Endpoint | None:
     """The first candidate that serves this run already, if any.
 
-    GivenOptions before a node serves the run itself: otherwise a host that came back would start a second
+    Asked before a node serves the run itself: otherwise a host that came back would start a second
     group. Takes at most ``timeout_s`` per candidate that answers to a connection.
     """
     for endpoint in candidates:

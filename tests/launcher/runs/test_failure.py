@@ -40,7 +40,7 @@ def failure(rank: int, exception: str, at: float = 0.0, exit_code: int = 1) -> R
         ([failure(0, "x", at=1, exit_code=-15), failure(2, "killed by signal 9", 9, -9)], 2),
         ([failure(0, PEER, at=2), failure(1, PEER, at=1)], 1),
         ([failure(4, "OSError", at=1), failure(2, "OSError", at=1)], 2),
-        # GivenOptions to end by an agent that had seen the other first.
+        # Asked to end by an agent that had seen the other first.
         ([failure(0, "ended by its agent", at=1, exit_code=-15), failure(2, PEER, at=2)], 2),
     ],
 )

@@ -246,7 +246,7 @@ def test_after_a_loss_comes_the_next_store_and_the_first_one_again() -> None:
         (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), False, False),
         (Reason.RENDEZVOUS_CLOSED, STORES, (0.0,), True, True),
         (Reason.RENDEZVOUS_CLOSED, (), (0.0,), True, False),
-        # GivenOptions to end: it must not join the others for the rest of its grace.
+        # Asked to end: it must not join the others for the rest of its grace.
         (Reason.PREEMPTED, STORES, (0.0,), True, False),
         (Reason.TRAINING_FAILED, STORES, (0.0,), False, False),
     ],

@@ -23,7 +23,7 @@ def silent(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("version", ["auto", "1.41"])
 def test_it_is_told_from_one_that_is_not_there(silent: str, version: str) -> None:
-    # GivenOptions for its version, the SDK wraps the time-out in an error of its own.
+    # Asked for its version, the SDK wraps the time-out in an error of its own.
     raised = pytest.raises(SilentTargetError, match="is there, but does not answer")
     with raised, engine_errors("describe itself"):
         docker.DockerClient(base_url=silent, version=version, timeout=1).info()
