@@ -82,15 +82,9 @@ class ClusterRun:
         assert self.error is not None, self.outcome
         return self.error
 
-    def put(self, name: str, index: int = 0, *, made: str | None = None, **fields: Any) -> Object:
-        """A pod of the run; ``made`` is when, of this minute's seconds."""
-        labels = {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}
-        if PodSettings.of(self.plan).kind == "pytorchjob":
-            labels = {protocol.LABEL_RUN_ID: RUN_ID, ROLE: "worker", REPLICA: str(index)}
-        item = pod(name, labels, **fields)
-        if made is not None:
-            item["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{made}Z"
-        return self.server.put("pods", item)
+    def put(self, name: str, index: int = 0, **fields: Any) -> Object:
+        """A pod of the run, as ``put_pod``."""
+        return put_pod(self.server, name, index, kind=PodSettings.of(self.plan).kind, **fields)
 
     def condition(self, kind: str, **fields: str) -> None:
         """What a controller says of the job."""
@@ -98,6 +92,25 @@ class ClusterRun:
         job = self.server.objects[key]
         job["status"] = {"conditions": [{"type": kind, "status": "True", **fields}]}
         self.server.put(key[0], job)
+
+
+def put_pod(
+    server: FakeCluster,
+    name: str,
+    index: int = 0,
+    *,
+    kind: str = "job",
+    made: str | None = None,
+    **fields: Any,
+) -> Object:
+    """A pod of the run; ``made`` is when, of this minute's seconds."""
+    labels = {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}
+    if kind == "pytorchjob":
+        labels = {protocol.LABEL_RUN_ID: RUN_ID, ROLE: "worker", REPLICA: str(index)}
+    item = pod(name, labels, **fields)
+    if made is not None:
+        item["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{made}Z"
+    return server.put("pods", item)
 
 
 def agents_outcome(

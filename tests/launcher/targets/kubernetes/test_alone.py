@@ -15,53 +15,18 @@ from launcher.agent.engine.report import AgentReport
 from launcher.agent.node.outcome import make_outcome, render_termination
 from launcher.api.listing import read_state, show_logs
 from launcher.commands.cli import run_command
-from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd
-from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes import logs as kubernetes_logs
 from launcher.targets.kubernetes.api import Cluster, ObjectPlace
 from launcher.targets.kubernetes.cluster_job import API_OF_KIND
 from launcher.targets.kubernetes.collector import ConsoleWriter
-from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.target import KubernetesTarget
-from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended, pod
+from tests.launcher.cluster_run import plan_in, put_pod
+from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
-INDEX = "batch.kubernetes.io/job-completion-index"
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_logs, "RETRY_S", 0.05)
-
-
-@pytest.fixture
-def run(server: FakeCluster, tmp_path: Path) -> RunFolder:
-    """A run of two nodes, submitted by a launcher that has died."""
-    job = JobSpec.model_validate(
-        {
-            "name": "digits",
-            "command": ["-m", "train"],
-            "nnodes": "1:2",
-            "max_restarts": 3,
-            "kubernetes": {"kind": "job", "checkpoint": "ephemeral"},
-        }
-    )
-    root = str(tmp_path / "runs")
-    plan = plan_kubernetes(job, run_id="digits-0a1b2c", run_root=root, cwd=str(tmp_path))
-    folder = RunFolder(Path(plan.run_dir))
-    folder.create(plan, "", 1.0)
-    KubernetesTarget(Path(root)).submit(plan)
-    return folder
-
-
-def put(server: FakeCluster, name: str, index: int, **fields: object) -> None:
-    labels = {protocol.LABEL_RUN_ID: "digits-0a1b2c", INDEX: str(index)}
-    server.put("pods", pod(name, labels, **fields))  # type: ignore[arg-type]
 
 
 def say(
@@ -101,8 +66,8 @@ class Logs:
 def test_logs_are_followed_from_the_cluster_through_restarts_and_new_pods_to_the_end(
     server: FakeCluster, run: RunFolder
 ) -> None:
-    put(server, "d-0", 0)
-    put(server, "d-1", 1)
+    put_pod(server, "d-0", 0)
+    put_pod(server, "d-1", 1)
     say(server, "d-0", "[0/0] a1", at=1)
     say(server, "d-1", "[1/1] b1", at=1)
     logs = Logs(run)
@@ -110,18 +75,18 @@ def test_logs_are_followed_from_the_cluster_through_restarts_and_new_pods_to_the
     # The container of one pod ends and starts again, its connection cut in the middle of a line.
     server.faults.append(Fault("GET", "/log", 0, after=40))
     say(server, "d-0", "[0/0] a2", "[0/0] a2", at=2, last=True)
-    put(server, "d-0", 0, restarts=1, last=ended(137))
+    put_pod(server, "d-0", 0, restarts=1, last=ended(137))
     say(server, "d-0", "[0/0] a3", at=3, restart=1)
     server.until(lambda: "[0/0] a3" in logs.lines)
     # The other pod is drained, and made anew.
     say(server, "d-1", "[1/1] b2", at=3, last=True)
     server.until(lambda: "[1/1] b2" in logs.lines)
     server.remove("pods", "d-1")
-    put(server, "d-1-again", 1)
+    put_pod(server, "d-1-again", 1)
     say(server, "d-1-again", "[1/1] b3", at=4, last=True)
     say(server, "d-0", "[0/0] a4", at=5, restart=1, last=True)
-    put(server, "d-1-again", 1, phase="Succeeded", state=ended(0))
-    put(server, "d-0", 0, phase="Succeeded", state=ended(0), restarts=1, last=ended(137))
+    put_pod(server, "d-1-again", 1, phase="Succeeded", state=ended(0))
+    put_pod(server, "d-0", 0, phase="Succeeded", state=ended(0), restarts=1, last=ended(137))
     end(server)
     server.until(lambda: ("jobs", "digits") not in server.objects)
     for name in ("d-0", "d-1-again"):
@@ -139,12 +104,12 @@ def test_logs_are_followed_from_the_cluster_through_restarts_and_new_pods_to_the
 def test_two_terminals_that_follow_one_run_both_show_each_line_once(
     server: FakeCluster, run: RunFolder
 ) -> None:
-    put(server, "d-0", 0)
+    put_pod(server, "d-0", 0)
     say(server, "d-0", "[0/0] one", at=1)
     first, second = Logs(run), Logs(run)
     server.until(lambda: first.lines == second.lines == ["[0/0] one"])
     say(server, "d-0", "[0/0] two", at=2, last=True)
-    put(server, "d-0", 0, phase="Failed", state=ended(1))
+    put_pod(server, "d-0", 0, phase="Failed", state=ended(1))
     end(server, "Failed")
     assert first.end() == second.end() == ["[0/0] one", "[0/0] two"]
     assert len(server.asked("GET", "/pods/d-0/log")) <= 2, "one of them reads the cluster"
@@ -158,7 +123,7 @@ def test_logs_are_read_again_without_a_line_twice_and_keep_what_the_cluster_forg
         show_logs(run, stream, stream, follow=False, rank=None, agents=False)
         return stream.getvalue().decode().splitlines()
 
-    put(server, "d-0", 0)
+    put_pod(server, "d-0", 0)
     say(server, "d-0", "[0/0] one", "[0/0] two", at=1)
     assert logs() == logs() == ["[0/0] one", "[0/0] two"]
     # The kubelet rotates its files: of a long log it has the end alone.
@@ -206,7 +171,7 @@ def test_lines_whose_file_cannot_be_opened_come_with_the_next_one(tmp_path: Path
 def test_a_job_whose_pods_are_away_goes_on(pods: int, server: FakeCluster, run: RunFolder) -> None:
     """Queued, or between two pods of one node: nothing that a look may end."""
     for index in range(pods):
-        put(server, f"d-{index}", index, phase="Failed", state=ended(137))
+        put_pod(server, f"d-{index}", index, phase="Failed", state=ended(137))
     assert read_state(run, run.read_plan()) == ("running", None)
     assert ("jobs", "digits") in server.objects
     assert run.read_outcome() is None
@@ -220,7 +185,7 @@ def test_a_job_that_ended_unseen_gets_its_outcome_at_the_next_look(
     condition: str, reason: str, kept: bool, server: FakeCluster, run: RunFolder
 ) -> None:
     code = 0 if condition == "Complete" else 1
-    put(server, "d-0", 0, phase="Succeeded" if code == 0 else "Failed", state=ended(code))
+    put_pod(server, "d-0", 0, phase="Succeeded" if code == 0 else "Failed", state=ended(code))
     say(server, "d-0", "[0/0] last words", at=1, last=True)
     end(server, condition)
     gone = threading.Thread(target=_collect_garbage, args=(server,), daemon=True)
@@ -276,7 +241,7 @@ def test_status_tells_a_pods_trouble_in_the_clusters_own_words_with_the_fix(
     run: RunFolder,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    put(server, "d-0", 0, **fields)
+    put_pod(server, "d-0", 0, **fields)
     assert run_command(["status", run.run_id, "--runs", str(run.path.parent)]) == 0
     assert f"node 0.0: {told}" in capsys.readouterr().out
 
@@ -286,13 +251,13 @@ def test_many_pods_are_followed_at_once_and_nothing_but_their_lines_is_said(
 ) -> None:
     names = [f"d-{index}" for index in range(48)]
     for index, name in enumerate(names):
-        put(server, name, index)
+        put_pod(server, name, index)
         say(server, name, f"[{index}/{index}] hello", at=1)
     logs = Logs(run)
     server.until(lambda: len(logs.lines) == len(names))
     for index, name in enumerate(names):
         say(server, name, at=2, last=True)
-        put(server, name, index, phase="Failed", state=ended(1))
+        put_pod(server, name, index, phase="Failed", state=ended(1))
     end(server, "Failed")
     assert sorted(logs.end()) == sorted(f"[{i}/{i}] hello" for i in range(48))
     # With no handler of its own, Python prints warnings of the client to the terminal.
@@ -309,8 +274,8 @@ def command(run: RunFolder, *argv: str) -> int:
 def test_a_job_is_scaled_without_a_launcher_and_status_expects_no_more_nodes(
     server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(server, "d-0", 0)
-    put(server, "d-1", 1)
+    put_pod(server, "d-0", 0)
+    put_pod(server, "d-1", 1)
     assert command(run, "scale", "1") == 0
     spec = server.objects["jobs", "digits"]["spec"]
     assert (spec["parallelism"], spec["completions"]) == (1, 1)
@@ -373,7 +338,7 @@ def test_a_report_has_no_shared_folder_and_tells_what_the_pods_said_at_their_end
     server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = ended(1, message=outcome_of_agent())
-    put(server, "d-0", 0, phase="Failed", state=state)
+    put_pod(server, "d-0", 0, phase="Failed", state=state)
     say(server, "d-0", "[0/0] ValueError: no data", at=1, last=True)
     end(server, "Failed")
     assert command(run, "report") == 0
@@ -386,16 +351,7 @@ def test_a_report_has_no_shared_folder_and_tells_what_the_pods_said_at_their_end
 def test_a_run_that_was_stopped_and_kept_goes_on_once_it_is_resumed(
     kind: str, server: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = JobSpec.model_validate(
-        {
-            "name": "digits",
-            "command": ["-m", "train"],
-            "nnodes": "1:2",
-            "kubernetes": {"kind": kind, "checkpoint": "ephemeral"},
-        }
-    )
-    root = str(tmp_path / "runs")
-    plan = plan_kubernetes(job, run_id="digits-0a1b2c", run_root=root, cwd=str(tmp_path))
+    root, plan = str(tmp_path / "runs"), plan_in(tmp_path, kind=kind)
     run = RunFolder(Path(plan.run_dir))
     run.create(plan, "", 1.0)
     KubernetesTarget(Path(root)).submit(plan)
@@ -410,7 +366,7 @@ def test_a_run_that_was_stopped_and_kept_goes_on_once_it_is_resumed(
     api_version, name = API_OF_KIND[kind]
     place = ObjectPlace(api_version=api_version, kind=name, name="digits")
     Cluster().merge(place, patch)
-    put(server, "d-0", 0)
+    put_pod(server, "d-0", 0)
     say(server, "d-0", "[0/0] again", at=3, last=True)
     assert read_state(run, plan)[0] == "running"
     assert run.read_outcome() is None

@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from launcher.api.doctor import diagnose
-from launcher.commands.cli import run_command
 from launcher.contract.errors import ExitCode
 from launcher.doctor.finding import Status
 from launcher.job.spec import JobSpec
@@ -43,15 +42,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def launcher(project: Path, capfd: pytest.CaptureFixture[str]) -> Command:
+def launcher(typed: Command, project: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """A command in the project's folder: its exit code, and all that it said."""
-
-    def run(*argv: str) -> tuple[int, str]:
-        code = run_command(argv)
-        printed = capfd.readouterr()
-        return code, printed.out + printed.err
-
-    return run
+    monkeypatch.chdir(project)
+    return typed
 
 
 def objects_of(text: str) -> list[Object]:
@@ -295,8 +289,9 @@ def test_ctrl_c_while_it_is_submitted_leaves_nothing(
     assert not server.objects
 
 
-@pytest.mark.parametrize("before", ["the job", "its ownership"])
-@pytest.mark.parametrize("words", [("stop", "latest"), ("ps",)], ids=["stop", "ps"])
+@pytest.mark.parametrize(
+    ("words", "before"), [(("stop", "latest"), "its ownership"), (("ps",), "the job")]
+)
 def test_what_a_killed_launcher_has_made_is_found_and_removed(
     words: tuple[str, ...],
     before: str,
@@ -321,11 +316,10 @@ def test_what_a_killed_launcher_has_made_is_found_and_removed(
         started.append(subprocess.Popen(argv, stdout=said, stderr=said))
         assert started[0].wait(60) == -signal.SIGKILL
     assert code_maps(server)
-    if before != "the job" and words == ("ps",):
+    if before != "the job":
         # The job runs: what is there is needed, and goes with the job.
-        assert launcher(*words)[0] == 0
+        assert launcher("ps")[0] == 0
         assert code_maps(server)
-        words = ("stop", "latest")
     code, told = launcher(*words)
     assert code == 0, told
     assert not server.objects

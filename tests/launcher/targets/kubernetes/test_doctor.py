@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from launcher.doctor.references import Reference, parse_amount, parse_references
 from launcher.job.spec import JobSpec
 from launcher.targets.kubernetes.doctor_judge import render_amount
 from tests.launcher.fake_cluster import FakeCluster, Fault
-from tests.launcher.runner import Runner
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
@@ -65,17 +64,11 @@ SOUND: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    fake = FakeCluster()
-    monkeypatch.setenv("KUBECONFIG", str(fake.write_kubeconfig(tmp_path / "kubeconfig")))
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.fixture(autouse=True)
+def _sound(server: FakeCluster) -> None:
     for plural, items in SOUND.items():
         for one in items:
-            fake.put(plural, json.loads(json.dumps(one)))
-    yield fake
-    fake.close()
+            server.put(plural, json.loads(json.dumps(one)))
 
 
 def found(**fields: Any) -> list[Finding]:
@@ -269,35 +262,31 @@ def test_an_elastic_job_that_has_room_for_its_least_is_warned_of(server: FakeClu
 
 
 def test_the_command_prints_the_table_and_exits_with_1(
-    server: FakeCluster, launcher: Runner, tmp_path: Path
+    server: FakeCluster, typed: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
-    launcher.env["KUBECONFIG"] = str(server.write_kubeconfig(tmp_path / "kubeconfig"))
-    (launcher.folder / "job.yaml").write_text(json.dumps({**JOB, "nnodes": 2}))
-    done = launcher("doctor", "job.yaml", "--on", "kubernetes")
-    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "nnodes": 2}))
     server.remove("secrets", "registry")
-    done = launcher("doctor", "job.yaml", "--on", "kubernetes")
-    assert done.returncode == 1
-    assert "fix: kubectl create secret docker-registry registry -n team" in done.stdout
+    code, said = typed("doctor", "job.yaml", "--on", "kubernetes")
+    assert code == 1
+    assert "fix: kubectl create secret docker-registry registry -n team" in said
 
 
 def test_context_namespace_and_kind_of_the_command_line_are_those_that_are_asked_about(
-    server: FakeCluster, launcher: Runner, tmp_path: Path
+    server: FakeCluster, typed: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     server.namespaces.add("others")
     server.put("namespaces", item("others"))
-    launcher.env["KUBECONFIG"] = str(server.write_kubeconfig(tmp_path / "kubeconfig"))
-    (launcher.folder / "job.yaml").write_text(json.dumps({**JOB, "nnodes": 2}))
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "nnodes": 2}))
     of_other = ("doctor", "job.yaml", "--on", "kubernetes", "--context", "other", "--kind", "job")
-    done = launcher(*of_other)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "context other" in done.stdout
-    assert "PyTorchJob" not in done.stdout
+    code, said = typed(*of_other)
+    assert code == 0, said
+    assert "context other" in said
+    assert "PyTorchJob" not in said
     assert [path for _, path, _ in server.requests if "/namespaces/others/jobs" in path]
     assert not [path for _, path, _ in server.requests if "/namespaces/team/" in path]
-    done = launcher("doctor", "job.yaml", "--on", "kubernetes", "-n", "nowhere")
-    assert done.returncode == 1
-    assert "kubectl create namespace nowhere" in done.stdout
+    code, said = typed("doctor", "job.yaml", "--on", "kubernetes", "-n", "nowhere")
+    assert code == 1
+    assert "kubectl create namespace nowhere" in said
 
 
 # -- what objects name ------------------------------------------------------------------------

@@ -14,9 +14,6 @@ import pytest
 
 from launcher.commands import printed_commands as typed_commands
 from launcher.commands.cli import run_command
-from launcher.job.spec import JobSpec
-from launcher.targets.kubernetes.plan import plan_kubernetes
-from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -31,17 +28,6 @@ JOB = {
     "kubernetes": {"kind": "job", "checkpoint": "pvc/storage"},
 }
 Typed = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def submitted(server: FakeCluster, tmp_path: Path) -> FakeCluster:
-    """A server on which somebody else has submitted a run."""
-    theirs = str(tmp_path / "theirs")
-    job = JobSpec.model_validate(JOB)
-    plan = plan_kubernetes(job, run_id=RUN_ID, run_root=theirs, cwd=theirs)
-    KubernetesTarget(Path(theirs)).submit(plan)
-    server.requests.clear()
-    return server
 
 
 @pytest.fixture

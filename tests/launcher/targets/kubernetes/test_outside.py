@@ -15,12 +15,10 @@ import yaml
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
-from launcher.job.spec import JobSpec
-from launcher.targets.kubernetes import logs
 from launcher.targets.kubernetes.api import Cluster
-from launcher.targets.kubernetes.plan import parse_kept_plan, plan_kubernetes, render_kept_plan
-from launcher.targets.kubernetes.target import KubernetesTarget
+from launcher.targets.kubernetes.plan import parse_kept_plan, render_kept_plan
 from tests.k8s.manifests_table import TABLE, plan_of
+from tests.launcher.cluster_run import put_pod
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -29,33 +27,6 @@ ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
 RUN_ID = "digits-0a1b2c"
 Typed = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "RETRY_S", 0.05)
-
-
-@pytest.fixture
-def submitted(server: FakeCluster, tmp_path: Path) -> FakeCluster:
-    """A server on which somebody else, on another machine, has submitted a run of two nodes."""
-    job = JobSpec.model_validate(
-        {
-            "name": "digits",
-            "command": ["-m", "train"],
-            "nnodes": "1:2",
-            "max_restarts": 3,
-            "kubernetes": {"kind": "job", "checkpoint": "pvc/storage"},
-        }
-    )
-    theirs = tmp_path / "another-machine"
-    plan = plan_kubernetes(job, run_id=RUN_ID, run_root=str(theirs), cwd=str(theirs))
-    KubernetesTarget(theirs).submit(plan)
-    for index in range(2):
-        put(server, f"digits-{index}-a", index)
-        server.log(f"digits-{index}-a", ("2026-01-01T00:00:05Z", f"[{index}/{index}] epoch 1"))
-    server.requests.clear()
-    return server
 
 
 @pytest.fixture
@@ -74,10 +45,6 @@ def typed(
         return code, printed.out + printed.err
 
     return run
-
-
-def put(server: FakeCluster, name: str, index: int, **fields: Any) -> None:
-    server.put("pods", pod(name, {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}, **fields))
 
 
 def end_job(server: FakeCluster, kind: str, at: str, **more: str) -> None:
@@ -314,7 +281,7 @@ def test_a_report_of_a_run_that_goes_on_tells_what_keeps_a_pod(
     submitted: FakeCluster, typed: Typed
 ) -> None:
     waits = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-    put(submitted, "digits-1-a", 1, phase="Pending", state=waits)
+    put_pod(submitted, "digits-1-a", 1, phase="Pending", state=waits)
     submitted.log("digits-0-a", ended=True)
     told = json.loads(typed("report", "digits", "--json")[1])
     assert told["state"] == "running"
@@ -347,7 +314,9 @@ def test_looking_at_a_run_of_others_that_is_done_removes_nothing_of_it(
 ) -> None:
     for index in range(2):
         submitted.log(f"digits-{index}-a", ended=True)
-        put(submitted, f"digits-{index}-a", index, phase="Succeeded", state=ended(0, "Completed"))
+        put_pod(
+            submitted, f"digits-{index}-a", index, phase="Succeeded", state=ended(0, "Completed")
+        )
     created = submitted.objects["jobs", "digits"]["metadata"]["creationTimestamp"]
     end_job(submitted, "Complete", f"{created[:14]}30:00Z")
     held = set(submitted.objects)

@@ -12,16 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.commands.cli import run_command
 from launcher.contract.errors import ExitCode
-from launcher.job.file import read_job
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import api
 from launcher.targets.kubernetes.api import IN_CLUSTER, Cluster
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_manifest
-from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -38,19 +35,10 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Command:
+def launcher(tmp_path: Path, typed: Command) -> Command:
     """A command in a folder with a job file: its exit code, and all that it said."""
     (tmp_path / "job.yaml").write_text(JOB_FILE)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*argv: str) -> tuple[int, str]:
-        code = run_command(argv)
-        printed = capfd.readouterr()
-        return code, printed.out + printed.err
-
-    return run
+    return typed
 
 
 def paths(server: FakeCluster) -> set[str]:
@@ -150,18 +138,10 @@ def test_a_kubeconfig_that_leads_nowhere_is_told_in_two_lines(
 
 
 @pytest.fixture
-def run_id(server: FakeCluster, launcher: Command) -> str:
+def run_id(server: FakeCluster, launcher: Command, run: RunFolder) -> str:
     """A run that was submitted to context ``fake``; nobody follows it."""
-    plan = plan_kubernetes(
-        read_job("job.yaml", []),
-        run_id="digits-0a1b2c",
-        run_root=str(Path("runs").absolute()),
-        cwd=str(Path.cwd()),
-    )
-    RunFolder(Path(plan.run_dir)).create(plan, "", 1.0)
-    KubernetesTarget(Path("runs")).submit(plan)
     server.requests.clear()
-    return plan.run_id
+    return run.run_id
 
 
 def remembered(run_id: str) -> dict[str, str]:
@@ -336,6 +316,11 @@ def test_the_role_that_is_shipped_grants_every_call_of_a_run(
     code, said = launcher(*words, "--detach")
     assert code == 0, said
     run_id = said.split()[-1]
+
+    def collect() -> None:
+        server.until(lambda: (f"{kind}s", "digits") not in server.objects)
+        server.remove("pods", "digits-0")
+
     pod_labels = {"launcher.run-id": run_id, "batch.kubernetes.io/job-completion-index": "0"}
     server.put("pods", pod("digits-0", pod_labels))
     server.log("digits-0", ("2026-01-01T00:00:01Z", "[0/0] up"))
@@ -345,7 +330,7 @@ def test_the_role_that_is_shipped_grants_every_call_of_a_run(
     if kind in ("pytorchjob", "job"):
         assert launcher("scale", run_id, "1")[0] == 0
     server.log("digits-0", ended=True)
-    gone = threading.Timer(1.0, lambda: server.remove("pods", "digits-0"))
+    gone = threading.Thread(target=collect, daemon=True)
     gone.start()
     assert launcher("stop", run_id)[0] == 0
     granted = {

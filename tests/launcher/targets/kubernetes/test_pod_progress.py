@@ -139,6 +139,20 @@ def test_pods_with_different_troubles_are_each_told_in_full() -> None:
     ]
 
 
+def test_a_trouble_is_told_once_for_a_pod_and_in_short_for_the_next() -> None:
+    notes = PodProgress(0)
+
+    def tell(reason: str, message: str) -> list[str]:
+        state = {"waiting": {"reason": reason, "message": message}}
+        return [*notes.tell((waits(state), waits(state, index=1, uid="b")))]
+
+    told = tell("ErrImagePull", "no such host")
+    assert told[0].startswith("d-0-a: ImagePullBackOff: no such host; make push IMAGE")
+    assert told[1:] == ["d-1-b: ImagePullBackOff, as d-0-a"]
+    assert tell("ImagePullBackOff", "Back-off pulling image") == []
+    assert tell("ErrImagePull", "no such host, 2nd try") == []
+
+
 def test_messages_that_differ_by_names_and_numbers_alone_are_the_same() -> None:
     one = 'pods "d-0-x7k2p" is forbidden: used: pods=3'
     assert same_words(one) == same_words('pods "d-1-aaaaa" is forbidden: used: pods=14')

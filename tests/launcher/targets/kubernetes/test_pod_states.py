@@ -17,6 +17,7 @@ from launcher.targets.kubernetes.pod_states import (
     parse_pod,
     reason_of_end,
 )
+from tests.launcher.cluster_run import agents_outcome
 from tests.launcher.fake_cluster import ended, pod
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -167,6 +168,20 @@ def test_the_first_permanent_exit_code_says_why_a_job_failed(
         for i, code in enumerate(codes)
     )
     assert reason_of_end(FAILED, pods)[0] is reason
+
+
+@pytest.mark.parametrize(
+    ("at", "said"), [(100.2, "of the victim"), (99.0, "Connection closed by peer")]
+)
+def test_the_headline_names_the_pod_whose_worker_failed_first(at: float, said: str) -> None:
+    """Also where the clock of what fell with it is behind."""
+    first = agents_outcome(at=100.1, message="ValueError: no data", rank=1)
+    victim = agents_outcome(at=at, message=f"RuntimeError: {said}", rank=0)
+    pods = tuple(
+        parse_pod(pod(f"d-{i}", {INDEX: str(i)}, phase="Failed", state=ended(1, message=message)))
+        for i, message in enumerate((victim, first))
+    )
+    assert reason_of_end(FAILED, pods)[1] == "d-1: rank 1: ValueError: no data"
 
 
 def test_a_pod_that_was_out_of_memory_says_so() -> None:

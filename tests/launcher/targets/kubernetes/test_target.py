@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,15 +12,12 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.reasons import NodeState, Reason
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets.kubernetes import logs
-from launcher.targets.kubernetes import watch as kubernetes_watch
 from launcher.targets.kubernetes.api import ApiError, Cluster, ObjectPlace
 from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, LogSource
 from launcher.targets.kubernetes.plan import plan_kubernetes
@@ -35,12 +31,6 @@ pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = ObjectPlace(api_version="batch/v1", kind="Job", name="digits")
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (logs, kubernetes_watch):
-        monkeypatch.setattr(module, "RETRY_S", 0.05)
 
 
 @pytest.fixture
@@ -365,7 +355,7 @@ def test_a_log_is_followed_to_its_end(server: FakeCluster, cluster: Cluster) -> 
     assert reader.lines == ["one", "two", "", "three"]
 
 
-@pytest.mark.parametrize("after", [0, 1, 10, 26, 27, 28, 29, 40, 60, 90, 130])
+@pytest.mark.parametrize("after", [0, 10, 27, 28, 60, 90])
 def test_a_log_that_is_cut_anywhere_loses_and_repeats_no_line(
     after: int, server: FakeCluster, cluster: Cluster
 ) -> None:
@@ -423,6 +413,7 @@ def test_timestamps_are_ordered_whatever_their_digits(earlier: str, later: str) 
     cursor = Cursor()
     assert cursor.accept(f"{later} x".encode()) == b"x"
     assert cursor.accept(f"{earlier} y".encode()) is None
+    assert cursor.accept(b"2026-99-99T99:99:99+02:00 no time") is None
 
 
 # -- a run from end to end ----------------------------------------------------------------------
@@ -493,33 +484,6 @@ def test_a_failed_run_says_why_and_keeps_its_object(server: FakeCluster, run: Cl
     assert ("jobs", "digits") in server.objects
 
 
-def test_the_agents_outcome_comes_home_in_the_termination_message(
-    server: FakeCluster, run: ClusterRun
-) -> None:
-    told = {
-        "schema": 1, "node_index": 0, "incarnation": 0, "reason": "restarts-exhausted",
-        "exit_code": 1, "detail": "rank 0 failed 4 times", "attempts": 4,
-        "restarts": {"exit": 3}, "started_at": 1.0, "finished_at": 2.0, "first": None,
-        "collateral": [],
-    }  # fmt: skip
-    state = ended(1, message=json.dumps(told))
-    server.put("pods", pod("digits-0-a", labelled(0), phase="Failed", state=state))
-    server.log("digits-0-a", ended=True)
-    condition(server, "Failed", reason="PodFailurePolicy", message="x")
-    outcome = run.end()
-    assert outcome.reason == "restarts-exhausted"
-    assert outcome.restarts == {"exit": 3}
-    saved = run.folder.node_dir(0, 0) / protocol.OUTCOME_FILE
-    assert json.loads(saved.read_text()) == told
-
-
-def test_troubles_are_told_while_the_run_waits(server: FakeCluster, run: ClusterRun) -> None:
-    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-    server.put("pods", pod("digits-0-a", labelled(0), phase="Pending", state=waiting))
-    server.until(lambda: "digits-0-a: ImagePullBackOff: no such image" in run.text)
-    assert "make push IMAGE" in run.text
-
-
 def test_a_stopped_run_is_deleted_and_its_claims_are_not_touched(
     server: FakeCluster, run: ClusterRun
 ) -> None:
@@ -559,7 +523,7 @@ def test_pods_that_do_not_end_are_told_after_the_limit(
         target.stop(made.run_id, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # what a later call finds is in test_faults
 def test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault(
     server: FakeCluster, run: ClusterRun
 ) -> None:
@@ -677,21 +641,6 @@ def launcher(server: FakeCluster, tmp_path: Path) -> Callable[..., subprocess.Po
     return start
 
 
-@pytest.fixture
-def typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
-    """A command in the folder of the job file, within this process: its code, and what it said."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str]:
-        code = run_command(words)
-        printed = capfd.readouterr()
-        return code, printed.out + printed.err
-
-    return run
-
-
 def collect_garbage(server: FakeCluster, name: str) -> None:
     """As the controllers do: pods go after their job."""
     server.until(lambda: ("jobs", "digits") not in server.objects, 60)
@@ -731,19 +680,15 @@ def test_a_run_is_submitted_looked_at_scaled_and_stopped_from_the_command_line(
     assert "epoch 1" in said(followed, 143)
 
 
-def test_an_unreachable_cluster_is_exit_code_3_in_two_lines(
-    server: FakeCluster, launcher: Callable[..., subprocess.Popen[str]]
+def test_an_unreachable_cluster_and_missing_rights_are_exit_code_3_with_the_command_to_look(
+    server: FakeCluster, tmp_path: Path, typed: Callable[..., tuple[int, str]]
 ) -> None:
-    server.close()
-    text = said(launcher("run", "job.yaml", "--on", "kubernetes"), 3)
-    assert "does not answer" in text
-    assert "fix: kubectl cluster-info" in text
-
-
-def test_missing_rights_are_exit_code_3_with_the_command_to_look(
-    server: FakeCluster, launcher: Callable[..., subprocess.Popen[str]]
-) -> None:
+    (tmp_path / "job.yaml").write_text(JOB_FILE)
     server.faults.append(Fault("GET", "/jobs/digits", 403, "jobs.batch is forbidden"))
-    text = said(launcher("run", "job.yaml", "--on", "kubernetes"), 3)
-    assert "jobs.batch is forbidden" in text
+    code, text = typed("run", "job.yaml", "--on", "kubernetes")
+    assert (code, "jobs.batch is forbidden" in text) == (3, True)
     assert "kubectl auth can-i --list -n team" in text
+    server.close()
+    code, text = typed("run", "job.yaml", "--on", "kubernetes")
+    assert (code, "does not answer" in text) == (3, True)
+    assert "fix: kubectl cluster-info" in text

@@ -1,0 +1,63 @@
+"""A cluster whose answers come soon, a run that nobody follows, and commands of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.commands.cli import run_command
+from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes import collector, follow, logs, missing_pods, watch
+from launcher.targets.kubernetes.target import KubernetesTarget
+from tests.launcher.cluster_run import plan_in, put_pod
+from tests.launcher.fake_cluster import FakeCluster
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (logs, watch, follow):
+        monkeypatch.setattr(module, "RETRY_S", 0.05)
+    monkeypatch.setattr(follow, "READ_END_S", 0.2)
+    monkeypatch.setattr(follow.ClusterDriver, "poll_s", 0.05)
+    monkeypatch.setattr(missing_pods, "MISSING_S", 0.5)
+    monkeypatch.setattr(collector, "LOG_LIMIT_S", 5.0)
+
+
+@pytest.fixture
+def typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """A command in the folder of the runs, within this process: its code, and all that it said."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        code = run_command(words)
+        printed = capfd.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+@pytest.fixture
+def run(server: FakeCluster, tmp_path: Path) -> RunFolder:
+    """A run of two nodes, submitted by a launcher that has died."""
+    plan = plan_in(tmp_path)
+    folder = RunFolder(Path(plan.run_dir))
+    folder.create(plan, "", 1.0)
+    KubernetesTarget(tmp_path / "runs").submit(plan)
+    return folder
+
+
+@pytest.fixture
+def submitted(server: FakeCluster, tmp_path: Path) -> FakeCluster:
+    """A server on which somebody else, on another machine, has submitted a run of two nodes."""
+    theirs = tmp_path / "another-machine"
+    plan = plan_in(theirs, kubernetes={"checkpoint": "pvc/storage"})
+    KubernetesTarget(theirs / "runs").submit(plan)
+    for index in range(2):
+        put_pod(server, f"digits-{index}-a", index)
+        server.log(f"digits-{index}-a", ("2026-01-01T00:00:05Z", f"[{index}/{index}] epoch 1"))
+    server.requests.clear()
+    return server
