@@ -120,9 +120,8 @@ def plan_job(
     if opened and opened.traits.sends_code and reading:
         # Ended by the reader of the code, which only reads files.
         opened.code = reading.result()
-    facts = opened.facts_offline(job) if opened and preview else None
-    if opened and facts:
-        choice, run_id = Choice(target=opened, facts=facts, why=""), job.name
+    if opened and preview and opened.traits.plans_offline:
+        choice, run_id = Choice(target=opened, facts=opened.facts(job), why=""), job.name
     else:
         open_ = (lambda name, root: opened) if opened else open_target
         choice = choose_target(job, on, run_root, open_)

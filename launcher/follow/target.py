@@ -152,6 +152,8 @@ class Traits:
     """Whether workers write into their nodes' own output, and nowhere else."""
     sends_code: bool = False
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
+    plans_offline: bool = False
+    """Whether the job file says all that a plan needs, and nothing has to be asked."""
 
 
 class Suspension(Protocol):
@@ -205,10 +207,6 @@ class Target(ABC):
     def has_image(self, job: JobSpec) -> bool:
         """Whether an image may hold the job's code. Pure."""
         return True
-
-    def facts_offline(self, job: JobSpec) -> TargetFacts | None:
-        """The facts where nothing has to be asked to render a job; None elsewhere. Pure."""
-        return None
 
     def check(self, plan: LaunchPlan) -> None:  # noqa: B027 - nothing to check is no mistake
         """Raises ``InputError`` where something that the nodes need is seen to be missing.

@@ -142,7 +142,7 @@ class LogFollower:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            # GivenOptions before reading: a log that ends meanwhile is read once more.
+            # Asked before reading: a log that ends meanwhile is read once more.
             fate = self._fate()
             if fate.is_forgotten:
                 return

@@ -37,6 +37,7 @@ class KubernetesTarget(Target):
         own_checkpoints="kubernetes.checkpoint",
         tells_by_consoles=True,
         sends_code=True,
+        plans_offline=True,
     )
 
     def __init__(
@@ -76,26 +77,21 @@ class KubernetesTarget(Target):
     # -- before a run ----------------------------------------------------------------------------
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        """As ``Target.facts``: asks only whether the cluster answers."""
-        facts = self.facts_offline(job)
-        cluster = self._cluster("", job.kubernetes.namespace)
-        cluster.read_version()
-        if cluster.skips_verification:
-            self.notes.append(
-                f"context {cluster.context} skips TLS verification: whoever is on the way to "
-                "the cluster can read and change what is sent (insecure-skip-tls-verify)"
-            )
-        return facts
-
-    def facts_offline(self, job: JobSpec) -> TargetFacts:
-        """As ``Target.facts_offline``: all that a manifest needs is in the job file."""
+        """As ``Target.facts``: all that a manifest needs is in the job file."""
         if self.code is not None:
             repack_code(self.code)
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
         return plan_facts(job, run_root=root, cwd=cwd)
 
     def check(self, plan: LaunchPlan) -> None:
-        """As ``Target.check``: only a pod sees its image and its volumes."""
+        """As ``Target.check``: whether the cluster answers; only a pod sees image and volumes."""
+        cluster = self._cluster("", PodSettings.of(plan).namespace)
+        cluster.read_version()
+        if cluster.skips_verification:
+            self.notes.append(
+                f"context {cluster.context} skips TLS verification: whoever is on the way to "
+                "the cluster can read and change what is sent (insecure-skip-tls-verify)"
+            )
         self.notes += render_losses(PodSettings.of(plan))
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> RenderedManifest:
@@ -111,7 +107,7 @@ class KubernetesTarget(Target):
         return read_kept_code(Path(plan.run_dir))
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
-        self.check(plan)
+        self.notes += render_losses(PodSettings.of(plan))
         return render_manifest(plan, code=self._code_of(plan), made_by=made_by).yaml()
 
     # -- while it runs ---------------------------------------------------------------------------
