@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 
 import pytest
+import pytest.__main__
 
 DOCKER_IMAGE = "fabric-train:cpu"
 
@@ -145,8 +146,11 @@ SHARED = ("docker", "hosts", "slurm", "cluster", "gpu")
 
 
 def pytest_configure() -> None:
-    """Started in a shell's background, pytest would hand an ignored SIGINT on to all it starts."""
+    # Started in a shell's background, pytest would hand an ignored SIGINT on to all it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.argv[0] == "-c":
+        # A process of pytest-xdist. Messages name the program, as in one that xdist did not start.
+        sys.argv[0] = pytest.__main__.__file__
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
