@@ -23,9 +23,6 @@ PROGRESS = "LAUNCHER_PROGRESS"
 """``bar`` where a terminal shows rank 0, ``lines`` where none does."""
 STOP_GRACE_S = "LAUNCHER_STOP_GRACE_S"
 """Seconds between the request to stop and the kill."""
-COMES_BACK = "LAUNCHER_COMES_BACK"
-"""Set where an engine starts the node again whenever it has ended. An agent that ended by
-itself before only repeats its exit code."""
 SIGNAL_CODES = range(129, 160)
 """Exit codes of a node that was ended from outside, and goes on when it is started again."""
 NODE_DIR = "LAUNCHER_NODE_DIR"

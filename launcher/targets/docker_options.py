@@ -178,9 +178,7 @@ class Container:
 # -- options, each in both spellings ----------------------------------------------------------
 
 
-def shared_options(
-    plan: LaunchPlan, own: ContainerSettings, network: str, restart: str = "no"
-) -> Iterator[Option]:
+def shared_options(plan: LaunchPlan, own: ContainerSettings, network: str) -> Iterator[Option]:
     """What all containers of a run have in common; made once for all of them.
 
     ``restart`` is Docker's policy for a container that has ended.
@@ -193,7 +191,7 @@ def shared_options(
     hosts = [f"{name}:{address}" for name, address in own.extra_hosts]
     if hosts:
         yield Option(lines=_each("--add-host", hosts), host={"extra_hosts": hosts})
-    yield _entrypoint(plan, restart)
+    yield _entrypoint(plan)
     timeout_s = plan.stop_grace_s + STOP_MARGIN_S
     yield Option(
         lines=_line("--stop-signal", "SIGTERM", "--stop-timeout", str(timeout_s)),
@@ -216,13 +214,13 @@ def shared_options(
     yield _labels((*own.labels, *run_labels(plan), (protocol.LABEL_ATTEMPT, str(plan.attempt))))
 
 
-def _entrypoint(plan: LaunchPlan, restart: str) -> Option:
+def _entrypoint(plan: LaunchPlan) -> Option:
     """Replaces the image's entry point. torchrun gets Docker's init process; the agent is one."""
     init, program = ((), PYTHON) if plan.agent is not None else (("--init",), TORCHRUN)
     return Option(
-        lines=_line(*init, "--entrypoint", program, "--restart", restart),
+        lines=_line(*init, "--entrypoint", program, "--restart", "no"),
         config={"entrypoint": [program], "detach": True},
-        host={**({"init": True} if init else {}), "restart_policy": {"Name": restart}},
+        host={**({"init": True} if init else {}), "restart_policy": {"Name": "no"}},
     )
 
 

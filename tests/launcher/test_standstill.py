@@ -405,7 +405,6 @@ def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             unset=[],
             env={},
             secrets={},
-            comes_back=False,
             detached=True,
             stop_grace_s=1,
         )

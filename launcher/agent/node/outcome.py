@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,16 +43,6 @@ def write_outcome(path: Path, outcome: NodeOutcome) -> None:
     """Replaces the node's ``outcome.json``; on a full disk by one that has room there."""
     with contextlib.suppress(OSError):
         write_atomically(path, *(f"{text}\n" for text in (outcome.to_json(2), *shorten(outcome))))
-
-
-def take_own_end(path: Path) -> int | None:
-    """The exit code of an earlier start that ended by itself. Forgets one that a signal ended."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        code = int(json.loads(path.read_text())["exit_code"])
-        if code not in protocol.SIGNAL_CODES:
-            return code
-        path.unlink()
-    return None
 
 
 def write_termination(outcome: NodeOutcome, path: Path) -> None:

@@ -67,10 +67,6 @@ def main(argv: list[str]) -> int:
     except (InputError, OSError) as error:
         say(str(error))
         return int(ExitCode.BAD_INPUT)
-    if protocol.COMES_BACK in os.environ:
-        code = outcomes.take_own_end(Path(task.node.log_dir, protocol.OUTCOME_FILE))
-        if code is not None:
-            return code
     if task.settings.meet_dir and not task.settings.tee:
         # Nobody gave this process a console of its node's: that is not known before it starts.
         streams.write_to_file(f"{task.node.log_dir}/{protocol.CONSOLE_FILE}")

@@ -63,7 +63,7 @@ def own_lease(plan: LaunchPlan, node: HostNode) -> messages.Lease:
 
 def launch(plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session) -> None:
     """Starts the node's keeper, which starts the node."""
-    spec = node.spec.having(secrets=secrets, lease=own_lease(plan, node))
+    spec = node.spec.having(secrets=secrets)
     session.call(messages.StartNode(node=spec))
 
 
@@ -174,12 +174,6 @@ def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) 
     if is_new and brought.exists():
         notes.append(f"what the training wrote beside its code: {brought}")
     return notes
-
-
-def take_back(plan: LaunchPlan, node: HostNode, session: Session) -> None:
-    """Undoes ``prepare`` for a node that is not started any more."""
-    end_on(session, plan, node.host, [node.node.node_index], 0.0, tell_launcher=False)
-    remove_on(session, plan, node.host)
 
 
 def prepare(

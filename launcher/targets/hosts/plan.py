@@ -6,10 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import TargetError
-from launcher.contract.node_plan import Elastic
-from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
 from launcher.targets.hosts.program.messages import Address
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
@@ -214,13 +211,6 @@ def find_caller(code: CodeRecord, cwd: Path) -> str:
     """The caller's folder below the code's root; where it is none, the working folder."""
     cwd = cwd.resolve()
     return cwd.relative_to(code.root).as_posix() if cwd.is_relative_to(code.root) else code.inner
-
-
-def comes_back(plan: LaunchPlan) -> bool:
-    """Whether a host that reboots starts its node again without a launcher."""
-    rendezvous = plan.nodes[0].rendezvous
-    joins_again = isinstance(rendezvous, Elastic) and rendezvous.backend == ROSTER
-    return plan.detached and plan.image is not None and plan.agent is not None and joins_again
 
 
 def run_dir_on(host: HostFacts, run_id: str) -> str:

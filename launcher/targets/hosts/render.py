@@ -14,13 +14,10 @@ from launcher.targets.docker_options import (
     ContainerSettings,
     shared_options,
 )
-from launcher.targets.hosts.plan import CODE_DIR, comes_back, run_dir_on
+from launcher.targets.hosts.plan import CODE_DIR, run_dir_on
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.shell import quote, render_block, render_line, render_start
-
-RESTART_ALWAYS = "always"
-"""Not ``unless-stopped``: an engine that goes down with its host stops its containers itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +185,6 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
         unset=() if in_container else protocol.STALE_VARIABLES,
         secrets={},
         container=node.name if in_container else "",
-        comes_back=comes_back(plan),
-        slots_limit=host.host.slots,
         detached=plan.detached,
         stop_grace_s=plan.stop_grace_s,
     )
@@ -205,9 +200,7 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
 
 def _docker_argv(plan: LaunchPlan, node: NodePlan, own: ContainerSettings) -> tuple[str, ...]:
     """In the foreground, and on the host's own network: its addresses are the host's."""
-    back = comes_back(plan)
-    shared = shared_options(plan, own, "host", RESTART_ALWAYS if back else "no")
+    shared = shared_options(plan, own, "host")
     container = Container(plan=plan, node=node, shared=tuple(shared))
     options = (word for option in container.options for word in option.words)
-    again = ("--sig-proxy=false", "--env", f"{protocol.COMES_BACK}=1") if back else ()
-    return (*DOCKER_RUN_ATTACHED, *again, *options, container.image, *container.arguments)
+    return (*DOCKER_RUN_ATTACHED, *options, container.image, *container.arguments)

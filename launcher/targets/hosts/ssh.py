@@ -12,8 +12,9 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
@@ -85,8 +86,12 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 
-class RefusedByHostError(TargetError):
-    """The host was reached, and said why it cannot do what was asked."""
+@dataclass(kw_only=True)
+class Opened:
+    """Sessions by the names of their hosts, and why there is none with the others."""
+
+    sessions: dict[str, Session] = field(default_factory=dict)
+    errors: dict[str, TargetError] = field(default_factory=dict)
 
 
 class Ssh:
@@ -96,7 +101,7 @@ class Ssh:
         self._inventory = inventory
         self._control = make_control_dir()
         self._kept: tuple[int, dict[str, Session]] = (0, {})
-        self._early: Future[dict[str, Session]] | None = None
+        self._early: Future[Opened] | None = None
         self._alone: set[str] = set()
         """Hosts whose shared connection is held by a frozen process of this machine."""
 
@@ -172,31 +177,40 @@ class Ssh:
         return self.each(attempt, hosts)
 
     def open_early(self, hosts: Iterable[Host]) -> None:
-        """Starts to open sessions for the next ``sessions``, which raises any error."""
+        """Starts to open sessions for the next ``sessions``, which tells any error."""
         pool = ThreadPoolExecutor(max_workers=1)
-        self._early = pool.submit(self._open_all, tuple(hosts), {})
+        self._early = pool.submit(self._open_all, tuple(hosts))
         pool.shutdown(wait=False)
 
-    def _open_all(self, hosts: Iterable[Host], opened: dict[str, Session]) -> dict[str, Session]:
-        """Opens those that are missing in ``opened``; closes all of them on an error."""
+    def _open_all(self, hosts: Iterable[Host]) -> Opened:
+        """Sessions by the hosts' names, and why there is none. Leaves none on another error."""
+        found = Opened()
 
         def open_one(host: Host) -> None:
-            opened[host.name] = self.open(host)
+            try:
+                found.sessions[host.name] = self.open(host)
+            except TargetError as error:
+                found.errors[host.name] = error
 
         try:
-            self.each(open_one, [host for host in hosts if host.name not in opened])
+            self.each(open_one, hosts)
         except BaseException:
-            self.close(opened.values())
+            self.close(found.sessions.values())
             raise
-        return opened
+        return found
 
     @contextlib.contextmanager
     def sessions(
-        self, hosts: Iterable[Host], *, keep: bool = False
+        self,
+        hosts: Sequence[Host],
+        *,
+        keep: bool = False,
+        away: dict[str, TargetError] | None = None,
     ) -> Iterator[dict[str, Session]]:
         """One with each host, by its name, for the block; raises as ``each`` does.
 
-        ``keep`` leaves them open for the next block, unless this one raises.
+        ``keep`` leaves them open for the next block, unless this one raises. ``away`` gets the
+        errors of hosts that are not reached, in place of raising them.
         """
         owner, opened = self._kept
         self._kept = (0, {})
@@ -204,11 +218,18 @@ class Ssh:
             # They belong to the process that forked this launcher, and end with it.
             opened = {}
         early, self._early = self._early, None
+        errors: dict[str, TargetError] = {}
         if early is not None:
             # Ended by the limit of each connection.
-            opened = early.result()
-        opened = self._open_all(hosts, opened)
+            opened, errors = early.result().sessions, early.result().errors
+        missing = [host for host in hosts if host.name not in {**opened, **errors}]
+        more = self._open_all(missing)
+        opened, errors = {**opened, **more.sessions}, {**errors, **more.errors}
         try:
+            if errors and away is None:
+                raise joined(list(errors.values()))
+            if away is not None:
+                away.update(errors)
             yield opened
             if keep:
                 self._kept, opened = (os.getpid(), opened), {}
@@ -306,8 +327,8 @@ class Session:
     ) -> Answer:
         """Sends a request, and waits for the answer.
 
-        Raises ``RefusedByHostError`` where the host refuses, ``TargetError`` where the connection
-        is gone, or silent for ``limit_s``.
+        Raises ``TargetError`` where the host refuses, and where the connection is gone, or silent
+        for ``limit_s``.
         """
         with self._talk.limit(limit_s):
             self.send(asked.having(limit_s=limit_s), blob)
@@ -315,7 +336,7 @@ class Session:
         if isinstance(answer, Refusal):
             what = "make room" if answer.errno in ("ENOSPC", "EDQUOT") else "correct it"
             hint = f"{what} there (ssh {self.host.name}), then the same command"
-            raise RefusedByHostError(f"{self.host.name}: {answer.error}", hint)
+            raise TargetError(f"{self.host.name}: {answer.error}", hint)
         return cast(Answer, answer.value if isinstance(answer, Answered) else answer)
 
     def send(self, message: Record, blob: bytes = b"", limit_s: float | None = None) -> None:

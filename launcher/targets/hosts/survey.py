@@ -23,7 +23,7 @@ from launcher.targets.hosts.plan import (
 from launcher.targets.hosts.program.messages import HostReport, ReadClock, ReadHost
 from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostFacts
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.ssh import Session, Ssh, joined
 from launcher.targets.repository import OWN_IMAGE
 
 if TYPE_CHECKING:
@@ -37,23 +37,28 @@ CLOCK_LOOKS = 3
 
 def survey_hosts(
     ssh: Ssh, inventory: Inventory, job: JobSpec
-) -> tuple[tuple[HostFacts, ...], int | None]:
+) -> tuple[tuple[HostFacts, ...], int | None, list[str]]:
     """The hosts of the job's nodes, in their order, and a TCP port that is free on all of them.
 
-    Raises ``TargetError`` where the job cannot run on them.
+    Also a line for each host that is away. Raises ``TargetError`` where the job cannot run on the
+    others.
     """
-    with ssh.sessions(inventory.hosts, keep=True) as opened:
-        sessions = [opened[host.name] for host in inventory.hosts]
+    away: dict[str, TargetError] = {}
+    with ssh.sessions(inventory.hosts, keep=True, away=away) as opened:
+        there = [host for host in inventory.hosts if host.name in opened]
         proposed = random.SystemRandom().sample(PORTS, PROPOSED_PORTS)
-        found = ssh.each(lambda session: read_host(session, job, proposed), sessions)
-        told = dict(zip(inventory.hosts, found, strict=True))
+        found = ssh.each(lambda host: read_host(opened[host.name], job, proposed), there)
+        told = dict(zip(there, found, strict=True))
         reasons = {host.name: why_not(host, report, job) for host, report in told.items()}
         busy = {name: why for name, why in reasons.items() if why}
+        usable = len(there) - len(busy)
+        if usable < job.nnodes.min <= usable + len(away):
+            raise joined(list(away.values()))
         chosen = decide_hosts([to_facts(host, told[host], job) for host in told], busy, job)
         check_clocks(chosen, plan_backend(job))
         check_versions(chosen)
-        free = [told[facts.host].free_ports for facts in chosen]
-        common = [port for port in proposed if all(port in ports for ports in free)]
+        ports = [told[facts.host].free_ports for facts in chosen]
+        common = [port for port in proposed if all(port in free for free in ports)]
         if not common and job.rdzv.port is None:
             raise TargetError(
                 f"none of {PROPOSED_PORTS} tried ports is free on all hosts",
@@ -62,7 +67,8 @@ def survey_hosts(
         if len(chosen) > 1:
             own = [opened[facts.name] for facts in chosen]
             chosen = _with_addresses(ssh, own, chosen, told, shared_folder(job, str(Path.cwd())))
-        return chosen, common[0] if common else None
+        notes = [f"{error.what}; the run begins without it" for error in away.values()]
+        return chosen, common[0] if common else None, notes
 
 
 def _with_addresses(

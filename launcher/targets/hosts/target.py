@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
-from launcher.contract.errors import ExitCode, LauncherError, TargetError
+from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.follow.requests import render_scale
@@ -34,10 +34,8 @@ from launcher.targets.hosts.connection import (
 )
 from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
-from launcher.targets.hosts.late_start import BACK_LIMIT_S, HostWait, LateStarts
 from launcher.targets.hosts.plan import (
     TARGET,
-    comes_back,
     find_caller,
     plan_facts,
     run_dir_on,
@@ -45,7 +43,7 @@ from launcher.targets.hosts.plan import (
 from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import RefusedByHostError, Session, Ssh
+from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import survey_hosts
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
@@ -78,9 +76,8 @@ class HostsTarget(Target):
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
         self._beats: threading.Event | None = None
-        self._late = LateStarts()
         self._refused: dict[int, str] = {}
-        """Nodes that their host, though it is reached, could not start, and why."""
+        """Nodes that could not be started again, and why."""
 
     # -- before a run -----------------------------------------------------------------------------
 
@@ -88,7 +85,8 @@ class HostsTarget(Target):
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
         inventory = self._inventory = self._inventory or self._read_of(job)
         ssh, bare = self._connect(), job.hosts.runtime == "python"
-        hosts, port = survey_hosts(ssh, inventory, job)
+        hosts, port, notes = survey_hosts(ssh, inventory, job)
+        self.notes += notes
         image = self._image = None if bare else read_image(hosts[0].image or "")
         own = HostsSettings(
             hosts=hosts,
@@ -136,7 +134,10 @@ class HostsTarget(Target):
     # -- start ------------------------------------------------------------------------------------
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
-        """As ``Target.submit``: leases first, then everything in place, then all are started."""
+        """As ``Target.submit``: leases first, then everything in place, then all are started.
+
+        Of single nodes, those whose host is away or refuses are told by ``observe`` as missing.
+        """
         artifact = self.render(plan, only)
         secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         self._submitted = plan
@@ -145,52 +146,36 @@ class HostsTarget(Target):
         # Of single nodes the others run, and have their grace.
         self.is_sending = only is None
         try:
-            self._start(plan, artifact, secrets, None)
+            self._start(plan, artifact, secrets, needs_all=only is None)
         except TargetError as error:
-            self.is_sending = False
             if only is None:
                 with contextlib.suppress(TargetError):
                     self.stop(plan.run_id, 0)
                 raise
-            # A restart of all nodes closed them. To ask a host that is away would end the run.
+            # A restart of all nodes closed them.
             self._open_lines(plan)
-            if not self._is_refused(artifact, error):
-                # A host that was lost may be back in a minute: its node is started then.
-                self._late.add(
-                    artifact.indices,
-                    lambda wait: self._start(plan, artifact, secrets, wait),
-                    may_give_up=lambda late: len(plan.nodes) - len(late) < plan.nodes[0].min_nodes,
-                    is_final=lambda error: self._is_refused(artifact, error),
-                )
-
-    def _is_refused(self, artifact: HostsArtifact, error: TargetError) -> bool:
-        """Whether a host was reached and refused; ``observe`` then tells its reason."""
-        if not isinstance(error, RefusedByHostError):
-            return False
-        self._refused |= dict.fromkeys(artifact.indices, f"{error.what}; {error.hint}")
-        return True
+            self._refused |= dict.fromkeys(artifact.indices, f"{error.what}; {error.hint}")
+        finally:
+            self.is_sending = False
 
     def _start(
-        self,
-        plan: LaunchPlan,
-        artifact: HostsArtifact,
-        secrets: dict[str, str],
-        wait: HostWait | None,
+        self, plan: LaunchPlan, artifact: HostsArtifact, secrets: dict[str, str], *, needs_all: bool
     ) -> None:
-        ssh = self._connect()
-        with ssh.sessions(node.host.host for node in artifact.nodes) as sessions:
+        """Starts the nodes on all hosts; without ``needs_all``, on those that are reached."""
+        ssh, away = self._connect(), None if needs_all else dict[str, TargetError]()
+        wanted = [node for node in artifact.nodes if needs_all or self._may_answer(node)]
+        with ssh.sessions([node.host.host for node in wanted], away=away) as sessions:
+            reached = [node for node in wanted if node.host.name in sessions]
+            for node in wanted:
+                if away and (error := away.get(node.host.name)):
+                    self._refused[node.node.node_index] = f"{error.what}; {error.hint}"
 
             def each(work: Callable[[HostNode, Session], object]) -> None:
-                ssh.each(lambda node: work(node, sessions[node.host.name]), artifact.nodes)
+                ssh.each(lambda node: work(node, sessions[node.host.name]), reached)
 
             def launch(node: HostNode, session: Session) -> None:
                 nodes.launch(plan, node, secrets, session)
                 self._lines[node.node.node_index].started(nodes.key_of(node.node))
-
-            def take_back(node: HostNode, session: Session) -> None:
-                # A newer wait needs what is on the host.
-                if node.node.node_index not in self._late.waiting:
-                    nodes.take_back(plan, node, session)
 
             # Leases before anything travels: it may take minutes, and the lines renew them.
             each(lambda node, session: nodes.take(plan, node, session))
@@ -201,9 +186,15 @@ class HostsTarget(Target):
                 image = self._image or read_image(plan.image)
                 each(lambda node, session: provide_image(image, session))
             self.is_sending = False
-            with self._late.starting(artifact.indices, wait) as is_wanted:
-                # No rendezvous clock runs before every host is ready.
-                each(launch if is_wanted else take_back)
+            # No rendezvous clock runs before every host is ready.
+            each(launch)
+
+    def _may_answer(self, node: HostNode) -> bool:
+        """False for a host that its line does not reach, of whose node ``observe`` tells so."""
+        if self._answers(node.node.node_index):
+            return True
+        self._refused[node.node.node_index] = f"{node.host.name} does not answer"
+        return False
 
     def _read_code(self, plan: LaunchPlan) -> PackedCode | None:
         if self.code is None and plan.code is not None:
@@ -255,30 +246,22 @@ class HostsTarget(Target):
 
     def observe(self, plan: LaunchPlan) -> Observation:
         states = {} if self._lines else self._ask(plan)[0]
-        # Its own engine may start it again when the host is back: the others go on meanwhile.
-        away = "pending" if comes_back(plan) else "missing"
         hosts = HostsSettings.of(plan).hosts
         observed = tuple(
-            self._observe(hosts[node.node_index].name, node, states, away) for node in plan.nodes
+            self._observe(hosts[node.node_index].name, node, states) for node in plan.nodes
         )
         return Observation(run_id=plan.run_id, nodes=observed)
 
     def _observe(
-        self, host: str, node: NodePlan, states: Mapping[str, NodeSeen], away: str
+        self, host: str, node: NodePlan, states: Mapping[str, NodeSeen]
     ) -> NodeObservation:
         index, key = node.node_index, nodes.key_of(node)
         line = self._lines.get(index)
         found = line.state(key) if line else states.get(key, MISSING)
-        if index in self._late.waiting:
-            found = NodeSeen(state="pending", detail=found.detail)
-        elif index in self._late.lost:
-            detail = f"{host} was not reached for {BACK_LIMIT_S:.0f} s"
-            code = int(ExitCode.TARGET_UNREACHABLE)
-            found = NodeSeen(state="exited", exit_code=code, detail=detail)
-        elif index in self._refused:
+        if index in self._refused:
             found = NodeSeen(state="missing", detail=self._refused[index])
         elif line and line.silent_s() > LOST_AFTER_S and found.state == "running":
-            found = NodeSeen(state=away, detail=f"{host} does not answer")
+            found = NodeSeen(state="missing", detail=f"{host} does not answer")
         return NodeObservation(
             node_index=index,
             incarnation=node.incarnation,
@@ -328,7 +311,6 @@ class HostsTarget(Target):
         """
         if (plan := self._plan_of(run_id)) is None:
             return
-        self._late.drop(None if only is None else set(only))
         if only is not None:
             self._end(plan, only, grace_s)
         else:

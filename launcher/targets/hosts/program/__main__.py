@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     Handlers = dict[type[Record], Callable[[Any], object]]
 
 SPEC_LIMIT_S = 60
-SHOWS_NODES = (messages.ReadHost, messages.ListRuns, messages.WatchRun)
-"""Before these requests, nodes that a reboot ended get their keepers back."""
 
 
 def main(argv: list[str]) -> int:
@@ -83,30 +81,19 @@ def converse(program: str) -> None:
             asked, blob = frame
             assert isinstance(asked, messages.HostRequest), type(asked).__name__
             alarm(int(asked.limit_s) + 60)
-            if isinstance(asked, SHOWS_NODES):
-                revive(program)
             if not isinstance(asked, messages.WatchRun):
                 write_frame(stdout, answer(asked, blob, state, stdin))
-            elif not watch(asked, stdout, program):
+            elif not watch(asked, stdout):
                 return
     finally:
         state.remove_tokens()
 
 
-def revive(program: str) -> None:
-    """Gives nodes that a reboot ended their keepers back."""
-    from pathlib import Path
-
-    from launcher.targets.hosts.program import keeper
-
-    keeper.revive(Path(program).parents[1], program)
-
-
-def watch(asked: messages.WatchRun, stdout: IO[bytes], program: str) -> bool:
+def watch(asked: messages.WatchRun, stdout: IO[bytes]) -> bool:
     """Blocks until the launcher ends the watch (True), or the connection (False)."""
     from launcher.targets.hosts.program.watch import Watch
 
-    return Watch(asked, stdout, lambda: revive(program)).run(sys.stdin.fileno())
+    return Watch(asked, stdout).run(sys.stdin.fileno())
 
 
 class ConversationState:

@@ -87,10 +87,7 @@ class LeaseTaken(Record):
 
 
 class KeeperSpec(Record):
-    """What a node's keeper starts and renews.
-
-    ``comes_back``: Docker's restart policy starts ``container`` again after a reboot.
-    """
+    """What a node's keeper starts and renews."""
 
     run_id: str
     node_index: int
@@ -102,11 +99,8 @@ class KeeperSpec(Record):
     unset: Sequence[str]
     secrets: Mapping[str, str]
     container: str = ""
-    comes_back: bool
     detached: bool
     stop_grace_s: float
-    slots_limit: int | None = None
-    lease: Lease | None = None
 
 
 class StartNode(HostRequest[Completed]):

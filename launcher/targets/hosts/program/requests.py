@@ -102,7 +102,7 @@ def _read_run(plan: Path) -> RunOnHost:
         run_id=plan.parent.name,
         plan=plan.read_text(),
         nodes=sorted({int(node.parent.name) for node in nodes}),
-        lives="running" in states or "pending" in states or is_followed(plan.parent),
+        lives="running" in states or is_followed(plan.parent),
         # The oldest change in the folder of any node.
         began_at=min(
             (path.stat().st_mtime for node in nodes for path in node.iterdir()), default=time.time()

@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,12 +37,10 @@ REWRITTEN_BYTES = 1 << 16
 
 
 class Watch:
-    """One launcher's view of one run; ``revive`` is called now and then while a node is pending."""
+    """One launcher's view of one run."""
 
-    def __init__(
-        self, asked: messages.WatchRun, out: IO[bytes], revive: Callable[[], None]
-    ) -> None:
-        self._asked, self._out, self._revive = asked, out, revive
+    def __init__(self, asked: messages.WatchRun, out: IO[bytes]) -> None:
+        self._asked, self._out = asked, out
         self._run_dir = Path(asked.run_dir)
         self._book = LeaseBook(asked.lease_dir)
         self._seen: dict[str, tuple[int, int, int]] = {}
@@ -69,8 +66,6 @@ class Watch:
             if time.monotonic() - beat_at >= BEAT_S:
                 beat_at = time.monotonic()
                 write_frame(self._out, messages.HostBeat())
-                if any(state.state == "pending" for state in self._states.values()):
-                    self._revive()
         if self._had_enough:
             self._tell_done()
         return self._had_enough

@@ -298,20 +298,3 @@ def test_the_scratch_folder_is_removed(place: Place) -> None:
     place.plan()
     assert place.run() == 0
     assert not os.path.exists(os.path.dirname(place.stdout().strip()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ended_with", "code"), [(0, 0), (1, 1), (194, 194), (143, None), (137, None)]
-)
-def test_a_node_that_an_engine_starts_again_repeats_an_end_of_its_own_and_no_other(
-    place: Place, ended_with: int, code: int | None
-) -> None:
-    place.write("print('started')")
-    place.plan()
-    place.node_dir.mkdir(parents=True, exist_ok=True)
-    (place.node_dir / protocol.OUTCOME_FILE).write_text(json.dumps({"exit_code": ended_with}))
-    place.env[protocol.COMES_BACK] = "1"
-    assert place.run() == (code or 0)
-    # One of its own has the reason too.
-    assert ("reason" in place.outcome()) == (code is None)

@@ -42,7 +42,7 @@ class Pair:
             lease_dir=str(self.there / "leases"),
             have=read_sizes(self.here),
         )
-        self.watch = Watch(asked, self.wire, lambda: None)
+        self.watch = Watch(asked, self.wire)
 
     def copy(self) -> int:
         """Bytes of files that travelled."""
@@ -194,7 +194,7 @@ def watch_through(link: Link, pair: Pair, stdin: int) -> bool:
         ttl_s=1000.0,
         have={},
     )
-    return Watch(asked, link, lambda: None).run(stdin)
+    return Watch(asked, link).run(stdin)
 
 
 ALARMS: list[int] = []

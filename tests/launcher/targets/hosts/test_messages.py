@@ -28,10 +28,8 @@ SPEC = KeeperSpec(
     env={"Lease": "KeeperSpec"},
     unset=[],
     secrets={},
-    comes_back=False,
     detached=False,
     stop_grace_s=5.0,
-    lease=LEASE,
 )
 
 
@@ -41,7 +39,6 @@ SPEC = KeeperSpec(
         LEASE,
         LeaseTaken(held=[LEASE, LEASE.having(node_index=1)]),
         StartNode(node=SPEC, limit_s=3.0),
-        StartNode(node=SPEC.having(lease=None)),
         NodesSeen(nodes={"0.0": NodeSeen(state="exited", exit_code=137, detail="\udcff")}),
     ],
     ids=lambda message: type(message).__name__,

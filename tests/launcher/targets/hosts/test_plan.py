@@ -318,26 +318,6 @@ def test_folders_of_hosts_need_not_be_possible_on_the_launchers_machine(
     assert (tmp_path / "runs" / plan.run_id / "plan.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("detached", "job", "restart"),
-    [
-        (True, {}, "always"),
-        (False, {}, "no"),
-        (True, {"nnodes": 2, "rdzv": {"backend": "static"}}, "no"),
-        (True, {"engine": "torchrun"}, "no"),
-    ],
-    ids=["detached", "followed", "static", "torchrun"],
-)
-def test_dockers_own_policy_brings_back_only_what_can_join_again(
-    make_host_plan: Callable[..., LaunchPlan], detached: bool, job: dict[str, Any], restart: str
-) -> None:
-    settings = {"hosts": {}, "nnodes": "1:2", **job}
-    plan = make_host_plan(image="fabric-train:cpu", detached=detached, **settings)
-    words = list(render_hosts(plan).nodes[0].spec.argv)
-    assert words[words.index("--restart") + 1] == restart
-    assert (f"{protocol.COMES_BACK}=1" in words) == (restart == "always")
-
-
 def test_the_first_cause_is_found_by_the_launchers_clock(
     make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
 ) -> None:

@@ -82,7 +82,7 @@ def bring(run_dir: Path, here: Path, limit_bytes: int) -> None:
         beside_code_bytes=limit_bytes,
     )
     sent = io.BytesIO()
-    assert Watch(asked, sent, lambda: None).run(0)
+    assert Watch(asked, sent).run(0)
     sent.seek(0)
     copy = HostCopy(here)
     while (frame := read_frame(sent)) is not None:
@@ -199,7 +199,6 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
             unset=[],
             env={},
             secrets={},
-            comes_back=False,
             detached=False,
             stop_grace_s=60,
         )
