@@ -1,4 +1,4 @@
-"""Digits trains on Slurm to its accuracy, and exactly as it does here; its output arrives whole."""
+"""Digits trains on Slurm exactly as it does here; its output arrives whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tests.slurm.typist import PREFIX, ROOT, Typist
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
-SLOW = pytest.mark.slow
 EXACT = ("--", "--reduction=exact", "--max_steps=8")
 COUNTING = """
 import sys
@@ -37,28 +36,8 @@ def train_digits(runner: Runner, *options: str) -> dict[str, Any]:
     return metrics
 
 
-@pytest.mark.parametrize(
-    ("nnodes", "kind"),
-    [
-        pytest.param("1:2", "array", id="elastic, array"),
-        pytest.param("1:2", "allocation", id="elastic, allocation"),
-        pytest.param("2", "array", id="static, array"),
-        pytest.param("2", "allocation", id="static, allocation"),
-    ],
-)
-@SLOW  # the runs with exact weights below train digits too
-def test_digits_trains_to_its_accuracy(typist: Typist, nnodes: str, kind: str) -> None:
-    own = ("--set", f"slurm.kind={kind}", "--set", "slurm.exclusive=true")
-    size = ("--nnodes", nnodes, "--nproc-per-node", "1")
-    metrics = train_digits(typist, "--on", "slurm", *size, *own)
-    assert metrics["test_accuracy"] >= 0.97
-    # A group that starts without a node would be as good at digits.
-    assert metrics["world_size"] == 2
-    typist.cluster.wait_idle()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["allocation", pytest.param("array", marks=SLOW)])
+@pytest.mark.parametrize("kind", ["allocation", "array"])
 def test_exact_weights_are_those_of_a_local_run(typist: Typist, tmp_path: Path, kind: str) -> None:
     there = train_digits(
         *(typist, "--on", "slurm", "--nnodes", "2", "--nproc-per-node", "1"),
@@ -71,9 +50,8 @@ def test_exact_weights_are_those_of_a_local_run(typist: Typist, tmp_path: Path, 
     assert there["weights_sha256"] == here["weights_sha256"]
 
 
-@pytest.mark.parametrize("kind", ["allocation", pytest.param("array", marks=SLOW)])
-def test_live_output_is_line_by_line_what_the_workers_wrote(typist: Typist, kind: str) -> None:
-    typist.write(COUNTING, f"{PREFIX}nnodes: 2\nslurm: {{kind: {kind}}}\n")
+def test_live_output_is_line_by_line_what_the_workers_wrote(typist: Typist) -> None:
+    typist.write(COUNTING, f"{PREFIX}nnodes: 2\n")
     done = typist("run", "job.yaml", "--on", "slurm")
     assert done.returncode == 0, done.stderr
     for index in range(2):

@@ -129,21 +129,6 @@ def test_a_stop_ends_the_step_and_leaves_the_allocation(
 
 
 @pytest.mark.slow
-def test_a_batch_script_runs_on_its_nodes(site: Site, cluster: Cluster) -> None:
-    site.launcher.write(SUM, JOB)
-    folder = site.launcher.folder
-    job = cluster.submit(
-        "--nodes=2",
-        f"--chdir={folder}",
-        script=f"PYTHONPATH={site.launcher.env['PYTHONPATH']} ./launcher run job.yaml >said 2>&1",
-    )
-    wait_until(lambda: cluster.state(job) in ("COMPLETED", "FAILED"), LIMIT_S)
-    said = (folder / "said").read_text()
-    assert cluster.state(job) == "COMPLETED", said
-    assert f"running on Slurm, job {job}, 2 of its 2 nodes" in said
-
-
-@pytest.mark.slow
 def test_the_shell_of_a_step_has_the_allocation_too(site: Site, cluster: Cluster) -> None:
     if shutil.which("script") is None:
         pytest.skip("no program script, which makes a terminal")

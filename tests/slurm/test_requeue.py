@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import wait_until
+from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.typist import ROOT, Typist
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
@@ -61,13 +61,9 @@ def has_stepped(typist: Typist, start: int) -> bool:
     return any("  step " in path.read_text() for path in told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "notices", "steps"),
-    [
-        pytest.param("allocation", 1, 40, marks=pytest.mark.slow),
-        pytest.param("allocation", 3, 100, marks=pytest.mark.slow),
-        pytest.param("array", 3, 100, marks=pytest.mark.slow),
-    ],
+    ("kind", "notices", "steps"), [("allocation", 1, 40), ("array", 3, 100)], ids=["job", "array"]
 )
 def test_notices_of_a_time_limit_leave_no_trace_in_the_weights(
     typist: Typist, kind: str, notices: int, steps: int
@@ -107,14 +103,9 @@ def test_three_time_limits_in_a_row_leave_no_trace_in_the_weights(typist: Typist
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("proctrack", ["linuxproc"])
-def test_a_signal_that_reaches_the_workers_too_costs_no_step(
-    tmp_path: Path, proctrack: str
-) -> None:
+def test_a_signal_that_reaches_the_workers_too_costs_no_step(tmp_path: Path) -> None:
     """With linuxproc Slurm's SIGTERM goes to the agent and to its workers at the same time."""
-    from tests.slurm.cluster import Cluster
-
-    cluster = Cluster(proctrack)
+    cluster = Cluster("linuxproc")
     typist = Typist(tmp_path, cluster)
     try:
         cluster.start()

@@ -81,42 +81,6 @@ def test_a_requeue_of_the_element_that_has_the_arrays_number_leaves_the_others(
     }
 
 
-def test_elements_are_added_by_hand_and_have_their_own_index(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    by_hand = ByHand(cluster, tmp_path, nnodes="1:2")
-    job = by_hand.submit("--array=3-4", node_3=[0], node_4=[0])
-    cluster.wait_idle()
-    assert set(by_hand.ends()) == {f"{job}_3.0", f"{job}_4.0"}
-
-
-@pytest.mark.slow
-def test_a_job_that_may_not_be_requeued_is_followed_by_another(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    by_hand = ByHand(cluster, tmp_path, nnodes=2)
-    job = by_hand.submit("--hold", node_0=[196, 0], node_1=[196, 0])
-    cluster.ask("scontrol", "update", f"JobId={job}", "Requeue=0")
-    cluster.ask("scontrol", "release", job)
-    cluster.wait_idle()
-    (other,) = (by_hand.run / "slurm").glob("*.job")
-    assert by_hand.ends() == {f"{job}.0": "196 requeued", f"{other.stem}.0": "0 over"}
-
-
-@pytest.mark.slow  # Slurm looks at time limits every 30 s.
-def test_a_time_limit_shorter_than_the_notice_ends_with_the_fix(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    # The partition allows a minute, which the job does not say.
-    by_hand = ByHand(cluster, tmp_path, nnodes=1, slurm={"partition": "short"})
-    job = by_hand.submit(node_0=[None, None, None])
-    cluster.wait_idle(180)
-    assert by_hand.ends() == {f"{job}.0": "143 requeued", f"{job}.1": "1 over"}
-    log = (by_hand.run / f"slurm/{job}.log").read_text()
-    assert "error: 2 starts in a row left nothing new in" in log
-    assert "raise slurm.time" in log
-
-
 def test_what_scancel_ends_does_not_come_back(cluster: Cluster, tmp_path: Path) -> None:
     by_hand = ByHand(cluster, tmp_path, nnodes=2)
     job = by_hand.submit(node_0=[None], node_1=[None])

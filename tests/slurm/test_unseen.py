@@ -46,19 +46,6 @@ def test_fewer_nodes_leave_the_other_elements_in_the_queue(
     assert not names(cluster)
 
 
-@pytest.mark.slow
-def test_an_element_that_has_not_said_that_it_runs_is_withdrawn_too(
-    typist: Typist, cluster: Cluster
-) -> None:
-    run_id = start_array(typist, "1:3", "slurm.setup=[sleep 40]")
-    wait_until(lambda: [line.split()[1] for line in cluster.queue()] == 3 * ["RUNNING"])
-    assert typist("scale", run_id, "1").returncode == 0
-    wait_until(lambda: names(cluster) == [f"{typist.job}_0"], 30)
-    assert "still completes" not in typist.said.read_text()
-    assert typist("stop", run_id).returncode == 0
-    assert typist.finish()[0] == 143
-
-
 def test_a_job_that_slurm_has_taken_without_an_answer_is_followed(
     typist: Typist, tmp_path: Path
 ) -> None:

@@ -95,20 +95,21 @@ def test_a_cluster_that_is_out_of_reach_is_no_wrong_input(
 
 
 SQUEUE = """#!/bin/bash
-[ "$SLURM_TIME_FORMAT" = standard ] || exit 1
+[ "$SLURM_TIME_FORMAT$SQUEUE_PARTITION" = standard ] || exit 1
 echo '12|12|N/A|RUNNING|None|n[1-2]|2026-11-22T18:43:24'
 echo '14|13|1|PENDING|BeginTime||2026-11-22T18:43:25'
 echo '13|13|2|PENDING|Priority||N/A'
 """
 
 
-def test_the_queue_tells_when_a_job_begins_whatever_format_a_person_likes(
+def test_the_queue_is_told_whole_whatever_format_and_filter_a_person_likes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "squeue").write_text(SQUEUE)
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    monkeypatch.setenv("SQUEUE_PARTITION", "high")
     running, held, waiting = client.read_queue([12, 13])
     assert (held.name, waiting.begins_at, running.held_until) == ("13_1", None, None)
     assert running.begins_at is not None
