@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
@@ -25,7 +26,8 @@ def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
         )
     if run.read_outcome() is not None or run.launcher_pid() is None:
         raise InputError(
-            f"{run.run_id} has ended, or nobody follows it", "launcher ps lists the runs that go on"
+            f"{run.run_id} has ended, or nobody follows it",
+            f"{typed.command('ps')} lists the runs that go on",
         )
     index = _take_index(run, plan)
     return replace(plan, nodes=(*plan.nodes, plan_joining_node(plan, index))), index
@@ -47,7 +49,7 @@ def plan_joining_node(plan: LaunchPlan, index: int) -> NodePlan:
     if last.device_ids:
         raise InputError(
             f"{plan.run_id} gave each GPU of this machine to one of its nodes",
-            f"launcher scale {plan.run_id} N, for nodes that were planned",
+            f"{typed.command('scale', plan.run_id, 'N')}, for nodes that were planned",
         )
     return plan_node_like(last, index, f"{plan.run_id}-{index}")
 

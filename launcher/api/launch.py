@@ -30,26 +30,17 @@ def open_console(
     out: TextIO | OutputBuffer | None = None,
     *,
     shows: str = "",
-    spell: Callable[[str], str] | None = None,
 ) -> Console:
     """A console on stderr's stream and stdout's, as terminals and NO_COLOR allow.
 
-    ``shows`` is the command that prints a run's output. ``spell`` writes the commands in the
-    launcher's own lines as they are to be typed.
+    ``shows`` is the command that prints a run's output.
     """
     colour = "NO_COLOR" not in os.environ
-    return Console(
-        stream,
-        out=out,
-        terminal=stream.isatty(),
-        colour=colour,
-        shows=shows,
-        spell=spell,
-    )
+    return Console(stream, out=out, terminal=stream.isatty(), colour=colour, shows=shows)
 
 
 @contextlib.contextmanager
-def open_streams(*, shows: str, spell: Callable[[str], str] | None = None) -> Iterator[Console]:
+def open_streams(*, shows: str) -> Iterator[Console]:
     """A console on this process' stdout and stderr whose readers may pause, or go.
 
     Everything is written when it closes, unless the reader has gone. ``shows`` is the command
@@ -67,7 +58,7 @@ def open_streams(*, shows: str, spell: Callable[[str], str] | None = None) -> It
             sys.stdout or nowhere, shows=shows, on_lost=lambda why: console.tell_lost(why)
         )
     )
-    console = open_console(stderr, stdout, shows=shows, spell=spell)
+    console = open_console(stderr, stdout, shows=shows)
     if sys.stdout is None:
         console.tell_lost("it is closed")
     try:

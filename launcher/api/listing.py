@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from launcher.api.choose_target import TRIED_UNASKED, open_target
 from launcher.api.stopping import read_outcome_now
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.reasons import TERMINAL_STATES, RunState
@@ -90,7 +90,9 @@ def describe_none(run_root: Path, *, everything: bool, is_here: bool) -> str:
     """
     if is_here and (everything or not list_folders(run_root)):
         return "{}\n  fix: {}\n".format(*describe_no_runs(run_root))
-    return "no runs\n" if everything else "no runs go on; those that ended: launcher ps --all\n"
+    if everything:
+        return "no runs\n"
+    return f"no runs go on; those that ended: {typed.command('ps', '--all')}\n"
 
 
 def find_elsewhere(run_root: Path) -> list[LiveRun]:
@@ -112,7 +114,7 @@ def render_table(rows: Sequence[ListedRun]) -> str:
         for row in rows
     ]
     ends = "".join(
-        f"{row.run_id}: its launcher has gone; end it: launcher stop {row.run_id}\n"
+        f"{row.run_id}: its launcher has gone; end it: {typed.command('stop', row.run_id)}\n"
         for row in rows
         if row.state == ORPHANED
     )
@@ -220,7 +222,7 @@ def render_status(status: RunStatus) -> str:
     lines += [f"  {key}: {value}" for key, value in status.metrics.items()]
     lines += [f"  folder: {status.folder}"] if status.folder else []
     if status.state == ORPHANED:
-        proof, end = status.launcher_death, f"launcher stop {status.run_id}"
+        proof, end = status.launcher_death, typed.command("stop", status.run_id)
         dead = f"its launcher has died ({proof}); end it: {end}"
         lines.append(f"  {dead if proof else 'its launcher cannot be seen from here'}")
     return "\n".join(lines) + "\n"

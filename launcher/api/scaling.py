@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launcher.api.choose_target import open_target
 from launcher.api.stopping import read_outcome_now
+from launcher.contract import typed
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, TargetError
 from launcher.follow.requests import check_scale, count_nodes, request_scale
@@ -29,7 +30,8 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
         return asked
     if is_over or run.launcher_pid() is None:
         raise InputError(
-            f"{run.run_id} has ended, or nobody follows it", "launcher ps lists the runs that go on"
+            f"{run.run_id} has ended, or nobody follows it",
+            f"{typed.command('ps')} lists the runs that go on",
         )
     request = request_scale(run, nodes)
     deadline = clock.monotonic() + ANSWER_LIMIT_S
@@ -37,7 +39,7 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
         if clock.monotonic() > deadline:
             raise TargetError(
                 f"the launcher of {run.run_id} has not answered for {ANSWER_LIMIT_S:g} s",
-                f"launcher status {run.run_id}",
+                typed.command("status", run.run_id),
             )
         clock.sleep(0.05)
-    return f"{asked}; launcher status {run.run_id} shows them"
+    return f"{asked}; {typed.command('status', run.run_id)} shows them"

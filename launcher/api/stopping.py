@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from launcher.api.choose_target import open_target
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import Reason
@@ -89,7 +89,7 @@ def _ask_elsewhere(run: RunFolder, plan: LaunchPlan, clock: Clock, grace_s: floa
         clock.sleep(0.1)
     raise TargetError(
         f"STILL RUNNING: {run.run_id}: its launcher, on another machine, does not answer",
-        f"there: launcher stop {run.run_id}",
+        f"there: {typed.command('stop', run.run_id)}",
     )
 
 

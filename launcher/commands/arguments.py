@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.api.choose_target import name_here, room_of, rooms, targets_of_jobs
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ class _OneModule(argparse.Action):
         if (first := namespace.module) is not None:
             raise InputError(
                 f"-m {first} and -m {values}: a run has one module",
-                f"what is for the training goes behind --: launcher run -m {first} -- -m {values}",
+                "what is for the training goes behind --: "
+                + typed.command("run", "-m", first, "--", "-m", values),
             )
         namespace.module = values
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.commands.arguments import add_command, run_root
-from launcher.commands.printed_commands import joined, program_name
+from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, KeyInputError
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def _build(arguments: argparse.Namespace) -> int:
             _note(f"{tag} was pushed")
     # As it is called in the image, but for a job file, which holds more than the command.
     words = [arguments.job] if arguments.job and not is_script(arguments.job) else place.command
-    typed = joined([*words, "--image", tag, "--code", "image"])
-    _note(f"to run it: {program_name()} run{typed}")
+    _note(f"to run it: {typed.command('run', *words, '--image', tag, '--code', 'image')}")
     print(tag)
     return int(ExitCode.OK)
 

@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
 from launcher.api.choose_target import rooms
@@ -19,8 +19,12 @@ from launcher.commands import build, check, completion, doctor, env, jobs, node,
 from launcher.commands.arguments import add_command
 from launcher.commands.other_programs import check_command, names_training
 from launcher.commands.parser import TAKES_TRAINING, Command, Parser, check_known
-from launcher.commands.printed_commands import OF_RUNS, program_name, spell
+from launcher.commands.printed_commands import options_to_find_runs, program_name
+from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
+
+if TYPE_CHECKING:
+    from launcher.targets.room import Plugin
 
 GROUPS = (jobs, node, build, runs, doctor, env, check, play, schema, completion)
 """In the order of ``launcher --help``."""
@@ -41,22 +45,31 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     parser = _parser(plugin.typed if plugin else program_name())
     completion.complete(parser)
     own = _place_last(own, plugin.options) if plugin else own
+    with typed.as_called(parser.prog):
+        return _run_command(parser, own, extra, plugin)
+
+
+def _run_command(
+    parser: argparse.ArgumentParser, own: list[str], extra: list[str], plugin: Plugin | None
+) -> int:
     arguments = argparse.Namespace()
     try:
         if names_training(own):
             raise InputError(f"{own[0]}: no command of the launcher", _as_run(parser, own, extra))
         check_command(own, extra, parser.prog, TAKES_TRAINING)
         arguments, unknown = parser.parse_known_args(own)
-        arguments.extra, arguments.is_plugin = tuple(extra), is_plugin
+        arguments.extra, arguments.is_plugin = tuple(extra), plugin is not None
         _check(arguments, unknown, own, extra)
         with contextlib.ExitStack() as arguments.until_end:
             arguments.given = {room.name: room.read_options(arguments) for room in rooms()}
+            found_by = options_to_find_runs(arguments)
+            arguments.until_end.enter_context(typed.as_called(parser.prog, found_by))
             return int(arguments.handler(arguments))
     except LauncherError as error:
-        return _tell(_placed(error, arguments), arguments)
+        return _tell(_placed(error, arguments))
     except KeyboardInterrupt:
         # A command about a run starts nothing, and the run may well go on.
-        of_run = getattr(arguments, "command", None) in OF_RUNS
+        of_run = getattr(arguments, "command", None) in typed.ABOUT_RUNS
         left = "" if of_run else "; nothing was left running"
         print(f"interrupted{left}", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
@@ -66,7 +79,7 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.OK)
     except OSError as error:
-        return _tell(_of_system(error), arguments)
+        return _tell(_of_system(error))
 
 
 def _as_run(parser: argparse.ArgumentParser, own: list[str], extra: list[str]) -> str:
@@ -77,7 +90,7 @@ def _as_run(parser: argparse.ArgumentParser, own: list[str], extra: list[str]) -
         check_known(arguments, unknown, words, extra)
     except InputError as error:
         return error.hint
-    return shlex.join([parser.prog, *words, *(["--", *extra] if extra else [])])
+    return typed.command(*words, *(["--", *extra] if extra else []))
 
 
 def _check(
@@ -88,7 +101,7 @@ def _check(
     if extra and arguments.command not in TAKES_TRAINING:
         raise InputError(
             f"'--' and training arguments go with run, render and node, not {arguments.command}",
-            f"leave out what stands behind --: launcher {arguments.command} --help",
+            f"leave out what stands behind --: {typed.command(arguments.command, '--help')}",
         )
     try:
         folder = os.getcwd()
@@ -103,9 +116,8 @@ def _check(
         if value == "" and name not in MAY_BE_EMPTY:
             shown = name.upper() if name in POSITIONAL else f"--{name.replace('_', '-')}"
             what = f"{shown}: found an empty text, as of a variable that is not set"
-            raise InputError(
-                what, f"name one, or leave it out: launcher {arguments.command} --help"
-            )
+            see = typed.command(arguments.command, "--help")
+            raise InputError(what, f"name one, or leave it out: {see}")
 
 
 def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherError:
@@ -143,11 +155,9 @@ def _fix_of_system(number: int | None, path: Path) -> str:
     return f"check that {path} is there and can be used"
 
 
-def _tell(error: LauncherError, arguments: argparse.Namespace) -> int:
-    # Without its command, it is the command line that cannot be read.
-    told = spell(str(error), arguments) if "is_plugin" in arguments else str(error)
+def _tell(error: LauncherError) -> int:
     with contextlib.suppress(BrokenPipeError):
-        print(f"error: {told}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
     return int(error.exit_code)
 
 

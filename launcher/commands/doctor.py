@@ -17,7 +17,7 @@ from launcher.commands.arguments import (
     target_named,
 )
 from launcher.commands.parser import seconds
-from launcher.commands.printed_commands import spell
+from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
 
 LIMIT_S = 120.0
@@ -53,8 +53,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
     sample = next((make() for make in samples), "") if not is_job_named(arguments) else ""
     if not is_job_named(arguments) and not sample:
         fix = (
-            "launcher doctor JOB; without one: launcher doctor --hosts hosts.yaml, "
-            "or launcher doctor --on slurm"
+            f"{typed.command('doctor', 'JOB')}; without one: "
+            f"{typed.command('doctor', '--hosts', 'hosts.yaml')}, "
+            f"or {typed.command('doctor', '--on', 'slurm')}"
         )
         raise InputError("no job file is named", fix)
     job = read_job(arguments, otherwise=sample)
@@ -64,7 +65,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([finding.to_jsonable() for finding in findings], indent=2))
     else:
-        sys.stdout.write(spell(render_findings(findings), arguments))
+        sys.stdout.write(render_findings(findings))
     return int(ExitCode.OK if is_fit(findings) else ExitCode.TRAINING_FAILED)
 
 

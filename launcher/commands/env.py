@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.commands.arguments import add_command, add_job_file, is_job_named, read_job, run_root
 from launcher.commands.parser import natural
+from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
 
 
@@ -35,7 +36,7 @@ def _env(arguments: argparse.Namespace) -> int:
         both = "both were given" if is_job_named(arguments) else "none was given"
         raise InputError(
             f"either a script or job file, or --join RUN: {both}",
-            "launcher env train.py, or launcher env --join RUN",
+            f"{typed.command('env', 'train.py')}, or {typed.command('env', '--join', 'RUN')}",
         )
     if arguments.join is not None:
         sys.stdout.write(_render_join(arguments))

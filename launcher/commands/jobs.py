@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.api.choose_target import room_of
 from launcher.commands.arguments import (
     add_command,
     add_job,
@@ -18,14 +17,8 @@ from launcher.commands.arguments import (
     shown,
     words_of_job_named,
 )
-from launcher.commands.printed_commands import (
-    extra_of_job,
-    joined,
-    options_of_job,
-    options_of_runs,
-    program_name,
-    spell,
-)
+from launcher.commands.printed_commands import options_of_job
+from launcher.contract import typed
 from launcher.contract.errors import ExitCode, TargetError
 
 if TYPE_CHECKING:
@@ -72,12 +65,11 @@ def _run(arguments: argparse.Namespace) -> int:
     planned_run = planned(arguments)
     from launcher.api import launch
 
-    typed = functools.partial(spell, arguments=arguments)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
-        return _run_in_background(planned_run, launch.open_console(sys.stderr, spell=typed))
-    shows = typed(f"launcher logs {planned_run.plan.run_id}")
-    with launch.open_streams(shows=shows, spell=typed) as console:
+        return _run_in_background(planned_run, launch.open_console(sys.stderr))
+    shows = typed.command("logs", planned_run.plan.run_id)
+    with launch.open_streams(shows=shows) as console:
         return _run_here(arguments, planned_run, console)
 
 
@@ -88,7 +80,7 @@ def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
     with launch.ended_if_interrupted(run):
         launch.follow_in_background(run, planned_run.plan, choice.target, console.note)
         _note_left_behind(choice, run.path.parent, console.note)
-    console.note(f"detached; see: launcher logs --follow {run.run_id}")
+    console.note(f"detached; see: {typed.command('logs', '--follow', run.run_id)}")
     print(run.run_id, flush=True)
     return int(ExitCode.OK)
 
@@ -110,13 +102,13 @@ def _run_here(arguments: argparse.Namespace, planned_run: PlannedRun, console: C
     summary = render_summary(
         outcome,
         folder=shown(run.path),
-        job_file=shlex.join(words_of_job_named(arguments)),
-        program=program_name(),
-        where=joined(room_of(plan.target).words_of_target(arguments)),
+        job=(
+            *words_of_job_named(arguments),
+            *("--on", plan.target),
+            *options_of_job(arguments),
+        ),
+        extra=arguments.extra,
         resumes_by_run=not choice.target.traits.own_checkpoints,
-        options=options_of_job(arguments),
-        runs=options_of_runs(arguments),
-        extra=extra_of_job(arguments),
         image="" if planned_run.job.image else plan.image or "",
         python=plan.own.own_python if plan.own else "",
         resumed=arguments.resume or "",
@@ -162,8 +154,9 @@ def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -
     for live in live_runs:
         run = RunFolder(Path(live.run_dir))
         if run.run_id == live.run_id and (proof := run.launcher_death()):
-            where = "" if run.path.parent == runs.absolute() else f" --runs {run.path.parent}"
-            fix = f"{program_name()} stop {live.run_id}{where}"
+            fix = typed.command("stop", live.run_id, "--runs", str(run.path.parent))
+            if run.path.parent == runs.absolute():
+                fix = typed.command("stop", live.run_id)
             note(f"left behind: {live.run_id}; its launcher has died ({proof}); end it: {fix}")
 
 

@@ -6,12 +6,12 @@ import argparse
 import functools
 import math
 import re
-import shlex
 import sys
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from launcher.commands.other_programs import called_here, decided_here
+from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
 
 TAKES_TRAINING = ("run", "render", "node")
@@ -109,21 +109,21 @@ def check_known(
     option = _option_meant(first, arguments.options)
     meant = f"did you mean {option}? " if option else ""
     if command in TAKES_TRAINING:
-        known = ["launcher", *_without(given, unknown)]
-        typed = shlex.join([*known, "--", *unknown, *extra])
+        known = _without(given, unknown)
+        fix = typed.command(*known, "--", *unknown, *extra)
         if job not in given or given.index(first) < given.index(job):
             # Before JOB, one cannot tell which words are values of the unknown one.
-            typed = f"launcher {command} JOB [options] -- [training arguments]"
+            fix = f"{typed.command(command, 'JOB')} [options] -- [training arguments]"
         elif option:
             own, rest = _corrected(unknown, arguments.options)
             rest = ["--", *rest, *extra] if rest or extra else []
-            meant = f"did you mean {shlex.join([*known, *own, *rest])}? "
+            meant = f"did you mean {typed.command(*known, *own, *rest)}? "
         what = f"{_one_line(' '.join(unknown))}: no option of {command}"
         if ours := decided_here(unknown):
             meant = f"leave out {', '.join(ours)}, which the launcher decides; "
-        raise InputError(what, f"{meant}what is for the training goes behind --: {typed}")
+        raise InputError(what, f"{meant}what is for the training goes behind --: {fix}")
     what = f"{_one_line(' '.join(unknown))}: launcher {command} does not take it"
-    raise InputError(what, f"{meant}launcher {command} --help")
+    raise InputError(what, f"{meant}{typed.command(command, '--help')}")
 
 
 def _corrected(words: list[str], options: Collection[str]) -> tuple[list[str], list[str]]:

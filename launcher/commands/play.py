@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.commands.arguments import add_command, run_root
-from launcher.commands.printed_commands import program_name
+from launcher.commands.printed_commands import given
+from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
@@ -47,18 +47,10 @@ def _play(arguments: argparse.Namespace) -> int:
     engine = Engine(SystemClock(), label=LABEL)
     play = plan_play(item, together, _read_machine(engine), arguments.image)
     # A reader that pauses must not keep pods from being restarted, nor from being removed.
-    shows = f"{program_name()} play {shlex.join(_words(arguments))} > FILE"
+    options = given(arguments, ("job", "image"))
+    shows = f"{typed.command('play', *arguments.files, *options)} > FILE"
     with open_streams(shows=shows) as console:
         return _play_here(play, engine, console, run_root(arguments))
-
-
-def _words(arguments: argparse.Namespace) -> list[str]:
-    """What was typed behind the command."""
-    words = list(arguments.files)
-    for option in ("job", "image"):
-        if (value := getattr(arguments, option)) is not None:
-            words += [f"--{option}", value]
-    return words
 
 
 def _play_here(play: Play, engine: Engine, console: Console, root: Path) -> int:

@@ -1,36 +1,19 @@
-"""Commands as they are to be typed: this program's name, and the options that lead to a run.
-
-Messages name a command by ``launcher WORD``; what is printed has the rest of what it takes.
-"""
+"""What this call had, as words of the commands that it prints: its program's name, its options."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
-import os
-import re
 import shlex
 import shutil
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from launcher.api.choose_target import rooms
-from launcher.commands.arguments import OVERRIDES, RUN_ROOT, shown
-from launcher.targets.room import words_given
+from launcher.commands.arguments import shown
 
-OF_RUNS = ("logs", "status", "stop", "scale", "report", "ps")
-OTHERS = ("run", "node", "build", "render", "doctor", "check", "play", "env", "schema")
-
-
-@functools.cache
-def _command() -> re.Pattern[str]:
-    """A command in a message."""
-    of_targets: list[str] = []
-    for room in rooms():
-        room.add_commands(lambda name, *_: of_targets.append(name))
-    words = "|".join((*OF_RUNS, *OTHERS, *of_targets))
-    return re.compile(rf"(?<![\w./-])launcher ({words})(?![\w-])")
+OF_THIS_CALL = ("module", "again", "on", "resume", "detach", "verbose")
+"""Options of ``run`` that another command for the same job has in another way, or not at all."""
 
 
 def program_name() -> str:
@@ -47,58 +30,25 @@ def program_name() -> str:
     return shlex.quote(shown(called))
 
 
-def spell(text: str, arguments: argparse.Namespace) -> str:
-    """The text with each command in it as it is to be typed here."""
-    program = program_name()
-    options = joined(_place_of_runs(arguments))
-
-    def typed(match: re.Match[str]) -> str:
-        word = match[1]
-        return f"{program} {word}{options if word in OF_RUNS else ''}"
-
-    lines = text.splitlines(keepends=True)
-    return "".join(_command().sub(typed, _spell_tools(line, arguments)) for line in lines)
+def options_to_find_runs(arguments: argparse.Namespace) -> list[str]:
+    """The options of this call with which another command finds the same runs."""
+    of_rooms = (word for one in arguments.given.values() for word in one.finds_runs_by)
+    return [*given(arguments, ("runs",)), *of_rooms]
 
 
-def _spell_tools(line: str, arguments: argparse.Namespace) -> str:
-    for room in rooms():
-        line = room.spell(line, arguments)
-    return line
+def options_of_job(arguments: argparse.Namespace) -> list[str]:
+    """The options of this ``run`` that change what the job is, or where it runs, but ``--on``."""
+    dests = {action.dest for action in arguments.options.values()}
+    return given(arguments, dests.difference(OF_THIS_CALL))
 
 
-def options_of_runs(arguments: argparse.Namespace) -> str:
-    """What a command about a run takes to find it, with a blank before it; empty for nothing."""
-    return joined(_place_of_runs(arguments))
-
-
-def options_of_job(arguments: argparse.Namespace) -> str:
-    """What was given beside a job file, but target, machines and earlier run; with a blank."""
-    words = [word for room in rooms() for word in room.words_of_job(arguments)]
-    words += words_given(arguments, OVERRIDES)
-    for setting in arguments.set:
-        words += ["--set", setting]
-    return joined([*words, *_runs_folder(arguments)])
-
-
-def extra_of_job(arguments: argparse.Namespace) -> str:
-    """The training's own arguments, with a blank before them."""
-    return joined(["--", *arguments.extra]) if arguments.extra else ""
-
-
-def _place_of_runs(arguments: argparse.Namespace) -> list[str]:
-    of_run = arguments.command in OF_RUNS
-    places = (room.words_of_place(arguments, of_run=of_run) for room in rooms())
-    return [*_runs_folder(arguments), *(word for words in places for word in words)]
-
-
-def _runs_folder(arguments: argparse.Namespace) -> list[str]:
-    usual = os.environ.get("LAUNCHER_RUNS", str(RUN_ROOT))
-    with contextlib.suppress(OSError):
-        if Path(arguments.runs).absolute() == Path(usual).absolute():
-            return []
-    return ["--runs", arguments.runs]
-
-
-def joined(words: list[str]) -> str:
-    """The words quoted, each with a blank before it."""
-    return "".join(f" {shlex.quote(word)}" for word in words)
+def given(arguments: argparse.Namespace, names: Collection[str]) -> list[str]:
+    """Those of the options whose value is not the default, as they are typed."""
+    words: list[str] = []
+    for action in dict.fromkeys(arguments.options.values()):
+        value = getattr(arguments, action.dest, None)
+        if action.dest not in names or value in (None, action.default):
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            words += [action.option_strings[-1], *([] if one is True else [str(one)])]
+    return words

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.api.choose_target import room_of, rooms
 from launcher.commands.arguments import add_command, add_run, find, rooms_of_runs, run_root
 from launcher.commands.parser import natural, seconds
-from launcher.commands.printed_commands import program_name, spell
+from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.protocol import LATEST_LINK
 
@@ -112,10 +112,10 @@ def _ps(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([row.to_jsonable() for row in rows], indent=2))
     elif rows:
-        sys.stdout.write(spell(render_table(rows), arguments))
+        sys.stdout.write(render_table(rows))
     else:
         none = describe_none(root, everything=everything, is_here=not alone)
-        sys.stdout.write(spell(none, arguments))
+        sys.stdout.write(none)
         if not alone:
             _name_elsewhere(root)
     return int(ExitCode.OK)
@@ -127,8 +127,8 @@ def _name_elsewhere(root: Path) -> None:
 
     for live in find_elsewhere(root):
         where = shlex.quote(str(Path(live.run_dir).parent))
-        # Not spelled, as that adds the option of the folder that holds none.
-        print(f"{live.run_id} runs here; see: {program_name()} status {live.run_id} --runs {where}")
+        see = f"{typed.program()} status {live.run_id} --runs {where}"
+        print(f"{live.run_id} runs here; see: {see}")
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -141,7 +141,7 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(status.to_jsonable(), indent=2))
     else:
-        sys.stdout.write(spell(render_status(status), arguments))
+        sys.stdout.write(render_status(status))
     return int(ExitCode.OK)
 
 
@@ -163,7 +163,7 @@ def _report(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(told.to_jsonable(), indent=2))
     else:
-        sys.stdout.write(spell(render_postmortem(told), arguments))
+        sys.stdout.write(render_postmortem(told))
     return int(ExitCode.OK)
 
 
@@ -184,15 +184,15 @@ def _logs(arguments: argparse.Namespace) -> int:
             agents=arguments.verbose,
         )
     except KeyboardInterrupt:
-        print(spell(_tell_left(run), arguments), file=sys.stderr)
+        print(_tell_left(run), file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     # Only as recorded: what a run without an outcome came to is for `ps` and `stop` to find out.
     outcome = run.read_outcome() if arguments.follow else None
     if outcome is None or outcome.state != RunState.FAILED.value:
         return int(ExitCode.OK)
     ended = f"{outcome.state}, {outcome.reason}, exit code {outcome.exit_code}"
-    told = f"launcher: {run.run_id}: {ended}; see: launcher report {run.run_id}"
-    print(spell(told, arguments), file=sys.stderr)
+    told = f"launcher: {run.run_id}: {ended}; see: {typed.command('report', run.run_id)}"
+    print(told, file=sys.stderr)
     return outcome.exit_code
 
 
@@ -210,7 +210,7 @@ def _tell_left(run: RunFolder) -> str:
     if (outcome := run.read_outcome()) is not None:
         return f"interrupted; {run.run_id} has ended: {outcome.state}"
     goes_on = "goes on" if run.launcher_pid() is not None else "is left as it is"
-    return f"{run.run_id} {goes_on}; end it: launcher stop {run.run_id}"
+    return f"{run.run_id} {goes_on}; end it: {typed.command('stop', run.run_id)}"
 
 
 def _stop(arguments: argparse.Namespace) -> int:
@@ -218,10 +218,10 @@ def _stop(arguments: argparse.Namespace) -> int:
 
     run, others = _find_to_stop(arguments)
     said = stop_run(run, arguments.grace, keep=arguments.keep)
-    print(spell(said, arguments), file=sys.stderr)
+    print(said, file=sys.stderr)
     for other in others:
-        told = f"{other.run_id} still runs; end it: launcher stop {other.run_id}"
-        print(spell(told, arguments), file=sys.stderr)
+        told = f"{other.run_id} still runs; end it: {typed.command('stop', other.run_id)}"
+        print(told, file=sys.stderr)
     return int(ExitCode.OK)
 
 
@@ -242,7 +242,7 @@ def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFol
         return find(arguments), []
     if len(going_on) > 1 and not is_open:
         what = f"{name!r} may be any of {name_newest(going_on)}"
-        raise InputError(what, "launcher ps lists the runs that go on")
+        raise InputError(what, f"{typed.command('ps')} lists the runs that go on")
     return going_on[-1], going_on[:-1]
 
 
@@ -250,5 +250,5 @@ def _scale(arguments: argparse.Namespace) -> int:
     from launcher.api.scaling import scale_run
 
     said = scale_run(find(arguments), arguments.nodes)
-    print(spell(said, arguments), file=sys.stderr)
+    print(said, file=sys.stderr)
     return int(ExitCode.OK)

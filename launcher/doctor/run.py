@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
 from launcher.doctor.finding import Finding, failed
@@ -95,7 +96,7 @@ def judge_start(answers: ProbeAnswers, limit_s: float) -> Iterator[Finding]:
 def judge_speed(answers: ProbeAnswers) -> Finding:
     """The all-reduce, or why there was none."""
     if answers.all_reduce is None and answers.failure:
-        fix = "launcher run shows all of it"
+        fix = f"{typed.command('run')} shows all of it"
         return failed("all-reduce", answers.world, answers.failure, fix)
     return judge_all_reduce(answers.all_reduce, answers.world)
 

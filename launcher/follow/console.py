@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from typing import TextIO
 
 from launcher.contract.clock import Clock, SystemClock
@@ -33,10 +32,8 @@ class Console:
         terminal: bool,
         colour: bool,
         clock: Clock | None = None,
-        spell: Callable[[str], str] | None = None,
         shows: str = "",
     ) -> None:
-        self._spell = spell or str
         self._stream, self._out = stream, stream if out is None else out
         self._terminal = terminal
         self._colour = colour
@@ -59,7 +56,7 @@ class Console:
 
     def note(self, text: str) -> None:
         """A line of the launcher itself."""
-        self.line(self._spell(text), prefix="launcher:", colour_key=-1)
+        self.line(text, prefix="launcher:", colour_key=-1)
 
     def show(
         self, block: LineBlock, *, stream: Stream, prefix: str = "", colour_key: int = 0

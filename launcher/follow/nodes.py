@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from launcher.agent import disk
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import ExitCode, SilentTargetError, TargetError
 from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
@@ -236,7 +236,7 @@ class NodeDriver:
         try:
             self._target.stop(self._run.run_id, grace_s)
         except TargetError as error:
-            once_more = f"what runs on there ends with: launcher stop {self._run.run_id}"
+            once_more = f"what runs on there ends with: {typed.command('stop', self._run.run_id)}"
             self._console.note(f"{error.what}; {once_more}")
 
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
 from launcher.follow.target import Observation
 from launcher.plan.launch_plan import LaunchPlan
@@ -99,7 +99,8 @@ def check_scale(plan: LaunchPlan, nodes: int, *, own_checkpoints: bool = False) 
         anew = f"other bounds need a new run (--resume {plan.run_id})"
         if own_checkpoints:
             # The job's name is taken until it is gone.
-            anew = f"for other bounds launcher stop {plan.run_id}, then run it with other --nnodes"
+            stop = typed.command("stop", plan.run_id)
+            anew = f"for other bounds {stop}, then run it with other --nnodes"
         raise InputError(
             f"{nodes} nodes asked for, but nnodes of {plan.run_id} is {low}:{high}",
             f"a number from {low} to {high}; {anew}",

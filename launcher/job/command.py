@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable
 
+from launcher.contract import typed
 from launcher.job.refused import NotAcceptedError
 
 _OPERATOR = re.compile(r"&&|\|\||[|;&<]|[12&]?>>?|[12]>&[12]")
@@ -70,13 +71,13 @@ def _check_operators(words: Iterable[str], operators: re.Pattern[str]) -> None:
 
 def _in_own_shell(operator: str) -> str:
     if ">" in operator:
-        return "in your own shell: launcher run JOB > FILE"
+        return f"in your own shell: {typed.command('run', 'JOB')} > FILE"
     if operator == "<":
         return "let the script open the file"
     if operator == "&":
-        return "launcher run JOB --detach"
+        return typed.command("run", "JOB", "--detach")
     joined = operator[-2:] if operator[0] in "&|" else ";"
-    return f"in your own shell: launcher run JOB {joined} ..."
+    return f"in your own shell: {typed.command('run', 'JOB')} {joined} ..."
 
 
 def _check_first_words(words: tuple[str, ...]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.manifests.batch.check import check_batch_script
 from launcher.manifests.batch.script import is_batch_script
@@ -113,9 +113,11 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
 def _refuse_job(objects: Iterable[Value], file: str) -> None:
     for item in objects:
         if not (item["apiVersion"] or item["kind"]) and (item["command"] or item["name"]):
-            job = shlex.quote(file) if file != STDIN_NAME else "JOB"
+            job = file if file != STDIN_NAME else "JOB"
             what = f"{item.where}: neither apiVersion nor kind: this is a job file, and no manifest"
-            raise InputError(what, f"launcher doctor {job}, or launcher render {job}")
+            raise InputError(
+                what, f"{typed.command('doctor', job)}, or {typed.command('render', job)}"
+            )
 
 
 def render_checked(checked: Checked) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, name_exit_code
 from launcher.contract.node_plan import Env
 from launcher.manifests.play_values import (
@@ -115,7 +115,7 @@ def plan_play(item: Value, together: Together, machine: Machine, image: str | No
     """
     job = PyTorchJob(item=item)
     if not job.replicas:
-        fix = f"launcher check {_file(item)}"
+        fix = typed.command("check", _file(item))
         raise InputError(f"{item.where}: {job.name} has no replicas", fix)
     gpus = list(machine.gpus)
     pods = [

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.job.quantity import parse_whole
 from launcher.manifests.source import Together, Value
@@ -61,7 +62,8 @@ class Surroundings:
             raise InputError(
                 f"{reference.where}: {kind} {name} of namespace {self.namespace} is not in these "
                 "files",
-                f"name the file that holds the {kind} too: launcher play JOB.yaml FILE.yaml",
+                f"name the file that holds the {kind} too: "
+                f"{typed.command('play', 'JOB.yaml', 'FILE.yaml')}",
             )
 
 

@@ -19,7 +19,7 @@ from launcher.agent.atomic_write import reserve
 from launcher.agent.atomic_write import (
     write_atomically as write_atomically,  # for those who write here
 )
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.contract.process_stat import boot_id, start_of
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
@@ -107,7 +107,7 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise InputError(
                 f"{path} is not the plan of a run: {str(error).splitlines()[0]}",
-                "launcher ps --all lists the runs",
+                f"{typed.command('ps', '--all')} lists the runs",
             ) from error
 
     def is_there(self) -> bool:
@@ -309,11 +309,11 @@ def find_run(run_root: Path, name: str) -> RunFolder:
     if not runs:
         what, fix = describe_no_runs(run_root)
         what = what if name == protocol.LATEST_LINK else f"no run {name!r} in {run_root}"
-        raise InputError(what, f"{fix}; launcher ps names those that run elsewhere here")
+        raise InputError(what, f"{fix}; {typed.command('ps')} names those that run elsewhere here")
     what = f"no run {name!r} in {run_root}"
     if matches:
         what = f"{name!r} may be any of {name_newest(matches)}"
-    raise InputError(what, "launcher ps --all lists the runs")
+    raise InputError(what, f"{typed.command('ps', '--all')} lists the runs")
 
 
 def name_newest(runs: Sequence[RunFolder]) -> str:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from launcher.contract import typed
 from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
 from launcher.contract.worker_end import COLLATERAL
 
@@ -81,7 +82,7 @@ class FailureReport:
 
     def with_log_commands(self, run_id: str) -> FailureReport:
         """With the command that shows each worker's log in place of its path."""
-        command = f"launcher logs {run_id} --rank"
+        command = typed.command("logs", run_id, "--rank")
         named = [replace(one, log=f"{command} {one.rank}") for one in self.ranks]
         return replace(self, first=next(iter(named), None), collateral=tuple(named[1:]))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from launcher.code.record import CodeRecord, read_record
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.reasons import TERMINAL_STATES, NodeState
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.records import parse_record
@@ -290,7 +290,7 @@ def _render_code(code: CodeRecord, run_id: str) -> str:
     commit = f"commit {code.commit[:12]}" if code.commit else "no commit"
     changed = " with changes (code.diff)" if code.commit and code.is_dirty else ""
     what = f"{commit}{changed}, {code.files} files, hash {code.hash[:12]}"
-    return f"  code: {code.root}: {what}; once more: launcher run --again {run_id}"
+    return f"  code: {code.root}: {what}; once more: {typed.command('run', '--again', run_id)}"
 
 
 def _headline(told: Postmortem) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from launcher.contract import typed
 from launcher.contract.reasons import Reason, RunState
 from launcher.contract.worker_end import is_own_failure
 from launcher.runs.outcome import FailureReport, Outcome, RankFailure
@@ -17,22 +18,17 @@ def render_summary(
     outcome: Outcome,
     *,
     folder: str,
-    job_file: str,
-    program: str,
-    where: str = "",
+    job: Sequence[str],
+    extra: Sequence[str] = (),
     resumes_by_run: bool = True,
-    options: str = "",
-    runs: str = "",
-    extra: str = "",
     image: str = "",
     python: str = "",
     resumed: str = "",
 ) -> str:
     """The result, a failure's first cause, where things are, and the next commands to type.
 
-    ``program`` is how this launcher is called, ``where`` names the target's machines, ``options``
-    were given with the job file, ``runs`` leads to the run, ``extra`` are the training's arguments;
-    these four are empty or begin with a blank. ``resumes_by_run``: ``--resume`` names a run.
+    ``job`` are the words that name the job, the target and its options, ``extra`` the training's
+    arguments. ``resumes_by_run``: ``--resume`` names a run.
     ``image`` is the one that the launcher chose, empty where the job names one or has none.
     ``python`` is the one of this machine that ran the workers, empty where they had another.
     ``resumed`` is the run that this one goes on from.
@@ -41,21 +37,21 @@ def render_summary(
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
     if outcome.failure:
         lines += render_failure(outcome.failure, outcome.reason)
-        lines += _fix_missing_module(outcome.failure.first, image, python, program)
+        lines += _fix_missing_module(outcome.failure.first, image, python)
         lines += render_clocks(outcome.failure.clock_offsets_s)
     lines += _results(outcome)
     lines.append(f"  outcome      {folder}/outcome.json")
-    lines.append(f"  logs         {folder}/nodes   {program} logs {outcome.run_id}{runs}")
+    lines.append(f"  logs         {folder}/nodes   {typed.command('logs', outcome.run_id)}")
     if outcome.failure or outcome.restarts:
-        lines.append(f"  report       {program} report {outcome.run_id}{runs}")
+        lines.append(f"  report       {typed.command('report', outcome.run_id)}")
     lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
-    where = f"--on {outcome.target}{where}{options}"
-    earlier = f" --resume {outcome.run_id}" if resumes_by_run else ""
-    resume = f"{program} run {job_file} {where}{earlier}{extra}"
+    earlier = ("--resume", outcome.run_id) if resumes_by_run else ()
+    after = ("--", *extra) if extra else ()
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):
+        resume = typed.command("run", *job, *earlier, *after)
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
-    same = f" --resume {resumed}" if resumed else ""
-    lines.append(f"  render it    {program} render {job_file} {where}{same}{extra}")
+    same = ("--resume", resumed) if resumed else ()
+    lines.append(f"  render it    {typed.command('render', *job, *same, *after)}")
     return "\n".join(lines)
 
 
@@ -76,13 +72,11 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
     lines += [f"  fell with it: {_who(o)}: {o.exception}" for o in others[:COLLATERAL_LINES]]
     if len(others) > COLLATERAL_LINES:
         more = len(others) - COLLATERAL_LINES
-        lines.append(f"  and {more} more; all of them: launcher report --json")
+        lines.append(f"  and {more} more; all of them: {typed.command('report', '--json')}")
     return lines
 
 
-def _fix_missing_module(
-    first: RankFailure | None, image: str, python: str, program: str
-) -> list[str]:
+def _fix_missing_module(first: RankFailure | None, image: str, python: str) -> list[str]:
     """What to do about a package that the launcher's own image, or a local Python, lacks."""
     missing = _NO_MODULE.search(first.exception) if first and (image or python) else None
     if missing is None:
@@ -91,8 +85,9 @@ def _fix_missing_module(
         install = f"{shlex.quote(python)} -m pip install {missing[1].partition('.')[0]}"
         fix = f"{install}; or name a Python that has it: --set local.python=PATH"
         return [f"  fix: {python} has no {missing[1]}: {fix}"]
-    build = f"{program} build --base {image} --tag REF puts requirements.txt into an image"
-    fix = f"{build} for --image REF; or name one that has it; or --on local"
+    build = typed.command("build", "--base", image, "--tag", "REF")
+    fix = f"{build} puts requirements.txt into an image for --image REF"
+    fix += "; or name one that has it; or --on local"
     return [f"  fix: {image} has no {missing[1]}: {fix}"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.agent.atomic_write import write_atomically
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
@@ -155,7 +155,7 @@ def choose_agent(job: JobSpec, image: str, held: str | None) -> tuple[bool, str]
         raise KeyInputError(("agent", "in_image"), other, OTHER_AGENT_FIX)
     if held is None or wanted is False:
         return False, ""
-    fix = "to bring both together: make image, or launcher build"
+    fix = f"to bring both together: make image, or {typed.command('build')}"
     return False, f"{other}: the launcher's is used; {fix}"
 
 

@@ -7,7 +7,7 @@ imported for each command, so what takes time to import is imported where it is 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -34,6 +34,8 @@ class GivenOptions(NamedTuple):
     """Keys of the target's section of the job file, and the values that options give them."""
     names_runs: bool = False
     """Whether runs are to be looked for there."""
+    finds_runs_by: Sequence[str] = ()
+    """Its options, as typed, by which a later command finds the same runs."""
     sample_job: Callable[[], str] | None = None
     """Makes a job file for a diagnosis of all that the options name; None where one is needed."""
 
@@ -93,25 +95,6 @@ class Room:
         Raises ``InputError`` for options of this target if the job runs on another one.
         """
         return GivenOptions()
-
-    def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
-        """The options, as typed, by which another command finds the same target.
-
-        ``of_run``: both commands are about a run.
-        """
-        return []
-
-    def words_of_job(self, arguments: Namespace) -> list[str]:
-        """The options, as typed, that were given with a job file."""
-        return []
-
-    def words_of_target(self, arguments: Namespace) -> list[str]:
-        """The options, as typed, that name the target's machines."""
-        return []
-
-    def spell(self, line: str, arguments: Namespace) -> str:
-        """A line with the commands of the target's own tool as they are typed here."""
-        return line
 
     # -- runs that are found there ----------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, TargetError
 from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
@@ -30,7 +30,9 @@ def adopt_run(inventory: Inventory, run_root: Path, name: str) -> RunFolder:
     found = read_runs(inventory, "" if name == protocol.LATEST_LINK else name)
     if len(found) != 1:
         fits = f"{name!r} may be any of {', '.join(sorted(found))}" if found else f"no run {name!r}"
-        raise InputError(f"{fits}, on these hosts", "launcher hosts shows the runs that hold them")
+        raise InputError(
+            f"{fits}, on these hosts", f"{typed.command('hosts')} shows the runs that hold them"
+        )
     ((run_id, copies),) = found.items()
     plan = localise(copies, str(run_root.absolute() / run_id), inventory)
     run = RunFolder(Path(plan.run_dir))

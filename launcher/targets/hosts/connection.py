@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from launcher.agent import disk
+from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program.messages import (
@@ -252,7 +253,9 @@ def copy_once(
             if is_last and copy.missing:
                 what = f"{host.name}: not copied here, and kept there: {copy.missing}"
                 correct = "make room" if copy.is_full else "correct it"
-                raise TargetError(what, f"{correct} in {run_dir}, then launcher stop {run_id}")
+                raise TargetError(
+                    what, f"{correct} in {run_dir}, then {typed.command('stop', run_id)}"
+                )
             return states, message.followed
         copy.take(message, blob)
         states = message.nodes if isinstance(message, NodesSeen) else states

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.doctor.judge import LOOPBACK, NodeAnswer
@@ -109,7 +110,8 @@ def _judge_image(answer: HostAnswer, digests: Sequence[str], own: Image, right: 
         return ok(IMAGE, name, told)
     found = f"{told}, others have {_short(right)}" if id else f"{own.name} is not there"
     if own.id:
-        fix = f"docker save {own.name} | ssh {name} docker load, or leave it to launcher run"
+        load = f"docker save {own.name} | ssh {name} docker load"
+        fix = f"{load}, or leave it to {typed.command('run')}"
         return warning(IMAGE, name, found, fix)
     return (failed if id else warning)(IMAGE, name, found, f"ssh {name} docker pull {own.name}")
 
@@ -129,7 +131,7 @@ def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Findin
             yield ok("leases", name, f"GPUs {free} free" if found.gpus else "free")
             continue
         runs = sorted({lease.run_id for lease in found.leases if lease.live})
-        stop = f"launcher stop {runs[0]} --hosts {name}" if runs else "raise slots: of it"
+        stop = typed.command("stop", runs[0], "--hosts", name) if runs else "raise slots: of it"
         fix = f"wait, or name other hosts, or if it is yours: {stop}"
         yield (warning if enough else failed)("leases", name, why, fix)
 

@@ -12,7 +12,7 @@ from itertools import compress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
@@ -43,7 +43,7 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
         holders = ", ".join(f"{it.owner} with {it.run_id} ({it.holding})" for it in held)
         raise TargetError(
             f"{host.name}: held by {holders}",
-            "wait for it, or name other hosts; launcher hosts shows all leases",
+            f"wait for it, or name other hosts; {typed.command('hosts')} shows all leases",
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
 from launcher.targets.hosts.program.messages import Address
@@ -88,7 +89,8 @@ def decide_hosts(
         reasons = "".join(f"\n  {name}: {why}" for name, why in busy.items())
         raise TargetError(
             f"nnodes is {job.nnodes}, but {len(free)} of {len(found)} hosts can be used{reasons}",
-            "name more hosts, lower --nnodes, or wait: launcher hosts shows who holds them",
+            "name more hosts, lower --nnodes, or wait: "
+            f"{typed.command('hosts')} shows who holds them",
         )
     return tuple(free[: job.nnodes.max])
 

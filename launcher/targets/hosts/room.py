@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
 from launcher.targets.room import AddCommand, GivenOptions, Note, Room, words_given
 
@@ -92,12 +93,6 @@ class HostsRoom(Room):
             raise InputError(f"{' '.join(typed)} with --on {on}", fix)
         return GivenOptions()
 
-    def words_of_job(self, arguments: Namespace) -> list[str]:
-        return words_given(arguments, FILTERS)
-
-    def words_of_target(self, arguments: Namespace) -> list[str]:
-        return words_given(arguments, ("hosts",))
-
     # -- runs that are found there ----------------------------------------------------------------
 
     def find_run(
@@ -169,7 +164,7 @@ def _show_hosts(arguments: Namespace) -> int:
 
     inventory = read_hosts(arguments)
     if inventory is None:
-        raise InputError("no hosts are named", "launcher hosts --hosts hosts.yaml")
+        raise InputError("no hosts are named", typed.command("hosts", "--hosts", "hosts.yaml"))
     rows = read_hosts_now(inventory)
     text = render_hosts_table(rows)
     if arguments.json:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
@@ -229,7 +229,7 @@ class HostsTarget(Target):
             if not session.call(asked):
                 raise TargetError(
                     f"the launcher of {plan.run_id} does not answer",
-                    f"launcher status {plan.run_id}",
+                    typed.command("status", plan.run_id),
                 )
         return True
 
@@ -346,7 +346,9 @@ class HostsTarget(Target):
         self.notes += ended.notes
         unreached = ended.unreached
         if unreached and (plan.detached or not self._lines):
-            raise TargetError("; ".join(unreached), f"launcher stop {plan.run_id}, once more")
+            raise TargetError(
+                "; ".join(unreached), f"{typed.command('stop', plan.run_id)}, once more"
+            )
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         """Runs of this machine's run folders; none while one is followed: leases end all others."""

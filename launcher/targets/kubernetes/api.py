@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.kubeconfig import (
     MALFORMED,
     config_files,
+    kubectl,
     official_client,
     open_client,
     parse_warning,
@@ -345,7 +347,7 @@ def api_errors(doing: str, cluster: Cluster, place: ObjectPlace | None = None) -
         why = why.rpartition("Failed to establish a new connection: ")[2]
         raise TargetError(
             f"the cluster of context {cluster.context} does not answer: {why}",
-            "kubectl cluster-info; kubectl config get-contexts lists others",
+            f"{kubectl()} cluster-info; {kubectl()} config get-contexts lists others",
         ) from error
 
 
@@ -366,23 +368,24 @@ def _api_error(error: Any, doing: str, cluster: Cluster, place: ObjectPlace | No
 
 def _hint(status: int, said: str, namespace: str) -> str:
     if status == FORBIDDEN:
-        rights = (
-            f"kubectl auth can-i --list -n {namespace}; k8s/base/rbac.yaml grants what is needed"
-        )
+        look = f"{kubectl()} auth can-i --list -n {namespace}"
+        rights = f"{look}; k8s/base/rbac.yaml grants what is needed"
         return find_fix(said, namespace) or rights
     if status == NOT_FOUND and "namespaces" in said:
-        return f"kubectl create namespace {namespace}, or kubernetes.namespace of the job"
-    hints = {401: "log in again (kubectl get pods shows whether it works)"}
-    hints |= dict.fromkeys((400, 422), "launcher check says what is wrong with a manifest")
+        return f"{kubectl()} create namespace {namespace}, or kubernetes.namespace of the job"
+    hints = {401: f"log in again ({kubectl()} get pods shows whether it works)"}
+    hints |= dict.fromkeys(
+        (400, 422), f"{typed.command('check')} says what is wrong with a manifest"
+    )
     return hints.get(status, "")
 
 
 def find_fix(message: str, namespace: str) -> str:
     """The fix for a pod that the server refused; empty where none is known."""
     if "exceeded quota" in message or "failed quota" in message:
-        return f"kubectl describe quota -n {namespace}; then resources: of the job"
+        return f"{kubectl()} describe quota -n {namespace}; then resources: of the job"
     if "PodSecurity" in message:
-        return f"take out of the job what it names, or kubectl describe namespace {namespace}"
+        return f"take out of the job what it names, or {kubectl()} describe namespace {namespace}"
     if "LimitRange" in message or "per Container" in message or "per Pod" in message:
-        return f"kubectl describe limits -n {namespace}; then resources: of the job"
+        return f"{kubectl()} describe limits -n {namespace}; then resources: of the job"
     return ""

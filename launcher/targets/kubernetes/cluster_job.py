@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
@@ -28,6 +28,7 @@ from launcher.targets.kubernetes.api import (
     ObjectPlace,
 )
 from launcher.targets.kubernetes.collector import PodCollector, selector_of
+from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.missing_pods import read_reasons
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import DELETED, JobEnd, is_suspended, parse_job_end
@@ -186,9 +187,10 @@ class ClusterJob:
         kind, name, namespace = held["kind"], held["metadata"]["name"], self.cluster.namespace
         run_id = (held["metadata"].get("labels") or {}).get(protocol.LABEL_RUN_ID, "")
         if run_id and (Path(self.plan.run_dir).parent / run_id / protocol.PLAN_FILE).is_file():
-            fix = f"launcher logs -f {run_id} to attach, or launcher stop {run_id} to replace it"
+            attach = typed.command("logs", "-f", run_id)
+            fix = f"{attach} to attach, or {typed.command('stop', run_id)} to replace it"
         else:
-            fix = f"kubectl delete {kind.lower()} {name} -n {namespace} to replace it"
+            fix = f"{kubectl()} delete {kind.lower()} {name} -n {namespace} to replace it"
         what = f"{kind} {name} is in namespace {namespace} already"
         return InputError(what, f"{fix}; or --set name=OTHER")
 
@@ -296,7 +298,7 @@ class ClusterJob:
             if self._clock.monotonic() > deadline:
                 raise TargetError(
                     f"pods of {self.plan.run_id} are still ending",
-                    f"kubectl get pods -n {self.cluster.namespace} -l {selector}",
+                    f"{kubectl()} get pods -n {self.cluster.namespace} -l {selector}",
                 )
             self._clock.sleep(0.5)
         self.pods.close()
@@ -305,7 +307,7 @@ class ClusterJob:
 
     def render_by_hand(self, *, keep: bool) -> str:
         """The kubectl command that deletes the job or, with ``keep``, suspends it."""
-        return self._patch(True) if keep else f"kubectl delete {self._named}"
+        return self._patch(True) if keep else f"{kubectl()} delete {self._named}"
 
     def render_resuming(self) -> str:
         """The kubectl command that has a suspended job go on."""
@@ -313,7 +315,7 @@ class ClusterJob:
 
     def _patch(self, suspends: bool) -> str:
         patch = shlex.quote(json.dumps(self._suspension(suspends)))
-        return f"kubectl patch {self._named} --type merge -p {patch}"
+        return f"{kubectl()} patch {self._named} --type merge -p {patch}"
 
     def _suspension(self, suspends: bool) -> Object:
         spec = {"suspend": suspends}
@@ -322,7 +324,7 @@ class ClusterJob:
     @property
     def _named(self) -> str:
         where = f"{self._place.kind.lower()} {self._place.name} -n {self.cluster.namespace}"
-        if self.cluster.context != IN_CLUSTER:
+        if self.cluster.context != IN_CLUSTER and "--context" not in kubectl():
             where += f" --context {shlex.quote(self.cluster.context)}"
         return where
 

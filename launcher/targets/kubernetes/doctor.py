@@ -24,6 +24,7 @@ from launcher.targets.kubernetes.api import (
     ObjectPlace,
 )
 from launcher.targets.kubernetes.code import tell_code
+from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
 
@@ -115,7 +116,9 @@ class _Diagnosis:
             yield from work()
         except TargetError as error:
             if isinstance(error, ApiError) and error.status == FORBIDDEN:
-                fix = "kubectl auth can-i --list shows your rights; an admin can call doctor too"
+                fix = (
+                    f"{kubectl()} auth can-i --list shows your rights; an admin can call doctor too"
+                )
                 yield warning(check, where, "you may not look at it", fix)
             else:
                 yield failed(check, where, error.what, error.hint)
@@ -123,7 +126,7 @@ class _Diagnosis:
     def _judge_namespace(self) -> Iterator[Finding]:
         name = self._namespace
         if self._cluster.look(f"/api/v1/namespaces/{name}") is None:
-            fix = f"kubectl create namespace {name}, or kubernetes.namespace of the job"
+            fix = f"{kubectl()} create namespace {name}, or kubernetes.namespace of the job"
             yield failed("namespace", name, "is not there", fix)
         else:
             yield ok("namespace", name, "is there")
@@ -178,7 +181,7 @@ class _Diagnosis:
         *_, job = self._objects
         if job["kind"] not in self._refused and self._cluster.read(ObjectPlace.of(job)) is not None:
             name = job["metadata"]["name"]
-            fix = f"kubectl delete {_resource(job)} {name} -n {self._namespace}"
+            fix = f"{kubectl()} delete {_resource(job)} {name} -n {self._namespace}"
             where = f"{job['kind']} {name}"
             yield failed("dry run", where, "is there already", f"{fix}; or --set name=OTHER")
             self._refused.add(job["kind"])
@@ -207,7 +210,7 @@ class _Diagnosis:
         metadata = {**self._pod.get("metadata", {}), "name": name}
         spec = {**self._pod["spec"], "restartPolicy": "Never"}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        look = f"kubectl describe quota,limits,ns -n {self._namespace}"
+        look = f"{kubectl()} describe quota,limits,ns -n {self._namespace}"
         fix = f"{look}; then resources: of the job"
         yield self._try("pod", "one of the job's", self._cluster.create, pod, fix)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.doctor.references import PULL_SECRET, Object, Reference, parse_amount, sum_resources
+from launcher.targets.kubernetes.kubeconfig import kubectl
 
 PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 KEEPS_AWAY = ("NoSchedule", "NoExecute")
@@ -20,9 +21,9 @@ def judge_rights(
     for resource, verbs in denied.items():
         role = f"launcher-{resource.partition('.')[0].replace('/', '-')}"
         fix = (
-            f"an admin of the namespace: kubectl create role {role} -n {namespace} "
-            f"--verb={','.join(verbs)} --resource={resource} && kubectl create rolebinding {role} "
-            f"-n {namespace} --role={role} --user=YOU"
+            f"an admin of the namespace: {kubectl()} create role {role} -n {namespace} "
+            f"--verb={','.join(verbs)} --resource={resource} && "
+            f"{kubectl()} create rolebinding {role} -n {namespace} --role={role} --user=YOU"
         )
         yield failed("rights", resource, f"you may not {', '.join(verbs)} it", fix)
     if allowed:
@@ -47,7 +48,7 @@ def judge_reference(
     if missing:
         patch = ", ".join(f'"{key}": "..."' for key in missing)
         field = "stringData" if reference.kind == "Secret" else "data"
-        fix = f"kubectl patch {reference.kind.lower()} {flag} -p '{{\"{field}\": {{{patch}}}}}'"
+        fix = f"{kubectl()} patch {reference.kind.lower()} {flag} -p '{{\"{field}\": {{{patch}}}}}'"
         return failed(check, place, f"has no {', '.join(missing)}", fix)
     if reference.use == PULL_SECRET and found.get("type") not in PULL_TYPES:
         told = f"is of type {found.get('type')}, with which no image is pulled"
@@ -59,14 +60,14 @@ def _fix(reference: Reference, flag: str) -> str:
     keys = "".join(f" --from-literal={key}=..." for key in reference.keys)
     fixes = {
         PULL_SECRET: (
-            f"kubectl create secret docker-registry {flag} --docker-server=SERVER "
+            f"{kubectl()} create secret docker-registry {flag} --docker-server=SERVER "
             "--docker-username=NAME --docker-password=PASSWORD"
         ),
-        "Secret": f"kubectl create secret generic {flag}{keys}",
-        "ConfigMap": f"kubectl create configmap {flag} --from-file=FILE",
-        "ServiceAccount": f"kubectl create serviceaccount {flag}",
-        "PersistentVolumeClaim": f"kubectl apply -f k8s/base/storage.yaml, with the name {flag}",
-        "PriorityClass": "kubectl get priorityclasses; kubernetes.priority_class of the job",
+        "Secret": f"{kubectl()} create secret generic {flag}{keys}",
+        "ConfigMap": f"{kubectl()} create configmap {flag} --from-file=FILE",
+        "ServiceAccount": f"{kubectl()} create serviceaccount {flag}",
+        "PersistentVolumeClaim": f"{kubectl()} apply -f k8s/base/storage.yaml, as {flag}",
+        "PriorityClass": f"{kubectl()} get priorityclasses; kubernetes.priority_class of the job",
     }
     return fixes[reference.use or reference.kind]
 
@@ -74,7 +75,7 @@ def _fix(reference: Reference, flag: str) -> str:
 def _judge_claim(claim: Object, place: str, flag: str, node_count: int) -> Finding:
     check, phase = "PersistentVolumeClaim", claim.get("status", {}).get("phase", "Pending")
     modes = claim["spec"].get("accessModes") or []
-    look = f"kubectl describe pvc {flag}"
+    look = f"{kubectl()} describe pvc {flag}"
     if phase == "Pending":
         # This is right if the storage class waits for the first pod.
         return warning(check, place, "is not bound yet", look)
@@ -105,7 +106,7 @@ def judge_nodes(nodes: Sequence[Object], template: Object, least: int, most: int
     asked = ", ".join(each) or "nothing special"
     told = f"{with_room} of {len(nodes)} nodes have room for pods with {asked}"
     told += "".join(f"; {count} {reason}" for reason, count in why.items())
-    fix = "kubectl describe nodes; lower resources: of the job, or set kubernetes.tolerations"
+    fix = f"{kubectl()} describe nodes; lower resources: of the job, or set kubernetes.tolerations"
     if room < least:
         return failed("nodes", "cluster", f"{told}; the job has {least} pods", fix)
     if room < most:

@@ -15,6 +15,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
 from launcher.targets.kubernetes.api import FORBIDDEN, PLURALS, ApiError, Cluster, Object
 from launcher.targets.kubernetes.cluster_job import API_OF_KIND, write_cluster
+from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.plan import parse_kept_plan
 from launcher.targets.kubernetes.pod_states import is_suspended, parse_job_end
 
@@ -79,7 +80,7 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
         found += (Found(kind=kind, item=item) for item in own)
     if refused and not known:
         raise next(iter(refused.values()))
-    fix = f"kubectl auth can-i --list -n {cluster.namespace}"
+    fix = f"{kubectl()} auth can-i --list -n {cluster.namespace}"
     notes = [f"{kind} are left out: you may not list them; {fix}" for kind in refused]
     return found, notes
 
@@ -158,7 +159,7 @@ def _read_plan(cluster: Cluster, found: Found, run_dir: str) -> LaunchPlan:
     if not kept:
         raise InputError(
             f"the cluster keeps no plan of {found.run_id}: another version has submitted it",
-            f"the folder of its run, on the machine that submitted it; or kubectl describe "
+            f"the folder of its run, on the machine that submitted it; or {kubectl()} describe "
             f"{found.item['kind'].lower()} {found.job_name} -n {cluster.namespace}",
         )
     # A manifest that was changed and applied again has left one for each version.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from launcher.contract import typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.reasons import Reason
@@ -18,6 +19,7 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.api import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import ClusterJob, MayRunError
 from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S
+from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.missing_pods import MissingPods
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit
@@ -137,7 +139,9 @@ class ClusterDriver:
                 self._delete()
             else:
                 run_id = self._run.run_id
-                self._console.note(f"kept for kubectl describe; launcher stop {run_id} removes it")
+                self._console.note(
+                    f"kept for {kubectl()} describe; {typed.command('stop', run_id)} removes it"
+                )
             if asked:
                 self._collect()
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,33 @@ def official_client() -> tuple[Any, Any]:
             "pip install 'kubernetes>=31,<37'",
         ) from error
     return client, config
+
+
+_named: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def using(kubeconfig: str | None, context: str | None) -> Iterator[None]:
+    """In the block, this process and its children use a kubeconfig, and ``kubectl()`` names it."""
+    global _named
+    before, file_before = _named, os.environ.get("KUBECONFIG")
+    if kubeconfig is not None:
+        os.environ["KUBECONFIG"] = kubeconfig
+    given = (("--kubeconfig", kubeconfig), ("--context", context))
+    _named = tuple(word for option, value in given if value for word in (option, value))
+    try:
+        yield
+    finally:
+        _named = before
+        if kubeconfig is not None:
+            os.environ.pop("KUBECONFIG")
+            if file_before is not None:
+                os.environ["KUBECONFIG"] = file_before
+
+
+def kubectl() -> str:
+    """kubectl as it is to be typed for the cluster that this call named."""
+    return shlex.join(("kubectl", *_named))
 
 
 def config_files() -> str:
@@ -68,11 +96,12 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
         why = why if in_cluster else f"{config_files()}: {why}"
         raise TargetError(
             f"no cluster: {why}",
-            "kubectl config get-contexts lists what there is; kubectl config use-context NAME",
+            f"{kubectl()} config get-contexts lists what there is; "
+            f"{kubectl()} config use-context NAME",
         ) from error
     if said:
         what = f"the login command of context {context or 'in use'} failed: {said[0]}"
-        raise TargetError(what, "kubectl get pods runs the same command, and tells more")
+        raise TargetError(what, f"{kubectl()} get pods runs the same command, and tells more")
     settings.connection_pool_maxsize = CONNECTIONS
     settings.retries = _retries()
     if not settings.verify_ssl:

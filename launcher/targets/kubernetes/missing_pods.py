@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster, find_fix
+from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.pod_progress import same_words
 from launcher.targets.kubernetes.pod_states import (
     BAD_ENDS,
@@ -102,12 +103,12 @@ def tell_reasons(job: Object, events: Iterable[Object], namespace: str) -> tuple
 
 def _describe_silence(called: str, namespace: str, job: Object | None) -> str:
     """A line for where no pod was made for a while, and nothing says why."""
-    look = f"kubectl describe {called} -n {namespace}"
+    look = f"{kubectl()} describe {called} -n {namespace}"
     if job is not None and not job.get("status"):
         # No controller has written anything into it.
         return (
             f"no controller has taken up {called}: is the operator running? "
-            f"kubectl get pods -A; {look}"
+            f"{kubectl()} get pods -A; {look}"
         )
     return f"{called} has no pod, and no event says why; {look}"
 
@@ -128,6 +129,6 @@ def _warnings(job: Object, events: Iterable[Object], namespace: str) -> Iterator
             about = section(event, "involvedObject")
             kind, name = str(about.get("kind")), about.get("name")
             message = message_of(event)
-            look = f"kubectl describe {kind.lower()} {name} -n {namespace}"
+            look = f"{kubectl()} describe {kind.lower()} {name} -n {namespace}"
             fix = find_fix(message, namespace) or look
             yield f"{kind} {name}: {event.get('reason')}: {message}; {fix}"

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from launcher.contract.errors import name_exit_code
 from launcher.contract.reasons import NodeState, Reason
 from launcher.targets.kubernetes.pod_states import (
-    FIX,
     NOT_STARTED,
     Ending,
     PodView,
     Trouble,
     describe_trouble,
     find_missing_claim,
+    fix_of,
     newest_of_each,
 )
 
@@ -138,7 +138,7 @@ class StartLimit:
             return None
         pod, ending = certain[-1]
         told = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
-        return Reason.BAD_INPUT, f"{told}; {FIX[Trouble.START]}"
+        return Reason.BAD_INPUT, f"{told}; {fix_of(Trouble.START)}"
 
     def _judge_waiting(self, newest: dict[int, PodView], now: float) -> tuple[Reason, str] | None:
         for index in set(self._kept_since) - set(newest):

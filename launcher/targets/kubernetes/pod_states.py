@@ -16,6 +16,7 @@ from typing import Any
 from launcher.contract.errors import name_exit_code
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
 from launcher.runs.node_outcomes import parse_node_outcome
+from launcher.targets.kubernetes.kubeconfig import kubectl
 
 Object = Mapping[str, Any]
 
@@ -51,16 +52,21 @@ WORDS: Mapping[str, Trouble] = {
 NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
 
-FIX: Mapping[Trouble, str] = {
-    Trouble.UNSCHEDULABLE: "lower resources of the job, or kubectl describe nodes",
+_FIXES: Mapping[Trouble, str] = {
+    Trouble.UNSCHEDULABLE: "lower resources of the job, or {kubectl} describe nodes",
     Trouble.IMAGE: "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets",
     Trouble.CONFIG: "create the Secret or ConfigMap that it names",
-    Trouble.START: "kubectl describe pod: the image lacks python3, or a mount fails",
+    Trouble.START: "{kubectl} describe pod: the image lacks python3, or a mount fails",
     Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
-    Trouble.EVICTED: "kubectl describe node: its disk or memory was full",
+    Trouble.EVICTED: "{kubectl} describe node: its disk or memory was full",
     Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
     Trouble.DISRUPTED: "none needed: a new pod follows; kubernetes.priority_class helps",
 }
+
+
+def fix_of(trouble: Trouble) -> str:
+    """What a person may do about it."""
+    return _FIXES[trouble].format(kubectl=kubectl())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +311,7 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
     failed = sort_failures(pods)
     for pod in failed:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
-            return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {FIX[Trouble.OUT_OF_MEMORY]}"
+            return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
     for pod in failed[:1]:
         if pod.trouble is Trouble.START:
             return Reason.BAD_INPUT, describe_trouble(pod)
@@ -347,12 +353,12 @@ def describe_trouble(pod: PodView) -> str:
     """What is wrong with a pod, for a person: Kubernetes' word, its message, and the fix."""
     assert pod.trouble is not None, "asked for pods in trouble"
     said = f": {pod.message}" if pod.message else ""
-    fix = FIX[pod.trouble]
+    fix = fix_of(pod.trouble)
     if claim := find_missing_claim(pod):
         fix = f"make the claim {claim}, as k8s/base/storage.yaml does"
         fix += ", or kubernetes.checkpoint: pvc/OTHER"
     elif "unbound immediate PersistentVolumeClaims" in pod.message:
-        fix = "kubectl get pvc,storageclass: the claim needs a class that can make its volume"
+        fix = f"{kubectl()} get pvc,storageclass: the claim needs a class that can make its volume"
     return f"{pod.name}: {pod.trouble.value}{said}; {fix}"
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
@@ -59,7 +59,9 @@ class RenderedManifest:
 
     def shell_to_join(self) -> str:
         """Raises ``InputError``: a cluster's controllers start its nodes."""
-        raise InputError("nodes of a cluster are not started by hand", "launcher scale RUN N")
+        raise InputError(
+            "nodes of a cluster are not started by hand", typed.command("scale", "RUN", "N")
+        )
 
 
 def render_manifest(

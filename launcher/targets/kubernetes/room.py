@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, TargetError
 from launcher.targets.room import GivenOptions, Note, Plugin, Room, words_given
 
@@ -23,13 +21,9 @@ if TYPE_CHECKING:
 
 KINDS = ("pytorchjob", "trainjob", "jobset", "job")
 UNASKED_LIMIT_S = 3.0
-PLACE = ("context", "namespace")
 OVERRIDES = ("kind", "namespace")
 """Options that stand for ``kubernetes.KEY`` of the job file."""
 NAMED = (*OVERRIDES, "context", "kubeconfig")
-KUBECTL = (
-    r"(?<![\w./-])kubectl (?=(?:apply|auth|cluster-info|create|delete|describe|get|logs|patch)\b)"
-)
 
 
 class KubernetesRoom(Room):
@@ -73,38 +67,28 @@ class KubernetesRoom(Room):
         if arguments.is_plugin and "on" in arguments and arguments.on is None:
             # LAUNCHER_HOSTS of the environment must not name another target.
             arguments.on, arguments.hosts = self.name, None
-        if (file := getattr(arguments, "kubeconfig", None)) is not None:
-            arguments.until_end.callback(_restore_kubeconfig, os.environ.get("KUBECONFIG"))
-            os.environ["KUBECONFIG"] = file
         given = {
             key: value for key in NAMED if (value := getattr(arguments, key, None)) is not None
         }
+        if "kubeconfig" in given or "context" in given:
+            from launcher.targets.kubernetes.kubeconfig import using
+
+            arguments.until_end.enter_context(using(given.get("kubeconfig"), given.get("context")))
         on = getattr(arguments, "on", None)
+        finds_runs_by = words_given(arguments, ("kubeconfig",))
         if "set" not in arguments:
             place = given.keys() & {*PLACE}
-            return GivenOptions(names_runs=on == self.name or bool(place))
+            # A run's folder remembers its cluster; without one, it is looked for where this was.
+            if on == self.name and not arguments.is_plugin:
+                finds_runs_by += ["--on", self.name]
+            finds_runs_by += words_given(arguments, PLACE)
+            names_runs = on == self.name or bool(place)
+            return GivenOptions(names_runs=names_runs, finds_runs_by=finds_runs_by)
         if given and on != self.name:
             key, value = next(iter(given.items()))
             raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
-        return GivenOptions(settings={key: given[key] for key in OVERRIDES if key in given})
-
-    def words_of_place(self, arguments: Namespace, *, of_run: bool) -> list[str]:
-        words = words_given(arguments, ("kubeconfig",))
-        if of_run:
-            # A run's folder remembers its cluster; a run without one is looked for where this was.
-            if getattr(arguments, "on", None) == self.name and not arguments.is_plugin:
-                words += ["--on", self.name]
-            words += words_given(arguments, PLACE)
-        return words
-
-    def words_of_job(self, arguments: Namespace) -> list[str]:
-        return words_given(arguments, ("kind", "namespace", "context", "kubeconfig"))
-
-    def spell(self, line: str, arguments: Namespace) -> str:
-        """kubectl's commands with the cluster that was named; namespaces are there already."""
-        left = [name for name in ("kubeconfig", "context") if f"--{name} " not in line]
-        words = "".join(f"{shlex.quote(word)} " for word in words_given(arguments, left))
-        return re.sub(KUBECTL, lambda _: f"kubectl {words}", line)
+        settings = {key: given[key] for key in OVERRIDES if key in given}
+        return GivenOptions(settings=settings, finds_runs_by=finds_runs_by)
 
     # -- runs that are found there ----------------------------------------------------------------
 
@@ -169,12 +153,6 @@ class KubernetesRoom(Room):
         return rows
 
 
-def _restore_kubeconfig(before: str | None) -> None:
-    os.environ.pop("KUBECONFIG", None)
-    if before is not None:
-        os.environ["KUBECONFIG"] = before
-
-
 def _find_here(run_root: Path, name: str) -> RunFolder:
     from launcher.runs.folder import find_run
 
@@ -182,7 +160,7 @@ def _find_here(run_root: Path, name: str) -> RunFolder:
         return find_run(run_root, name)
     except InputError as error:
         # There is no folder to cd to, of a run of a cluster.
-        raise InputError(error.what, "launcher ps --all lists the runs") from error
+        raise InputError(error.what, f"{typed.command('ps', '--all')} lists the runs") from error
 
 
 def _cluster_of(arguments: Namespace) -> Cluster:

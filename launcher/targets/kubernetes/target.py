@@ -143,7 +143,7 @@ class KubernetesTarget(Target):
         for single nodes: a cluster chooses which of its pods go.
         """
         if only is not None:
-            fix = f"launcher scale {run_id} N"
+            fix = typed.command("scale", run_id, "N")
             raise InputError("single nodes of a cluster are not stopped", fix)
         job = self.job(RunFolder(self._run_root / run_id).read_plan())
         job.end(self.notes, keep=False)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
+from launcher.contract import typed
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.targets.slurm.client import fix_of_refusal
 from launcher.targets.slurm.plan import parse_time_s
@@ -83,7 +84,7 @@ def judge_stop(
         yield ok("time to stop", "cluster", told)
     if "CANCEL" in modes:
         found = "a preempted job is cancelled, not requeued"
-        fix = "a partition or QOS that requeues; else launcher run --resume RUN"
+        fix = f"a partition or QOS that requeues; else {typed.command('run', '--resume', 'RUN')}"
         yield warning("preemption", "partition", found, fix)
 
 

@@ -67,6 +67,3 @@ class SlurmRoom(Room):
         settings = {k: value for k in OVERRIDES if (value := getattr(arguments, k, None))}
         sample = "name: doctor\ncommand: [doctor]\n"
         return GivenOptions(settings=settings, sample_job=(lambda: sample) if is_here else None)
-
-    def words_of_job(self, arguments: Namespace) -> list[str]:
-        return words_given(arguments, OVERRIDES)

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.runs.folder import RunFolder, write_atomically
 from launcher.targets.slurm import client
@@ -110,7 +111,7 @@ def find_taken(run: RunFolder, error: client.SlurmError) -> int:
     with contextlib.suppress(client.SlurmError):
         if new := set(client.find_jobs(run.run_id)) - set(read_jobs(run)):
             return max(new)
-    later = f"if squeue --me shows the job later: launcher stop {run.run_id}"
+    later = f"if squeue --me shows the job later: {typed.command('stop', run.run_id)}"
     raise TargetError(error.what, f"{error.hint}; {later}") from error
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.code.archive import unpack
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
@@ -147,7 +147,7 @@ class SlurmTarget(Target):
                 if client.NOT_NOW in error.what:
                     # Also of nodes that are drained now; a job that never fits, sbatch refuses.
                     return
-                more = "launcher doctor JOB --on slurm tells more"
+                more = f"{typed.command('doctor', 'JOB', '--on', 'slurm')} tells more"
                 fix = f"{client.fix_of_refusal(error.what)}; {more}"
                 raise InputError(error.what, fix) from error
 

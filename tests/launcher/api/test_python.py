@@ -334,7 +334,7 @@ def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place: Runner) -
     wait_until(is_up(training))
     asked_at = time.monotonic()
     assert training.stop(grace=1).reason == "stop-requested"
-    assert time.monotonic() - asked_at < 60
+    assert time.monotonic() - asked_at < 25, "without the kill of its own it takes 31 s"
     assert place.processes() == []
 
 
