@@ -122,7 +122,7 @@ def check_known(
         if ours := decided_here(unknown):
             meant = f"leave out {', '.join(ours)}, which the launcher decides; "
         raise InputError(what, f"{meant}what is for the training goes behind --: {fix}")
-    what = f"{_one_line(' '.join(unknown))}: launcher {command} does not take it"
+    what = f"{_one_line(' '.join(unknown))}: {typed.command(command)} does not take it"
     raise InputError(what, f"{meant}{typed.command(command, '--help')}")
 
 

@@ -347,7 +347,7 @@ def api_errors(doing: str, cluster: Cluster, place: ObjectPlace | None = None) -
         why = why.rpartition("Failed to establish a new connection: ")[2]
         raise TargetError(
             f"the cluster of context {cluster.context} does not answer: {why}",
-            f"{kubectl()} cluster-info; {kubectl()} config get-contexts lists others",
+            f"{kubectl()} cluster-info; kubectl config get-contexts lists others",
         ) from error
 
 

@@ -96,8 +96,7 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
         why = why if in_cluster else f"{config_files()}: {why}"
         raise TargetError(
             f"no cluster: {why}",
-            f"{kubectl()} config get-contexts lists what there is; "
-            f"{kubectl()} config use-context NAME",
+            "kubectl config get-contexts lists what there is; kubectl config use-context NAME",
         ) from error
     if said:
         what = f"the login command of context {context or 'in use'} failed: {said[0]}"

@@ -52,7 +52,7 @@ WORDS: Mapping[str, Trouble] = {
 NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
 
-_FIXES: Mapping[Trouble, str] = {
+FIXES: Mapping[Trouble, str] = {
     Trouble.UNSCHEDULABLE: "lower resources of the job, or {kubectl} describe nodes",
     Trouble.IMAGE: "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets",
     Trouble.CONFIG: "create the Secret or ConfigMap that it names",
@@ -66,7 +66,7 @@ _FIXES: Mapping[Trouble, str] = {
 
 def fix_of(trouble: Trouble) -> str:
     """What a person may do about it."""
-    return _FIXES[trouble].format(kubectl=kubectl())
+    return FIXES[trouble].format(kubectl=kubectl())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.contract import typed
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError
 from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target, Traits

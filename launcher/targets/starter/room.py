@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.targets.room import Room
-from launcher.targets.starter.starters import check_alone
 
 if TYPE_CHECKING:
     from launcher.follow.target import Target
@@ -26,5 +25,7 @@ class StarterRoom(Room):
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """As ``Room.is_here``: never, but one of several processes is told what to do instead."""
+        from launcher.targets.starter.starters import check_alone
+
         check_alone(environ)
         return False

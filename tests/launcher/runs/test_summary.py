@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
+from launcher.contract.typed import as_called
 from launcher.plan.records import parse_record
 from launcher.runs.outcome import FailureReport, Outcome, RankFailure
 from launcher.runs.summary import COLLATERAL_LINES, render_summary
@@ -34,15 +34,11 @@ def summary(
         "torch_version": "2.13.0",
     }
     outcome = Outcome(**{**defaults, **fields})
-    return render_summary(
-        outcome,
-        folder="runs/digits-0a1b2c",
-        job_file="digits.yaml",
-        program=".venv/bin/launcher",
-        where=f" --hosts {shlex.quote(hosts)}" if hosts else "",
-        image=image,
-        python=python,
-    )
+    job = ("digits.yaml", "--on", outcome.target, *(("--hosts", hosts) if hosts else ()))
+    with as_called(".venv/bin/launcher"):
+        return render_summary(
+            outcome, folder="runs/digits-0a1b2c", job=job, image=image, python=python
+        )
 
 
 def rank(number: int, exception: str) -> RankFailure:
@@ -181,7 +177,9 @@ def test_of_many_that_fell_only_some_are_shown() -> None:
     others = (rank(number, "RuntimeError: Connection closed by peer") for number in range(1, 64))
     text = summary(Reason.TRAINING_FAILED, failure=report(rank(0, "ValueError: boom"), *others))
     assert text.count("fell with it: ") == COLLATERAL_LINES
-    assert f"  and {63 - COLLATERAL_LINES} more; all of them: launcher report --json" in text
+    assert (
+        f"  and {63 - COLLATERAL_LINES} more; all of them: .venv/bin/launcher report --json" in text
+    )
 
 
 def test_an_outcome_is_read_back_as_it_was_written() -> None:

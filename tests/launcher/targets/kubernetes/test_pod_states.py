@@ -8,7 +8,7 @@ import pytest
 
 from launcher.contract.reasons import NodeState, Reason
 from launcher.targets.kubernetes.pod_states import (
-    FIX,
+    FIXES,
     WORDS,
     JobEnd,
     Trouble,
@@ -99,7 +99,7 @@ def test_a_pod_without_a_place_is_told_what_would_give_it_one(message: str, fix:
 @pytest.mark.parametrize("trouble", Trouble)
 def test_every_trouble_has_a_word_of_kubernetes_and_a_fix(trouble: Trouble) -> None:
     assert WORDS[trouble.value] is trouble
-    assert FIX[trouble]
+    assert FIXES[trouble]
 
 
 def test_a_trouble_is_told_in_the_clusters_own_words() -> None:
