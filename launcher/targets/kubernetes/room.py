@@ -23,6 +23,7 @@ KINDS = ("pytorchjob", "trainjob", "jobset", "job")
 UNASKED_LIMIT_S = 3.0
 OVERRIDES = ("kind", "namespace")
 """Options that stand for ``kubernetes.KEY`` of the job file."""
+PLACE = ("context", "namespace")
 NAMED = (*OVERRIDES, "context", "kubeconfig")
 
 

@@ -280,7 +280,7 @@ def test_what_is_printed_of_a_run_without_a_folder_is_typed(
         assert code == 0, text
         (shows,) = commands_in(text)
         assert (
-            f"logs --context other --namespace mine --kubeconfig 'their config' {folder.name}"
+            f"logs --kubeconfig 'their config' --context other --namespace mine {folder.name}"
             in shows
         )
         assert "no data at all" in terminal.paste(shows)
