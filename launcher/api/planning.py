@@ -19,6 +19,7 @@ from launcher.contract.errors import InputError
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
+from launcher.plan.nnodes import decide_nnodes
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -104,7 +105,8 @@ def plan_job(
     earlier run whose code is taken. ``preview``: a target that need not be asked anything to render
     a job is not, and nothing is left to chance. Raises ``InputError`` and ``TargetError``.
     """
-    job = opened.fit(job) if opened else job
+    if opened and opened.there:
+        job = decide_nnodes(job, opened.there)
     run_id = (opened.run_id if opened else "") or new_run_id(job.name, os.urandom(3))
     copy = run_root.absolute() / run_id / CODE_DIR if again else None
     if job.code == IN_IMAGE and opened and not opened.has_image(job):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.contract.reasons import NodeState, Reason
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.nnodes import NodesThere
 from launcher.plan.target_facts import TargetFacts
 
 if TYPE_CHECKING:
@@ -186,19 +187,14 @@ class Target(ABC):
         """Whether ``submit`` only brings what nodes start from: an interrupt ends that at once."""
         self.run_id = ""
         """The id of the run to come, where something was started for it already."""
+        self.there: NodesThere | None = None
+        """The nodes that are there before the run is planned; None where the job says how many."""
         self.taken_because = ""
         """Why it was taken where nobody named it."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 
     # -- before a run -----------------------------------------------------------------------------
-
-    def fit(self, job: JobSpec) -> JobSpec:
-        """The job with what the target decides where the job leaves it open.
-
-        Raises ``InputError`` where it cannot have what it names.
-        """
-        return job
 
     @abstractmethod
     def facts(self, job: JobSpec) -> TargetFacts:

@@ -43,15 +43,16 @@ def _share(
     workers = wanted if isinstance(wanted, int) else number
     gpus = asked or workers
     if gpus * count > len(ids) or workers == 0:
-        what = (
-            f"{count} nodes x {max(gpus, 1)} GPUs asked for, target {facts.target} has {len(ids)}"
-        )
-        fix = f"lower nnodes, nproc_per_node or resources.gpus to at most {len(ids)} GPUs in all"
+        free, gpus = len(ids), max(gpus, 1)
+        fix = f"lower nproc_per_node or resources.gpus to {free}, or wait for the others"
         if machine.name:
-            what = f"{gpus} GPUs asked for, but {len(ids)} of {machine.name} are free"
-            fix = f"lower nproc_per_node or resources.gpus to {len(ids)}, or wait for the others"
-        elif count > 1:
-            what += ": nodes on one machine never share a GPU"
+            what = f"{gpus} GPUs asked for, but {free} of {machine.name} are free"
+        elif count == 1:
+            what = f"{gpus} GPUs asked for, but this machine has {free}"
+            fix = f"lower nproc_per_node or resources.gpus to {free}"
+        else:
+            what = f"{count} nodes of {gpus} GPUs need {count * gpus}, but this machine has {free}"
+            fix = "lower nnodes, nproc_per_node or resources.gpus: nodes never share a GPU"
         raise KeyInputError(("resources", "gpus") if asked else ("nproc_per_node",), what, fix)
     shares = (ids[index * gpus : (index + 1) * gpus] for index in range(count))
     return tuple(NodeDevices(nproc_per_node=workers, device_ids=share) for share in shares)

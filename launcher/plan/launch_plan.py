@@ -12,6 +12,7 @@ from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import changed_fields, dump_record
 from launcher.plan.agent_task import plan_agent, plan_stores
 from launcher.plan.devices import check_capacity, plan_devices
+from launcher.plan.nnodes import NodesThere, decide_nnodes
 from launcher.plan.nodes import NodePlanner, plan_incarnation
 from launcher.plan.records import parse_record
 from launcher.plan.target_facts import MachineFacts, TargetFacts
@@ -138,7 +139,9 @@ def plan_run(
     """
     check_torch_version(facts.torch_version, job.torch_version)
     if facts.nodes:
-        job = job.model_copy(update={"nnodes": replace(job.nnodes, max=len(facts.nodes))})
+        there, fix = len(facts.nodes), "a smaller nnodes, or a place with more nodes"
+        says = f"{facts.target} has {there} for it"
+        job = decide_nnodes(job, NodesThere(count=there, says=says, fix=fix))
     devices = plan_devices(job, facts)
     check_capacity(job, facts, devices[0].nproc_per_node)
     planner = NodePlanner(job, facts, run_id, extra_args, place)

@@ -95,7 +95,8 @@ class RosterHandler(rdzv.RendezvousHandler):
         if not self._fence and not rules.rules_out_another(rules.min_nodes):
             log.warning(
                 "no shared checkpoint folder fences this run: after a loss only more than half of "
-                "the last nodes, or more than %d, can go on (set fence_dir to let any %d do so)",
+                "the last nodes, or more than %d, can go on; with a checkpoint_dir that all nodes "
+                "share, any %d can",
                 rules.max_nodes - rules.min_nodes,
                 rules.min_nodes,
             )

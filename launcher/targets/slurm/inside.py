@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
-from launcher.contract.errors import KeyInputError
-from launcher.job.values import NodeRange
+from launcher.plan.nnodes import NodesThere
 from launcher.runs.folder import RunFolder
 from launcher.targets import children
 from launcher.targets.slurm import client
@@ -46,22 +45,12 @@ def find_allocation(environ: Mapping[str, str]) -> SlurmProcess | None:
     return None if process is None or process.is_task else process
 
 
-def fit_job(job: JobSpec, allocation: SlurmProcess) -> JobSpec:
-    """The job on the allocation's nodes: all of them, if it names no number.
-
-    Raises ``InputError`` where it needs more.
-    """
-    if "nnodes" not in job.model_fields_set:
-        nodes = NodeRange(allocation.nodes, allocation.nodes)
-    elif job.nnodes.min > allocation.nodes:
-        raise KeyInputError(
-            ("nnodes",),
-            f"{job.nnodes}, and job {allocation.job} has {allocation.nodes}, in which this runs",
-            f"--nnodes {allocation.nodes}, a larger allocation, or --on slurm for a job of its own",
-        )
-    else:
-        nodes = NodeRange(job.nnodes.min, min(job.nnodes.max, allocation.nodes))
-    return job.model_copy(update={"nnodes": nodes})
+def nodes_of(allocation: SlurmProcess) -> NodesThere:
+    """The allocation's nodes, for a job that runs on all of them or on some."""
+    nodes = allocation.nodes
+    fix = f"--nnodes {nodes}, a larger allocation, or --on slurm for a job of its own"
+    says = f"Slurm's job {allocation.job}, in which this runs, has {nodes}"
+    return NodesThere(count=nodes, says=says, fix=fix)
 
 
 def fit_facts(facts: TargetFacts, allocation: SlurmProcess) -> TargetFacts:

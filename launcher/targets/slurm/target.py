@@ -95,19 +95,15 @@ class SlurmTarget(Target):
         self._allocation = allocation
         if allocation is not None:
             self.taken_because = f"this is its job {allocation.job}"
-
-    def fit(self, job: JobSpec) -> JobSpec:
-        """As ``Target.fit``."""
-        if self._allocation is None:
-            return job
-        self.notes += inside.describe_unused(job)
-        return inside.fit_job(job, self._allocation)
+            self.there = inside.nodes_of(allocation)
 
     # -- before a run -----------------------------------------------------------------------------
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: all that a batch script needs is in the job file."""
         torch_version = None
+        if self._allocation is not None:
+            self.notes += inside.describe_unused(job)
         if job.slurm.python is None:
             python, torch_version = find_own_torch()
             slurm = job.slurm.model_copy(update={"python": python})

@@ -16,13 +16,14 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.nnodes import decide_nnodes
 from launcher.targets import children
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
 from launcher.targets.shared_folder import check_meeting
 from launcher.targets.slurm_process import read_slurm
-from launcher.targets.starter.plan import StarterSettings, plan_own_node, size_job
+from launcher.targets.starter.plan import StarterSettings, nodes_of, plan_own_node
 from launcher.targets.starter.render import NodeProcess, render_node
 from launcher.targets.starter.starters import NodePlace, find_place
 from launcher.targets.starter.starts import (
@@ -62,13 +63,14 @@ class StartedNode:
         """Raises ``InputError`` where this was not started as one of the job's nodes."""
         self.place: NodePlace = find_place(environ)
         check_meeting(job)
-        self._job, self._sized = job, size_job(job, self.place)
+        self._job, there = job, nodes_of(job, self.place)
+        decide_nnodes(job, there)  # an error of every node, not of node 0 alone
         self._is_named = run_id is not None
         self.run_id = name_run(job.name, self.place, run_id)
         self._environ, self._clock = environ, clock or SystemClock()
         self.files: StartFiles = find_files(run_root, self.run_id, self.place)
         self._target = StarterTarget(run_root, self.place)
-        self._target.run_id = self.run_id
+        self._target.run_id, self._target.there = self.run_id, there
         self.notes: list[str] = unbind(environ)
 
     def join(self, make: Make, job_text: str) -> LaunchPlan:
@@ -93,7 +95,7 @@ class StartedNode:
     def _make(self, make: Make, job_text: str) -> LaunchPlan:
         run = self.files.run
         goes_on = check_same_job(run, job_text, self.place, is_named=self._is_named)
-        plan, create = make(self._sized, self._target)
+        plan, create = make(self._job, self._target)
         if goes_on:
             self._target.check(plan)
             run.write_plan(plan, self._target.render(plan).shell())

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, KeyInputError
 from launcher.contract.node_plan import NodePlan
-from launcher.job.values import NodeRange
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.nnodes import NodesThere
 from launcher.plan.nodes import plan_node_like
 from launcher.plan.target_facts import (
     RUN_ID,
@@ -39,32 +39,26 @@ class StarterSettings(TargetSettings):
     scheduler: str = ""
 
 
-def size_job(job: JobSpec, place: NodePlace) -> JobSpec:
-    """The job with as many nodes as were started. Raises ``InputError`` where it cannot have them.
-
-    A job that names no number takes all.
-    """
-    is_named, wanted, started = "nnodes" in job.model_fields_set, job.nnodes, place.nodes
-    if started is None and not is_named:
+def nodes_of(job: JobSpec, place: NodePlace) -> NodesThere:
+    """The nodes that were started. Raises ``InputError`` where nobody tells how many they are."""
+    started = place.nodes
+    if started is None and "nnodes" not in job.model_fields_set:
         raise InputError(
             f"{place.starter} does not tell how many nodes there are",
             "say it, on all of them: launcher node --nnodes N ...",
         )
-    if started is None:
-        started = wanted.max
-    if is_named and not wanted.min <= started <= wanted.max:
-        raise KeyInputError(
-            ("nnodes",),
-            f"the job has nnodes {wanted}, and {place.starter} started {_count(started)}",
-            f"start {_count(wanted.max)}, or type --nnodes {started}; a job without nnodes runs on "
-            "all that are started",
-        )
+    started = job.nnodes.max if started is None else started
     if place.index >= started:
         raise KeyInputError(
             ("nnodes",), f"{started}, but this is node {place.index}", "a larger nnodes"
         )
-    nodes = NodeRange(min(wanted.min, started) if is_named else started, started)
-    return job.model_copy(update={"nnodes": nodes})
+    return NodesThere(
+        count=started,
+        says=f"{place.starter} started {_count(started)}",
+        fix=f"start {_count(job.nnodes.max)}, or type --nnodes {started}; a job without nnodes "
+        "runs on all that are started",
+        are_started=True,
+    )
 
 
 def plan_facts(

@@ -6,7 +6,8 @@ import pytest
 
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.targets.slurm.inside import describe_unused, find_allocation, fit_job
+from launcher.plan.nnodes import decide_nnodes
+from launcher.targets.slurm.inside import describe_unused, find_allocation, nodes_of
 from launcher.targets.slurm.room import SlurmRoom
 from launcher.targets.slurm_process import SlurmProcess
 
@@ -43,13 +44,15 @@ def test_an_allocation_is_found_by_its_environment(
 )
 def test_a_job_takes_all_nodes_or_as_many_as_it_names(nnodes: str, found: str) -> None:
     job = parse_job(f"name: a\ncommand: [train.py]\n{nnodes}\n", "job.yaml")
-    assert str(fit_job(job, TWO).nnodes) == found
+    assert str(decide_nnodes(job, nodes_of(TWO)).nnodes) == found
 
 
 def test_more_nodes_than_there_are_is_an_error_with_the_fix() -> None:
     job = parse_job("name: a\ncommand: [train.py]\nnnodes: 3:4\n", "job.yaml")
-    with pytest.raises(InputError, match="nnodes: 3:4, and job 7 has 2") as caught:
-        fit_job(job, TWO)
+    with pytest.raises(
+        InputError, match="has nnodes 3:4, and Slurm's job 7, in which this runs, has 2"
+    ) as caught:
+        decide_nnodes(job, nodes_of(TWO))
     assert "--nnodes 2" in caught.value.hint
 
 

@@ -16,12 +16,13 @@ from launcher.contract.reasons import EXIT_CODE_OF_REASON, NodeState, Reason
 from launcher.follow.loop import fold
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.nnodes import decide_nnodes
 from launcher.plan.target_facts import MachineFacts
 from launcher.runs.folder import RunFolder
 from launcher.targets.starter import node as node_module
 from launcher.targets.starter.left_behind import LEFT_BEHIND_S, SILENT_S
 from launcher.targets.starter.node import StartedNode
-from launcher.targets.starter.plan import StarterSettings, plan_facts, plan_own_node, size_job
+from launcher.targets.starter.plan import StarterSettings, nodes_of, plan_facts, plan_own_node
 from launcher.targets.starter.starters import NodePlace
 from launcher.targets.starter.starts import (
     PLAN_LIMIT_S,
@@ -60,7 +61,8 @@ def place(**fields: Any) -> NodePlace:
 
 @pytest.fixture
 def plan(make_job: Callable[..., JobSpec], tmp_path: Path) -> LaunchPlan:
-    job = size_job(make_job(nproc_per_node=2), place())
+    job = make_job(nproc_per_node=2)
+    job = decide_nnodes(job, nodes_of(job, place()))
     machine = MachineFacts(cpu_count=2, device_ids=("0", "1"), loopback=None)
     facts = plan_facts(
         job, machine, OWN, torch_version="2.13.0", run_root=str(tmp_path), cwd="/home/me"
@@ -154,17 +156,18 @@ def test_a_job_has_as_many_nodes_as_were_started(
     make_job: Callable[..., JobSpec], nnodes: object, nodes: int | None, found: str
 ) -> None:
     job = make_job(nnodes=nnodes) if nnodes else make_job()
-    assert str(size_job(job, place(nodes=nodes)).nnodes) == found
+    assert str(decide_nnodes(job, nodes_of(job, place(nodes=nodes))).nnodes) == found
 
 
 @pytest.mark.parametrize(("nnodes", "nodes"), [(4, 2), (1, 2), ("3:8", 2), ("1:2", 4)])
 def test_another_number_than_the_job_has_is_an_error_with_the_fix(
     make_job: Callable[..., JobSpec], nnodes: object, nodes: int
 ) -> None:
-    with pytest.raises(
-        InputError, match=f"the job has nnodes {nnodes}, and srun started"
-    ) as caught:
-        size_job(make_job(nnodes=nnodes), place(nodes=nodes))
+    job = make_job(nnodes=nnodes)
+    there = nodes_of(job, place(nodes=nodes))
+    said = f"the job has nnodes {nnodes}, and srun started"
+    with pytest.raises(InputError, match=said) as caught:
+        decide_nnodes(job, there)
     assert f"--nnodes {nodes}" in caught.value.hint
 
 

@@ -1,0 +1,42 @@
+"""How many nodes a run has: what the job says, held against the nodes that are there. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.contract.errors import KeyInputError
+from launcher.job.values import NodeRange
+
+if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesThere:
+    """Nodes that somebody has started or allocated before the run is planned."""
+
+    count: int
+    says: str
+    """Who gave how many: ``srun started 2 nodes``."""
+    fix: str
+    """What to do where the job needs another number."""
+    are_started: bool = False
+    """Whether each of them runs already, so that none can be left out."""
+
+
+def decide_nnodes(job: JobSpec, there: NodesThere) -> JobSpec:
+    """The job with its final number of nodes: all that are there, where it names no number.
+
+    Raises ``KeyInputError`` where it needs another number.
+    """
+    wanted = job.nnodes
+    if "nnodes" not in job.model_fields_set:
+        nodes = NodeRange(there.count, there.count)
+    elif wanted.min > there.count or (there.are_started and there.count > wanted.max):
+        raise KeyInputError(
+            ("nnodes",), f"the job has nnodes {wanted}, and {there.says}", there.fix
+        )
+    else:
+        nodes = NodeRange(wanted.min, min(wanted.max, there.count))
+    return job.model_copy(update={"nnodes": nodes})
