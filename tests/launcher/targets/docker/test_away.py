@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,36 +22,24 @@ def relay(launcher: Runner) -> Iterator[Relay]:
         yield made
 
 
-@pytest.fixture
-def waiting(launcher: Runner, relay: Relay) -> subprocess.Popen[bytes]:
-    """A run whose engine has gone away."""
+def test_a_run_goes_on_once_its_engine_is_back_and_what_is_left_of_it_is_named_with_the_command(
+    launcher: Runner, engine: Any, relay: Relay
+) -> None:
     launcher.write(UNTIL_TOLD, MOUNTED)
     process = launcher.start("run", "job.yaml", "--on", "docker")
     wait_until(lambda: has(launcher, "up-0"), limit_s=90)
-    relay.go()
     assert process.stderr is not None
+    relay.go()
     assert any(b"waiting for it" in line for line in process.stderr)
-    return process
-
-
-def test_a_run_goes_on_with_its_launcher_once_the_engine_is_back(
-    launcher: Runner, engine: Any, relay: Relay, waiting: subprocess.Popen[bytes]
-) -> None:
     relay.come()
-    (launcher.folder / "runs/latest/go").touch()
-    assert waiting.wait(60) == 0
-    assert launcher.outcome["reason"] == "completed"
-    assert containers(engine, launcher.run_ids()[0]) == []
-
-
-def test_what_an_engine_that_is_away_cannot_be_told_to_end_is_named_with_the_command(
-    launcher: Runner, engine: Any, relay: Relay, waiting: subprocess.Popen[bytes]
-) -> None:
+    # The next command asks the engine through the same socket: the follower does as well by then.
+    assert launcher("status", "--json").returncode == 0
+    relay.go()
+    assert any(b"waiting for it" in line for line in process.stderr), "it was back in between"
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.read().decode()
+    assert process.wait(60) == 130
     (run_id,) = launcher.run_ids()
-    waiting.send_signal(signal.SIGINT)
-    assert waiting.stderr is not None
-    said = waiting.stderr.read().decode()
-    assert waiting.wait(60) == 130
     assert f"launcher stop {run_id}" in said
     assert len(containers(engine, run_id)) == 1
     relay.come()

@@ -110,7 +110,7 @@ def test_a_printed_container_equals_a_submitted_one(
     assert inspect(place, artifact) == submitted
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", CLIENTS[:1])
 def test_a_printed_container_with_gpus_and_rdma_equals_a_submitted_one(
     place: Place, client: str
 ) -> None:
@@ -150,27 +150,21 @@ def start_script(plan: LaunchPlan, folder: Path) -> subprocess.Popen[str]:
 def test_the_script_runs_by_hand_shows_and_keeps_the_output_and_leaves_nothing(
     place: Place,
 ) -> None:
-    plan = place.plan("echo this is node $LAUNCHER_NODE_INDEX", nnodes=2)
-    with start_script(plan, place.folder) as script:
-        shown, _ = script.communicate(timeout=60)
-    assert script.returncode == 0, shown
-    for index in (0, 1):
-        assert f"this is node {index}\n" in shown
-        assert place.console(plan, index) == f"this is node {index}\n".encode()
-    assert place.held(plan.run_id) == []
+    for code in (0, 1):
+        plan = place.plan(
+            f"echo this is node $LAUNCHER_NODE_INDEX; exit $(({code} * LAUNCHER_NODE_INDEX))",
+            nnodes=2,
+        )
+        with start_script(plan, place.folder) as script:
+            shown, _ = script.communicate(timeout=60)
+        assert script.returncode == code, shown
+        for index in (0, 1):
+            assert f"this is node {index}\n" in shown
+            assert place.console(plan, index) == f"this is node {index}\n".encode()
+        assert place.held(plan.run_id) == []
 
 
-def test_the_script_fails_where_a_node_failed(place: Place) -> None:
-    plan = place.plan('exit "$LAUNCHER_NODE_INDEX"', nnodes=2)
-    with start_script(plan, place.folder) as script:
-        script.communicate(timeout=60)
-    assert script.returncode == 1
-    assert place.held(plan.run_id) == []
-
-
-@pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
-)
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 143)])
 def test_the_script_takes_everything_along_when_it_is_ended(
     place: Place, signum: signal.Signals, code: int
 ) -> None:
