@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
 from launcher.targets.kubernetes.api import Cluster
-from launcher.targets.kubernetes.plan import parse_kept_plan, render_kept_plan
-from tests.k8s.manifests_table import TABLE, plan_of
 from tests.launcher.cluster_run import put_pod
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
@@ -53,19 +50,6 @@ def end_job(server: FakeCluster, kind: str, at: str, **more: str) -> None:
     server.put("jobs", {**job, "status": {"conditions": [condition]}})
 
 
-# -- the plan in the cluster ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_the_cluster_keeps_the_whole_plan_without_this_machines_folder(name: str) -> None:
-    plan = plan_of(**TABLE[name])
-    kept = render_kept_plan(plan)
-    assert "/home/me" not in kept
-    assert len(kept) < 20_000, "a ConfigMap holds one MiB, whatever the number of nodes"
-    code = replace(plan.code, root="") if plan.code else None
-    assert parse_kept_plan(kept, plan.run_dir) == replace(plan, code=code)
-
-
 # -- finding --------------------------------------------------------------------------------------
 
 
@@ -73,11 +57,9 @@ def test_the_cluster_keeps_the_whole_plan_without_this_machines_folder(name: str
     "words",
     [
         ("digits",),
-        (RUN_ID,),
         ("digits-0a",),
         ("digits", "-n", "team"),
         ("digits", "--context", "fake"),
-        ("digits", "--on", "kubernetes"),
         ("--on", "kubernetes"),
     ],
 )
