@@ -52,15 +52,6 @@ class Stage(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Lost:
-    """The rest of a container's output, which the engine does not hand out."""
-
-    name: str
-    id: str
-    why: str = field(compare=False)
-
-
 @dataclass
 class _Pod:
     """A pod while it is played."""
@@ -101,8 +92,8 @@ class Player:
         self._engine, self._clock, self._stage = engine, clock, stage
         self._folders = PlayFolders()
         self._pods = [_Pod(index, played) for index, played in enumerate(play.pods)]
-        self._output: queue.SimpleQueue[_Output | _Lost] = queue.SimpleQueue()
-        self._lost: set[_Lost] = set()
+        self._output: queue.SimpleQueue[_Output | str] = queue.SimpleQueue()
+        self._told: set[str] = set()
 
     def play(self) -> PlayOutcome:
         """Follows the job to its end by the operator's rules. Raises ``TargetError``."""
@@ -272,11 +263,11 @@ class Player:
         # No more than is queued now, so that pods that print fast do not block the loop.
         for _ in range(self._output.qsize()):
             found = self._output.get()
-            if not isinstance(found, _Lost):
+            if not isinstance(found, str):
                 self._stage.show(*found)
-            elif found not in self._lost:
-                self._lost.add(found)
-                self._stage.note(f"the rest of the log of {found.name} is lost: {found.why}")
+            elif found not in self._told:
+                self._told.add(found)
+                self._stage.note(found)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -309,10 +300,12 @@ class Player:
 
 
 def _read_output(
-    engine: Engine, name: str, id: str, put: Callable[[_Output | _Lost], None], stream: Stream
+    engine: Engine, name: str, id: str, put: Callable[[_Output | str], None], stream: Stream
 ) -> None:
-    """Hands on one stream of a container in whole lines, until it ends or is removed, and that it
-    is lost where it is cut before."""
+    """Hands on one stream of a container in whole lines, until it ends or is removed.
+
+    Where it is cut before, a note says so.
+    """
     splitter, lost = BlockSplitter(), ""
     wanted = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
     try:
@@ -325,4 +318,4 @@ def _read_output(
     for block in splitter.flush():
         put((name, stream, block))
     if lost:
-        put(_Lost(name=name, id=id, why=lost))
+        put(f"the rest of the log of {name} is lost: {lost}")

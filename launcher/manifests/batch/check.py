@@ -17,7 +17,7 @@ from launcher.manifests.checks.rules import Breach, Breaches
 
 FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 JOB_PORT = "$((20000 + SLURM_JOB_ID % 20000))"
-STARTERS = re.compile(r"(^|[;&|(]\s*)\s*(srun|mpirun|mpiexec|pdsh|clush|ssh|parallel)\b")
+STARTERS = re.compile(r"(^|[;&|]\s*)\s*(srun|mpirun|mpiexec|pdsh|clush|ssh|parallel)\b")
 NODELIST = re.compile(r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\b")
 EXPANDERS = re.compile(r"scontrol|nodeset|hostlist|expand|python|perl|sed|awk")
 TAKES_FIRST = re.compile(r"\bhead\b|\bcut\s+-d|%%|(ADDR|addr|endpoint)[= ][\"']?\$\{?SLURM_\w*LIST")

@@ -30,10 +30,6 @@ FIX = (
     "--code image), or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], "
     "workdir: /code); .launcherignore leaves out what is not code"
 )
-READ_BYTES = 1000
-"""So much of a file is read to tell whether it is a rendered manifest."""
-MADE_BY = "Made by: "
-"""How the second line of a rendered manifest begins, behind its ``# ``."""
 UNPACK = """\
 import os, sys, tarfile
 archive, folder, inner = sys.argv[1:]
@@ -56,21 +52,14 @@ def repack_code(code: PackedCode) -> bytes:
     if len(data) > MAX_PACKED_BYTES:
         with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
             largest = sorted(archive.getmembers(), key=lambda file: -file.size)[:LARGEST]
-            rendered = ", ".join(file.name for file in largest if _is_rendered(archive, file))
         named = "".join(f"\n  {_kilobytes(file.size):>10}  {file.name}" for file in largest)
         raise InputError(
             f"the code in {code.record.root}, {_sizes(code.record, data)}, is too large for a "
             f"ConfigMap, which takes {_kilobytes(MAX_PACKED_BYTES)} packed; the largest files:"
             f"{named}",
-            f"name what was rendered in .launcherignore: {rendered}; or {FIX}" if rendered else FIX,
+            FIX,
         )
     return data
-
-
-def _is_rendered(archive: tarfile.TarFile, file: tarfile.TarInfo) -> bool:
-    content = archive.extractfile(file) if file.isfile() else None
-    lines = content.read(READ_BYTES).splitlines() if content else []
-    return len(lines) > 1 and lines[1].startswith(f"# {MADE_BY}".encode())
 
 
 def tell_code(code: PackedCode) -> str:

@@ -7,11 +7,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.kubernetes.code import MADE_BY, code_map_name, render_code_map, tell_code
+from launcher.targets.kubernetes.code import code_map_name, render_code_map, tell_code
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import Object, has_own_agent, render_metadata
@@ -109,7 +111,7 @@ def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None
     of_job = f"{f' -n {pods.namespace}' if pods.namespace else ''} -l launcher.job={plan.job_name}"
     return [
         f"{plan.job_name}: {pods.kind}, nnodes {nodes}, nproc_per_node {node.nproc_per_node}.",
-        f"{MADE_BY}{made_by}",
+        f"Made by: {made_by}",
         "Change the job file, not this one.",
         *(_tell_code(plan, code) if code else []),
         "",
@@ -170,29 +172,32 @@ def _fits(value: Object | list[Any]) -> bool:
     return len(text) <= WIDTH and "\\n" not in text
 
 
-def _dump(one: Object) -> str:
-    import yaml
+class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
+    """Texts of several lines as they are, what fits into ``WIDTH`` on one, no aliases."""
 
-    class Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
-        """Texts of several lines as they are, what fits into ``WIDTH`` on one, no aliases."""
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: Any = None) -> Any:
+        short = not {"kind", "metadata", "spec"} & set(mapping) and _fits(mapping)
+        return super().represent_mapping(tag, mapping, flow_style=short)
 
-        def represent_mapping(self, tag: str, mapping: Any, flow_style: Any = None) -> Any:
-            short = not {"kind", "metadata", "spec"} & set(mapping) and _fits(mapping)
-            return super().represent_mapping(tag, mapping, flow_style=short)
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: Any = None) -> Any:
+        short = not any(isinstance(one, dict) for one in sequence) and _fits(sequence)
+        return super().represent_sequence(tag, sequence, flow_style=short)
 
-        def represent_sequence(self, tag: str, sequence: Any, flow_style: Any = None) -> Any:
-            short = not any(isinstance(one, dict) for one in sequence) and _fits(sequence)
-            return super().represent_sequence(tag, sequence, flow_style=short)
-
-    def text(dumper: Any, value: str) -> Any:
+    def represent_text(self, value: str) -> Any:
         style = "|" if "\n" in value else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
-    Dumper.add_representer(str, text)
-    # A text that looks like one of these gets quotes; truth values and numbers stay plain.
-    Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", TRUTH, list("yYnN"))
-    Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
-    return str(yaml.dump(one, Dumper=Dumper, sort_keys=False, width=10_000_000, allow_unicode=True))
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+# A text that looks like one of these gets quotes; truth values and numbers stay plain.
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", TRUTH, list("yYnN"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
+
+
+def _dump(one: Object) -> str:
+    return str(
+        yaml.dump(one, Dumper=_Dumper, sort_keys=False, width=10_000_000, allow_unicode=True)
+    )

@@ -53,6 +53,7 @@ CASES = [
     case(R.SRUN_MISSING, "torchrun", SRUN, "torchrun", "srun numactl -N 0 torchrun"),
     case(R.SRUN_MISSING, "torchrun", SRUN, "python -m torch.distributed.run",
          "mpirun -N 1 torchrun"),
+    case(R.SRUN_MISSING, "torchrun", SRUN, "ip=$(srun hostname)\ntorchrun"),
     case(R.SRUN_MISSING, "static", STATIC, "exec"),
     case(R.TASKS_WITH_TORCHRUN, "torchrun", TASKS, "#SBATCH --ntasks-per-node=8\n"),
     case(R.TASKS_WITH_TORCHRUN, "torchrun", TASKS, "#SBATCH --ntasks=16\n", "#SBATCH -n 2\n"),

@@ -196,19 +196,6 @@ def test_too_much_code_is_refused_with_sizes_and_the_two_ways_out(
     assert not (project / "runs").exists()
 
 
-def test_rendered_manifests_beside_the_script_are_named_where_the_code_is_too_large(
-    launcher: Command, project: Path
-) -> None:
-    (project / "table.bin").write_bytes(os.urandom(300_000))
-    for name in ("k.yaml", "k1.yaml"):
-        (project / name).write_text(launcher("render", *WORDS)[1])
-    code, said = launcher("render", *WORDS)
-    assert code == ExitCode.BAD_INPUT
-    assert "  fix: name what was rendered in .launcherignore: k1.yaml, k.yaml; or " in said
-    (project / ".launcherignore").write_text("k1.yaml\nk.yaml\n")
-    assert launcher("render", *WORDS)[0] == 0
-
-
 def test_code_that_packs_well_may_be_larger(launcher: Command, project: Path) -> None:
     (project / "table.csv").write_text("0.125, 0.25\n" * 500_000)
     code, text = launcher("render", *WORDS)
