@@ -83,7 +83,7 @@ format: $(READY) ## rewrite the sources in the project's style
 	$(BIN)/ruff format .
 
 lines: ## count the lines of Python in each room of launcher/, and in the other packages
-	@for room in launcher/*/ launcher fabric_train train; do [[ ! -d $$room ]] || \
+	@for room in launcher/*/ launcher fabric_train train; do [[ ! -d $$room || $$room == *__pycache__/ ]] || \
 	  printf '%7d  %s\n' $$(find $$room -name '*.py' -exec cat {} + | wc -l) $$room; done
 
 # In an environment of its own: TorchX holds back packages that this project needs newer.
