@@ -23,7 +23,6 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     plan = run.read_plan()
     target = open_target(plan.target, run.path.parent)
     check_scale(plan, nodes, own_checkpoints=bool(target.traits.own_checkpoints))
-    target.check_scale(plan)
     is_over = read_outcome_now(run, plan) is not None
     asked = f"{run.run_id}: asked for {count_nodes(nodes)}"
     if not is_over and run.launcher_pid() is None and target.scale(run, plan, nodes):

@@ -287,9 +287,6 @@ class Target(ABC):
         ``claim`` is where this machine sees the run's storage.
         """
 
-    def check_scale(self, plan: LaunchPlan) -> None:  # noqa: B027 - most can
-        """Raises ``InputError`` where the run keeps its size. Pure."""
-
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         """Changes the number of nodes; False where only the run's own launcher could."""
         return False

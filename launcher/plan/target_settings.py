@@ -35,6 +35,11 @@ class TargetSettings:
         return ""
 
     @property
+    def keeps_nodes(self) -> str:
+        """What lets a run change its number of nodes, where this one cannot; else empty."""
+        return ""
+
+    @property
     def machines(self) -> tuple[MachineFacts, ...]:
         """The machine of each node, where the target knows them before it starts."""
         return ()

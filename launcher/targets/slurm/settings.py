@@ -56,3 +56,7 @@ class SlurmSettings(TargetSettings):
     max_requeues: int = 3
     inside: int = 0
     """The job in whose allocation the run's only step runs; 0 where it gets a job of its own."""
+
+    @property
+    def keeps_nodes(self) -> str:
+        return "" if self.kind == "array" else "slurm.kind: array, whose nodes come and go"

@@ -329,19 +329,8 @@ class SlurmTarget(Target):
         self._resize(run, plan, nodes)
         return True
 
-    def check_scale(self, plan: LaunchPlan) -> None:
-        if SlurmSettings.of(plan).kind != "array":
-            raise InputError(
-                f"{plan.run_id} is one job, which keeps its nodes",
-                "slurm.kind: array, whose nodes come and go",
-            )
-
     def _resize(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> None:
-        """Adds elements to the array, or ends those of the highest indices.
-
-        Raises ``InputError`` for an allocation, which keeps its size.
-        """
-        self.check_scale(plan)
+        """Adds elements to the array, or ends those of the highest indices."""
         write_size(run, nodes)
         wanted = frozenset(range(nodes))
         queued = (job.element for job in client.read_queue(read_jobs(run)) if not job.is_over)
