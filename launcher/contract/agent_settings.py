@@ -16,6 +16,12 @@ SCHEMA = 1
 ROSTER = "roster"
 """The agent's own rendezvous backend."""
 Start = Literal["fresh", "fork"]
+DETECTION_LIMIT_S = 10.0
+"""A node silent for so long is lost, unless the job says otherwise."""
+HANG_MIN_S, HANG_MAX_S = 300, 1800
+"""Between these lies the silence that counts as a hang; the upper one is for jobs that restart."""
+GPU_FREE_LIMIT_S = 60
+"""How long a restart waits for the dead workers' GPU memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +63,11 @@ class AgentSettings:
     so that the others wait for them."""
     hang_factor: float = 10.0
     """Silence is a hang beyond this multiple of the longest silence seen in the same phase."""
-    hang_min_s: float = 300.0
+    hang_min_s: float = HANG_MIN_S
     """No idle silence shorter than this is a hang; 0 switches the watchdog off."""
-    hang_max_s: float = 1800.0
+    hang_max_s: float = HANG_MAX_S
     """The limit never grows beyond this; workers that compute are left alone until then."""
-    gpu_free_limit_s: float = 60.0
-    """How long a restart waits for the dead workers' GPU memory."""
+    gpu_free_limit_s: float = GPU_FREE_LIMIT_S
     disk_free_limit_s: float = 120.0
     """How long a start of the workers waits for room on a full disk."""
     health_host: str = "127.0.0.1"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from launcher.contract.agent_settings import HANG_MAX_S, HANG_MIN_S
 from launcher.job.refused import NotAcceptedError
 from launcher.job.storage import parse_mount_target, split_mount
 from launcher.job.values import NodeRange, parse_nodes
@@ -23,8 +24,6 @@ CONF_OF_TORCHRUN = (
 )
 """The keys of ``rdzv.conf`` that only those take."""
 REMOVE = "remove the key"
-HANG_MIN_S, HANG_MAX_S = 300, 1800
-"""Defaults of ``agent.hang_min_s``, and of ``agent.hang_max_s`` for a job that may restart."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from launcher.job.conflicts import HANG_MIN_S, find_conflicts
+from launcher.contract.agent_settings import DETECTION_LIMIT_S, GPU_FREE_LIMIT_S, HANG_MIN_S
+from launcher.job.conflicts import find_conflicts
 from launcher.job.kubernetes import KubernetesSpec
 from launcher.job.slurm import SlurmSpec
 from launcher.job.storage import MOUNT, MOUNT_WORDS, split_mount
@@ -165,7 +166,7 @@ class HealthSpec(Section):
 class AgentSpec(Section):
     """Settings of the node agent (``engine: agent``). Leave them out unless they do not fit."""
 
-    detection_limit_s: Annotated[Limit, Field(examples=[10, 1.5])] = 10.0
+    detection_limit_s: Annotated[Limit, Field(examples=[10, 1.5])] = DETECTION_LIMIT_S
     """Seconds of silence after which a node counts as lost. Below 10, a CPU that many share or a
     lossy network may be taken for a lost node."""
     preload: tuple[Text, ...] = Field(default=(), examples=[["transformers"]])
@@ -182,7 +183,7 @@ class AgentSpec(Section):
     """Seconds without a step after which even workers that compute count as hanging. Left out: 1800
     for a job with ``max_restarts``, else never, as an evaluation that takes so long would end the
     run."""
-    gpu_free_limit_s: Seconds = 60
+    gpu_free_limit_s: Seconds = GPU_FREE_LIMIT_S
     """Seconds that a restart waits for the dead workers' GPU memory to become free."""
     disk_free_limit_s: Count = 120
     """Seconds that a node waits for room where the disk of the run folder is full, before it ends

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.contract.agent_settings import AgentSettings, StoreEndpoint
+from launcher.contract.agent_settings import HANG_MAX_S, AgentSettings, StoreEndpoint
 from launcher.contract.node_plan import Elastic, NodePlan
 from launcher.plan.target_facts import RUN_ID, AgentFacts, TargetFacts
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
-HANG_MAX_S, NEVER_S = AgentSettings.hang_max_s, 365 * 24 * 3600.0
+NEVER_S = 365 * 24 * 3600.0
 STORE_CANDIDATES = 3
 """So many nodes may serve the rendezvous store, one after the other. That all of them are lost is
 not a coincidence any more."""

@@ -17,7 +17,8 @@ C10D_PORT = 29400
 # Read timeout: a node that still pulls its image must not end the others' rendezvous.
 # Last call and keep-alives: torch's defaults (30 s, 5 s x 3) cost 44 s when a node is lost.
 # 2 s x 3 stays above what a loaded 2-core machine delays a heartbeat by.
-CONF_DEFAULTS: Env = (("read_timeout", "300"),)
+READ_TIMEOUT_S = 300
+CONF_DEFAULTS: Env = (("read_timeout", str(READ_TIMEOUT_S)),)
 CONF_DEFAULTS_SINCE_2_7: Env = (
     ("last_call_timeout", "2"),
     ("keep_alive_interval", "2"),
@@ -93,7 +94,7 @@ def _roster_conf(job: JobSpec, fence_dir: str) -> Env:
         "join_timeout_s": conf.join_timeout,
         "last_call_s": conf.last_call_timeout,
         # A node that still pulls its image must not end the others' rendezvous.
-        "connect_timeout_s": conf.read_timeout or 300,
+        "connect_timeout_s": conf.read_timeout or READ_TIMEOUT_S,
         "fence_dir": fence_dir or None,
     }
     return tuple((key, str(value)) for key, value in given.items() if value is not None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from launcher.contract import protocol
+from launcher.contract.agent_settings import DETECTION_LIMIT_S
 
 FOREIGN_KEYS = frozenset({"timeout", "rank", "read_timeout"})
 """Keys that torch's ``LaunchConfig`` and torchrun add."""
@@ -27,7 +28,7 @@ class RosterSettings:
     """This node's place in the plan, from 0; ranks follow it. Default: LAUNCHER_NODE_INDEX."""
     is_host: bool = False
     """Whether this node serves the store if none answers at the endpoint yet."""
-    detection_limit_s: float = 10.0
+    detection_limit_s: float = DETECTION_LIMIT_S
     """A node silent for so long is lost. 1 s is for quiet machines only."""
     last_call_s: float = 2.0
     """In the first round, how long the group waits for more than MIN nodes after the last came."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from launcher.agent.roster.meeting import carry_conf
 from launcher.agent.roster.store import Endpoint, find_store
-from launcher.contract.agent_settings import NodeTask
+from launcher.contract.agent_settings import DETECTION_LIMIT_S, NodeTask
 from launcher.contract.clock import Clock
 from launcher.contract.node_plan import Static
 
@@ -41,7 +41,7 @@ class Candidates:
         rendezvous = self._task.node.rendezvous
         if isinstance(rendezvous, Static) or len(stores) < 2:
             return number
-        detection_s = float(dict(rendezvous.conf).get("detection_limit_s", 10.0))
+        detection_s = float(dict(rendezvous.conf).get("detection_limit_s", DETECTION_LIMIT_S))
         end = self._clock.monotonic() + (detection_s + RETURN_LIMIT_S if patient else 0.0)
         # Not the store that was just lost: it may be frozen, and would use up the time.
         lost = (number - 1) % len(stores) if number else None

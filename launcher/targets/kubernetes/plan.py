@@ -99,7 +99,7 @@ class PodSettings(TargetSettings):
     rdma_resource: str = "rdma/hca"
     rdma_devices: int = 0
     probe_port: int | None = HEALTH_PORT
-    start_limit_s: int = 600
+    start_limit_s: int
     waits_for_master: bool = False
     """Whether the operator gives Workers an init container that waits for the Master."""
 
