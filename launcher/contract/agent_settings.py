@@ -22,6 +22,8 @@ HANG_MIN_S, HANG_MAX_S = 300, 1800
 """Between these lies the silence that counts as a hang; the upper one is for jobs that restart."""
 GPU_FREE_LIMIT_S = 60
 """How long a restart waits for the dead workers' GPU memory."""
+START_LIMIT_S = 600
+"""How long pods may take to start, with the pull of their image."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from launcher.contract.agent_settings import START_LIMIT_S
 from launcher.job.storage import CLAIM, EPHEMERAL, NAME, parse_claim, parse_volume
 from launcher.job.types import AsPairs, Flag, Later, Pairs, Read, Section, Text, matching, text
 
@@ -116,7 +117,7 @@ class KubernetesSpec(Section):
     ``restricted`` nor ``baseline``."""
     rdma_resource: Annotated[Resource, Field(examples=["rdma/hca_shared_devices_a"])] = "rdma/hca"
     """What the cluster's device plugin calls an RDMA device, for ``resources.rdma``."""
-    start_limit_s: Annotated[int, Field(strict=True, ge=0, examples=[1800])] = 600
+    start_limit_s: Annotated[int, Field(strict=True, ge=0, examples=[1800])] = START_LIMIT_S
     """How long, in seconds, a pod may be kept from starting by what only a person can change: an
     image that cannot be pulled, a Secret, ConfigMap or claim that is missing. The launcher that
     follows the run ends it then, unless enough other nodes train. 0: never."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import NodeTask
+from launcher.contract.agent_settings import START_LIMIT_S, NodeTask
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Env
 from launcher.contract.records import dump_record
@@ -99,7 +99,7 @@ class PodSettings(TargetSettings):
     rdma_resource: str = "rdma/hca"
     rdma_devices: int = 0
     probe_port: int | None = HEALTH_PORT
-    start_limit_s: int
+    start_limit_s: int = START_LIMIT_S
     waits_for_master: bool = False
     """Whether the operator gives Workers an init container that waits for the Master."""
 
