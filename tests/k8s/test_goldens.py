@@ -209,18 +209,6 @@ def test_the_files_of_k8s_are_what_their_command_prints(
     assert printed.replace("kubectl apply -f FILE", f"kubectl apply -f {named}") == written
 
 
-@pytest.mark.parametrize("file", GENERATE.FILES)
-def test_each_manifest_is_short_enough_to_be_reviewed(file: str) -> None:
-    text = (ROOT / "k8s" / file).read_text()
-    # A static job has a template for its Master and one for its Workers.
-    limits = {"base/job.yaml": (160, 8192), "job-static.yaml": (220, 10240)}
-    lines, n_bytes = limits.get(file, (190, 8192))
-    assert text.count("\n") <= lines
-    assert len(text.encode()) <= n_bytes
-    opening = text.partition("apiVersion")[0]
-    assert f"# - in it the node agent {read_agent_version()}, which each pod checks" in opening
-
-
 YAML_FILES = sorted(path for path in (ROOT / "k8s").rglob("*.yaml") if not path.is_symlink())
 
 

@@ -96,13 +96,6 @@ def test_an_elastic_pytorchjob_has_workers_alone_and_its_policy_in_full() -> Non
     assert "standalone" not in policy
 
 
-def test_a_static_one_writes_out_its_one_master() -> None:
-    spec = main_object(manifest_of(**TABLE["pytorchjob-static"]))["spec"]
-    replicas = {name: one["replicas"] for name, one in spec["pytorchReplicaSpecs"].items()}
-    assert replicas == {"Master": 1, "Worker": 2}
-    assert "elasticPolicy" not in spec
-
-
 @pytest.mark.parametrize("name", [name for name in TABLE if "volcano" in name])
 def test_a_gang_is_as_large_as_the_job_s_smallest_size(name: str) -> None:
     objects = manifest_of(**TABLE[name]).objects
@@ -117,20 +110,9 @@ def test_a_gang_is_as_large_as_the_job_s_smallest_size(name: str) -> None:
     assert pod_of(**TABLE[name])["schedulerName"] == "volcano"
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_requests_are_limits(name: str) -> None:
-    resources = container_of(**TABLE[name]).get("resources", {})
-    assert resources.get("requests") == resources.get("limits")
-
-
 @pytest.mark.parametrize("n_bytes", [1, 2**20, 2**30, 3 * 2**29, 2**40, 10**9])
 def test_a_size_is_written_as_kubernetes_reads_it(n_bytes: int) -> None:
     assert parse_quantity(render_bytes(n_bytes)) == n_bytes
-
-
-def test_shared_memory_is_a_volume_in_memory_of_the_size_asked_for() -> None:
-    volumes = {one["name"]: one for one in pod_of(**TABLE["job-everything"])["volumes"]}
-    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
 
 
 @pytest.mark.parametrize(
@@ -158,8 +140,12 @@ def test_a_pod_has_longer_than_the_job_s_grace(grace_s: int) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if not name.endswith("everything")])
-def test_probes_reach_the_agent_at_the_pod_and_nothing_waits_for_readiness(name: str) -> None:
+def test_requests_are_limits_and_no_probe_waits_for_readiness(
+    name: str,
+) -> None:
     plan, container = plan_of(**TABLE[name]), container_of(**TABLE[name])
+    resources = container.get("resources", {})
+    assert resources.get("requests") == resources.get("limits")
     assert "readinessProbe" not in container
     assert container["ports"][0]["containerPort"] == HEALTH_PORT
     for probe in ("startupProbe", "livenessProbe"):

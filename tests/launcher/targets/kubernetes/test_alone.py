@@ -11,20 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.engine.report import AgentReport
-from launcher.agent.node.outcome import make_outcome, render_termination
 from launcher.api.listing import read_state, show_logs
 from launcher.commands.cli import run_command
-from launcher.contract.errors import ExitCode
-from launcher.contract.reasons import Reason
-from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.api import Cluster, ObjectPlace
 from launcher.targets.kubernetes.cluster_job import API_OF_KIND
 from launcher.targets.kubernetes.collector import ConsoleWriter
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import plan_in, put_pod
-from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
+from tests.launcher.fake_cluster import FakeCluster, Fault, ended
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
@@ -207,42 +202,12 @@ def _collect_garbage(server: FakeCluster) -> None:
         server.remove("pods", "d-0")
 
 
-def waiting(reason: str, **more: str) -> Object:
-    return {"waiting": {"reason": reason, **more}}
-
-
-UNSCHEDULABLE: Object = {
-    "type": "PodScheduled",
-    "status": "False",
-    "reason": "Unschedulable",
-    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
-}
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"phase": "Pending", "state": {}, "conditions": [UNSCHEDULABLE]},
-         "pending; d-0: Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
-        ({"phase": "Pending", "state": waiting("ImagePullBackOff", message="no")},
-         "pending; d-0: ImagePullBackOff: no; make push IMAGE"),
-        ({"state": waiting("CrashLoopBackOff"), "restarts": 4, "last": ended(1)},
-         "pending; d-0: CrashLoopBackOff; its log tells why"),
-        ({"phase": "Failed", "state": {}, "reason": "Evicted", "message": "low on memory"},
-         "exited, exit code 137, SIGKILL (9); d-0: Evicted: low on memory; kubectl describe node"),
-        ({"phase": "Failed", "state": ended(137, "OOMKilled")},
-         "exited, exit code 137, SIGKILL (9); d-0: OOMKilled; raise resources.memory"),
-    ],
-)  # fmt: skip
 def test_status_tells_a_pods_trouble_in_the_clusters_own_words_with_the_fix(
-    fields: dict[str, object],
-    told: str,
-    server: FakeCluster,
-    run: RunFolder,
-    capsys: pytest.CaptureFixture[str],
+    server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put_pod(server, "d-0", 0, **fields)
+    put_pod(server, "d-0", 0, phase="Failed", state=ended(137, "OOMKilled"))
     assert run_command(["status", run.run_id, "--runs", str(run.path.parent)]) == 0
+    told = "exited, exit code 137, SIGKILL (9); d-0: OOMKilled; raise resources.memory"
     assert f"node 0.0: {told}" in capsys.readouterr().out
 
 
@@ -286,15 +251,6 @@ def test_a_job_is_scaled_without_a_launcher_and_status_expects_no_more_nodes(
     assert "node 1" not in said
 
 
-@pytest.mark.parametrize("nodes", ["0", "3"])
-def test_a_size_outside_of_the_jobs_bounds_is_refused(
-    nodes: str, server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(run, "scale", nodes) == ExitCode.BAD_INPUT
-    assert "nnodes of digits-0a1b2c is 1:2" in capsys.readouterr().err
-    assert server.objects["jobs", "digits"]["spec"]["parallelism"] == 2
-
-
 def test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it(
     server: FakeCluster, run: RunFolder
 ) -> None:
@@ -313,38 +269,6 @@ def test_a_stop_that_keeps_suspends_the_job_and_leaves_what_was_made_for_it(
     assert command(run, "stop", "--keep") == 0
     assert {*server.objects} == before
     assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
-
-
-def outcome_of_agent() -> str:
-    """What an agent leaves as its pod's termination message."""
-    end = WorkerEnd(
-        attempt=3, rank=0, local_rank=0, exit_code=1, at=1.5, cause="exit",
-        message="ValueError: no data", log="nodes/0/0/attempt-3/rank-0",
-    )  # fmt: skip
-    report = AgentReport(
-        reason=Reason.RESTARTS_EXHAUSTED,
-        detail="rank 0 failed 4 times",
-        attempts=4,
-        restarts={"exit": 3},
-        ends=(end,),
-    )
-    outcome = make_outcome(
-        report, exit_code=1, node_index=0, incarnation=0, started_at=1.0, finished_at=2.0
-    )
-    return render_termination(outcome)
-
-
-def test_a_report_has_no_shared_folder_and_tells_what_the_pods_said_at_their_end(
-    server: FakeCluster, run: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    state = ended(1, message=outcome_of_agent())
-    put_pod(server, "d-0", 0, phase="Failed", state=state)
-    say(server, "d-0", "[0/0] ValueError: no data", at=1, last=True)
-    end(server, "Failed")
-    assert command(run, "report") == 0
-    said = capsys.readouterr().out
-    assert "restarts-exhausted" in said
-    assert "ValueError: no data" in said
 
 
 @pytest.mark.parametrize("kind", ["job", "pytorchjob"])

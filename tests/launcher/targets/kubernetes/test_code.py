@@ -21,7 +21,7 @@ from launcher.doctor.finding import Status
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.api import Cluster
-from launcher.targets.kubernetes.pod_states import FIX, Trouble, parse_pod
+from launcher.targets.kubernetes.pod_states import FIXES, Trouble, parse_pod
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.k8s.manifests_table import GPUS, KINDS, manifest_of, pod_specs
 from tests.launcher.fake_cluster import FakeCluster
@@ -163,12 +163,6 @@ def test_code_of_the_image_stays_there(words: tuple[str, ...], launcher: Command
     assert "kubectl apply -f FILE" in text
 
 
-def test_a_script_that_is_not_here_is_the_images(launcher: Command, project: Path) -> None:
-    (project / "job.yaml").write_text("name: a\ncommand: [/opt/train.py]\n")
-    text = launcher("render", "job.yaml", "--on", "kubernetes")[1]
-    assert "initContainers" not in text
-
-
 def test_the_init_container_asks_for_what_the_pod_has_but_for_its_devices() -> None:
     manifest = manifest_of(**GPUS, takes_code=True, kubernetes={"volumes": ["pvc/a:/data:ro"]})
     (pod,) = pod_specs(manifest.objects[-1])
@@ -194,13 +188,6 @@ def test_too_much_code_is_refused_with_sizes_and_the_two_ways_out(
     assert "a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], workdir: /code)" in said
     assert server.requests == []
     assert not (project / "runs").exists()
-
-
-def test_code_that_packs_well_may_be_larger(launcher: Command, project: Path) -> None:
-    (project / "table.csv").write_text("0.125, 0.25\n" * 500_000)
-    code, text = launcher("render", *WORDS)
-    assert code == 0, text[:2000]
-    assert "# Code: 4 files of 6,001 kB, " in text
 
 
 # -- submitting -----------------------------------------------------------------------------------
@@ -383,6 +370,6 @@ def test_what_keeps_the_init_container_keeps_the_pod(
     }
     view = parse_pod(json.loads(json.dumps(pod)))
     assert view.trouble is trouble
-    assert FIX[trouble]
+    assert FIXES[trouble]
     assert view.exit_code == (128 if phase == "Failed" else None)
     assert not view.has_started

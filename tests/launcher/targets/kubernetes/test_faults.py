@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -274,38 +273,6 @@ def test_logs_that_this_user_may_not_read_are_an_error(
 
 
 # -- states ---------------------------------------------------------------------------------------
-
-
-def test_status_tells_of_the_pod_that_was_made_last_whatever_its_name(
-    server: FakeCluster, run: RunFolder, typed: Typed
-) -> None:
-    put_pod(server, "digits-0-zzz", made="01", phase="Failed", state=ended(137))
-    put_pod(server, "digits-0-aaa", made="02")
-    assert "node 0.1: running" in typed("status", run.run_id)[1]
-
-
-def test_of_two_pods_of_one_second_the_one_that_lives_is_the_newest(
-    server: FakeCluster, run: RunFolder, typed: Typed
-) -> None:
-    put_pod(server, "digits-0-zzz", made="01", phase="Failed", state=ended(137))
-    put_pod(server, "digits-0-aaa", made="01")
-    assert re.search(r"node 0\.\d: running", typed("status", run.run_id)[1])
-
-
-def test_a_container_that_has_ended_is_never_said_to_be_starting(
-    server: FakeCluster, start: Start
-) -> None:
-    run = start()
-    run.put("digits-0-a")
-    run.said("digits-0-a runs")
-    # The kubelet tells the container's end first, and the pod's phase a moment later.
-    run.put("digits-0-a", state=ended(0, "Completed"))
-    run.said("digits-0-a ended with 0")
-    run.put("digits-0-a", phase="Succeeded", state=ended(0, "Completed"))
-    run.put("digits-1-a", 1)
-    said = run.said("digits-1-a runs")
-    assert "is starting" not in said
-    assert said.count("digits-0-a ended") == 1
 
 
 # -- no pods --------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -193,24 +192,6 @@ def test_only_a_refusal_says_that_there_is_no_job(
         assert not server.objects
 
 
-def test_a_refusal_needs_no_second_look(server: FakeCluster, tmp_path: Path) -> None:
-    server.faults.append(Fault("POST", "/jobs?fieldManager", 403, "exceeded quota"))
-    read, looks = Cluster.read, list[str]()
-
-    def read_once(self: Cluster, place: Any) -> Any:
-        looks.append(place.kind)
-        if looks.count("Job") > 1:
-            server.away = True
-        return read(self, place)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Cluster, "read", read_once)
-        run = ClusterRun(server, tmp_path, plan_in(tmp_path))
-        assert "exceeded quota" in run.refused().what
-    assert looks.count("Job") == 2
-    assert run.folder.read_outcome() is not None
-
-
 def test_ctrl_c_before_the_server_has_answered_says_that_the_job_may_run(
     server: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,20 +209,3 @@ def test_ctrl_c_before_the_server_has_answered_says_that_the_job_may_run(
         KubernetesTarget(tmp_path / "runs").submit(plan)
     assert told.value.what == f"STILL RUNNING, perhaps: {RUN_ID}: interrupted"
     assert told.value.hint == BY_HAND
-
-
-def test_a_job_that_was_sent_twice_and_may_not_be_deleted_is_said_to_run_perhaps(
-    server: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call = Cluster.create
-
-    def twice(self: Cluster, item: Object, *, dry_run: bool = False) -> Object:
-        """As a proxy that tries again because it has lost the first answer."""
-        made = call(self, item, dry_run=dry_run)
-        return made if dry_run else call(self, item)
-
-    monkeypatch.setattr(Cluster, "create", twice)
-    server.denied.add(("delete", "jobs"))
-    run = ClusterRun(server, tmp_path, plan_in(tmp_path))
-    assert "cannot delete" in says_that_it_may_run(run)
-    assert JOB in server.objects

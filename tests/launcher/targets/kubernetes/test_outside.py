@@ -249,16 +249,6 @@ def test_a_report_without_a_folder_is_made_of_pods_conditions_and_events(
     assert "folder" not in said
 
 
-def test_a_report_without_the_right_to_list_events_has_the_rest(
-    failed: FakeCluster, typed: Typed
-) -> None:
-    failed.denied.add(("list", "events"))
-    code, said = typed("report", "digits")
-    assert code == 0, said
-    assert "container of digits-0-a ended" in said
-    assert "Killing" not in said
-
-
 def test_a_report_of_a_run_that_goes_on_tells_what_keeps_a_pod(
     submitted: FakeCluster, typed: Typed
 ) -> None:

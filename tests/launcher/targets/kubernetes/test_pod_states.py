@@ -13,6 +13,7 @@ from launcher.targets.kubernetes.pod_states import (
     JobEnd,
     Trouble,
     describe_trouble,
+    newest_of_each,
     parse_job_end,
     parse_pod,
     reason_of_end,
@@ -44,6 +45,8 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "message": "preempted
         (waiting("ContainerCreating"), NodeState.PENDING, None, None),
         ({}, NodeState.RUNNING, None, None),
         ({"phase": "Succeeded", "state": ended(0)}, NodeState.EXITED, 0, None),
+        # The kubelet tells the container's end first, and the pod's phase a moment later.
+        ({"phase": "Running", "state": ended(0)}, NodeState.EXITED, 0, None),
         ({"phase": "Failed", "state": ended(3)}, NodeState.EXITED, 3, None),
         (waiting("ImagePullBackOff"), NodeState.PENDING, None, Trouble.IMAGE),
         (waiting("ErrImagePull"), NodeState.PENDING, None, Trouble.IMAGE),
@@ -71,6 +74,18 @@ def test_phases_and_reasons_become_states_and_troubles(
 ) -> None:
     view = parse_pod(pod("digits-0", {INDEX: "0"}, **fields))
     assert (view.state, view.exit_code, view.trouble) == (state, code, trouble)
+
+
+@pytest.mark.parametrize("made", ["01", "02"])
+def test_the_newest_pod_of_a_node_is_that_made_last_and_of_two_of_one_second_the_one_that_lives(
+    made: str,
+) -> None:
+    lost = pod("digits-0-zzz", {INDEX: "0"}, phase="Failed", state=ended(137))
+    later = pod("digits-0-aaa", {INDEX: "0"})
+    for item, second in ((lost, "01"), (later, made)):
+        item["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{second}Z"
+    for pods in ((lost, later), (later, lost)):
+        assert newest_of_each(map(parse_pod, pods))[0].name == "digits-0-aaa"
 
 
 def test_an_object_that_is_hardly_there_is_pending() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, InputError, TargetError
-from launcher.contract.reasons import NodeState, Reason
+from launcher.contract.reasons import Reason
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
@@ -71,28 +71,6 @@ def test_context_and_namespace_are_those_of_the_kubeconfig(cluster: Cluster) -> 
     assert (cluster.context, cluster.namespace) == ("fake", "team")
     assert Cluster(namespace="other").namespace == "other"
     assert cluster.read_version() == "v1.31.0"
-
-
-def test_a_missing_context_is_told_with_the_fix(server: FakeCluster) -> None:
-    with pytest.raises(TargetError) as told:
-        Cluster(context="prod").read_version()
-    assert "kubectl config get-contexts" in told.value.hint
-
-
-def test_a_missing_kubeconfig_is_told_with_the_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    with pytest.raises(TargetError, match="no cluster"):
-        Cluster().read_version()
-
-
-def test_an_unreachable_server_is_told_with_the_fix(server: FakeCluster) -> None:
-    server.close()
-    with pytest.raises(TargetError, match="does not answer") as told:
-        Cluster().read_version()
-    assert told.value.exit_code is ExitCode.TARGET_UNREACHABLE
-    assert "kubectl cluster-info" in told.value.hint
 
 
 @pytest.mark.parametrize(
@@ -540,16 +518,6 @@ def test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault(
     assert "kept for kubectl describe" not in run.text
 
 
-def test_scaling_patches_both_counts_at_once(
-    server: FakeCluster, run: ClusterRun, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
-    before = len(server.asked("PATCH", "/jobs/"))
-    target.scale(run.folder, plan(), 1)
-    spec = server.objects["jobs", "digits"]["spec"]
-    assert (spec["parallelism"], spec["completions"]) == (1, 1)
-    assert len(server.asked("PATCH", "/jobs/")) == before + 1
-
-
 def test_scaling_a_pytorchjob_patches_its_workers(
     server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
@@ -593,23 +561,6 @@ def test_a_kind_that_keeps_its_size_refuses_to_scale(
     made = plan("jobset", nnodes=2)
     with pytest.raises(InputError, match="a jobset keeps its size"):
         target.scale(RunFolder(Path(made.run_dir)), made, 1)
-
-
-def test_keeping_suspends_the_job(
-    server: FakeCluster, run: ClusterRun, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
-    target.job(plan()).suspend()
-    assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
-
-
-def test_a_later_call_finds_the_cluster_that_the_run_is_on(
-    server: FakeCluster, run: ClusterRun, plan: Callable[..., LaunchPlan], tmp_path: Path
-) -> None:
-    server.until(lambda: (tmp_path / "runs/digits-0a1b2c/cluster.json").exists())
-    server.put("pods", pod("digits-0-a", labelled(0)))
-    later = KubernetesTarget(tmp_path / "runs")
-    (first, second) = later.observe(plan()).nodes
-    assert (first.state, second.state) == (NodeState.RUNNING, NodeState.MISSING)
 
 
 # -- the command line -----------------------------------------------------------------------------
