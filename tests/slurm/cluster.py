@@ -53,7 +53,7 @@ HELD_BACK_S = 5
 KILL_WAIT_S = 8
 LOST_S = 10
 START_LIMIT_S = 60.0
-LEFT_LIMIT_S = 15.0
+LEFT_LIMIT_S = 60.0
 """From the end of a test until nothing of it may be in the queue or on a node."""
 
 CONF = """\

@@ -10,18 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.runner import Runner, wait_until
-from tests.launcher.targets.starter.test_node import SUM
+from tests.launcher.targets.starter.test_node import JOB, SUM, WAITING
 from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.slurm
-JOB = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 5\n"
-WAITING = """
-import os, pathlib, signal, time
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
-print("up", flush=True)
-pathlib.Path(os.environ["RUN_DIR"], "up-" + os.environ["LAUNCHER_NODE_INDEX"]).touch()
-time.sleep(300)
-"""
 DEAF = WAITING.replace("signal.SIG_DFL", "signal.SIG_IGN")
 LIMIT_S = 120
 

@@ -111,10 +111,6 @@ class Typist(Runner):
         """On which nodes a start runs, such as ``7_1.0``."""
         return (self.run / "slurm" / f"{key}.started").read_text().split()
 
-    def console(self) -> str:
-        """What the nodes wrote."""
-        return "".join(path.read_text() for path in sorted(self.run.glob("nodes/*/*/console.log")))
-
     def status(self, run_id: str) -> dict[str, Any]:
         done = self("status", run_id, "--json")
         assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from launcher.targets import short_command
 from launcher.targets.short_command import CommandEnd
 
 LIMIT_S = 20.0
-"""Slurm's commands try for several times as long where the controller is away."""
+"""Where the controller is away, Slurm's commands would try for several times as long."""
 OF_CLUSTER = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"))
 """Variables that say which cluster is asked, and as whom."""
 _FORMAT = "%A|%F|%K|%T|%r|%N|%S"
@@ -162,7 +162,7 @@ def submit_script(script: Path, *options: str, folder: str) -> int:
     Raises ``SlurmError``.
     """
     argv = ("sbatch", "--parsable", *options, str(script))
-    # Not within a limit that a loaded controller needs: a job without a known id is lost.
+    # A loaded controller takes long, and a job whose id nobody learns is lost.
     out = run_command(*argv, limit_s=3 * LIMIT_S, cwd=folder)
     return int(out.strip().splitlines()[-1].partition(";")[0])
 

@@ -32,13 +32,8 @@ NOTICE_MARGIN_S = 30
 """From the end of the grace to the time limit; slurmctld looks at time limits every 30 s."""
 FEWEST_REQUEUES = 3
 """A lost node is no failed training: it costs a requeue also where ``max_restarts`` is 0."""
-KEY_OF_OPTION = {
-    **dict.fromkeys(("--partition", "-p"), "slurm.partition"),
-    **dict.fromkeys(("--account", "-A"), "slurm.account"),
-    **dict.fromkeys(("--qos", "-q"), "slurm.qos"),
+OWN_OPTIONS = {
     **dict.fromkeys(("--time", "-t"), "slurm.time"),
-    **dict.fromkeys(("--constraint", "-C"), "slurm.constraint"),
-    **dict.fromkeys(("--exclude", "-x"), "slurm.exclude"),
     **dict.fromkeys(("--gpus", "-G", "--gpus-per-node", "--gpus-per-task"), "slurm.gpus_per_node"),
     **dict.fromkeys(("--cpus-per-task", "-c"), "slurm.cpus_per_task"),
     **dict.fromkeys(("--nodes", "-N", "--array", "-a"), "nnodes"),
@@ -46,18 +41,14 @@ KEY_OF_OPTION = {
     **dict.fromkeys(("--requeue", "--no-requeue"), "slurm.requeue"),
     **dict.fromkeys(("--job-name", "-J"), "name"),
     **dict.fromkeys(("--chdir", "-D"), "workdir"),
-    "--reservation": "slurm.reservation",
     "--gres": "slurm.gres",
-    "--mem": "slurm.mem",
-    "--exclusive": "slurm.exclusive",
     "--signal": "stop_grace_s",
     "--container-image": "slurm.container",
+    **dict.fromkeys(("--output", "-o", "--error", "-e", "--open-mode", "--input", "-i"), ""),
+    **dict.fromkeys(("--comment", "--no-kill", "-k", "--wrap", "--parsable", "--wait", "-W"), ""),
+    **dict.fromkeys(("--test-only", "--kill-on-invalid-dep"), ""),
 }
-"""The key of the job file for what sbatch calls so."""
-OWN_OPTIONS = frozenset(
-    ("--output", "-o", "--error", "-e", "--open-mode", "--comment", "--no-kill", "-k", "--wrap")
-) | {"--parsable", "--wait", "-W", "--test-only", "--input", "-i", "--kill-on-invalid-dep"}
-"""What the launcher needs as it sets it."""
+"""Options of sbatch that the launcher sets; the key of the job file that decides each, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +169,12 @@ def _check(job: JobSpec) -> None:
             "resources.gpus: 8, or how many GPUs a node has",
         )
     for option in spec.extra:
-        name = _name_of(option)
-        if key := KEY_OF_OPTION.get(name):
+        if (name := _name_of(option)) in OWN_OPTIONS:
+            key = OWN_OPTIONS[name]
             raise KeyInputError(
-                ("slurm", "extra"), f"found {option}; the key {key} says that", f"{key}: VALUE"
-            )
-        if name in OWN_OPTIONS:
-            raise KeyInputError(
-                ("slurm", "extra"), f"found {option}; the launcher sets {name}", f"remove {name}"
+                ("slurm", "extra"),
+                f"found {option}; the launcher sets {name}",
+                f"{key}: VALUE" if key else f"remove {name}",
             )
 
 

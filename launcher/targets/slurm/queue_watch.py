@@ -25,10 +25,10 @@ clock, and Slurm then fails the job: this is how far that clock may be ahead of 
 
 
 class QueueWatch:
-    """Asks for the state of a run's jobs every ``LOOK_S``, in a thread of its own.
+    """Asks Slurm for the state of a run's jobs every ``LOOK_S``, in a thread of its own.
 
-    What it holds back after a requeue, it is told to start sooner. A controller that is away takes
-    long to fail, and must not hold up the output.
+    It also tells Slurm to start requeued jobs sooner than Slurm does by itself. A question to a
+    controller that is away takes long to fail, and must not hold up the output.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -91,8 +91,8 @@ def find_held_back(
 ) -> tuple[JobStart, ...]:
     """The last starts of jobs that were requeued, and that Slurm holds back longer than needed.
 
-    Not those that a fault of the platform has ended: Slurm may not have noticed yet that a node is
-    lost, and would start the job there again.
+    A job that a fault of the platform has ended is left out: Slurm may not know yet that its node
+    is lost, and would start the job there again.
     """
     waiting = {job.name for job in jobs if (job.held_until or 0.0) > now + HELD_BACK_S}
     last = {start.name: start for start in starts}

@@ -1,10 +1,9 @@
-"""docs/slurm.md says what the code does: its keys, reasons, exit codes, rows and commands."""
+"""docs/slurm.md says what the code does: its keys, reasons, exit codes and commands."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +16,6 @@ from tests.launcher.runner import ROOT
 
 PAGE = (ROOT / "docs/slurm.md").read_text()
 FAULTS = "What becomes of each fault"
-ROOM = ROOT / "launcher/targets/slurm"
 
 
 def read_section(name: str) -> str:
@@ -44,18 +42,6 @@ def test_each_reason_that_is_named_has_its_exit_code() -> None:
         assert reasons[reason] == int(code), reason
 
 
-def test_each_row_of_doctor_is_told() -> None:
-    sources = "".join(path.read_text() for path in ROOM.glob("doctor*.py"))
-    checks = set(re.findall(r'\b(?:ok|warning|failed)\(\s*"([^"]+)"', sources)) - {"plan"}
-    rows = {cell for line in read_section("doctor").splitlines() for cell in _names(line)}
-    assert len(checks) > 10
-    assert checks <= rows
-
-
-def _names(line: str) -> list[str]:
-    return re.split(r", ", line.split("|")[1].strip()) if line.startswith("| ") else []
-
-
 def read_commands() -> list[str]:
     """Lines of the console's block and of the tables that call the launcher."""
     block = re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL)[0]
@@ -72,8 +58,3 @@ def test_each_command_is_one_that_the_launcher_takes(command: str) -> None:
     words = shlex.split(re.sub(r"\[[^\]]*\]", "", command))[1:]
     arguments, unknown = _parser("launcher").parse_known_args(words)
     assert (unknown, arguments.command) == ([], words[0])
-
-
-def test_each_page_that_it_points_to_is_there() -> None:
-    for target in re.findall(r"\]\(([\w-]+\.md)(?:#[\w-]+)?\)", PAGE):
-        assert Path(ROOT / "docs" / target).exists(), target

@@ -107,26 +107,40 @@ def test_a_job_that_follows_another_counts_in_its_place(tmp_path: Path) -> None:
     assert read_jobs(folder.run) == (7, 9)
 
 
-def test_a_failed_training_ends_the_run_though_other_elements_still_run(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, "1:2")
-    folder.write(e7_0_0_started="n1", e7_1_0_started="n2", e7_0_0_ended="1 over")
-    assert (folder.decide(), folder.is_over()) == (Reason.TRAINING_FAILED, False)
+TWO = {"e7_0_0_started": "n1", "e7_1_0_started": "n2"}
+ALL_THREE = {**TWO, "e7_2_0_started": "n3"}
 
 
-def test_a_killed_element_does_not_end_the_run(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, "1:2")
-    folder.write(e7_0_0_started="n1", e7_1_0_started="n2", e7_0_0_ended="137 over")
-    assert folder.decide() is None
-
-
-def test_elements_that_are_too_few_are_not_waited_for(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, nnodes="2:3")
-    for element in range(3):
-        folder.write(**{f"e7_{element}_0_started": "n1"})
-    folder.write(e7_2_0_ended="198 over")
-    assert folder.decide() is None
-    folder.write(e7_1_0_ended="198 over")
-    assert (folder.decide(), folder.is_over()) == (Reason.DISK_FULL, False)
+@pytest.mark.parametrize(
+    ("nnodes", "files", "reason", "is_over"),
+    [
+        # A failed training ends the run, though other elements still run.
+        ("1:2", {**TWO, "e7_0_0_ended": "1 over"}, Reason.TRAINING_FAILED, False),
+        # A killed element does not.
+        ("1:2", {**TWO, "e7_0_0_ended": "137 over"}, None, False),
+        ("2:3", {**ALL_THREE, "e7_2_0_ended": "198 over"}, None, False),
+        # Elements that are too few are not waited for.
+        (
+            "2:3",
+            {**ALL_THREE, "e7_2_0_ended": "198 over", "e7_1_0_ended": "198 over"},
+            Reason.DISK_FULL,
+            False,
+        ),
+        # A stop that was asked for is the reason.
+        (
+            2,
+            {"j7_0_started": "n1 n2", "j7_0_stop": "stop-requested", "j7_0_ended": "143 over"},
+            Reason.STOP_REQUESTED,
+            True,
+        ),
+    ],
+)
+def test_what_the_scripts_say_of_their_end_decides_the_run(
+    tmp_path: Path, nnodes: object, files: dict[str, str], reason: Reason | None, is_over: bool
+) -> None:
+    folder = Folder(tmp_path, nnodes)
+    folder.write(**files)
+    assert (folder.decide(), folder.is_over()) == (reason, is_over)
 
 
 def test_who_sent_a_signal_is_asked_of_the_queue_and_nothing_else(tmp_path: Path) -> None:
@@ -143,24 +157,17 @@ def test_who_sent_a_signal_is_asked_of_the_queue_and_nothing_else(tmp_path: Path
     assert is_told_why(RunEnd(reason=Reason.INTERRUPTED), read_starts(folder.run), ())
 
 
-def test_a_node_that_saw_the_run_finish_decides_it(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    folder.write(j7_0_started="n1 n2", j7_0_ended="137 over")
-    folder.node_ended(1, Reason.COMPLETED)
-    assert folder.decide() is Reason.COMPLETED
-
-
-def test_a_node_whose_own_work_was_done_does_not_decide_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("detail", "reason"),
+    [("", Reason.COMPLETED), ("its work was done; the others may still go on", None)],
+)
+def test_a_node_that_saw_the_run_finish_decides_it(
+    tmp_path: Path, detail: str, reason: Reason | None
+) -> None:
     folder = Folder(tmp_path)
     folder.write(j7_0_started="n1 n2")
-    folder.node_ended(1, Reason.COMPLETED, "its work was done; the others may still go on")
-    assert folder.decide() is None
-
-
-def test_a_stop_that_was_asked_for_is_the_reason(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    folder.write(j7_0_started="n1", j7_0_stop="stop-requested", j7_0_ended="143 over")
-    assert folder.decide() is Reason.STOP_REQUESTED
+    folder.node_ended(1, Reason.COMPLETED, detail)
+    assert folder.decide() is reason
 
 
 def test_withdrawn_elements_are_not_waited_for(tmp_path: Path) -> None:
@@ -281,27 +288,17 @@ def test_a_second_interrupt_says_first_what_it_waits_for_and_how_to_end_it_by_ha
     tmp_path: Path, hurry: Callable[[SlurmDriver], object]
 ) -> None:
     folder = Folder(tmp_path)
+    # Before sbatch has answered.
+    said = said_before_the_stop(folder, hurry)
+    assert "what was submitted, at most 60 s; by hand: squeue --me, then scancel JOBID" in said
     folder.write(j7_0_started="n1 n2")
     assert said_before_the_stop(folder, hurry) == (
         "launcher: cancelled at once: waits until Slurm has ended job 7, at most 60 s; "
         "by hand: scancel 7\n"
     )
-
-
-def test_a_second_interrupt_before_sbatch_has_answered_says_how_to_find_the_job(
-    tmp_path: Path,
-) -> None:
-    said = said_before_the_stop(Folder(tmp_path), HURRIES[1])
-    assert "what was submitted, at most 60 s; by hand: squeue --me, then scancel JOBID" in said
-
-
-def test_a_second_interrupt_in_an_allocation_names_the_step_and_not_the_job(
-    tmp_path: Path,
-) -> None:
-    folder = Folder(tmp_path)
-    own = replace(SlurmSettings.of(folder.plan), inside=7)
-    folder.plan = replace(folder.plan, own=own)
-    said = said_before_the_stop(folder, HURRIES[0])
+    # Inside of an allocation the step alone is ended.
+    folder.plan = replace(folder.plan, own=replace(SlurmSettings.of(folder.plan), inside=7))
+    said = said_before_the_stop(folder, hurry)
     assert "its step of job 7, at most 60 s; by hand: squeue --steps --jobs=7" in said
 
 

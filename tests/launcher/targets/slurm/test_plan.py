@@ -123,7 +123,7 @@ def test_a_plan_is_read_back_equal() -> None:
         ({"slurm": {"container": "apptainer"}}, "no image is named"),
         ({"nproc_per_node": "gpu"}, "no GPU is asked for"),
         ({"slurm": {"extra": ["--time=1"]}}, "slurm.time: VALUE"),
-        ({"slurm": {"extra": ["-pgpu"]}}, "slurm.partition: VALUE"),
+        ({"slurm": {"extra": ["-N4"]}}, "nnodes: VALUE"),
         ({"slurm": {"extra": ["--output x"]}}, "remove --output"),
     ],
 )

@@ -117,24 +117,11 @@ def test_an_error_of_an_earlier_start_of_that_name_does_not_count(
     assert files.wait_for_plan(StepClock(start)) == plan
 
 
-def test_two_starts_of_one_job_have_files_of_their_own(tmp_path: Path) -> None:
-    first, second = (find_files(tmp_path, "digits-77.0", place(start=n)) for n in ("0", "1"))
-    assert first.run.path == second.run.path
+def test_all_starts_of_a_job_have_one_run_and_files_of_their_own(tmp_path: Path) -> None:
+    run_id = name_run("digits", place(), None)
+    first, second = (find_files(tmp_path, run_id, place(start=n)) for n in ("0", "1"))
+    assert first.run.path == second.run.path == tmp_path / "digits-77.0"
     assert first.stop != second.stop
-
-
-@pytest.mark.parametrize(
-    ("fields", "given", "named"),
-    [
-        ({}, None, "digits-77.0"),
-        ({}, "night-7", "night-7"),
-        ({"job": ""}, "night_7", "night_7"),
-    ],
-)
-def test_all_nodes_name_the_run_alike(
-    fields: dict[str, str], given: str | None, named: str
-) -> None:
-    assert name_run("digits", place(**fields), given) == named
 
 
 def test_only_the_same_job_goes_on_in_a_run(run: RunFolder) -> None:
