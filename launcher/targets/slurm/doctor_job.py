@@ -19,6 +19,7 @@ from launcher.targets.slurm import doctor_judge
 from launcher.targets.slurm.client import SlurmError, cancel, run_command
 from launcher.targets.slurm.script import quote_option
 from launcher.targets.slurm.settings import SlurmSettings
+from launcher.targets.slurm.starts import read_last_line
 
 NAME = "launcher-doctor"
 PROGRAM, CLOCK, LOG, ANSWER = "probe.py", "clock", "log", "node.json"
@@ -114,7 +115,7 @@ class _TestJob:
         if code:
             found, fix = ENDS[code]
             if code == BAD_PYTHON:
-                found += f": {self._read_last_line() or 'it says nothing'}"
+                found += f": {read_last_line(self._folder / LOG) or 'it says nothing'}"
             yield failed("test job", "compute node", found.replace("FOLDER", folder), fix)
             return
         noticed_s = self._wait_for(self._folder / ANSWER)
@@ -135,12 +136,6 @@ class _TestJob:
         if node is not None:
             yield from judge.judge_environment(node, host)
             yield from judge.judge_machine(node, host, meets_others=False)
-
-    def _read_last_line(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = (self._folder / LOG).read_text(errors="replace").split("\n")
-            return next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return ""
 
     def _wait_for(self, path: Path) -> float | None:
         """Seconds until this machine sees a file; None where it does not."""

@@ -228,7 +228,7 @@ def decide_end(
     wanted: frozenset[int | None],
 ) -> RunEnd | None:
     """How the run ended, as soon as that is certain: all scripts are over, or one node says so."""
-    if has_completed(run, plan):
+    if has_completed(run):
         return RunEnd(reason=Reason.COMPLETED)
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]
@@ -249,18 +249,13 @@ def is_told_why(end: RunEnd, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob
     return all(start.name in over for start in newest)
 
 
-def has_completed(run: RunFolder, plan: LaunchPlan) -> bool:
+def has_completed(run: RunFolder) -> bool:
     """Whether a node saw the whole run finish."""
-    for index, incarnation in as_run_nodes(run, plan):
+    for index, incarnation in dict(run.incarnations()).items():
         told = read_node_outcome(run, index, incarnation)
         if told and told.reason is Reason.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
             return True
     return False
-
-
-def as_run_nodes(run: RunFolder, plan: LaunchPlan) -> tuple[tuple[int, int], ...]:
-    """Each node that has started, with its last incarnation."""
-    return tuple(dict(run.incarnations()).items())
 
 
 def end_by_queue(

@@ -160,8 +160,6 @@ def _check(job: JobSpec) -> None:
         raise KeyInputError(
             ("slurm", "container"), f"is {spec.container}, but no image is named", "image: NAME"
         )
-    if spec.kind == "allocation" and job.is_elastic and job.nnodes.min < 1:
-        raise KeyInputError(("nnodes",), f"found {job.nnodes}", "at least one node")
     if job.nproc_per_node == "gpu" and not count_gpus(job):
         raise KeyInputError(
             ("nproc_per_node",),

@@ -131,13 +131,12 @@ def ask_to_stop(run: RunFolder, start: JobStart, reason: str) -> None:
 
 def last_words(run: RunFolder, start: JobStart) -> str:
     """The last line that the script or srun printed in a start; empty if there is none."""
+    return read_last_line(run.path / JOBS_DIR / f"{start.name}.log")
+
+
+def read_last_line(log: Path) -> str:
+    """The last line of a file that is not blank; empty where there is none."""
     with contextlib.suppress(OSError):
-        path = Path(run.path / JOBS_DIR / f"{log_name(start.job, start.element)}")
-        lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
         return next((line for line in reversed(lines) if line), "")
     return ""
-
-
-def log_name(job: int, element: int | None) -> str:
-    """The file of what the script and srun print in all starts of a job or element."""
-    return f"{job}.log" if element is None else f"{job}_{element}.log"
