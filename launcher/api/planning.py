@@ -6,7 +6,6 @@ What only a run needs is imported where it is used, as rendering takes no longer
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
+from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.nnodes import decide_nnodes
+from launcher.plan.run_id import new_run_id
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -107,7 +107,7 @@ def plan_job(
     """
     if opened and opened.there:
         job = decide_nnodes(job, opened.there)
-    run_id = (opened.run_id if opened else "") or new_run_id(job.name, os.urandom(3))
+    run_id = (opened.run_id if opened else "") or new_run_id(job.name)
     copy = run_root.absolute() / run_id / CODE_DIR if again else None
     if job.code == IN_IMAGE and opened and not opened.has_image(job):
         job = job.model_copy(update={"code": None})

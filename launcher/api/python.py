@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 import time
@@ -19,7 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from launcher.api.call import check_call, shown, split_args
 from launcher.api.listing import RunStatus, read_output, read_state, read_status
 from launcher.api.report import report_run
 from launcher.api.scaling import scale_run
@@ -46,9 +46,9 @@ from launcher.targets.conversation import Conversation
 
 POLL_S = 0.1
 POLL_ALONE_S = 1.0
+"""Between two looks at a run that no launcher follows: each one asks its target."""
 INTERRUPT_LIMIT_S = 10.0
 """How long the command line may take to end after an interrupt."""
-"""Between two looks at a run that no launcher follows: each one asks its target."""
 ERRORS: dict[int, type[LauncherError]] = {
     error.exit_code: error for error in (InputError, TargetError, DiskFullError)
 }
@@ -73,10 +73,7 @@ class Job:
         [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in JobSpec.model_fields]
     )
 
-    def __init__(self, *words: Any, **keys: Any) -> None:
-        if words:
-            what = f"Job: found {shown(words)} without a key"
-            raise InputError(what, f"Job(command={words[0]!r})")
+    def __init__(self, **keys: Any) -> None:
         name, data = UNNAMED, _as_data(keys)
         with contextlib.suppress(NotAcceptedError):  # told below
             name = name_of(parse_command(data.get("command")))
@@ -197,11 +194,11 @@ def run(
     such as ``resume="digits-0a1b2c"``. Blocks while code is sent or an image is pulled; an
     exception meanwhile, such as ``KeyboardInterrupt``, ends what was started.
 
-    Raises ``InputError`` for what is wrong with the job, ``TargetError`` where it cannot run.
+    Raises ``InputError`` for what is wrong with the job or an option, ``TargetError`` where it
+    cannot run.
     """
     root = _run_root(runs).absolute()
-    check_call(job, again, options, takes=(Job, str, os.PathLike))
-    extra = split_args(args)
+    extra = shlex.split(args) if isinstance(args, str) else [str(word) for word in args]
     with tempfile.TemporaryDirectory(prefix="launcher-job-") as folder:
         written = Path(folder, "job.json")
         if isinstance(job, Job):
@@ -265,10 +262,14 @@ def _call(words: Sequence[str], root: Path) -> tuple[int, str, str]:
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
-    """Options as words of the command line; a list gives its option once for each item."""
+    """Options as words of the command line; a list stands for names with commas, or for many
+    ``set``."""
     words = []
     for name, value in options.items():
-        for one in value if isinstance(value, list | tuple) else [value]:
+        many = [value]
+        if isinstance(value, list | tuple):
+            many = [*value] if name == "set" else [",".join(value)]
+        for one in many:
             if one is not None and one is not False:
                 words.append(f"--{name.replace('_', '-')}" + ("" if one is True else f"={one}"))
     return words

@@ -15,7 +15,6 @@ from launcher.contract.errors import InputError
 
 if TYPE_CHECKING:
     from launcher.api.planning import PlannedRun
-    from launcher.commands.parser import Command
     from launcher.job.file import Override
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
@@ -37,21 +36,17 @@ def add_command(
 ) -> None:
     """A command called ``name``; ``handler`` takes the arguments and returns the exit code.
 
-    ``add_arguments`` gives its parser what it takes, once it is known that the command is meant.
+    ``add_arguments`` gives its parser what it takes.
     """
-    command: Command = commands.add_parser(name, help=text, description=text)
-
-    def add_all(parser: argparse.ArgumentParser) -> None:
-        parser.set_defaults(handler=handler, options=parser._option_string_actions)
-        parser.add_argument(
-            "--runs",
-            default=os.environ.get("LAUNCHER_RUNS") or str(RUN_ROOT),
-            metavar="DIR",
-            help="folder of the run folders (default: ./runs)",
-        )
-        add_arguments(parser)
-
-    command.add_arguments = add_all
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(handler=handler, options=parser._option_string_actions)
+    parser.add_argument(
+        "--runs",
+        default=os.environ.get("LAUNCHER_RUNS") or str(RUN_ROOT),
+        metavar="DIR",
+        help="folder of the run folders (default: ./runs)",
+    )
+    add_arguments(parser)
 
 
 def add_job_file(

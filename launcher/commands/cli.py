@@ -18,7 +18,7 @@ from launcher.api.choose_target import rooms
 from launcher.commands import build, check, completion, doctor, env, jobs, node, play, runs, schema
 from launcher.commands.arguments import add_command
 from launcher.commands.other_programs import check_command, names_training
-from launcher.commands.parser import TAKES_TRAINING, Command, Parser, check_known
+from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.printed_commands import options_to_find_runs, program_name
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, KeyInputError, LauncherError
@@ -56,7 +56,7 @@ def _run_command(
     try:
         if names_training(own):
             raise InputError(f"{own[0]}: no command of the launcher", _as_run(parser, own, extra))
-        check_command(own, extra, parser.prog, TAKES_TRAINING)
+        check_command(own, extra, TAKES_TRAINING)
         arguments, unknown = parser.parse_known_args(own)
         arguments.extra, arguments.is_plugin = tuple(extra), plugin is not None
         _check(arguments, unknown, own, extra)
@@ -177,9 +177,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands: Any = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=Command
-    )
+    commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in GROUPS:
         group.add(commands)
     for room in rooms():

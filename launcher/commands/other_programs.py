@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.contract import typed
 from launcher.contract.errors import InputError
 
-STARTS_SCRIPTS = r"(.*/)?(python[0-9.]*|torchrun|accelerate|deepspeed)"
+STARTS_SCRIPTS = r"(.*/)?(python[0-9.]*|torchrun)"
 JOB_ENDINGS = (".py", ".pyz", ".yaml", ".yml")
 CALLED_HERE = {
-    **dict.fromkeys(
-        (
-            *("--nprocs", "--nproc", "--np", "-np", "--num-processes", "--processes"),
-            *("--gpus", "--num-gpus"),
-        ),
-        "--nproc-per-node",
-    ),
-    **dict.fromkeys(("--nodes", "--num-nodes", "--num-machines"), "--nnodes"),
+    **dict.fromkeys(("--nprocs", "--num-processes", "--gpus"), "--nproc-per-node"),
+    **dict.fromkeys(("--nodes", "--num-nodes"), "--nnodes"),
 }
 """Options of other programs, written with ``-`` in the place of ``_``."""
-DECIDED_HERE = (
-    *("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
-    *("--node-rank", "--master-addr", "--master-port", "--local-addr", "--monitor-interval"),
-    *("--start-method", "--role", "--log-dir", "--redirects", "--tee", "--local-ranks-filter"),
-    *("--no-python", "--run-path"),
-)
-"""torchrun's options that nobody gives here."""
+DECIDED_HERE = ("--standalone", "--node-rank", "--rdzv-", "--master-")
+"""Beginnings of torchrun's options that nobody gives here."""
 
 
 def names_training(words: Sequence[str]) -> bool:
@@ -37,7 +26,7 @@ def names_training(words: Sequence[str]) -> bool:
 
 
 def check_command(
-    words: Sequence[str], extra: Sequence[str], program: str, takes_training: Sequence[str]
+    words: Sequence[str], extra: Sequence[str], takes_training: Sequence[str]
 ) -> None:
     """Raises ``InputError`` where torchrun or ``--`` stands before the script.
 
@@ -48,14 +37,14 @@ def check_command(
     if first not in takes_training:
         return
     if len(words) == 1 and names_training(extra):
-        fix = f"-- goes behind it: {shlex.join([program, first, *_split_after_job(extra)])}"
+        fix = f"-- goes behind it: {typed.command(first, *_split_after_job(extra))}"
         raise InputError(f"-- {extra[0]}: what to run stands before --", fix)
     for at, word in enumerate(words[1:], start=1):
         if word == "-m" or word.endswith(JOB_ENDINGS) or Path(word).is_dir():
             return
         if re.fullmatch(STARTS_SCRIPTS, word) and not words[at - 1].startswith("-"):
-            left = shlex.join([*words[1:at], *_without_habits(words[at + 1 :])]) or "train.py"
-            fix = f"leave it out: {program} {first} {left}"
+            left = [*words[1:at], *_without_habits(words[at + 1 :])] or ["train.py"]
+            fix = f"leave it out: {typed.command(first, *left)}"
             raise InputError(f"{word}: a program, and no script or job file", fix)
 
 
@@ -69,10 +58,8 @@ def _without_habits(words: Sequence[str]) -> list[str]:
         if names_training(words[at:]):
             return [*kept, *_split_after_job(words[at:])]
         name, equals, value = word.partition("=")
-        name = _plain(name) if name.startswith("--") else name
-        # -u and the like are python's own, and `launch` is accelerate's command.
-        if name not in ("--standalone", "--no-python", "-u", "-O", "launch"):
-            kept.append(f"{CALLED_HERE.get(name, name)}{equals}{value}")
+        if name not in ("--standalone", "-u"):
+            kept.append(f"{name.replace('_', '-')}{equals}{value}")
     return kept
 
 
@@ -82,15 +69,8 @@ def _split_after_job(words: Sequence[str]) -> list[str]:
     return [*words[:end], *(["--", *words[end:]] if words[end:] else [])]
 
 
-def called_here(word: str) -> str:
-    """The option that another program's option is called here; empty where it is none."""
-    return CALLED_HERE.get(_plain(word), "")
-
-
 def decided_here(words: Sequence[str]) -> list[str]:
     """Those of the words that are torchrun's and that the launcher decides."""
-    return [word.partition("=")[0] for word in words if _plain(word) in DECIDED_HERE]
-
-
-def _plain(word: str) -> str:
-    return word.partition("=")[0].replace("_", "-")
+    return [
+        word.partition("=")[0] for word in words if word.replace("_", "-").startswith(DECIDED_HERE)
+    ]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NoReturn
 
-from launcher.commands.other_programs import called_here, decided_here
+from launcher.commands.other_programs import CALLED_HERE, decided_here
 from launcher.contract import typed
+from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import ExitCode, InputError
 
 TAKES_TRAINING = ("run", "render", "node")
@@ -48,43 +48,15 @@ class Parser(argparse.ArgumentParser):
         return f"[{name}]" if action.nargs == "?" and not is_one_of else name
 
 
-class Command:
-    """In the place of a command's parser, which is made when the command is named.
-
-    To make those of all commands takes longer than everything else that ``--help`` does.
-    """
-
-    def __init__(self, **given: Any) -> None:
-        self._given = given
-        self.add_arguments: Callable[[Parser], None] | None = None
-
-    @functools.cached_property
-    def parser(self) -> Parser:
-        """The command's own parser."""
-        parser = Parser(**self._given)
-        if self.add_arguments is not None:
-            self.add_arguments(parser)
-        return parser
-
-    def parse_known_args(self, *given: Any, **more: Any) -> Any:
-        """As that of the parser; argparse calls it on the command that was named."""
-        return self.parser.parse_known_args(*given, **more)
-
-    def _check_help(self, action: argparse.Action) -> None:
-        """Python 3.14's argparse calls it on a new command. Help texts are checked by tests."""
-
-
 def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
     """argparse's words, with what to type."""
     see = f"{program} --help"
     if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
-        import difflib
-
         choices = re.findall(r"'([^']*)'", match[2]) or match[2].split(", ")
-        close = difflib.get_close_matches(match[1], choices, n=1)
+        close = closest(match[1], choices)
         where = message.split(":")[0].removeprefix("argument ")
         what = f"{where} {_one_line(match[1])}: not one of {', '.join(choices)}"
-        return what, f"did you mean {close[0]}?" if close else see
+        return what, f"did you mean {close}?" if close else see
     if re.fullmatch(r"argument (JOB|-m): not allowed with argument (JOB|-m)", message):
         what = "-m names a module, and another word names a script or job file: one of them"
         return what, f"what is for the training goes behind --: {program} -m MODULE -- --lr 3"
@@ -142,11 +114,10 @@ def _corrected(words: list[str], options: Collection[str]) -> tuple[list[str], l
 
 def _option_meant(word: str, options: Collection[str]) -> str:
     """The option that was most likely meant; empty for none."""
-    import difflib
-
-    close = difflib.get_close_matches(word.partition("=")[0], options, n=1, cutoff=0.75)
-    option = called_here(word) or (close[0] if close and word.startswith("--") else "")
-    return option if option in options else ""
+    name = word.partition("=")[0].replace("_", "-")
+    if name in CALLED_HERE:
+        return CALLED_HERE[name] if CALLED_HERE[name] in options else ""
+    return closest(name, options, cutoff=0.75) if name.startswith("--") else ""
 
 
 def _without(given: list[str], unknown: list[str]) -> list[str]:

@@ -57,14 +57,14 @@ def _play_here(play: Play, engine: Engine, console: Console, root: Path) -> int:
     from launcher.contract.clock import SystemClock
     from launcher.follow.signals import raise_on_signals
     from launcher.manifests.player import Player
-    from launcher.plan.launch_plan import new_run_id
+    from launcher.plan.run_id import new_run_id
 
     names = [pod.name for pod in play.pods]
     stage = _Stage(console, play.job_name, names)
     for note in play.notes:
         console.note(note)
     console.note(f"{play.job_name}: {', '.join(names)}; {play.success_rule}")
-    play_id = new_run_id(play.job_name, os.urandom(3))
+    play_id = new_run_id(play.job_name)
     with raise_on_signals():
         player = Player(play, play_id, engine, SystemClock(), stage, root / play_id)
         try:

@@ -6,13 +6,13 @@ docs/job-file.md say the same.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
 
+from launcher.contract.did_you_mean import closest
 from launcher.job.conflicts import Conflict
 from launcher.job.refused import NotAcceptedError
 from launcher.job.schema import (
@@ -114,8 +114,8 @@ def _meant(path: KeyPath, source: YamlSource, schema: Schema) -> str:
     if "boolean" in kinds and text.lower() in _TRUTH:
         return f"write {_TRUTH[text.lower()]}: YAML 1.2 has no other truth values"
     words = [word for shape in shapes for word in shape.get("enum", ())]
-    close = difflib.get_close_matches(text, words, n=1)
-    return f"did you mean {close[0]}?" if close else ""
+    close = closest(text, words)
+    return f"did you mean {close}?" if close else ""
 
 
 def _example(path: KeyPath) -> str:
@@ -131,12 +131,11 @@ def _explain_unknown(path: KeyPath) -> tuple[str, str]:
     name, inside = str(path[-1]), render_key(path[:-1])
     everywhere = dict(_leaves(job_schema()))
     spelled = name.replace("-", "_")
-    if guess := difflib.get_close_matches(spelled, keys, n=1):
-        meant = f"{inside}.{guess[0]}" if inside else guess[0]
+    if guess := closest(spelled, keys):
+        meant = f"{inside}.{guess}" if inside else guess
     else:
-        close = difflib.get_close_matches(spelled, list(everywhere), n=1, cutoff=0.7)
         meant = _FAMILIAR.get(name.lower()) or everywhere.get(name) or ""
-        meant = meant or (everywhere[close[0]] if close else "")
+        meant = meant or everywhere.get(closest(spelled, everywhere, cutoff=0.7), "")
     if meant:
         return "unknown key", f"did you mean {meant}?"
     return f"unknown key; accepted: {', '.join(keys)}", "remove it, or write one of these"

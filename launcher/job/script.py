@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path, PurePosixPath
 
+from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import InputError
 from launcher.job.values import MAX_NAME
 
@@ -26,12 +27,10 @@ def check_script(word: str, otherwise: str = "") -> None:
     if path.is_dir() and not (path / "__main__.py").exists():
         raise InputError(f"{word} is a folder without __main__.py", "name a script or a job file")
     if not path.exists():
-        import difflib
-
         folder = path.parent
         names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
-        close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.82)
-        fix = f"did you mean {folder / close[0]}?" if close else "check the path"
+        close = closest(path.name, names, cutoff=0.82)
+        fix = f"did you mean {folder / close}?" if close else "check the path"
         raise InputError(f"{word}: no such file", f"{fix}{otherwise}")
 
 

@@ -116,11 +116,6 @@ class LaunchPlan:
         return "{\n  " + ",\n  ".join(fields) + "\n}\n"
 
 
-def new_run_id(job_name: str, randomness: bytes) -> str:
-    """``digits-3f9a01``: the job's name and six hexadecimal digits of the given randomness."""
-    return f"{job_name}-{randomness.hex()[:6]}"
-
-
 def plan_run(
     job: JobSpec,
     facts: TargetFacts,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,8 @@ from launcher.doctor.run import (
 )
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
+from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.run_id import new_run_id
 
 
 def diagnose_nodes(job: JobSpec, target: Target, limit_s: float) -> Iterator[Finding]:
@@ -38,7 +38,7 @@ def diagnose_nodes(job: JobSpec, target: Target, limit_s: float) -> Iterator[Fin
         mounts = facts.image is not None
         command = MOUNTED_PROGRAM if mounts else str(PROGRAM)
         probe = as_probe(job, command, mounts_program=mounts)
-        plan = plan_run(probe, facts, run_id=new_run_id(RUN_NAME, os.urandom(3)))
+        plan = plan_run(probe, facts, run_id=new_run_id(RUN_NAME))
     except LauncherError as error:
         yield failed("plan", "job", error.what, error.hint)
         return

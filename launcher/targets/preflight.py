@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import shlex
@@ -12,6 +11,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.targets import short_command
@@ -123,8 +123,8 @@ def _check_file(path: Path, written: str, where: str) -> None:
 
 
 def _close(name: str, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, sorted(set(names)), n=1)
-    return f"did you mean {found[0]}?" if found else ""
+    found = closest(name, sorted(set(names)))
+    return f"did you mean {found}?" if found else ""
 
 
 # -- modules --------------------------------------------------------------------------------------

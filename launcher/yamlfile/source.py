@@ -7,13 +7,13 @@ lists and mappings only; a tag that asks for anything else is refused.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from launcher.contract.did_you_mean import closest
 from launcher.yamlfile.nodes import BOOL, FLOAT, INT, MAX_DEPTH, NULL, TAG, read_nodes
 from launcher.yamlfile.problem import FileError, KeyPath, Origin, Problem
 
@@ -129,8 +129,8 @@ def _similar_file(path: Path) -> str:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     except OSError:
         return f"there is no folder {path.parent} either"
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean {path.with_name(close[0])}?" if close else "check the path"
+    close = closest(path.name, names)
+    return f"did you mean {path.with_name(close)}?" if close else "check the path"
 
 
 def _mappings(roots: list[yaml.Node], origin: Origin, fix: str, least: str) -> list[yaml.Node]:

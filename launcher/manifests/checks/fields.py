@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 
+from launcher.contract.did_you_mean import closest
 from launcher.manifests.checks.rules import Breaches, Rule, hit
 from launcher.manifests.source import Value
 
@@ -60,8 +60,8 @@ def _check(value: Value, known: Fields, places: Mapping[str, str]) -> Breaches:
         if below := known.get(key):
             yield from _check(given, below, places)
         elif key not in known and "Master" not in known:  # a role has a rule of its own
-            close = difflib.get_close_matches(key, places, n=1)
-            fix = f"{places[close[0]]}.{close[0]}" if close else "remove it"
+            close = closest(key, places)
+            fix = f"{places[close]}.{close}" if close else "remove it"
             yield hit(Rule.UNKNOWN_FIELD, given, f"{value.name} has no {key}", fix)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,10 @@ from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor import judge, run
 from launcher.doctor.finding import Finding, Status, failed, warning
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
+from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.records import parse_record
 from launcher.plan.rendezvous import plan_backend
+from launcher.plan.run_id import new_run_id
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import read_image
@@ -210,7 +210,7 @@ class _HostsProbe:
         plan = plan_run(
             job,
             facts,
-            run_id=new_run_id(run.RUN_NAME, os.urandom(3)),
+            run_id=new_run_id(run.RUN_NAME),
             place=self._place,
             code_hash=self._code.hash,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.doctor.references import Object, Reference, parse_references, parse_template
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, new_run_id
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.run_id import new_run_id
 from launcher.targets.kubernetes import doctor_judge
 from launcher.targets.kubernetes.api import (
     FORBIDDEN,
@@ -64,7 +64,7 @@ def diagnose_kubernetes(
     try:
         plan = plan_kubernetes(
             job,
-            run_id=new_run_id(job.name, os.urandom(3)),
+            run_id=new_run_id(job.name),
             run_root=str(run_root),
             cwd=str(Path.cwd()),
             place=place,

@@ -16,7 +16,8 @@ from launcher.contract.clock import SystemClock
 from launcher.contract.errors import LauncherError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import new_run_id, plan_run
+from launcher.plan.launch_plan import plan_run
+from launcher.plan.run_id import new_run_id
 from launcher.targets import short_command
 from launcher.targets.slurm import doctor_judge
 from launcher.targets.slurm.client import SlurmError, fix_of_refusal, run_command, try_script
@@ -46,7 +47,7 @@ def diagnose_slurm(
     """
     try:
         facts = SlurmTarget(run_root).facts(job)
-        plan = plan_run(job, facts, run_id=new_run_id(job.name, os.urandom(3)))
+        plan = plan_run(job, facts, run_id=new_run_id(job.name))
         script = folder / "job.sh"
         script.write_text(render_script(plan))
     except LauncherError as error:

@@ -392,11 +392,6 @@ LINES = [
     ),
     ("run python3 -u train.py --lr 1", "leave it out: launcher run train.py -- --lr 1"),
     ("run python3 -m pkg.train --lr 1", "leave it out: launcher run -m pkg.train -- --lr 1"),
-    (
-        "run accelerate launch --num_processes 2 train.py",
-        "leave it out: launcher run --nproc-per-node 2 train.py",
-    ),
-    ("run deepspeed --num_gpus=2 train.py", "launcher run --nproc-per-node=2 train.py"),
     ("train.py --lr 3", "train.py: no command of the launcher"),
     ("train.py --lr 3", "goes behind --: launcher run train.py -- --lr 3"),
     ("train.py -- --lr 3", "fix: launcher run train.py -- --lr 3"),
