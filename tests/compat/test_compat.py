@@ -22,7 +22,8 @@ from launcher.targets.interpreter import read_torch_version
 from launcher.targets.local.target import find_agents
 from tests.launcher.runner import Runner, wait_until
 
-SLOW = pytest.mark.slow  # `make compat` runs all of them
+SLOW = pytest.mark.slow  # `make compat` runs all of them; with this torch, tests of the launcher
+NNODES = pytest.mark.parametrize("nnodes", [pytest.param("2", marks=SLOW), "1:2"])
 
 PYTHON = os.environ.get("COMPAT_PYTHON") or sys.executable
 ENDS = """
@@ -82,13 +83,13 @@ def test_the_torch_under_test_is_one_that_is_supported() -> None:
     assert parse_torch_version(read_torch_version(PYTHON)) >= protocol.OLDEST_TORCH
 
 
-@pytest.mark.parametrize("nnodes", ["2", "1:2"])
+@NNODES
 @pytest.mark.parametrize(
     "settings",
     [
         pytest.param(("engine=agent", "start=fresh"), id="fresh", marks=SLOW),
         pytest.param(("engine=agent", "start=fork"), id="fork"),
-        pytest.param(("engine=torchrun",), id="torchrun"),
+        pytest.param(("engine=torchrun",), id="torchrun", marks=SLOW),
     ],
 )
 def test_two_nodes_meet_and_end(launcher: Runner, nnodes: str, settings: tuple[str, ...]) -> None:
@@ -98,8 +99,9 @@ def test_two_nodes_meet_and_end(launcher: Runner, nnodes: str, settings: tuple[s
     assert done.stdout.count(" sum 10.0") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
-@pytest.mark.parametrize("start", [pytest.param("fresh", marks=SLOW), "fork"])
+@pytest.mark.parametrize("start", ["fresh", "fork"])
 def test_a_killed_worker_is_started_again(launcher: Runner, nnodes: str, start: str) -> None:
     settings = ("engine=agent", f"start={start}", "max_restarts=1")
     done = launcher(*run(launcher, ONE_FALLS, nnodes, *settings))
@@ -109,7 +111,7 @@ def test_a_killed_worker_is_started_again(launcher: Runner, nnodes: str, start: 
 
 
 @pytest.mark.parametrize("lost", [pytest.param(0, marks=SLOW), 1])
-@pytest.mark.parametrize("nnodes", ["2", "1:2"])
+@NNODES
 @pytest.mark.parametrize("start", [pytest.param("fresh", marks=SLOW), "fork"])
 def test_a_killed_node_is_replaced(
     launcher: Runner, tmp_path: Path, nnodes: str, start: str, lost: int

@@ -41,7 +41,8 @@ def test_an_example_trains_in_one_world_of_two(tmp_path, script):
     assert out.count("done world_size=2") == 1
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_the_failing_example_names_the_rank_that_failed_first(tmp_path, rank):
     code, out, err = run_under_torchrun(tmp_path, "failing.py", str(rank))
     assert code == 1

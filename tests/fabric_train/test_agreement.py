@@ -19,7 +19,7 @@ def test_alone_one_agrees_with_oneself():
 
 
 def test_all_ranks_learn_the_highest_wish_at_the_same_call(processes, finish):
-    code, out, err = finish(processes.start_torchrun(2, str(PROGRAM)))
+    code, out, err = finish(processes.fork(str(PROGRAM), ranks=2))
     assert code == 0, err
     heard = [(0, 0), (0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (0, 5)]
     assert out.strip() == f"{heard} True"

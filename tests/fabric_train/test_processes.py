@@ -139,24 +139,24 @@ def test_no_process_outlives_the_program_that_was_ended(
 
 def test_the_program_starts_processes_and_trains_what_one_trains(processes, finish):
     options = ("--reduction", "exact", "--virtual_shards", "2", "--max_steps", "3")
-    spawned = ("--strategy", "ddp_spawn", "--strategy_options.processes", "2")
+    forked = ("--strategy", "ddp_fork", "--strategy_options.processes", "2")
     runs = {
-        "one": processes.start("-m", "train", *options, RUN_DIR="one"),
-        "two": processes.start("-m", "train", *options, *spawned, RUN_DIR="two"),
+        "one": processes.fork("-m", "train", *options, RUN_DIR="one"),
+        "two": processes.fork("-m", "train", *options, *forked, RUN_DIR="two"),
     }
     metrics = {}
     for name, run in runs.items():
         code, out, err = finish(run)
         assert code == 0, err
         metrics[name] = json.loads((processes.folder / name / "metrics.json").read_text())
-    assert "ddp_spawn, exact reduction over gloo" in out
+    assert "ddp_fork, exact reduction over gloo" in out
     assert [metrics[name]["world_size"] for name in ("one", "two")] == [1, 2]
     assert metrics["one"]["weights_sha256"] == metrics["two"]["weights_sha256"]
 
 
 def test_the_program_tells_a_mistake_in_few_lines(processes, finish):
     spawned = ("--strategy", "ddp_fork", "--virtual_shards", "1")
-    code, _, err = finish(processes.start("-m", "train", *spawned))
+    code, _, err = finish(processes.fork("-m", "train", *spawned))
     assert code == 2
     assert "2 processes cannot share virtual_shards=1" in err
     assert len(err.splitlines()) == 2

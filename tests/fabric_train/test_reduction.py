@@ -89,7 +89,7 @@ def test_parameters_that_are_views_are_refused():
 def test_dropout_adamw_and_clipping_end_with_the_same_bits_in_any_world(processes, finish, worlds):
     hashes = set()
     for workers in worlds:
-        code, out, err = finish(processes.start_torchrun(workers, PROGRAM))
+        code, out, err = finish(processes.fork(PROGRAM, ranks=workers))
         assert code == 0, err
         hashes.add(out.strip())
     assert len(hashes) == 1
@@ -141,7 +141,7 @@ def train_up_to(processes, finish, *, steps: int, workers: int, more: tuple[str,
     """The digest of the weights after these steps, gone on from what ``kept`` holds."""
     run = f"run-{steps}"
     arguments = ("-m", "train", "--max_steps", str(steps), *EXACT, *more)
-    code, _, err = finish(processes.start_torchrun(workers, *arguments, RUN_DIR=run))
+    code, _, err = finish(processes.fork(*arguments, ranks=workers, RUN_DIR=run))
     assert code == 0, err
     return json.loads((processes.folder / run / "metrics.json").read_text())["weights_sha256"]
 

@@ -179,3 +179,10 @@ def test_a_test_set_is_shared_without_gap_or_duplicate(size, batch_size, world_s
     ]
     assert sorted(chain(*chain(*shards))) == list(range(size))
     assert all(len(list(shard)) == len(shard) for shard in shards)
+
+
+def test_a_larger_batch_begins_where_the_smaller_ones_have_ended():
+    smaller, larger = build(batch=96), build(batch=192)
+    smaller.seek(first_step=5, stop_step=9)
+    larger.seek(first_step=5, stop_step=7, first_sample=5 * 96)
+    assert list(chain(*smaller)) == list(chain(*larger))

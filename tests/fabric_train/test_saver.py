@@ -238,7 +238,7 @@ def walk(processes, finish, tmp_path, kind, worlds):
     folder = str(tmp_path / "checkpoints")
     digest = "fresh"
     for workers, steps in worlds:
-        started = processes.start_torchrun(workers, str(PROGRAM), folder, kind, str(steps))
+        started = processes.fork(str(PROGRAM), folder, kind, str(steps), ranks=workers)
         code, out, err = finish(started)
         assert code == 0, err
         began, ended = (line.split() for line in out.splitlines()[-2:])

@@ -12,7 +12,7 @@ EXAMPLES = sorted(path.name for path in FOLDER.glob("exact_*.py"))
 
 def digest_of(processes, finish, example: str, workers: int) -> str:
     """The weights' digest that rank 0 prints."""
-    code, out, err = finish(processes.start_torchrun(workers, str(FOLDER / example)))
+    code, out, err = finish(processes.fork(str(FOLDER / example), ranks=workers))
     assert code == 0, err
     word, digest, world = out.split()
     assert (word, world) == ("weights", f"world_size={workers}")

@@ -26,16 +26,9 @@ def digest_of_run(
     return str(outcome["metrics"]["weights_sha256"])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--max_steps=8", "--max_grad_norm=1"),
-        pytest.param(("--epochs=10",), marks=pytest.mark.slow),
-    ],
-)
-def test_the_job_file_gives_the_same_weights_with_one_to_four_processes(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+@pytest.mark.slow  # the kill matrix and the walks show it in every CI
+def test_the_job_file_gives_the_same_weights_with_one_to_four_processes(tmp_path: Path) -> None:
+    options = ("--epochs=10", "--max_grad_norm=1")
     digests = {digest_of_run(tmp_path / str(n), n, *options) for n in (1, 2, 3, 4)}
     assert len(digests) == 1
 

@@ -47,7 +47,7 @@ def test_a_wrong_environment_exits_2(processes, finish):
 
 def test_a_failed_training_exits_1_and_leaves_its_exception_for_the_launcher(processes, finish):
     error_file = processes.folder / "error.json"
-    training = processes.start(
+    training = processes.fork(
         "-m",
         "train",
         *("--lr", "1e30", "--warmup_steps", "0"),
@@ -139,8 +139,6 @@ def test_an_interrupted_training_exits_130(monkeypatch, capfd):
 
 def test_nothing_holds_the_wrapped_model_when_the_world_is_left(processes, finish):
     # Held any longer, it can make the process hang at its very end: see leave_world.
-    code, out, err = finish(
-        processes.start_torchrun(2, str(Path(__file__).parent / "programs" / "left_world.py"))
-    )
+    code, out, err = finish(processes.start_torchrun(2, str(LEFT_WORLD)))
     assert code == 0, err
     assert out.count("models left: 0 of 1\n") == 2

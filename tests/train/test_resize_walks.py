@@ -35,7 +35,7 @@ def walks(draw) -> Walk:
 def digests(processes, finish, walks: list[Walk], *options: str) -> list[str]:
     """The weights' digest at the end of each walk."""
     code, out, err = finish(
-        processes.start(PROGRAM, json.dumps(walks), json.dumps([*EXACT, *options]))
+        processes.fork(PROGRAM, json.dumps(walks), json.dumps([*EXACT, *options]))
     )
     assert code == 0, err
     return out.split()
@@ -77,7 +77,7 @@ def test_with_fast_a_resize_shows_in_the_bits(processes, finish):
 def test_a_scaled_training_goes_on_in_a_larger_world_and_takes_larger_batches(processes, finish):
     options = ("--workload=charlm", "--reduction=scaled", "--global_batch_size=16", "--epochs=2")
     walk: list[Walk] = [[(1, 2), (3, 5)]]
-    code, _, err = finish(processes.start(PROGRAM, json.dumps(walk), json.dumps(options)))
+    code, _, err = finish(processes.fork(PROGRAM, json.dumps(walk), json.dumps(options)))
     assert code == 0, err
     assert "step 2/2" in err
     assert "step 5/5" in err

@@ -48,6 +48,7 @@ def score_alone(folder: Path, steps: int) -> dict[str, Any]:
     return dict(train(config, WorkerEnv(run_dir=folder)))
 
 
+@pytest.mark.slow  # test_strategies kills a worker of each strategy
 def test_a_killed_worker_leaves_no_trace_in_the_scores(tmp_path, clean):
     write_job(tmp_path, "faulty.py", processes=2, steps=30)
     done = subprocess.run(

@@ -109,7 +109,7 @@ def test_the_example_trains_under_torchrun_as_in_one_process(processes, finish):
 )
 def test_the_examples_options_train(processes, finish, options):
     script = str(ROOT / "examples/horovod_digits.py")
-    code, out, err = finish(processes.start_torchrun(2, script, "--epochs", "6", *options))
+    code, out, err = finish(processes.fork(script, "--epochs", "6", *options, ranks=2))
     assert code == 0, err
     assert float(out.split()[-1]) > 0.6
 

@@ -200,7 +200,6 @@ def mpirun(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.mpi
-@pytest.mark.slow  # the example below meets in the same way
 def test_ranks_of_mpirun_meet_through_its_pmix_server(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = mpirun(*TWO, sys.executable, str(tmp_path / "program.py"))
@@ -238,6 +237,7 @@ def test_a_rank_that_fails_ends_mpirun_with_its_error(tmp_path):
 
 
 @pytest.mark.mpi
+@pytest.mark.slow  # the program above meets in the same way
 def test_the_example_trains_under_mpirun_as_in_one_process(tmp_path):
     from tests.fabric_train.horovod.test_scripts import digits_alone, same_weights
 
