@@ -17,6 +17,7 @@ from launcher.manifests.checks.rules import Breach, Breaches
 
 FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 JOB_PORT = "$((20000 + SLURM_JOB_ID % 20000))"
+NUMBER = re.compile(r"[0-9]{1,9}")
 STARTERS = re.compile(r"(^|[;&|]\s*)\s*(srun|mpirun|mpiexec|pdsh|clush|ssh|parallel)\b")
 NODELIST = re.compile(r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\b")
 EXPANDERS = re.compile(r"scontrol|nodeset|hostlist|expand|python|perl|sed|awk")
@@ -63,7 +64,7 @@ def _check_late(script: BatchScript) -> Breaches:
 def _count(options: Options, name: str) -> int | None:
     given = options.get(name)
     last = given.text.split("(")[0].rpartition(":")[2] if given else ""
-    return int(last) if last.isdigit() else None
+    return int(last) if NUMBER.fullmatch(last) else None
 
 
 def _counts(script: BatchScript, launch: Launch | None = None) -> Mapping[str, int | None]:
@@ -104,7 +105,7 @@ VARIABLES = {
 
 def _number(value: str, counts: Mapping[str, int | None]) -> int | None:
     """A written number, or what a variable of Slurm comes to; None for anything else."""
-    if value.isdigit() and len(value) < 10:
+    if NUMBER.fullmatch(value):
         return int(value)
     name = re.fullmatch(r"\$\{?(\w+)\}?", value)
     return counts.get(VARIABLES.get(name[1], "")) if name else None

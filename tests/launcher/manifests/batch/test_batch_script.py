@@ -178,8 +178,9 @@ def test_a_batch_script_is_known_by_its_suffix_or_its_content(
         "cat <<EOF\nx", "cat <<", "$", "\\", "\x00", "srun bash -c", "eval eval",
         '"$(' * 5000, "${" * 5000, "a=" + "$(" * 3000 + ")" * 3000, "`" * 9999, "'\n" * 2001,
         '"$(x)' * 2000, "srun torchrun " + "$a" * 30_000,
+        "#SBATCH --gpus=²", "#SBATCH --gpus=" + "9" * 5000 + "\nsrun torchrun --nnodes=² x.py",
     ],
-    ids=range(24),
+    ids=range(26),
 )  # fmt: skip
 def test_a_script_of_any_shape_never_breaks_the_check_and_is_read_soon(text: str) -> None:
     for whole in (text, f"#!/bin/bash\n#SBATCH -N 2\n{text}"):
