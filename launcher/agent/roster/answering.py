@@ -7,24 +7,25 @@ proves it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import logging
 import os
 import resource
-import selectors
 import socket
 import threading
 import uuid
+from typing import Any
 
 from launcher.agent.addresses import LOOPBACK
-from launcher.contract.clock import SystemClock
 
 NAME_END = b"\n"
 BACKLOG = 256
-PAUSE_S = 0.5
-"""After a connection that could not be accepted, for want of descriptors."""
 KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 """Seconds and a count: firewalls forget connections on which nothing is sent for minutes."""
+
+log = logging.getLogger(__name__)
 
 
 def most_connections() -> int:
@@ -32,13 +33,28 @@ def most_connections() -> int:
     return max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 - 64)
 
 
-def keep_alive(connection: socket.socket) -> None:
+def keep_alive(writer: asyncio.StreamWriter) -> None:
     """Lets the kernel look every minute whether the other end is there."""
+    connection: Any = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in KEEPALIVE:
             if number := getattr(socket, option, None):
                 connection.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+@functools.cache
+def loop_of_process() -> asyncio.AbstractEventLoop:
+    """The loop in which this process keeps its lifelines: a thread of its own, until the end."""
+    loop = asyncio.new_event_loop()
+    # Not on the node's console: tasks that the end of the process finds waiting are no error.
+    loop.set_exception_handler(lambda _, context: log.debug("a lifeline: %s", context))
+    threading.Thread(target=loop.run_forever, name="lifelines", daemon=True).start()
+    return loop
+
+
+# The thread is not there in a forked process.
+os.register_at_fork(after_in_child=loop_of_process.cache_clear)
 
 
 @functools.cache
@@ -66,72 +82,42 @@ class LifelineListener:
     def __init__(self, addr: str) -> None:
         self.name = uuid.uuid4().hex[:6]
         self._socket = _listen(addr)
-        self._socket.setblocking(False)
         self.port = int(self._socket.getsockname()[1])
-        self._open: set[socket.socket] = set()
+        self._open: set[int] = set()
         self._most = most_connections()
         # A forked process that outlives this one must not answer in its place.
         os.register_at_fork(after_in_child=self._close)
-        threading.Thread(target=self._answer, name="lifeline", daemon=True).start()
+        served = asyncio.start_server(self._answer, sock=self._socket, backlog=BACKLOG)
+        asyncio.run_coroutine_threadsafe(served, loop_of_process())
 
     def _close(self) -> None:
         lifeline_of.cache_clear()
-        for one in (self._socket, *self._open):
-            one.close()
+        self._socket.close()
+        for fd in self._open:
+            os.close(fd)
 
-    def _answer(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            while True:
-                # Ended by the next peer; this thread ends with its process.
-                for key, _ in selector.select():
-                    if key.fileobj is self._socket:
-                        self._accept(selector)
-                    elif isinstance(key.fileobj, socket.socket):
-                        self._drop_if_closed(selector, key.fileobj)
-
-    def _accept(self, selector: selectors.BaseSelector) -> None:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        fd = writer.get_extra_info("socket").fileno()
         try:
-            # Ended by the kernel, at once: the socket does not block.
-            peer, _ = self._socket.accept()
-        except BlockingIOError:
-            return
-        except OSError:
-            SystemClock().sleep(PAUSE_S)
-            return
-        if len(self._open) >= self._most:
-            peer.close()
-            return
-        self._open.add(peer)
-        peer.setblocking(False)
-        keep_alive(peer)
-        with contextlib.suppress(OSError):
-            peer.send(self.name.encode() + NAME_END)
-        selector.register(peer, selectors.EVENT_READ)
-
-    def _drop_if_closed(self, selector: selectors.BaseSelector, peer: socket.socket) -> None:
-        try:
-            # What somebody sends is thrown away: unread, it would turn the end into a reset.
-            hear(peer)
-        except (OSError, EOFError):
-            selector.unregister(peer)
-            self._open.discard(peer)
-            peer.close()
+            if len(self._open) < self._most:
+                self._open.add(fd)
+                keep_alive(writer)
+                writer.write(self.name.encode() + NAME_END)
+                await hear_end(reader)
+        finally:
+            self._open.discard(fd)
+            writer.close()
 
 
-def hear(connection: socket.socket) -> bytes:
-    """What has come, empty where nothing has; never waits.
-
-    Raises ``EOFError`` where the other end has closed in an orderly way, else ``OSError``.
-    """
+async def hear_end(reader: asyncio.StreamReader) -> bool:
+    """Waits until the connection ends; whether the other end closed it in an orderly way."""
     try:
-        # Ended by the kernel, at once: the socket does not block.
-        heard = connection.recv(4096)
-    except BlockingIOError:
-        return b""
-    if not heard:
-        raise EOFError
-    return heard
+        # What somebody sends is thrown away: unread, it would turn the end into a reset.
+        while await reader.read(4096):
+            pass
+    except OSError:
+        return False
+    return True
 
 
 def _listen(addr: str) -> socket.socket:

@@ -14,32 +14,26 @@ just now.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import ipaddress
+import asyncio
 import logging
-import math
-import selectors
 import socket
-import threading
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.agent.roster import events
 from launcher.agent.roster.answering import (
     NAME_END,
-    hear,
+    hear_end,
     keep_alive,
+    loop_of_process,
     most_connections,
     parse_lifeline,
 )
 from launcher.agent.roster.membership import Member
-from launcher.contract.clock import Clock
 
 DIAL_LIMIT_S = 2.0
-"""How long a node may take to accept, and to say its name."""
+"""How long a node may take to accept, and again to say its name."""
 RETRY_S, RETRY_MOST_S = 0.1, 10.0
 """The pause before a node is dialled again doubles between these."""
 CLOSED = "its connection closed"
@@ -48,8 +42,6 @@ ANOTHER = "another process answers at its port"
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str, str]
-Address = tuple[int, tuple[Any, ...]]
-"""Family and address of a socket."""
 
 
 @dataclass(eq=False)
@@ -57,47 +49,32 @@ class Line:
     """The connection to one node, and what is known of the node."""
 
     member: Member
+    host: str
+    """Where it is dialled: by name, until a connection has shown the address."""
     port: int
-    name: str
+    name: bytes
     stood: bool
     """Whether it ever stood, or may be presumed to have: then a refusal is a proof."""
-    address: Address | None = None
-    standing: socket.socket | None = None
-    dialling: socket.socket | None = None
-    connected: bool = False
-    heard: bytes = b""
+    standing: asyncio.StreamWriter | None = None
     orderly: bool = False
     """Whether the last connection that stood was closed in an orderly way."""
     told: str = ""
     """Why this node counts as gone, if that was told."""
     failures: int = 0
-    due: float = -math.inf
-    """When to dial next, or to give up the dialling."""
-
-    @property
-    def is_idle(self) -> bool:
-        return self.standing is not None and self.dialling is None
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set where the node has to be dialled, though a connection stood."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class Lifelines:
-    """Keeps the connections in a thread of its own, from the first node to watch until ``end``."""
+    """Keeps the connections in the process' loop, from the first node to watch until ``end``."""
 
-    def __init__(self, post: Callable[[events.Event], None], clock: Clock) -> None:
-        self._post, self._clock = post, clock
+    def __init__(self, post: Callable[[events.Event], None]) -> None:
+        self._post = post
         self._lines: dict[Key, Line] = {}
-        self._wanted: deque[tuple[tuple[Member, ...], bool]] = deque()
-        self._found: deque[tuple[Line, Address | None]] = deque()
-        self._asks: deque[int] = deque()
         self.has_stood = False
         """Whether any connection from here has ever stood."""
-        self._ending = False
-        self._selector = selectors.DefaultSelector()
-        self._bell, self._ringer = socket.socketpair()
-        for end in (self._bell, self._ringer):
-            end.setblocking(False)
-        self._names = _Resolver(self._named)
-        self._thread = threading.Thread(target=self._run, name="lifelines", daemon=True)
-        self._is_started = False
+        self._is_open = True
 
     # -- any thread's side ---------------------------------------------------------------------
     def follow(self, members: tuple[Member, ...], *, presumed: bool = False) -> None:
@@ -105,193 +82,119 @@ class Lifelines:
 
         ``presumed``: those that are new would answer if they lived, so a refusal is a proof.
         """
-        self._wanted.append((members, presumed))
-        if members and not self._is_started and not self._ending:
-            self._is_started = True
-            self._thread.start()
-        self._ring()
+        if self._is_open:
+            loop_of_process().call_soon_threadsafe(self._watch, members, presumed)
 
     def ask(self, first: int) -> None:
         """Dials the first of the members now, though their connections stand."""
-        self._asks.append(first)
-        self._ring()
+        loop_of_process().call_soon_threadsafe(self._dial_anew, first)
 
     def why(self, seat: str) -> str:
         """Why this seat counts as gone; empty where it does not."""
-        return next(
-            (line.told for line in (*self._lines.values(),) if line.member.seat == seat), ""
-        )
+        lines = (*self._lines.values(),)
+        return next((line.told for line in lines if line.member.seat == seat), "")
 
     def end(self) -> None:
         """Closes the connections, soon; to the other ends that is no sign of anything."""
-        self._ending = True
-        if self._is_started:
-            self._ring()
-        else:
-            self._close_all()
+        self.follow(())
+        self._is_open = False
 
-    def _ring(self) -> None:
-        # A bell that is full rings already, and one that is closed rings for nobody.
-        with contextlib.suppress(OSError):
-            self._ringer.send(b".")
-
-    def _named(self, line: Line, address: Address | None) -> None:
-        self._found.append((line, address))
-        self._ring()
-
-    # -- the thread's side ---------------------------------------------------------------------
-    def _run(self) -> None:
-        try:
-            self._selector.register(self._bell, selectors.EVENT_READ)
-            while not self._ending:
-                self._look()
-        except Exception:
-            log.exception("the lifelines' thread failed: lost nodes are noticed by silence alone")
-        finally:
-            self._close_all()
-
-    def _close_all(self) -> None:
-        for line in self._lines.values():
-            self._forget(line)
-        self._names.end()
-        self._selector.close()
-        self._bell.close()
-        self._ringer.close()
-
-    def _look(self) -> None:
-        now = self._clock.monotonic()
-        for line in self._lines.values():
-            if not line.is_idle and now >= line.due:
-                self._on_due(line, now)
-        due = min((line.due for line in self._lines.values() if not line.is_idle), default=math.inf)
-        limit_s = None if due == math.inf else max(0.0, due - self._clock.monotonic())
-        for key, _ in self._selector.select(limit_s):
-            if key.fileobj is self._bell:
-                with contextlib.suppress(OSError):
-                    # Ended by the kernel, at once: select has said that it is readable.
-                    self._bell.recv(4096)
-            elif isinstance(key.data, Line):
-                self._on_ready(key.data, key.fileobj)
-        self._take_wishes()
-
-    def _take_wishes(self) -> None:
-        while self._wanted:
-            self._watch(*self._wanted.popleft())
-        while self._found:
-            line, address = self._found.popleft()
-            if self._lines.get(_key_of(line.member)) is line:
-                line.address = address
-                line.due = self._clock.monotonic()
-                if address is None:
-                    self._fail(line, "")
-        while self._asks:
-            first = self._asks.popleft()
-            for line in (*self._lines.values(),)[:first]:
-                if line.is_idle:
-                    self._dial(line)
-
+    # -- the loop's side -----------------------------------------------------------------------
     def _watch(self, members: tuple[Member, ...], presumed: bool) -> None:
         wanted = {_key_of(m): m for m in members[: most_connections()] if m.lifeline}
         for key in [key for key in self._lines if key not in wanted]:
             self._forget(self._lines.pop(key))
-        old, self._lines = self._lines, {}
+        old, lines = self._lines, dict[Key, Line]()
         for key, member in wanted.items():
-            self._lines[key] = old.get(key) or _line_to(member, presumed)
+            lines[key] = old.get(key) or self._begin(member, presumed)
+        self._lines = lines
 
-    def _on_due(self, line: Line, now: float) -> None:
-        if line.dialling is not None:
-            # A process that is too busy to say its name, or stopped, is judged by its silence.
-            self._fail(line, "" if line.connected else CLOSED)
-        elif line.address is None:
-            line.due = math.inf
-            self._names.ask(line)
-        else:
-            self._dial(line)
+    def _dial_anew(self, first: int) -> None:
+        for line in (*self._lines.values(),)[:first]:
+            if line.standing is not None:
+                line.due.set()
 
-    # -- dialling ------------------------------------------------------------------------------
-    def _dial(self, line: Line) -> None:
-        if line.address is None:
-            return
-        family, address = line.address
-        line.connected, line.heard = False, b""
-        line.due = self._clock.monotonic() + DIAL_LIMIT_S
+    def _begin(self, member: Member, presumed: bool) -> Line:
+        port, name = parse_lifeline(member.lifeline)
+        told = name.encode() + NAME_END
+        line = Line(member=member, host=member.addr, port=port, name=told, stood=presumed)
+        _run(line, self._keep(line))
+        return line
+
+    async def _keep(self, line: Line) -> None:
+        """Dials until a connection stands, and again when it has ended, or is in doubt."""
         try:
-            line.dialling = socket.socket(family, socket.SOCK_STREAM)
-            line.dialling.setblocking(False)
-            code = line.dialling.connect_ex(address)
-        except OSError as error:
-            code = error.errno or errno.EIO
-        if code not in (0, errno.EINPROGRESS):
-            self._fail(line, _told_by(code))
-        elif line.dialling is not None:
-            self._selector.register(line.dialling, selectors.EVENT_WRITE, line)
+            while True:
+                line.due.clear()
+                await self._dial(line)
+                if line.standing is None:
+                    await asyncio.sleep(min(RETRY_MOST_S, RETRY_S * 2 ** (line.failures - 1)))
+                else:
+                    await line.due.wait()
+        except Exception:
+            log.exception("a lifeline failed: that node's loss is noticed by its silence alone")
 
-    def _on_ready(self, line: Line, ready: object) -> None:
-        if ready is line.standing:
-            self._hear_standing(line)
-        elif ready is line.dialling and not line.connected:
-            self._greet(line)
-        elif ready is line.dialling:
-            self._hear_name(line)
-
-    def _greet(self, line: Line) -> None:
-        assert line.dialling is not None
-        code = line.dialling.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            self._fail(line, _told_by(code))
-            return
-        # The kernel accepts for a process that listens, even while that is stopped.
-        line.connected = True
-        self._take_back(line)
-        self._selector.modify(line.dialling, selectors.EVENT_READ, line)
-
-    def _hear_name(self, line: Line) -> None:
-        assert line.dialling is not None
+    async def _dial(self, line: Line) -> None:
         try:
-            line.heard += hear(line.dialling)
-        except (OSError, EOFError):
+            opened = asyncio.open_connection(line.host, line.port)
+            reader, writer = await asyncio.wait_for(opened, DIAL_LIMIT_S)
+        except ConnectionRefusedError:
+            self._fail(line, REFUSED)
+            return
+        except (socket.gaierror, UnicodeError):
+            self._fail(line, "")
+            return
+        except OSError:
             self._fail(line, CLOSED)
             return
-        name, ended, _ = line.heard.partition(NAME_END)
-        if not ended and len(line.heard) <= len(line.name):
-            return
-        if name.decode(errors="replace") != line.name:
-            self._fail(line, ANOTHER)
-            return
-        self._close(line.standing)
-        line.standing, line.dialling = line.dialling, None
+        # The kernel accepts for a process that listens, even while that is stopped.
+        self._take_back(line)
+        why = ANOTHER
+        try:
+            heard = await asyncio.wait_for(reader.readexactly(len(line.name)), DIAL_LIMIT_S)
+            if heard == line.name:
+                self._stand(line, reader, writer)
+                return
+        except TimeoutError:
+            # A process that is too busy to say its name, or stopped, is judged by its silence.
+            why = ""
+        except (OSError, EOFError):
+            # A process that is just ending may still accept: its port closes after its connections.
+            why = CLOSED
+        finally:
+            if line.standing is not writer:
+                writer.close()
+        self._fail(line, why)
+
+    def _stand(
+        self, line: Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if line.standing is not None:
+            line.standing.close()
+        line.standing = writer
+        line.due.clear()
         line.stood = self.has_stood = True
         line.orderly, line.failures = False, 0
-        keep_alive(line.standing)
+        # Its name may lead elsewhere later.
+        line.host = writer.get_extra_info("peername")[0]
+        keep_alive(writer)
+        _run(line, self._hear_end(line, reader, writer))
 
-    def _hear_standing(self, line: Line) -> None:
-        assert line.standing is not None
-        try:
-            hear(line.standing)
-            return
-        except EOFError:
-            line.orderly = True
-        except OSError:
-            line.orderly = False
-        self._close(line.standing)
-        line.standing = None
-        if line.orderly:
-            self._tell(line, CLOSED)
-        if line.dialling is None:
-            self._dial(line)
+    async def _hear_end(
+        self, line: Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        orderly = await hear_end(reader)
+        writer.close()
+        if line.standing is writer:
+            line.standing, line.orderly = None, orderly
+            if orderly:
+                self._tell(line, CLOSED)
+            line.due.set()
 
     def _fail(self, line: Line, why: str) -> None:
         """The node was dialled in vain, which is a sign of its end only with ``why``."""
-        # A process that is just ending may still accept: its port closes after its connections.
-        self._close(line.dialling)
-        line.dialling = None
-        pause_s = min(RETRY_MOST_S, RETRY_S * 2**line.failures)
         line.failures = min(line.failures + 1, 10)
-        line.due = self._clock.monotonic() + pause_s
-        if not line.stood:
-            # Its name may lead elsewhere by then.
-            line.address = _parse_address(line.member.addr, line.port)
-        elif why in (REFUSED, ANOTHER) or (why and line.orderly):
+        if line.stood and (why in (REFUSED, ANOTHER) or (why and line.orderly)):
             self._tell(line, why)
 
     def _tell(self, line: Line, why: str) -> None:
@@ -306,77 +209,18 @@ class Lifelines:
 
     def _forget(self, line: Line) -> None:
         self._take_back(line)
-        self._close(line.standing)
-        self._close(line.dialling)
-        line.standing = line.dialling = None
-
-    def _close(self, connection: socket.socket | None) -> None:
-        if connection is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(connection)
-            connection.close()
+        for task in line.tasks:
+            task.cancel()
+        if line.standing is not None:
+            line.standing.close()
+            line.standing = None
 
 
-class _Resolver:
-    """Looks names up in a thread of its own, as a name server may be silent for long."""
-
-    def __init__(self, tell: Callable[[Line, Address | None], None]) -> None:
-        self._tell = tell
-        self._asked: deque[Line] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._ending = False
-
-    def ask(self, line: Line) -> None:
-        """Looks up where the line leads; ``tell`` is called with the answer."""
-        with self._changed:
-            self._asked.append(line)
-            self._changed.notify_all()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="lifeline-names", daemon=True)
-            self._thread.start()
-
-    def end(self) -> None:
-        with self._changed:
-            self._ending = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._ending)
-                if self._ending:
-                    return
-                line = self._asked.popleft()
-            self._tell(line, _look_up(line.member.addr, line.port))
-
-
-def _told_by(code: int) -> str:
-    return REFUSED if code == errno.ECONNREFUSED else CLOSED
-
-
-def _look_up(host: str, port: int) -> Address | None:
-    try:
-        # Ended by the resolver's own limit.
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError):
-        return None
-    return family, address
-
-
-def _parse_address(host: str, port: int) -> Address | None:
-    """The address of a host that is given by number; None for a name."""
-    try:
-        is_new = ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return None
-    return (socket.AF_INET6 if is_new else socket.AF_INET), (host, port)
-
-
-def _line_to(member: Member, presumed: bool) -> Line:
-    port, name = parse_lifeline(member.lifeline)
-    address = _parse_address(member.addr, port)
-    return Line(member=member, port=port, name=name, stood=presumed, address=address)
+def _run(line: Line, work: Coroutine[Any, Any, None]) -> None:
+    """Runs it until its end, or until the line is forgotten; asyncio itself keeps no task alive."""
+    task = asyncio.get_running_loop().create_task(work)
+    line.tasks.add(task)
+    task.add_done_callback(line.tasks.discard)
 
 
 def _key_of(member: Member) -> Key:

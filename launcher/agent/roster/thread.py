@@ -46,7 +46,7 @@ class RosterThread:
         """What was known at the last pulse."""
         self.losses: deque[str] = deque()
         """What this node can tell of nodes that were lost, in words; whoever tells it takes it."""
-        self._lines = Lifelines(self.post, clock)
+        self._lines = Lifelines(self.post)
         self._lines_of = "", ""
         self._notice: Notice | None = None
         self._failure: RendezvousError | None = None

@@ -17,7 +17,6 @@ from launcher.agent.roster.handler import RosterHandler
 from launcher.agent.roster.lifelines import ANOTHER, CLOSED, REFUSED, Lifelines, Line
 from launcher.agent.roster.membership import Member
 from launcher.agent.roster.store import serve_forked
-from launcher.contract.clock import SystemClock
 from tests.launcher.agent.place import free_port, is_living
 from tests.launcher.agent.roster.lines import ADDR, Answering, Relay
 from tests.launcher.agent.roster.node_process import wait_until
@@ -32,14 +31,14 @@ class Watcher:
 
     def __init__(self) -> None:
         self.posted: list[events.Event] = []
-        self.lines = Lifelines(self.posted.append, SystemClock())
+        self.lines = Lifelines(self.posted.append)
 
     @property
     def line(self) -> Line:
         return next(iter(self.lines._lines.values()))
 
     def stands(self) -> bool:
-        return bool(self.lines._lines) and self.line.is_idle
+        return bool(self.lines._lines) and self.line.standing is not None
 
     def watch(self, lifeline: str, addr: str = ADDR) -> None:
         """Until the connection stands."""
@@ -69,6 +68,11 @@ def answering() -> Iterator[Callable[[], Answering]]:
     for one in started:
         os.killpg(one.process.pid, signal.SIGKILL)
         one.process.wait()
+
+
+async def unreachable(lines: Lifelines, line: Line) -> None:
+    """What a dial comes to where nothing answers."""
+    lines._fail(line, CLOSED)
 
 
 @pytest.fixture
@@ -163,13 +167,13 @@ def test_a_node_that_cannot_be_reached_any_more_counts_only_after_an_orderly_clo
     """As of a container that was killed: its address has gone with it."""
     relay = Relay(answering().member.lifeline)
     watcher.watch(relay.lifeline)
-    monkeypatch.setattr(Lifelines, "_dial", lambda self, line: self._fail(line, CLOSED))
+    monkeypatch.setattr(Lifelines, "_dial", unreachable)
     relay.cut(reset=True)
     wait_until(lambda: watcher.line.failures >= 3, LIMIT_S)
     assert watcher.posted == []
     monkeypatch.undo()
     wait_until(watcher.stands, LIMIT_S)
-    monkeypatch.setattr(Lifelines, "_dial", lambda self, line: self._fail(line, CLOSED))
+    monkeypatch.setattr(Lifelines, "_dial", unreachable)
     relay.cut(reset=False)
     wait_until(lambda: watcher.tells(CLOSED), LIMIT_S)
     assert watcher.posted == [events.LineClosed(SEAT)]
