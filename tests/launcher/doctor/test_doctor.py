@@ -295,7 +295,7 @@ def test_a_probe_that_takes_too_long_ends_at_its_limit(launcher: Runner) -> None
     assert "no answer within 0.1 s" in done.stdout
 
 
-@pytest.mark.parametrize("started_by", ["agent", "torchrun"])
+@pytest.mark.parametrize("started_by", ["agent", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_probe_that_fails_tells_the_workers_own_exception(
     launcher: Runner, started_by: str
 ) -> None:
@@ -330,16 +330,13 @@ def test_an_image_that_is_not_there_is_the_only_finding(launcher: Runner) -> Non
     assert "fix: docker pull no/such:image" in done.stdout
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_diagnosis_leaves_nothing_behind(
-    launcher: Runner, signum: signal.Signals
-) -> None:
+def test_an_interrupted_diagnosis_leaves_nothing_behind(launcher: Runner) -> None:
     launcher.write("", PREFIX + "checkpoint_dir: kept\n")
     launcher.env["TMPDIR"] = str(launcher.folder / "tmp")
     (launcher.folder / "tmp").mkdir()
     process = launcher.start("doctor", "job.yaml", "--on", "local")
     wait_until((launcher.folder / "kept" / OWN_FOLDER).exists)
-    process.send_signal(signum)
+    process.send_signal(signal.SIGHUP)
     process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert not (launcher.folder / "kept").exists()

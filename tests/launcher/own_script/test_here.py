@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -91,12 +90,19 @@ def first_run(project: Runner) -> str:
     return runs[0].name
 
 
-def test_a_run_whose_code_was_too_large_says_so_and_cannot_run_again(project: Runner) -> None:
+def test_code_that_is_too_large_and_options_for_containers_are_noted(
+    project: Runner,
+) -> None:
     (project.folder / "train.py").write_text(SHORT)
     with (project.folder / "weights.bin").open("wb") as file:
         file.truncate(101 << 20)
-    done = project("run", "train.py", "--on", "local", "--nproc-per-node", "1")
+    options = ("--image", "x:1", "--code", "image", "--set", "mounts=[/tmp:/data]")
+    done = project("run", "train.py", "--on", "local", "--nproc-per-node", "1", *options)
     assert done.returncode == 0, done.stderr
+    notes = [line for line in done.stderr.splitlines() if "is for containers" in line]
+    assert len(notes) == 3
+    for option in ("--image x:1", "--code image", "--set mounts"):
+        assert any(f"{option} is for containers, and these nodes are" in note for note in notes)
     (note,) = (line for line in done.stderr.splitlines() if "will not hold the code" in line)
     assert "--again cannot repeat this run" in note
     assert "101 MiB, more than 100 MiB; the largest files: 101 MiB weights.bin, 0 MiB" in note
@@ -117,17 +123,6 @@ def test_two_runs_at_once_from_one_folder(project: Runner) -> None:
     assert len(project.run_ids()) == 2
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_module_of_the_folder(project: Runner, target: str) -> None:
-    (project.folder / "pkg").mkdir()
-    (project.folder / "pkg" / "train.py").write_text(SHORT)
-    done = project("run", "-m", "pkg.train", "--on", target, "--nproc-per-node", "1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("losses ")
-    assert project.outcome["run_id"].startswith("pkg-train-")
-    assert "render -m pkg.train" in done.stderr
-
-
 def test_a_script_of_another_folder_starts_where_it_is_called(project: Runner) -> None:
     (project.folder / "train.py").write_text(SHORT)
     script = os.path.relpath(project.folder / "train.py", project.folder.parent)
@@ -135,12 +130,6 @@ def test_a_script_of_another_folder_starts_where_it_is_called(project: Runner) -
     done = project("run", script, "--on", "local", "--nproc-per-node", "1")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"losses {project.folder}\n"
-
-
-def test_render_says_where_the_code_comes_from(project: Runner) -> None:
-    done = project("render", "train.py", "--on", "local", "--json")
-    assert done.returncode == 0, done.stderr
-    assert "code" not in json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -178,18 +167,21 @@ def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(
 @pytest.mark.parametrize(
     ("target", "found"), [("local", "8"), pytest.param("docker", "None", marks=pytest.mark.docker)]
 )
-def test_which_variables_of_the_shell_reach_the_workers_who_have_no_standard_input(
+def test_a_module_of_the_folder_gets_these_variables_and_no_standard_input(
     project: Runner, target: str, found: str
 ) -> None:
     """As the table of docs/own-script.md says."""
-    (project.folder / "train.py").write_text(
-        "import os, sys\n"
+    (project.folder / "pkg").mkdir()
+    (project.folder / "pkg" / "train.py").write_text(
+        "import helper, os, sys\n"
         "print(os.environ.get('FOO'), os.environ.get('BAR'), repr(sys.stdin.read()))\n"
     )
     project.env["FOO"] = "8"
     words = ("--on", target, "--nproc-per-node", "1", "--set", "env.BAR=9")
-    done = project("run", "train.py", *words)
+    done = project("run", "-m", "pkg.train", *words)
     assert done.stdout == f"{found} 9 ''\n", done.stderr
+    assert project.outcome["run_id"].startswith("pkg-train-")
+    assert "render -m pkg.train" in done.stderr
 
 
 def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: Runner) -> None:
@@ -202,14 +194,3 @@ def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: R
     stopped = project("stop", "--grace", "0")
     assert stopped.returncode == 0, stopped.stderr
     assert "  0.0: 1 attempt, no report: it was killed, or its machine" in project("report").stdout
-
-
-def test_options_for_containers_are_noted_where_there_are_none(project: Runner) -> None:
-    (project.folder / "train.py").write_text(SHORT)
-    options = ("--image", "x:1", "--code", "image", "--set", "mounts=[/tmp:/data]")
-    done = project("run", "train.py", "--on", "local", "--nproc-per-node", "1", *options)
-    assert done.returncode == 0, done.stderr
-    notes = [line for line in done.stderr.splitlines() if "is for containers" in line]
-    assert len(notes) == 3
-    for option in ("--image x:1", "--code image", "--set mounts"):
-        assert any(f"{option} is for containers, and these nodes are" in note for note in notes)

@@ -80,8 +80,8 @@ def test_workers_and_containers_that_restart_keep_the_code_and_what_is_beside_it
     assert "try 1 losses" in played.stdout
 
 
-@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
-def test_pods_of_each_kind_start_in_their_code(
+@pytest.mark.parametrize("kind", ["pytorchjob", "job"])
+def test_pods_with_and_without_an_operator_start_in_their_code(
     kind: str, project: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project.folder / "train.py").write_text(
