@@ -96,12 +96,12 @@ def test_code_that_is_too_large_and_options_for_containers_are_noted(
     (project.folder / "train.py").write_text(SHORT)
     with (project.folder / "weights.bin").open("wb") as file:
         file.truncate(101 << 20)
-    options = ("--image", "x:1", "--code", "image", "--set", "mounts=[/tmp:/data]")
+    options = ("--image", "x:1", "--set", "mounts=[/tmp:/data]")
     done = project("run", "train.py", "--on", "local", "--nproc-per-node", "1", *options)
     assert done.returncode == 0, done.stderr
     notes = [line for line in done.stderr.splitlines() if "is for containers" in line]
-    assert len(notes) == 3
-    for option in ("--image x:1", "--code image", "--set mounts"):
+    assert len(notes) == 2
+    for option in ("--image x:1", "--set mounts"):
         assert any(f"{option} is for containers, and these nodes are" in note for note in notes)
     (note,) = (line for line in done.stderr.splitlines() if "will not hold the code" in line)
     assert "--again cannot repeat this run" in note
@@ -127,9 +127,11 @@ def test_a_script_of_another_folder_starts_where_it_is_called(project: Runner) -
     (project.folder / "train.py").write_text(SHORT)
     script = os.path.relpath(project.folder / "train.py", project.folder.parent)
     project.folder = project.folder.parent
-    done = project("run", script, "--on", "local", "--nproc-per-node", "1")
+    words = ("--on", "local", "--nproc-per-node", "1", "--code", "image")
+    done = project("run", script, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"losses {project.folder}\n"
+    assert "--code image is for containers, and these nodes are" in done.stderr
 
 
 @pytest.mark.parametrize("target", TARGETS)
