@@ -1,4 +1,4 @@
-"""Linux processes: a child's life tied to its parent's, the end of whole trees, and SIGCONT.
+"""Linux processes: a child's life tied to its parent's, and the end of whole trees.
 
 Standard library only. Process groups cannot do this, because every worker is its own session.
 """
@@ -9,13 +9,11 @@ import contextlib
 import ctypes
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.contract.clock import Clock
-from launcher.contract.process_stat import is_stopped, parent_of, read_stat
+from launcher.contract.process_stat import parent_of, read_stat
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -24,9 +22,6 @@ _SIGSET_BYTES = 128
 _SENDER = 4 if ctypes.sizeof(ctypes.c_void_p) == 8 else 3
 """Place of the sender's pid among the ints of a ``siginfo_t``, behind signal, errno and code."""
 _POLL_S = 0.005
-STOPPED_LIMIT_S = 5.0
-"""How long a helper may stand still before it is continued."""
-LOOK_S = 1.0
 # They end by themselves once their clients are gone, after they have unlinked shared memory.
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
@@ -162,50 +157,3 @@ def _is_cleaner(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         return any(name in command for name in _CLEANERS)
     return False
-
-
-class Waker:
-    """Continues (SIGCONT) a helper process of the node that was stopped alone. One thread calls it.
-
-    A stopped fork server, guard or agent does not tell that a worker has ended, and the node would
-    wait for ever. What stops all processes of a node also stops the one that looks.
-    """
-
-    def __init__(self, clock: Clock, say: Callable[[str], None]) -> None:
-        self._clock, self._say = clock, say
-        self._since: dict[int, float] = {}
-
-    def look(self, helpers: Mapping[int, str]) -> None:
-        """``helpers`` are pids and what each is; those that stand still too long are continued."""
-        now = self._clock.monotonic()
-        stopped = {pid for pid in helpers if is_stopped(pid)}
-        self._since = {pid: self._since.get(pid, now) for pid in stopped}
-        for pid in stopped:
-            if now - self._since[pid] >= STOPPED_LIMIT_S:
-                del self._since[pid]
-                self._say(f"{helpers[pid]} (pid {pid}) was stopped, and is continued")
-                send(pid, signal.SIGCONT)
-
-
-def keep_awake(
-    server_pid: int | None,
-    workers: Callable[[], Collection[int]],
-    clock: Clock,
-    say: Callable[[str], None],
-) -> None:
-    """Starts a thread that looks at the fork server and at the guards of ``workers``."""
-    waker = Waker(clock, say)
-
-    def look_on() -> None:
-        while True:
-            clock.sleep(LOOK_S)
-            helpers = {
-                guard: "the guard of a worker"
-                for guard in map(parent_of, workers())
-                if guard is not None and guard > 1
-            }
-            if server_pid is not None:
-                helpers[server_pid] = "the process that forks workers"
-            waker.look(helpers)
-
-    threading.Thread(target=look_on, name="waker", daemon=True).start()

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,6 @@ class ExitRecord:
     steps: int
     terminated: bool = False
     had_failed: bool = False
-    full_disk: Mapping[str, object] | None = None
     message: str = ""
 
     def to_json(self) -> str:
@@ -93,11 +92,9 @@ def _end_of(
     cause = name_cause(
         record.exit_code, terminated=terminated, hung=hung, out_of_memory=out_of_memory
     )
-    if cause in ("exit", "signal") and (full := record.full_disk):
-        if full["holds_run"]:
-            cause = disk.CAUSE
-        else:
-            message = f"{message} (full: the disk at {full['at']})"
+    is_silent = not message and not disk.has_room(folder)
+    if cause in ("exit", "signal") and (is_silent or disk.says_full(message)):
+        cause = disk.CAUSE
     return WorkerEnd(
         attempt=attempt,
         rank=record.rank,

@@ -70,8 +70,6 @@ class AgentSettings:
     hang_max_s: float = HANG_MAX_S
     """The limit never grows beyond this; workers that compute are left alone until then."""
     gpu_free_limit_s: float = GPU_FREE_LIMIT_S
-    disk_free_limit_s: float = 120.0
-    """How long a start of the workers waits for room on a full disk."""
     health_host: str = "127.0.0.1"
     health_port: int | None = None
     """None: no health server. 0: any free port, named in the log."""

@@ -158,9 +158,8 @@ ERROR_FILE = "error.json"
 """The uncaught exception, laid out as torch does: ``{"message": {"message", "extraInfo"}}``."""
 EXIT_FILE = "exit.json"
 """How the worker ended: ``{"rank", "local_rank", "exit_code", "at", "steps", "terminated",
-"had_failed", "full_disk", "message"}``. ``exit_code`` is negative for a signal; ``terminated``: the
-agent had asked it to end; ``had_failed``: ERROR_FILE was there before that; ``full_disk``:
-``{"at": mount point, "holds_run": bool}`` of a worker that failed on a full disk, else null."""
+"had_failed", "message"}``. ``exit_code`` is negative for a signal; ``terminated``: the agent had
+asked it to end; ``had_failed``: ERROR_FILE was there before that."""
 STACKS_FILE = "stacks.txt"
 """Python stacks of all threads, written when the watchdog found the worker hanging."""
 
@@ -196,7 +195,7 @@ last beat, ``beat_at`` its time, ``read_at`` the two reads that found it (all by
 ``monotonic_s``), ``cpu_share`` what each worker of the node used of a core between the two.
 Events: agent-started, rendezvous-began, rendezvous-ended (rank, world_size, both of nodes),
 workers-started, first-step, worker-ended (rank, exit_code, cause), hang (rank, phase, silent_s,
-limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s), disk-wait (waited_s),
+limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s),
 restart (cause), stop-requested (reason), stop-acknowledged (step), node-lost (detail), store-lost,
 agent-ended (reason, exit_code)."""
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"

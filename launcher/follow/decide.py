@@ -211,8 +211,8 @@ def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
 def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
     """How often a node may still be replaced.
 
-    One that ran out of memory will do so again, so ``max_restarts`` counts for it. One that found a
-    full disk has waited for room already, and its successor would find the same disk.
+    One that ran out of memory will do so again, so ``max_restarts`` counts for it. The successor of
+    one that found a full disk would find the same disk.
     """
     if node.exit_code == ExitCode.DISK_FULL:
         return 0

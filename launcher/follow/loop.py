@@ -226,7 +226,11 @@ def write_outcome(
     report = read_report(run, plan) if STATE_OF_REASON[reason] is RunState.FAILED else None
     if plan.agent is not None:
         first_node = report.first.node_index if report and report.first else None
-        reason, detail = refine_reason(reason, detail, read_outcomes_of(run, plan), first_node)
+        nodes = read_outcomes_of(run, plan)
+        reason, detail = refine_reason(reason, detail, nodes, first_node)
+        if reason is Reason.DISK_FULL and reason not in {node.reason for node in nodes}:
+            # The node's disk had no room for its own words.
+            detail = f"{detail}; {disk.describe(detail, run.path)}"
     failure = None
     if STATE_OF_REASON[reason] is RunState.FAILED:
         failure = report or read_report(run, plan)

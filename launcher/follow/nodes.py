@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from launcher.agent import disk
 from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock
-from launcher.contract.errors import ExitCode, SilentTargetError, TargetError
+from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
 from launcher.follow import decide
 from launcher.follow.console import Console
@@ -52,7 +51,6 @@ class NodeDriver:
         self._withdrawn: frozenset[int] = frozenset()
         self._first_exit_at: float | None = None
         self._folder_lost_at: float | None = None
-        self._full_since: float | None = None
         self._away_since: float | None = None
         self._ended: frozenset[int] = frozenset()
 
@@ -69,9 +67,6 @@ class NodeDriver:
             isinstance(action, decide.Replace) and not self._may_replace(action.node_index)
         ):
             return None
-        if not self._has_room():
-            told = self._wait_for_room(observation)
-            return RunEnd(reason=Reason.DISK_FULL, detail=told) if told else None
         if isinstance(action, decide.Replace):
             self._replace(action.node_index, action.why)
         else:
@@ -97,27 +92,6 @@ class NodeDriver:
             return None
         self._away_since = None
         return without(seen, self._withdrawn)
-
-    def _has_room(self) -> bool:
-        """Whether the disk has room, so that a start can be recorded."""
-        if not disk.has_room(self._run.path):
-            return False
-        self._full_since = None
-        return True
-
-    def _wait_for_room(self, observation: Observation) -> str:
-        """Which disk is full, after waiting for room, unless a node has waited already."""
-        now, agent = self._clock.monotonic(), self.plan.agent
-        waited = any(node.exit_code == ExitCode.DISK_FULL for node in observation.nodes)
-        limit_s = 0.0 if waited or agent is None else agent.disk_free_limit_s
-        if self._full_since is None:
-            self._full_since = now
-            if limit_s:
-                told = disk.describe(self._run.path, self._run.path)
-                self._console.note(f"{told}; waiting for room, at most {limit_s:g} s")
-        if now - self._full_since >= limit_s:
-            return disk.describe(self._run.path, self._run.path)
-        return ""
 
     def _decide(self, observation: Observation) -> decide.Action:
         self.live = tuple(n.node_index for n in observation.nodes if n.is_alive)

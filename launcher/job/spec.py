@@ -185,9 +185,6 @@ class AgentSpec(Section):
     run."""
     gpu_free_limit_s: Seconds = GPU_FREE_LIMIT_S
     """Seconds that a restart waits for the dead workers' GPU memory to become free."""
-    disk_free_limit_s: Count = 120
-    """Seconds that a node waits for room where the disk of the run folder is full, before it ends
-    with ``disk-full``; 0 does not wait."""
     health: Annotated[HealthSpec, Later()] = HealthSpec.model_construct()
     """The agent's own HTTP server."""
     in_image: bool | None = None

@@ -37,7 +37,6 @@ def plan_agent(
         hang_min_s=agent.hang_min_s,
         hang_max_s=agent.hang_max_s or (HANG_MAX_S if job.max_restarts else NEVER_S),
         gpu_free_limit_s=agent.gpu_free_limit_s,
-        disk_free_limit_s=agent.disk_free_limit_s,
         health_host=agent.health.address,
         health_port=target.health_port,
         identity=target.identity,

@@ -10,12 +10,11 @@ import shlex
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from launcher.agent import disk
-from launcher.agent.atomic_write import reserve
 from launcher.agent.atomic_write import (
     write_atomically as write_atomically,  # for those who write here
 )
@@ -43,8 +42,6 @@ USUAL_ROOT = "runs"
 """The folder of the run folders where no other one is named, in the current folder."""
 MOST_NAMED = 5
 """Runs that a message names, of those that fit a beginning."""
-OUTCOME_BYTES = 65536
-"""Disk space reserved for the outcome, which holds the last lines of several logs."""
 
 
 class RunFolder:
@@ -74,7 +71,6 @@ class RunFolder:
         """
         make_folders((str(self.path),))
         try:
-            reserve(self.path / protocol.OUTCOME_FILE, OUTCOME_BYTES)
             write_atomically(self.path / SUBMITTED_FILE, json.dumps({"at": at}))
             if follows:
                 # Before the plan: who finds a plan without a launcher takes the run for dead.
@@ -129,10 +125,21 @@ class RunFolder:
         return _read_object(self.path / protocol.METRICS_FILE)
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """On a full disk it goes into the reserved space, if necessary without the failure."""
-        records = (outcome, replace(outcome, failure=None))
-        texts = [json.dumps(asdict(record), indent=2) + "\n" for record in records]
-        write_atomically(self.path / protocol.OUTCOME_FILE, *texts)
+        """On a full disk the agent's archive makes room, as the nodes have ended.
+
+        Raises ``OSError``.
+        """
+        path = self.path / protocol.OUTCOME_FILE
+        text = json.dumps(asdict(outcome), indent=2) + "\n"
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
+            # Truncated, as a process that is still on its way out has it open.
+            with contextlib.suppress(FileNotFoundError):
+                os.truncate(self.path / protocol.AGENT_ARCHIVE, 0)
+            write_atomically(path, text)
 
     def read_outcome(self) -> Outcome | None:
         """None while the run goes on, and until somebody has looked how it ended."""
@@ -366,7 +373,7 @@ def make_folders(paths: Iterable[str]) -> None:
 
 def full_disk(folder: Path) -> DiskFullError:
     """The error for a folder whose disk is full."""
-    what = disk.describe(folder, folder)
+    what = disk.describe("", folder)
     return DiskFullError(what, "make room there, or name another folder (--runs DIR)")
 
 

@@ -90,7 +90,6 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "first-step": "first step",
     "worker-ended": _tell_worker_end,
     "hang": _tell_hang,
-    "disk-wait": "waited {waited_s:.1f} s for room on a full disk",
     "gpu-wait": "waited {waited_s:.1f} s for GPU memory",
     "restart": "restart: {cause}",
     "stop-requested": "stop requested: {reason}",

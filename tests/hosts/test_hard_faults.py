@@ -99,7 +99,7 @@ def test_a_host_whose_disk_is_full_is_named_before_anything_starts(
 def test_a_disk_that_fills_up_ends_the_run_and_leaves_nothing(
     small_disk: Host, typist: Typist
 ) -> None:
-    typist.write(FILLING, "engine: agent\nagent: {disk_free_limit_s: 2}\n")
+    typist.write(FILLING, "engine: agent\n")
     done = typist("run", "job.yaml", "--nnodes", "2")
     assert done.returncode == 198
     assert typist.outcome["state"] == "failed"

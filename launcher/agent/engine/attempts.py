@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.agent import disk, signals
-from launcher.agent.atomic_write import ERROR_BYTES, EXIT_BYTES, release, reserve
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.worker_exit import ExitRecord, has_succeeded, read_ends, read_oom_kills
 from launcher.contract import protocol
@@ -64,10 +63,9 @@ class Attempts:
         self._oom_kills = read_oom_kills()
 
     def make(self) -> tuple[WorkerPlace, ...]:
-        """Makes the folders of the attempt that has begun; again where a disk was full."""
+        """Makes the folders of the attempt that has begun."""
         before = self.workers
         workers = tuple(self._place(rank, local_rank) for local_rank, rank in self._ranks.items())
-        self.give_back()
         self.workers, self._hung = workers, set()
         for worker in set(before) - set(workers):
             # Signals are passed on to the processes that these name.
@@ -77,12 +75,6 @@ class Attempts:
     def forget_speaker(self) -> None:
         """The workers that would answer a stop request have ended."""
         (self.node_dir / protocol.STOP_READY_FILE).unlink(missing_ok=True)
-
-    def give_back(self) -> None:
-        """Releases the reserves of workers whose guards were killed."""
-        for worker in self.workers:
-            for name in (protocol.EXIT_FILE, protocol.ERROR_FILE):
-                release(worker.folder / name)
 
     def folder(self) -> Path:
         """The folder of the present attempt."""
@@ -105,10 +97,11 @@ class Attempts:
             return ends
         return (*self._never_began(), *ends)
 
-    def folders(self) -> tuple[Path, ...]:
-        """What the agent and its workers write to, the run's folder first."""
+    def describe_disk(self, said: str) -> str:
+        """Describes the full disk behind an error message."""
         others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
-        return (self._run_dir, self.node_dir, self._scratch, *others)
+        told = disk.describe(said, self._run_dir, (self._scratch, *others))
+        return f"{told}; {said}" if said else told
 
     def beats(self) -> dict[int, WorkerBeat]:
         """What each worker last said, by rank."""
@@ -129,11 +122,6 @@ class Attempts:
         """Whether another than the agent has asked a worker of the present attempt to end."""
         codes = {-signum for signum in signals.ENDING} | {128 + signum for signum in signals.ENDING}
         return any(end.cause != "terminated" and end.exit_code in codes for end in self.end())
-
-    def running_pids(self) -> list[int]:
-        """The scripts that have begun and, by what their guards told, not ended."""
-        beats, running = self.beats(), {worker.rank for worker in self.running()}
-        return [beat.pid for rank, beat in beats.items() if rank in running]
 
     def steps(self) -> int:
         """Optimizer steps of the present attempt, of the worker that made most."""
@@ -173,11 +161,9 @@ class Attempts:
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
         folder = self.folder() / protocol.RANK_FOLDER.format(rank=rank)
         folder.mkdir(parents=True, exist_ok=True)
-        # Made now, so that they need no room on a disk that is full later.
+        # Readers expect both, also of a worker that says nothing.
         for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
             (folder / name).touch()
-        reserve(folder / protocol.EXIT_FILE, EXIT_BYTES)
-        reserve(folder / protocol.ERROR_FILE, ERROR_BYTES)
         heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"
         create_heartbeat(heartbeat)
         return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)
@@ -185,10 +171,9 @@ class Attempts:
 
 def _killed(worker: WorkerPlace, steps: int) -> ExitRecord:
     """The record of a worker whose guard has left none."""
-    message, full_disk = "with the process that guards it", None
+    message = "with the process that guards it"
     if not disk.has_room(worker.folder):
         message = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
-        full_disk = {"at": str(disk.mount_of(worker.folder)), "holds_run": True}
     return ExitRecord(
         rank=worker.rank,
         local_rank=worker.local_rank,
@@ -197,7 +182,6 @@ def _killed(worker: WorkerPlace, steps: int) -> ExitRecord:
         steps=steps,
         # One that was asked to end, and that the kernel has kept from it for too long.
         terminated=worker.asked.exists(),
-        full_disk=full_disk,
         message=message,
     )
 

@@ -12,7 +12,6 @@ from launcher.contract.worker_end import WorkerEnd, describe, sort_ends
 
 LOST_PEER = "lost-peer"
 """Cause of a restart after failures that all name another worker."""
-_REASON_OF_CAUSE = {"out-of-memory": Reason.OUT_OF_MEMORY, disk.CAUSE: Reason.DISK_FULL}
 PEERS_FACTOR = 3
 """Lost peers without progress are tolerated this many times more often than own failures."""
 
@@ -62,13 +61,15 @@ class FaultBook:
             return RestartWorkers(cause="preempted")
         if causes and causes[0].exit_code == ExitCode.BAD_INPUT:
             return GiveUp(reason=Reason.BAD_INPUT, detail=describe(causes[0]))
+        if causes and causes[0].cause == disk.CAUSE:
+            return GiveUp(reason=Reason.DISK_FULL, detail=describe(causes[0]))
         first = causes[0] if causes else None
         if give_up := self._judge_progress(first, steps):
             return give_up
         if first is None:
             # The workers say so. Whether a node left is known once the group has formed again.
             return RestartWorkers(cause=LOST_PEER)
-        cause = first.cause if first.cause in ("hang", disk.CAUSE) else "worker-fault"
+        cause = "hang" if first.cause == "hang" else "worker-fault"
         return RestartWorkers(cause=cause, counts=True)
 
     def judge_count(self, faults: int, last: WorkerEnd) -> GiveUp | None:
@@ -79,8 +80,8 @@ class FaultBook:
         if faults <= self.max_restarts:
             return None
         detail = describe(last)
-        if last.cause in _REASON_OF_CAUSE:
-            return GiveUp(reason=_REASON_OF_CAUSE[last.cause], detail=detail)
+        if last.cause == "out-of-memory":
+            return GiveUp(reason=Reason.OUT_OF_MEMORY, detail=detail)
         if self.max_restarts == 0:
             return GiveUp(reason=Reason.TRAINING_FAILED, detail=detail)
         used = f"all {self.max_restarts} restarts are used up; last: {detail}"
@@ -101,8 +102,7 @@ class FaultBook:
         if self._same < limit or limit <= 0:
             return None
         what = describe(first) if first else "other nodes went away"
-        is_disk = first is not None and first.cause == disk.CAUSE
         return GiveUp(
-            reason=Reason.DISK_FULL if is_disk else Reason.RESTARTS_EXHAUSTED,
+            reason=Reason.RESTARTS_EXHAUSTED,
             detail=f"the same failure {self._same} times without progress: {what}",
         )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from launcher.agent import disk
 from launcher.agent.engine.attempts import Attempts, WorkerPlace
 from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.engine.gpu import GpuGate
@@ -19,8 +17,6 @@ from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
     from launcher.agent.roster.handler import RosterHandler
-
-T = TypeVar("T")
 
 
 class Node:
@@ -40,7 +36,6 @@ class Node:
         self.roster: RosterHandler | None = None
         """This node's part in the group; None in a static group, and before the first store."""
         self.on_first_round: Callable[[], None] = lambda: None
-        self.disk_free_limit_s = 0.0
         self._gate, self._clock = gate, clock
 
     def enter(self, phase: str) -> None:
@@ -115,36 +110,6 @@ class Node:
             self.ledger.write("gpu-wait", attempt=self.attempts.number, waited_s=waited_s)
 
     def begin_attempt(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
-        """Makes the folders of a new attempt; waits for room. Raises DiskFullError."""
+        """Makes the folders of a new attempt. Raises OSError."""
         self.attempts.begin(ranks)
-        return self.while_full(self.attempts.make)
-
-    def wait_for_room(self) -> None:
-        """Blocks while the disk of the run folder, or the agent's own, is full.
-
-        Raises DiskFullError.
-        """
-        for folder in self.attempts.folders()[1:3]:
-            self.while_full(partial(disk.check_room, folder))
-
-    def while_full(self, act: Callable[[], T]) -> T:
-        """Does ``act`` again while a disk is full. Raises DiskFullError."""
-        start = self._clock.monotonic()
-        done = disk.retry_while_full(
-            act,
-            self.attempts.folders(),
-            limit_s=self.disk_free_limit_s,
-            pause=self._clock.sleep,
-            tell=say,
-        )
-        waited_s = self._clock.monotonic() - start
-        if waited_s >= disk.PAUSE_S:
-            self.ledger.write("disk-wait", attempt=self.attempts.number, waited_s=waited_s)
-            say(f"there is room again, after {waited_s:.0f} s")
-        return done
-
-    def describe_disk(self, said: str) -> str:
-        """Describes the full disk behind an error message."""
-        folders = self.attempts.folders()
-        full = disk.find_full(said, folders) or folders[0]
-        return f"{disk.describe(full, folders[0])}; {said}"
+        return self.attempts.make()

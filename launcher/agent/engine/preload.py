@@ -144,12 +144,6 @@ def _check_running(pid: int) -> None:
         raise ServerGoneError(f"the process that forks workers (pid {pid}) was ended from outside")
 
 
-def server_pid() -> int | None:
-    """The warm process that this one has started; None where workers start fresh."""
-    pid = getattr(vars(forkserver).get("_forkserver"), _SERVER_FIELDS[2], None)
-    return pid if isinstance(pid, int) else None
-
-
 def _serve(listener_fd: int, alive_r: int, agent_pid: int) -> NoReturn:
     global SERVER_PID, STDIN_FD
     try:

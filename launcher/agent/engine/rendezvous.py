@@ -95,7 +95,6 @@ class RendezvousWrapper(RendezvousHandler):
             node.attempts.forget_speaker()
             self._admission.new_attempt()
             node.wait_for_gpus()
-            node.wait_for_room()
         node.enter("rendezvous")
         try:
             info = self._roster.next_rendezvous()
@@ -149,7 +148,7 @@ class RendezvousWrapper(RendezvousHandler):
     def _end(self, give_up: GiveUp) -> NoReturn:
         if give_up.reason is Reason.DISK_FULL:
             # Only this node ends: the others wait for it, or continue without it.
-            raise NodeEnding(give_up.reason, self._node.describe_disk(give_up.detail))
+            raise NodeEnding(give_up.reason, self._node.attempts.describe_disk(give_up.detail))
         self._roster.close(membership.FAILED)
         raise NodeEnding(give_up.reason, give_up.detail)
 

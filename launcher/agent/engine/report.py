@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
-from launcher.agent.atomic_write import write_atomically
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd
 
@@ -22,18 +21,20 @@ class AgentReport:
     restarts: Mapping[str, int] = field(default_factory=dict)
     ends: tuple[WorkerEnd, ...] = ()
 
-    def write(self, path: Path) -> None:
-        """Replaces the file; on a full disk only the first of the workers' ends is kept."""
-        data = {**vars(self), "reason": self.reason.value}
+    def write(self, file: int) -> None:
+        """Writes it into a descriptor."""
         ends = [asdict(end) for end in self.ends]
-        texts = [json.dumps({**data, "ends": some}) for some in (ends, ends[:1], [])]
-        write_atomically(path, *texts)
+        data = {**vars(self), "reason": self.reason.value, "ends": ends}
+        with open(file, "w", closefd=False) as text:
+            json.dump(data, text)
 
 
-def read_agent_report(path: Path) -> AgentReport | None:
-    """None where the agent died before it could say anything."""
+def read_agent_report(file: int) -> AgentReport | None:
+    """None where the agent died before it could say anything. Closes the descriptor."""
     try:
-        data = json.loads(path.read_text())
+        os.lseek(file, 0, os.SEEK_SET)
+        with open(file) as text:
+            data = json.load(text)
         ends = tuple(WorkerEnd(**end) for end in data.pop("ends"))
         return AgentReport(**{**data, "reason": Reason(data["reason"]), "ends": ends})
     except (OSError, ValueError, TypeError, KeyError):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from launcher.agent.disk import is_full
 from launcher.agent.engine.node_state import Node
 from launcher.agent.roster.meeting import Meeting, UnreachableError
 from launcher.agent.roster.takeover import Candidates
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock
-from launcher.contract.errors import DiskFullError
 from launcher.contract.node_plan import Static
 from launcher.contract.reasons import Reason
 
@@ -46,10 +45,10 @@ def run_rounds(
     elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0
     while True:
         try:
-            planned = node.while_full(partial(stores.plan_round, carried, elsewhere=elsewhere))
-        except DiskFullError as error:
-            return Reason.DISK_FULL, str(error)
+            planned = stores.plan_round(carried, elsewhere=elsewhere)
         except (UnreachableError, RendezvousError, OSError) as error:
+            if is_full(error):
+                return Reason.DISK_FULL, node.attempts.describe_disk(str(error))
             return Reason.RENDEZVOUS_UNREACHABLE, str(error)
         node.reached_store = stores.has_answered
         reason, detail = run_once(planned)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from launcher.agent import processes
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.faults import FaultBook
@@ -51,22 +50,16 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         open_devices(os.environ.get("CUDA_VISIBLE_DEVICES")), settings.gpu_free_limit_s, clock
     )
     node = Node(attempts, book, ledger, gate, clock)
-    node.disk_free_limit_s = settings.disk_free_limit_s
     watchdog = Watchdog(attempts, settings, ledger, clock)
     _start_health(settings, node, watchdog, clock)
 
     def run_once(planned: NodeTask) -> tuple[Reason, str]:
         return torch_agent.run_elastic_agent(planned, node, archive, forks=forks)
 
-    def start_threads() -> None:
-        watchdog.start()
-        processes.keep_awake(preload.server_pid(), attempts.running_pids, clock, say)
-
     # Not before the first round: the store is forked until then, and a fork wants one thread.
-    node.on_first_round = start_threads
+    node.on_first_round = watchdog.start
     reason, detail = rounds.run_rounds(task, node, clock, run_once)
     watchdog.stop()
-    attempts.give_back()
     return AgentReport(
         reason=reason,
         detail=detail,

@@ -29,7 +29,7 @@ from launcher.agent.roster.membership import FENCED_OUT
 from launcher.agent.worker import guard
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
-from launcher.contract.errors import DiskFullError, name_signal
+from launcher.contract.errors import name_signal
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.reasons import Reason
 
@@ -132,14 +132,12 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
         case ChildFailedError():
             node.ends = node.attempts.end()
             if node.ends and node.ends[0].cause == CAUSE:
-                return Reason.DISK_FULL, node.describe_disk(node.ends[0].message)
+                return Reason.DISK_FULL, node.attempts.describe_disk(node.ends[0].message)
             return Reason.TRAINING_FAILED, ""
         case preload.ServerGoneError():
             return Reason.AGENT_FAILED, str(error)
         case GpuBusyError():
             return Reason.GPU_BUSY, str(error)
-        case DiskFullError():
-            return Reason.DISK_FULL, str(error)
         case ReplacedError():
             return Reason.RENDEZVOUS_CLOSED, str(error)
         case rdzv.RendezvousClosedError():
@@ -147,7 +145,7 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
         case rdzv.RendezvousTimeoutError():
             return Reason.RENDEZVOUS_UNREACHABLE, "too few nodes came in time"
     if is_full(error):
-        return Reason.DISK_FULL, node.describe_disk(str(error).partition("\n")[0])
+        return Reason.DISK_FULL, node.attempts.describe_disk(str(error).partition("\n")[0])
     if isinstance(error, _STORE_ERRORS):
         lost = node.had_rendezvous or node.reached_store
         first_line = str(error).partition("\n")[0]

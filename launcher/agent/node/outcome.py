@@ -40,9 +40,9 @@ def make_outcome(
 
 
 def write_outcome(path: Path, outcome: NodeOutcome) -> None:
-    """Replaces the node's ``outcome.json``; on a full disk by one that has room there."""
+    """Replaces the node's ``outcome.json``. Where it cannot be written, the exit code tells."""
     with contextlib.suppress(OSError):
-        write_atomically(path, *(f"{text}\n" for text in (outcome.to_json(2), *shorten(outcome))))
+        write_atomically(path, f"{outcome.to_json(2)}\n")
 
 
 def write_termination(outcome: NodeOutcome, path: Path) -> None:
@@ -54,13 +54,8 @@ def write_termination(outcome: NodeOutcome, path: Path) -> None:
 
 def render_termination(outcome: NodeOutcome) -> str:
     """The outcome, cut to what a pod's status holds: collateral failures are cut first."""
-    *texts, shortest = shorten(outcome)
-    fitting = (text for text in texts if len(text) <= protocol.TERMINATION_LIMIT_BYTES)
-    return next(fitting, shortest)
-
-
-def shorten(outcome: NodeOutcome) -> tuple[str, ...]:
-    """The outcome as ever shorter texts; the last one always fits. Pure."""
     shorter = replace(outcome, collateral=())
     bare = replace(shorter, first=None, detail=outcome.detail[:500])
-    return tuple(one.to_json() for one in (outcome, shorter, bare, replace(bare, detail="")))
+    texts = (one.to_json() for one in (outcome, shorter, bare))
+    fitting = (text for text in texts if len(text) <= protocol.TERMINATION_LIMIT_BYTES)
+    return next(fitting, replace(bare, detail="").to_json())

@@ -14,14 +14,11 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from launcher.agent import disk, processes, signals, streams
-from launcher.agent.atomic_write import OUTCOME_BYTES, REQUEST_BYTES, release, reserve
 from launcher.agent.engine.report import AgentReport, read_agent_report
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.ledger import AgentLedger, ledger_path
@@ -32,10 +29,8 @@ from launcher.agent.worker_exit import read_oom_kills
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import DiskFullError, ExitCode, InputError, name_ending
+from launcher.contract.errors import ExitCode, InputError, name_ending
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
-
-T = TypeVar("T")
 
 say = partial(streams.say, who="supervisor")
 
@@ -43,7 +38,9 @@ NODE_PLAN = "LAUNCHER_NODE_PLAN"
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BLOCKED = frozenset({*REASON_OF_SIGNAL, *_PASSED_ON, signal.SIGCHLD})
 _POLL_S = 0.1
-_REPORT_FILE = "report.json"
+"""Between two looks at an agent that must stop."""
+_LOOK_S = 1.0
+"""Between two looks at STOP_FILE; the agent's end is a signal."""
 SCRATCH_PREFIX = "launcher-agent-"
 _OWNER = "owner"
 
@@ -58,44 +55,14 @@ def main(argv: list[str]) -> int:
         if path is None:
             raise InputError("no node plan was given", f"name its file, or set {NODE_PLAN}")
         task = identify(parse_task(Path(path).read_text()), os.environ)
-        task = _while_full(task, partial(claim_incarnation, task))
-    except DiskFullError as error:
-        say(f"{Reason.DISK_FULL.value}: {error}")
-        return int(ExitCode.DISK_FULL)
-    except _AskedToStopError as error:
-        return int(EXIT_CODE_OF_REASON[error.reason])
+        task = claim_incarnation(task)
     except (InputError, OSError) as error:
         say(str(error))
-        return int(ExitCode.BAD_INPUT)
+        return int(ExitCode.DISK_FULL if disk.is_full(error) else ExitCode.BAD_INPUT)
     if task.settings.meet_dir and not task.settings.tee:
         # Nobody gave this process a console of its node's: that is not known before it starts.
         streams.write_to_file(f"{task.node.log_dir}/{protocol.CONSOLE_FILE}")
     return Supervisor(task).run()
-
-
-def _while_full(task: NodeTask, act: Callable[[], T]) -> T:
-    """Waits for room before the agent's start. Raises DiskFullError or _AskedToStopError."""
-    return disk.retry_while_full(
-        act,
-        (Path(task.node.log_dir),),
-        limit_s=task.settings.disk_free_limit_s,
-        pause=_pause,
-        tell=say,
-    )
-
-
-class _AskedToStopError(Exception):
-    """A signal came before the agent was started."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.value)
-        self.reason = reason
-
-
-def _pause(seconds: float) -> None:
-    """Waits, but not beyond a signal that ends the node. Raises _AskedToStopError."""
-    if signum := processes.wait_for_signal(REASON_OF_SIGNAL, seconds):
-        raise _AskedToStopError(REASON_OF_SIGNAL[signal.Signals(signum)])
 
 
 class Supervisor:
@@ -124,13 +91,12 @@ class Supervisor:
         started_at = self._clock.wall()
         try:
             self._prepare()
-        except _AskedToStopError as error:
-            self._report = AgentReport(reason=error.reason)
-        except DiskFullError as error:
-            self._report = AgentReport(reason=Reason.DISK_FULL, detail=str(error))
         except OSError as error:
-            say(f"cannot start: {error}")
-            return int(ExitCode.BAD_INPUT)
+            if not disk.is_full(error):
+                say(f"cannot start: {error}")
+                return int(ExitCode.BAD_INPUT)
+            told = f"{disk.describe(str(error), self._run_dir)}; {error}"
+            self._report = AgentReport(reason=Reason.DISK_FULL, detail=told)
         else:
             self._report = self._run_agent()
         finally:
@@ -152,7 +118,7 @@ class Supervisor:
         # Meant for torchrun; a torchrun that the script starts would take it over.
         os.environ.pop(protocol.LINE_PREFIX_TEMPLATE, None)
         os.environ[protocol.NODE_INDEX] = str(node.node_index)
-        _while_full(self._task, self._make_folders)
+        self._make_folders()
         if node.workdir is not None:
             os.chdir(node.workdir)
         self._files.clear()
@@ -162,12 +128,8 @@ class Supervisor:
         self._node_dir.mkdir(parents=True, exist_ok=True)
         if checkpoint_dir := os.environ.get(protocol.CHECKPOINT_DIR):
             Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
-        # So that the outcome can be written on a full disk too.
-        reserve(self._node_dir / protocol.OUTCOME_FILE, OUTCOME_BYTES)
-        reserve(self._node_dir / protocol.STOP_REQUEST_FILE, REQUEST_BYTES)
-        self._own = self._own or Scratch()
+        self._own = Scratch()
         self._scratch = self._own.path
-        reserve(self._scratch / _REPORT_FILE, OUTCOME_BYTES)
 
     def _tell_end(self, code: int, started_at: float) -> None:
         report = self._report
@@ -181,7 +143,6 @@ class Supervisor:
             finished_at=self._clock.wall(),
         )
         outcomes.write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
-        release(self._node_dir / protocol.STOP_REQUEST_FILE)
         if source_of(self._task).is_pod:
             outcomes.write_termination(outcome, Path(protocol.TERMINATION_LOG))
         if report.reason is not Reason.COMPLETED:
@@ -191,7 +152,8 @@ class Supervisor:
     # -- the agent's process ------------------------------------------------------------------
 
     def _run_agent(self) -> AgentReport:
-        report_file = self._scratch / _REPORT_FILE
+        # In memory: a full disk must not swallow what the agent says of it.
+        report_file = os.memfd_create("report")
         oom_kills = read_oom_kills()
         self._agent_pid = self._fork_agent(report_file)
         status = self._wait_for_agent()
@@ -214,7 +176,7 @@ class Supervisor:
         reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED
         return AgentReport(reason=reason, detail=detail)
 
-    def _fork_agent(self, report_file: Path) -> int:
+    def _fork_agent(self, report_file: int) -> int:
         supervisor_pid = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -243,7 +205,6 @@ class Supervisor:
             os._exit(code)
 
     def _wait_for_agent(self) -> int:
-        waker = processes.Waker(self._clock, say)
         while True:
             if (status := processes.reap().get(self._agent_pid)) is not None:
                 # What has ended the agent may have been sent to this process too.
@@ -252,8 +213,7 @@ class Supervisor:
             if self._stop is None and (reason := read_stop_file(os.environ)):
                 self._ask(reason)
             self._show_life()
-            self._take_signal(_POLL_S if self._stop else processes.LOOK_S)
-            waker.look({self._agent_pid: "the agent"})
+            self._take_signal(_POLL_S if self._stop else _LOOK_S)
             if self._stop:
                 self._go_on_stopping(self._stop)
                 if self._stop.is_hopeless(self._clock.monotonic()):

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.agent import disk, processes, signals
-from launcher.agent.atomic_write import release, write_atomically
+from launcher.agent import processes, signals
+from launcher.agent.atomic_write import write_atomically
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.roster.settings import IDENTICAL
 from launcher.agent.stopping import StopFiles
 from launcher.agent.worker import start
-from launcher.agent.worker_exit import ExitRecord, read_tail
+from launcher.agent.worker_exit import ExitRecord
 from launcher.contract import protocol
 
 WORKER_DIR = "LAUNCHER_WORKER_DIR"
@@ -208,21 +208,10 @@ def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
         had_failed=watch.had_failed,
         at=time.time(),
         steps=beat.steps if beat else 0,
-        full_disk=_find_full_disk(place.folder) if code > 0 else None,
     )
-    release(place.folder / protocol.ERROR_FILE)
     # A full disk must not turn a good ending into a bad one.
     with contextlib.suppress(OSError):
         write_atomically(place.folder / protocol.EXIT_FILE, record.to_json())
-
-
-def _find_full_disk(folder: Path) -> dict[str, str | bool] | None:
-    """The disk that the worker failed on, now that it is still full; None if it was no disk."""
-    said = read_tail(folder / protocol.ERROR_FILE) or read_tail(folder / protocol.STDERR_FILE)
-    others = disk.common_folders(os.environ.get(protocol.CHECKPOINT_DIR))
-    if not disk.says_full(said) or not (full := disk.find_full(said, (folder, *others))):
-        return None
-    return {"at": str(disk.mount_of(full)), "holds_run": disk.are_on_one_disk(full, folder)}
 
 
 def _remove_if_empty(path: Path) -> None:

@@ -179,12 +179,9 @@ def _write_error_file(error: BaseException) -> None:
     error.__traceback__ = _own_part(error.__traceback__)
     told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     text, at = f"{type(error).__name__}: {error}", str(int(time.time()))
-    texts = [
-        json.dumps({"message": {"message": some, "extraInfo": {**stack, "timestamp": at}}})
-        for some, stack in ((text, {"py_callstack": told}), (text[:500], {}))
-    ]
+    message = {"message": text, "extraInfo": {"py_callstack": told, "timestamp": at}}
     with contextlib.suppress(OSError):
-        write_atomically(Path(file), *texts)
+        write_atomically(Path(file), json.dumps({"message": message}))
 
 
 def _own_part(found: TracebackType | None) -> TracebackType | None:

@@ -13,11 +13,9 @@ import psutil
 import pytest
 
 from launcher.agent.node import supervisor
-from launcher.agent.processes import LOOK_S, STOPPED_LIMIT_S, Waker
 from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode
-from launcher.contract.process_stat import is_stopped
 from launcher.contract.reasons import Reason
 from tests.launcher.agent.place import LIMIT_S, Place, wait_until
 
@@ -27,13 +25,6 @@ pathlib.Path("up-" + os.environ["TORCHELASTIC_RESTART_COUNT"]).write_text(str(os
 while not pathlib.Path("go").exists():
     time.sleep(0.05)
 """
-DIES_ONCE = (
-    WAITS
-    + """
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    raise SystemExit(3)
-"""
-)
 
 
 def freeze(process: psutil.Process) -> None:
@@ -49,7 +40,7 @@ def test_a_node_that_stood_still_for_longer_than_its_waits_goes_on(place: Place)
     frozen = place.processes()
     for one in frozen:
         freeze(one)
-    time.sleep(LOOK_S + 0.5)
+    time.sleep(supervisor._LOOK_S + 0.5)
     for one in frozen:
         one.send_signal(signal.SIGCONT)
     (place.folder / "go").touch()
@@ -86,40 +77,6 @@ def test_a_process_that_is_continued_finds_the_signal_that_came_and_no_other() -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["fresh", "fork"])
-def test_a_guard_that_was_stopped_is_continued_and_tells_how_its_script_ended(
-    place: Place, start: str
-) -> None:
-    place.write(WAITS)
-    place.plan(start=start)
-    process = place.start()
-    guard = psutil.Process(place.pid_in("up-0")).parent()
-    assert guard is not None
-    freeze(guard)
-    (place.folder / "go").touch()
-    assert process.wait(LIMIT_S) == 0
-    assert "the guard of a worker" in place.console()
-
-
-@pytest.mark.slow
-def test_a_fork_server_that_was_stopped_is_continued_and_makes_the_next_workers(
-    place: Place,
-) -> None:
-    place.write(DIES_ONCE)
-    place.plan(start="fork")
-    process = place.start()
-    guard = psutil.Process(place.pid_in("up-0")).parent()
-    assert guard is not None
-    server = guard.parent()
-    assert server is not None
-    freeze(server)
-    (place.folder / "go").touch()
-    assert process.wait(LIMIT_S) == 0
-    assert place.outcome()["attempts"] == 2
-    assert "the process that forks workers" in place.console()
-
-
-@pytest.mark.slow
 def test_a_fork_server_that_was_killed_ends_the_node_with_a_reason(place: Place) -> None:
     place.write(WAITS)
     place.plan(start="fork")
@@ -136,19 +93,6 @@ def test_a_fork_server_that_was_killed_ends_the_node_with_a_reason(place: Place)
 
 
 @pytest.mark.slow
-def test_an_agent_that_was_stopped_is_continued(place: Place) -> None:
-    place.write(WAITS)
-    place.plan()
-    process = place.start()
-    place.pid_in("up-0")
-    (agent,) = psutil.Process(process.pid).children()
-    freeze(agent)
-    (place.folder / "go").touch()
-    assert process.wait(LIMIT_S) == 0
-    assert "the agent (pid" in place.console()
-
-
-@pytest.mark.slow
 def test_a_node_whose_agent_is_stopped_ends_within_its_grace(place: Place) -> None:
     place.write(WAITS)
     place.plan(stop_grace_s=1)
@@ -159,44 +103,6 @@ def test_a_node_whose_agent_is_stopped_ends_within_its_grace(place: Place) -> No
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) == 143
     assert place.processes() == []
-
-
-class Hours:
-    """A clock that goes as fast as it is asked to."""
-
-    def __init__(self) -> None:
-        self.now = 5e6
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-    def sleep(self, duration_s: float) -> None:
-        self.now += duration_s
-
-
-def test_only_what_a_signal_has_stopped_for_long_is_continued() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        clock, said = Hours(), list[str]()
-        waker = Waker(clock, said.append)
-        waker.look({child.pid: "a child"})
-        os.kill(child.pid, signal.SIGSTOP)
-        wait_until(lambda: is_stopped(child.pid))
-        waker.look({child.pid: "a child"})
-        clock.now += STOPPED_LIMIT_S / 2
-        waker.look({child.pid: "a child"})
-        assert is_stopped(child.pid)
-        clock.now += STOPPED_LIMIT_S
-        waker.look({child.pid: "a child"})
-        wait_until(lambda: not is_stopped(child.pid))
-        assert said == [f"a child (pid {child.pid}) was stopped, and is continued"]
-    finally:
-        child.kill()
-        child.wait()
-    waker.look({child.pid: "a child"})
 
 
 def test_an_agent_that_outlives_sigkill_is_left_behind(

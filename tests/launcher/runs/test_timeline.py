@@ -47,7 +47,6 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
         "rank 2 hangs: silent for 12.3 s, limit 10.0 s; beat 31 twice in 2.0 s, 0.4% of a core",
     ),
     ({"event": "gpu-wait", "waited_s": 3}, "waited 3.0 s for GPU memory"),
-    ({"event": "disk-wait", "waited_s": 3}, "waited 3.0 s for room on a full disk"),
     ({"event": "restart", "cause": "lost-peer"}, "restart: lost-peer"),
     ({"event": "stop-requested", "reason": "preempted"}, "stop requested: preempted"),
     ({"event": "stop-acknowledged", "step": 120}, "stop acknowledged at step 120"),
