@@ -63,7 +63,10 @@ class Rule(AnyRule):
     ELASTIC_BOUNDS = ERROR, "nothing refuses it, and torchrun does: every pod fails at its start"
     ELASTIC_UNWRITTEN = WARNING, "its default: no restarts, fixed bounds, an id that all jobs share"
     ELASTIC_MASTER = ERROR, "the endpoint is still worker 0, and nobody gives the Master its rank"
-    ELASTIC_SUCCESS = WARNING, "only torchrun reads PET_*: each trains alone; the first end decides"
+    ELASTIC_SUCCESS = (
+        WARNING,
+        "python does not read PET_*: each pod trains by itself, and the first to end ends the job",
+    )
     STANDALONE = ERROR, "the operator sets PET_STANDALONE to nothing, and torchrun crashes on it"
     NPROC_AUTO = WARNING, "without GPUs auto is the number of the host's cores, whatever the limit"
     NPROC_NOT_GPUS = ERROR, "workers without a GPU fail or share; GPUs without a worker are idle"
