@@ -9,7 +9,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,8 +181,23 @@ def _parser(program: str) -> argparse.ArgumentParser:
     for group in GROUPS:
         group.add(commands)
     for room in rooms():
-        room.add_commands(functools.partial(add_command, commands))
+        room.add_commands(functools.partial(_add_of_room, commands))
     return parser
+
+
+def _add_of_room(
+    commands: Any,
+    name: str,
+    handler: Callable[[argparse.Namespace], tuple[str, int]],
+    text: str,
+    add: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    def show(arguments: argparse.Namespace) -> int:
+        told, code = handler(arguments)
+        sys.stdout.write(told)
+        return code
+
+    add_command(commands, name, show, text, add)
 
 
 def _split_extra(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from launcher.runs.folder import RunFolder
 
 AddCommand = Callable[
-    [str, Callable[[Namespace], int], str, Callable[[ArgumentParser], None]], None
+    [str, Callable[[Namespace], tuple[str, int]], str, Callable[[ArgumentParser], None]], None
 ]
-"""Adds a command of that name with its handler, its help, and what adds its arguments."""
+"""Adds a command of that name with its handler, its help, and what adds its arguments. The handler
+gives what is printed, and the exit code."""
 Note = Callable[[str], None]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -156,7 +155,7 @@ def read_hosts_of(job: JobSpec, arguments: Namespace | None) -> Inventory:
     return read_inventory_of(job, include, exclude, accept_new=accept_new)
 
 
-def _show_hosts(arguments: Namespace) -> int:
+def _show_hosts(arguments: Namespace) -> tuple[str, int]:
     """``launcher hosts``: what each machine of an inventory has, and who holds it."""
     import json
 
@@ -169,6 +168,5 @@ def _show_hosts(arguments: Namespace) -> int:
     text = render_hosts_table(rows)
     if arguments.json:
         text = json.dumps([row.to_jsonable() for row in rows], indent=2) + "\n"
-    sys.stdout.write(text)
     failed = any(row.error for row in rows)
-    return int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)
+    return text, int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)
