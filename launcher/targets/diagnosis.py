@@ -20,6 +20,7 @@ from launcher.doctor.run import (
     judge_start,
     run_probe,
 )
+from launcher.follow.requests import count_nodes
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
@@ -50,7 +51,7 @@ def _probe_nodes(plan: LaunchPlan, target: Target, limit_s: float) -> Iterator[F
     try:
         answers = run_probe(plan, target, limit_s)
     except LauncherError as error:
-        yield failed("start", f"{len(plan.nodes)} nodes", error.what, error.hint)
+        yield failed("start", count_nodes(len(plan.nodes)), error.what, error.hint)
         return
     yield from judge_start(answers, limit_s)
     yield from judge_nodes(answers.nodes, meets_others=len({n.local_addr for n in plan.nodes}) > 1)

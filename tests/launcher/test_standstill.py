@@ -588,28 +588,6 @@ class Hours:
         self.now += duration_s
 
 
-def test_a_background_that_dies_or_says_nothing_does_not_hold_up_its_parent(
-    tmp_path: Path,
-) -> None:
-    code = """
-import os, signal, sys
-from pathlib import Path
-from launcher.targets import background
-def work(tell):
-    if sys.argv[1] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if sys.argv[1] == "tells":
-        tell("up")
-print(repr(background.in_background(work, Path(sys.argv[2]))))
-"""
-    for how, said in (("killed", "''"), ("ends", "''"), ("tells", "'up'")):
-        argv = [sys.executable, "-c", code, how, str(tmp_path / "log")]
-        done = subprocess.run(
-            argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
-        )
-        assert done.stdout.strip() == said, done.stderr
-
-
 def test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ class DockerTarget(Target):
         info = self._engine.read_info()
         gpus = read_gpus() if not job.is_on_cpu else ()
         if gpus and not has_nvidia(info):
-            self.notes.append(f"{len(gpus)} GPUs stay unused: {NO_RUNTIME}")
+            self.notes.append(f"this machine's GPUs stay unused: {NO_RUNTIME}")
             gpus = ()
         image = job.image or f"{OWN_IMAGE}:{'cuda' if gpus else 'cpu'}"
         config = self._engine.read_image_config(image)

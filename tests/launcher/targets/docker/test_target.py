@@ -225,7 +225,7 @@ def test_gpus_that_the_engine_cannot_give_are_told_with_the_fix(
     job = JobSpec.model_validate({"name": "t", "command": "t.py", "image": IMAGE})
     assert place.target.facts(job).accelerator == "cpu"
     told = [note for note in place.target.notes if "GPUs" in note]
-    assert told == [f"2 GPUs stay unused: {NO_RUNTIME}"]
+    assert told == [f"this machine's GPUs stay unused: {NO_RUNTIME}"]
     place.target.notes.clear()
     on_cpu = job.model_copy(update={"nproc_per_node": "cpu"})
     place.target.facts(on_cpu)
