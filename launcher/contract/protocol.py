@@ -23,8 +23,6 @@ PROGRESS = "LAUNCHER_PROGRESS"
 """``bar`` where a terminal shows rank 0, ``lines`` where none does."""
 STOP_GRACE_S = "LAUNCHER_STOP_GRACE_S"
 """Seconds between the request to stop and the kill."""
-SIGNAL_CODES = range(129, 160)
-"""Exit codes of a node that was ended from outside, and goes on when it is started again."""
 NODE_DIR = "LAUNCHER_NODE_DIR"
 """This incarnation's folder inside RUN_DIR, set by the agent: the place of the stop files."""
 NODE_ATTEMPT = "LAUNCHER_NODE_ATTEMPT"
@@ -93,8 +91,8 @@ STOP_FILE = "LAUNCHER_STOP_FILE"
 # -- paths inside a container --------------------------------------------------------------
 CONTAINER_RUN_DIR = "/launcher/run"
 CONTAINER_CHECKPOINT_DIR = "/launcher/checkpoints"
-CONTAINER_AGENT = "/launcher/agent.pyz"
 CONTAINER_CODE = "/launcher/code"
+CONTAINER_AGENT = "/launcher/agent.pyz"
 """The node agent's archive: the image's own, or mounted read-only."""
 CONTAINER_AGENT_VERSION = "/launcher/agent.version"
 """One line that says which agent an image holds."""
@@ -103,6 +101,10 @@ TERMINATION_LOG = "/dev/termination-log"
 TERMINATION_LIMIT_BYTES = 4096
 CONTAINER_TASK = "/launcher/node-plan.json"
 """What all pods of a job start their agent with; each finds out which node it is."""
+
+# -- how a node ends that was ended from outside --------------------------------------------
+SIGNAL_CODES = range(129, 160)
+"""Exit codes of a node that was ended from outside, and goes on when it is started again."""
 
 # -- what an agent says that ended well before the run was over -------------------------------
 OTHERS_GO_ON = "its work was done; the others may still go on"

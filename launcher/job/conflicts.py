@@ -70,7 +70,7 @@ def _engine(raw: Raw) -> Iterator[Conflict]:
         fix = "remove rdzv, for the agent's own rendezvous, or write engine: torchrun"
         yield Conflict(("rdzv", "backend"), backend, "roster or static, under the agent", fix)
     elif raw.get("engine") == "torchrun":
-        accepted = "nothing, because engine is torchrun and only the agent has this"
+        accepted = "the key left out, because engine is torchrun and only the agent has this"
         fix = "remove it, or write engine: agent"
         if start is not None:
             yield Conflict(("start",), start, accepted, fix)
@@ -129,7 +129,7 @@ def _etcd(rdzv: Raw, endpoint: object, *, is_shared: bool) -> Iterator[Conflict]
         fix, found = "for example rdzv.endpoint: etcd.internal:2379", endpoint or "nothing"
         yield Conflict(("rdzv", "endpoint"), found, accepted, fix)
     elif rdzv.get("port") is not None:
-        accepted = "nothing, because rdzv.endpoint says the port"
+        accepted = "the key left out, because rdzv.endpoint says the port"
         yield Conflict(("rdzv", "port"), rdzv["port"], accepted, REMOVE)
 
 
@@ -179,7 +179,7 @@ def _kubernetes(raw: Raw) -> Iterator[Conflict]:
         accepted = "the name of a LocalQueue, because kubernetes.gang is kueue"
         yield Conflict(path, "nothing", accepted, "for example kubernetes.queue: team-a")
     elif gang is None and queue is not None:
-        accepted = "nothing, because kubernetes.gang is not set"
+        accepted = "the key left out, because kubernetes.gang is not set"
         yield Conflict(path, queue, accepted, "remove it, or write kubernetes.gang: kueue")
     for index, one in enumerate(_list(section, "tolerations")):
         if isinstance(one, Mapping):

@@ -31,9 +31,14 @@ NOT_A_TARGET = {
     "manifests.batch.script": {"local"},
 }
 """Words that are a target's name, and mean something else."""
-PLAYS_IN_DOCKER = ("manifests.docker_play", "manifests.play", "manifests.player", "commands.play")
+PLAYS_IN_DOCKER = (
+    "manifests.docker_play",
+    "manifests.play",
+    "manifests.player",
+    "commands.playing",
+)
 """``launcher play`` runs anybody's manifests in containers, on no target."""
-BUILDS_IN_DOCKER = ("commands.build",)
+BUILDS_IN_DOCKER = ("commands.building",)
 """``launcher build`` makes an image, for every target that takes one."""
 HOST = "targets.hosts.program"
 OF_HOSTS = ("protocol", "keeper_record", "process_stat")
