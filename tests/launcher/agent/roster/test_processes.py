@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,28 +69,6 @@ def test_a_frozen_node_is_lost_and_rejoins_as_a_newcomer_under_a_later_generatio
     assert len(generations) == 1
     assert generations.pop() > without > nodes[0].story()[0]["generation"]
     assert [node.last()["rank"] for node in nodes] == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_more_nodes_than_max_wait_and_step_in_when_one_is_lost(
-    nodes_of: Callable[..., Nodes],
-) -> None:
-    group = nodes_of(1, 2)
-    nodes = group.start_group(2)
-    spare = group.start(2)
-    time.sleep(2.0)  # that nothing happens can only be seen by waiting
-    assert len(nodes[0].story()) == 1
-    assert spare.story() == []
-    nodes[0].signal(signal.SIGKILL)
-    wait_until(lambda: all_in([nodes[1], spare], 2), DEADLINE_S)
-    assert [nodes[1].last()["rank"], spare.last()["rank"]] == [0, 1]
-
-
-@pytest.mark.slow
-def test_a_node_that_leaves_is_not_waited_for(nodes_of: Callable[..., Nodes]) -> None:
-    nodes = nodes_of(1, 3, detection_limit_s=600.0).start_group(3)
-    nodes[2].signal(signal.SIGTERM)
-    wait_until(lambda: all_in(nodes[:2], 2), DEADLINE_S)  # sooner than the limit
 
 
 @pytest.mark.slow
