@@ -164,5 +164,5 @@ def test_run_in_one_of_several_processes_is_an_error_and_on_names_the_target(
     refused = launcher("run", "train.py")
     assert refused.returncode == 2, refused.stderr
     assert "mpirun started this command 2 times" in refused.stderr
-    assert "mpirun -N 1 python -m launcher node" in refused.stderr
+    assert "mpirun -N 1 launcher node" in refused.stderr
     assert launcher("render", "train.py", "--on", "local").returncode == 0
