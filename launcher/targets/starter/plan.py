@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, KeyInputError
 from launcher.contract.node_plan import NodePlan
+from launcher.follow.requests import count_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.nodes import plan_node_like
@@ -54,9 +55,9 @@ def nodes_of(job: JobSpec, place: NodePlace) -> NodesThere:
         )
     return NodesThere(
         count=started,
-        says=f"{place.starter} started {_count(started)}",
-        fix=f"start {_count(job.nnodes.max)}, or type --nnodes {started}; a job without nnodes "
-        "runs on all that are started",
+        says=f"{place.starter} started {count_nodes(started)}",
+        fix=f"start {count_nodes(job.nnodes.max)}, or type --nnodes {started}; a job without "
+        "nnodes runs on all that are started",
         are_started=True,
     )
 
@@ -116,7 +117,3 @@ def plan_own_node(
     node = plan_node_like(node, index, node.name, incarnation)
     alone = len(plan.nodes) == 1
     return replace(node, local_addr=node.local_addr if alone else address, device_ids=gpus[:wanted])
-
-
-def _count(nodes: int) -> str:
-    return f"{nodes} node" if nodes == 1 else f"{nodes} nodes"
