@@ -155,6 +155,14 @@ class Daemon:
     def alive(self) -> bool:
         return self.keeper.poll() is None
 
+    def runs(self) -> bool:
+        """Whether the program itself is there, and not only its keeper about to start it."""
+        names = set()
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names.add(process.name())
+        return self.argv[0] in names
+
     def end(self) -> None:
         """Ends the program in good order; what it started goes on."""
         for process in self.processes():
@@ -239,7 +247,9 @@ class Cluster:
         assert daemon is None or not daemon.alive(), f"{name} runs already"
         # The daemons' own calls are not the launcher's.
         env = {**self.env, "PATH": self.env["PATH"].removeprefix(f"{self.folder}/bin:")}
-        self._daemons[name] = Daemon(*argv, env=env, log=self.folder / f"{name}.out")
+        daemon = Daemon(*argv, env=env, log=self.folder / f"{name}.out")
+        self._daemons[name] = daemon
+        wait_until(daemon.runs, START_LIMIT_S, f"{name} runs")
 
     # Nodes
 
