@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -17,8 +14,6 @@ from fabric_train.sampler import plan_rank_shards
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Place, RankBatch
 from tests.fabric_train.forked import run_forked
-
-PROGRAM = str(Path(__file__).parent / "programs" / "exact_reduction.py")
 
 
 @given(shards=st.integers(1, 40), data=st.data())
@@ -84,18 +79,6 @@ def test_parameters_that_are_views_are_refused():
         ExactReduction(model, virtual_shards=2)
 
 
-@pytest.mark.slow  # test_exact_runs has a short slice
-@pytest.mark.parametrize("worlds", [(1, 3), (1, 2, 3, 4)])
-def test_dropout_adamw_and_clipping_end_with_the_same_bits_in_any_world(processes, finish, worlds):
-    hashes = set()
-    for workers in worlds:
-        code, out, err = finish(processes.fork(PROGRAM, ranks=workers))
-        assert code == 0, err
-        hashes.add(out.strip())
-    assert len(hashes) == 1
-    assert len(hashes.pop()) == 64
-
-
 @pytest.mark.parametrize("name", ["ddp", "fp16"])
 def test_only_the_micro_batch_that_sends_runs_through_ddps_forward_pass(name):
     shards = 6
@@ -132,25 +115,3 @@ def test_only_the_micro_batch_that_sends_runs_through_ddps_forward_pass(name):
     for calls, gradients in run_forked(step, 2):
         assert calls == 1
         assert gradients == pytest.approx(wanted, rel=2e-3 if name == "fp16" else 1e-6)
-
-
-EXACT = ("--reduction", "exact", "--max_grad_norm", "1.0", "--checkpoint_dir", "kept")
-
-
-def train_up_to(processes, finish, *, steps: int, workers: int, more: tuple[str, ...] = ()) -> str:
-    """The digest of the weights after these steps, gone on from what ``kept`` holds."""
-    run = f"run-{steps}"
-    arguments = ("-m", "train", "--max_steps", str(steps), *EXACT, *more)
-    code, _, err = finish(processes.fork(*arguments, ranks=workers, RUN_DIR=run))
-    assert code == 0, err
-    return json.loads((processes.folder / run / "metrics.json").read_text())["weights_sha256"]
-
-
-@pytest.mark.slow
-def test_a_training_that_is_resized_twice_ends_with_the_undisturbed_bits(processes, finish):
-    walk = [(3, 4), (3, 7), (1, 10)]
-    workers = ("--num_workers", "1")
-    for worlds, steps in walk:
-        digest = train_up_to(processes, finish, steps=steps, workers=worlds, more=workers)
-    (processes.folder / "kept").rename(processes.folder / "disturbed")
-    assert train_up_to(processes, finish, steps=10, workers=2) == digest

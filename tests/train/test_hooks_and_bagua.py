@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -58,20 +57,6 @@ def test_digits_are_learned(name, ranks, tmp_path):
     found = run_forked(train_digits, ranks, name, tmp_path, 6, group=False, limit_s=240)
     assert found[0]["test_accuracy"] > 0.93
     assert len({each["weights_sha256"] for each in found}) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bagua:decentralized", "bagua:async"])
-def test_the_command_learns_digits(name, tmp_path, processes, finish):
-    process = processes.start_torchrun(
-        2, "-m", "train", *options(name, tmp_path / "checkpoints", 4), RUN_DIR=str(tmp_path)
-    )
-    code, out, err = finish(process)
-    assert code == 0, err
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert metrics["test_accuracy"] > 0.93, out
-    assert metrics["steps"] == 60
-    assert "Warning" not in err
 
 
 @pytest.mark.parametrize(

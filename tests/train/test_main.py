@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -58,27 +56,6 @@ def test_a_failed_training_exits_1_and_leaves_its_exception_for_the_launcher(pro
     assert "DivergedError" in json.loads(error_file.read_text())["message"]["message"]
 
 
-@pytest.mark.slow  # the kill matrix has a short slice
-def test_a_killed_training_goes_on_to_the_end_when_it_is_started_again(
-    processes, finish, wait_until
-):
-    checkpoints = processes.folder / "kept"
-    arguments = ("-m", "train", "--checkpoint_dir", "kept")
-    first = processes.start(*arguments)
-    wait_until(lambda: committed(checkpoints), first)
-    first.kill()
-    finish(first)
-
-    code, out, err = finish(processes.start(*arguments, RUN_DIR="run"))
-    metrics = metrics_in(processes.folder / "run")
-    assert code == 0, err
-    assert f"resumes after step {metrics['resumed_from_step']} of 150" in out
-    assert metrics["resumed_from_step"] > 0
-    assert metrics["steps"] == 150
-    assert metrics["test_accuracy"] >= 0.97
-    assert committed(checkpoints)[-1].name == "step-0000000150-g2-a0"
-
-
 @pytest.mark.slow  # README's commands train so in every CI
 def test_two_workers_train_one_model_and_rank_0_speaks_for_both(processes, finish):
     run = processes.start_torchrun(
@@ -97,26 +74,6 @@ def test_two_workers_train_one_model_and_rank_0_speaks_for_both(processes, finis
     assert out.count("test accuracy") == 1
     assert "\repoch 10/10  step 150/150" in err
     assert "Traceback" not in err
-
-
-@pytest.mark.slow  # the kill matrix has a short slice
-def test_three_workers_of_which_one_is_killed_start_again_and_end_well(
-    processes, finish, wait_until
-):
-    checkpoints = processes.folder / "run" / "checkpoints"
-    run = processes.start_torchrun(
-        3, "--max-restarts=1", "-m", "train", RUN_DIR="run", LAUNCHER_PROGRESS="lines"
-    )
-    wait_until(lambda: committed(checkpoints), run)
-    os.kill(worker_of(run.pid, rank=1), signal.SIGKILL)
-
-    code, out, err = finish(run)
-    metrics = metrics_in(processes.folder / "run")
-    assert code == 0, err
-    assert metrics["resumed_from_step"] > 0
-    assert metrics["world_size"] == 3
-    assert metrics["test_accuracy"] >= 0.97
-    assert ", restart 1" in out
 
 
 def worker_of(agent: int, *, rank: int) -> int:

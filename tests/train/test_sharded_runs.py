@@ -48,27 +48,6 @@ def score_alone(folder: Path, steps: int) -> dict[str, Any]:
     return dict(train(config, WorkerEnv(run_dir=folder)))
 
 
-@pytest.mark.slow  # test_strategies kills a worker of each strategy
-def test_a_killed_worker_leaves_no_trace_in_the_scores(tmp_path, clean):
-    write_job(tmp_path, "faulty.py", processes=2, steps=30)
-    done = subprocess.run(
-        launch("run", "job.yaml", "--on", "local"),
-        cwd=tmp_path,
-        env={**clean, "FAULTS": "kill:last:forward"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "runs/latest/faults/0.met").exists()
-    metrics = json.loads((tmp_path / "runs/latest/outcome.json").read_text())["metrics"]
-    alone = score_alone(tmp_path / "alone", 30)
-    assert metrics["resumed_from_step"] > 0
-    for score in ("train_loss", "test_loss", "test_accuracy"):
-        assert metrics[score] == pytest.approx(alone[score], abs=1e-3), score
-    assert metrics["test_samples"] == alone["test_samples"]
-
-
 @pytest.mark.slow
 def test_a_sharded_training_goes_on_when_a_node_leaves_and_when_it_comes_back(tmp_path, clean):
     write_job(tmp_path, "slow_steps.py", processes=1, steps=400)

@@ -234,15 +234,3 @@ def test_a_rank_that_fails_ends_mpirun_with_its_error(tmp_path):
     assert done.returncode == 1
     assert "KeyError: 'rank 1'" in done.stderr
     assert "terminate called" not in done.stderr
-
-
-@pytest.mark.mpi
-@pytest.mark.slow  # the program above meets in the same way
-def test_the_example_trains_under_mpirun_as_in_one_process(tmp_path):
-    from tests.fabric_train.horovod.test_scripts import digits_alone, same_weights
-
-    script = str(ROOT / "examples/horovod_digits.py")
-    saved = tmp_path / "weights.pt"
-    done = mpirun(*TWO, sys.executable, script, "--epochs", "1", "--save", str(saved))
-    assert done.returncode == 0, done.stderr
-    same_weights(saved, digits_alone(epochs=1))
