@@ -207,34 +207,6 @@ def test_what_a_failed_run_prints_is_typed(terminal: Terminal, server: FakeClust
     assert ("jobs", "digits") not in server.objects
 
 
-def test_what_a_good_run_prints_is_typed_and_trains_on(
-    terminal: Terminal, server: FakeCluster
-) -> None:
-    process = terminal.run_job()
-    first = run_id_of(server)
-    server.until(lambda: (terminal.folder / RUNS / first).is_dir(), 60)
-    (terminal.folder / RUNS / first / "metrics.json").write_text('{"steps": 9}')
-    spec = server.objects["jobs", "digits"]["spec"]
-    text = end_with(server, process, "Complete", 0)
-    assert "--resume" not in text, "a cluster's jobs go on from their own checkpoints"
-    *others, train_on, render = commands_in(text)
-    assert [command.split()[3] for command in others] == ["logs"]
-    terminal.paste(others[0])
-    assert "kind: Job" in terminal.paste(render)
-    again = terminal.start(*shlex.split(train_on.removeprefix(f"{PROGRAM} ")))
-    server.until(lambda: ("jobs", "digits") in server.objects, 60)
-    second = server.objects["jobs", "digits"]["spec"]
-    of_first, of_second = (
-        one["template"]["spec"]["containers"][0]["image"] for one in (spec, second)
-    )
-    assert of_first == of_second == "example/other:2"
-    assert second["parallelism"] == 2
-    assert run_id_of(server) != first
-    again.send_signal(signal.SIGINT)
-    text, _ = again.communicate(timeout=60)
-    assert again.returncode == 130, text
-
-
 def test_what_detached_and_orphaned_runs_print_is_typed(
     terminal: Terminal, server: FakeCluster
 ) -> None:
@@ -401,20 +373,6 @@ def test_the_command_behind_still_running_ends_the_job(
         assert server.objects["jobs", "digits"]["spec"]["suspend"] is True
     else:
         assert ("jobs", "digits") not in server.objects
-
-
-@pytest.mark.kubectl
-def test_the_command_that_makes_way_for_a_job_deletes_what_is_there(
-    terminal: Terminal, server: FakeCluster, kubectl: Shell
-) -> None:
-    job = {"kind": "Job", "apiVersion": "batch/v1", "metadata": {"name": "digits"}}
-    server.put("jobs", job)
-    words = ("run", "job file.yaml", "--on", "kubernetes", *terminal.of_place, *OF_JOB)
-    code, text = terminal.type(*words)
-    assert code == 2, text
-    done = kubectl(text.partition("fix: ")[2].partition(" to replace it")[0])
-    assert done.communicate(timeout=60)[1] == ""
-    assert ("jobs", "digits") not in server.objects
 
 
 def test_a_program_in_a_folder_with_a_space_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
