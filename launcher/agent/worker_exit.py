@@ -1,4 +1,4 @@
-"""How workers ended: the record that a guard leaves, and what is read from a worker's folder.
+"""How workers ended: what a guard leaves of it, and what is read from a worker's folder.
 
 Standard library only.
 """
@@ -9,11 +9,12 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import signal
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from launcher.agent import disk
+from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
 from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause, sort_ends
 
@@ -23,89 +24,54 @@ _THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'\s+w
 _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExitRecord:
-    """How one worker ended: what its guard leaves in EXIT_FILE (see ``contract.protocol``)."""
+def judge_exit(
+    folder: Path, end: WorkerEnd, *, was_asked: bool, had_failed: bool, kills_before: int
+) -> WorkerEnd:
+    """The end of a worker with its cause, and its message from the worker's folder.
 
-    rank: int
-    local_rank: int
-    exit_code: int
-    at: float
-    steps: int
-    terminated: bool = False
-    had_failed: bool = False
-    message: str = ""
-
-    def to_json(self) -> str:
-        """What ``from_json`` reads back equal."""
-        return json.dumps(vars(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ExitRecord:
-        """Raises ValueError or TypeError for any other text."""
-        return cls(**json.loads(text))
-
-
-def read_ends(
-    folder: Path,
-    attempt: int,
-    *,
-    run_dir: Path,
-    hung: frozenset[int],
-    out_of_memory: bool,
-    killed: Sequence[ExitRecord] = (),
-) -> tuple[WorkerEnd, ...]:
-    """The workers of one attempt's folder that ended badly, causes first.
-
-    ``killed`` are the records of workers whose guard had no time to write one.
+    ``was_asked``: the agent had asked it to end; ``had_failed``: its exception was written before
+    that; ``kills_before`` is what ``read_oom_kills`` said at its start.
     """
-    paths = sorted(folder.glob(f"*/{protocol.EXIT_FILE}"))
-    records = (*killed, *filter(None, map(_read_record, paths)))
+    message = _read_message(folder, end.exit_code) if end.exit_code else ""
+    # It failed by itself, and was still on its way out when the agent ended them all.
+    failed_first = had_failed and is_own_failure(message)
+    is_silent = end.exit_code != 0 and not message
+    cause = name_cause(
+        end.exit_code,
+        terminated=was_asked and not failed_first,
+        out_of_memory=is_out_of_memory(end.exit_code, kills_before),
+        disk_full=disk.says_full(message) or (is_silent and not disk.has_room(folder)),
+    )
+    at = min(end.at, _failed_at(folder, otherwise=end.at))
+    return replace(end, at=at, cause=cause, message=message)
+
+
+def write_end(folder: Path, end: WorkerEnd) -> None:
+    """Leaves it in the worker's folder. Raises OSError."""
+    write_atomically(folder / protocol.EXIT_FILE, json.dumps(asdict(end)))
+
+
+def read_ends(folder: Path, run_dir: Path) -> tuple[WorkerEnd, ...]:
+    """The workers of one attempt's folder that ended badly, causes first."""
+    found = {path: _read_end(path) for path in folder.glob(f"*/{protocol.EXIT_FILE}")}
     return sort_ends(
-        _end_of(record, folder, attempt, run_dir, record.rank in hung, out_of_memory)
-        for record in records
-        if record.exit_code != 0
+        replace(end, log=os.path.relpath(path.parent, run_dir))
+        for path, end in found.items()
+        if end is not None and end.exit_code != 0
     )
 
 
 def has_succeeded(exit_file: Path) -> bool:
     """Whether a worker ended well by itself; False where it left no record."""
-    record = _read_record(exit_file)
-    return record is not None and record.exit_code == 0 and not record.terminated
+    end = _read_end(exit_file)
+    return end is not None and end.exit_code == 0 and end.cause != "terminated"
 
 
-def _read_record(path: Path) -> ExitRecord | None:
+def _read_end(path: Path) -> WorkerEnd | None:
     try:
-        return ExitRecord.from_json(path.read_text())
+        return WorkerEnd(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _end_of(
-    record: ExitRecord, folder: Path, attempt: int, run_dir: Path, hung: bool, out_of_memory: bool
-) -> WorkerEnd:
-    folder = folder / protocol.RANK_FOLDER.format(rank=record.rank)
-    message = record.message or _read_message(folder, record.exit_code)
-    # It failed by itself, and was still on its way out when the agent ended them all.
-    failed_first = record.had_failed and is_own_failure(message)
-    terminated = record.terminated and not failed_first
-    cause = name_cause(
-        record.exit_code, terminated=terminated, hung=hung, out_of_memory=out_of_memory
-    )
-    is_silent = not message and not disk.has_room(folder)
-    if cause in ("exit", "signal") and (is_silent or disk.says_full(message)):
-        cause = disk.CAUSE
-    return WorkerEnd(
-        attempt=attempt,
-        rank=record.rank,
-        local_rank=record.local_rank,
-        exit_code=record.exit_code,
-        at=min(record.at, _failed_at(folder, otherwise=record.at)),
-        cause=cause,
-        message=message,
-        log=os.path.relpath(folder, run_dir),
-        steps=record.steps,
-    )
 
 
 def _failed_at(folder: Path, *, otherwise: float) -> float:
@@ -149,6 +115,11 @@ def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
             return file.read().decode(errors="backslashreplace")
     except OSError:
         return ""
+
+
+def is_out_of_memory(exit_code: int, kills_before: int) -> bool:
+    """Whether the kernel killed a process for memory since ``read_oom_kills`` was asked before."""
+    return exit_code == -signal.SIGKILL and read_oom_kills() > kills_before
 
 
 def read_oom_kills(path: Path = _CGROUP_EVENTS) -> int:

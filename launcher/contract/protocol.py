@@ -159,9 +159,7 @@ STDERR_FILE = "stderr"
 ERROR_FILE = "error.json"
 """The uncaught exception, laid out as torch does: ``{"message": {"message", "extraInfo"}}``."""
 EXIT_FILE = "exit.json"
-"""How the worker ended: ``{"rank", "local_rank", "exit_code", "at", "steps", "terminated",
-"had_failed", "message"}``. ``exit_code`` is negative for a signal; ``terminated``: the agent had
-asked it to end; ``had_failed``: ERROR_FILE was there before that."""
+"""How the worker ended, well or not: the fields of ``WorkerEnd``, with an empty ``log``."""
 STACKS_FILE = "stacks.txt"
 """Python stacks of all threads, written when the watchdog found the worker hanging."""
 

@@ -21,7 +21,7 @@ _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnd:
-    """One worker that ended otherwise than with exit code 0.
+    """How one worker ended.
 
     ``exit_code`` is negative for a signal; ``at`` is in seconds since the epoch; ``cause`` is exit,
     signal, hang, out-of-memory, disk-full or terminated; ``log`` is relative to RUN_DIR.
@@ -59,14 +59,20 @@ def is_own_failure(message: str) -> bool:
     return bool(message) and not COLLATERAL.search(message) and not _ASKED.search(message)
 
 
-def name_cause(exit_code: int, *, terminated: bool, hung: bool, out_of_memory: bool) -> str:
-    """One word for why a worker ended."""
-    if hung:
-        return "hang"
+def name_cause(
+    exit_code: int,
+    *,
+    terminated: bool,
+    out_of_memory: bool = False,
+    disk_full: bool = False,
+) -> str:
+    """One word for why a worker ended that did not hang."""
     if terminated:
         return "terminated"
-    if out_of_memory and exit_code == -9:
+    if out_of_memory:
         return "out-of-memory"
+    if disk_full:
+        return "disk-full"
     return "signal" if exit_code < 0 else "exit"
 
 

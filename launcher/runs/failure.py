@@ -104,13 +104,8 @@ class _NodeReader:
         if outcome is not None:
             return [self._of_end(end) for end in outcome.ends]
         attempt = self._newest_attempt()
-        ends = read_ends(
-            self._folder / protocol.ATTEMPT_FOLDER.format(attempt=attempt),
-            attempt,
-            run_dir=self._run.path,
-            hung=frozenset(),
-            out_of_memory=False,
-        )
+        folder = self._folder / protocol.ATTEMPT_FOLDER.format(attempt=attempt)
+        ends = read_ends(folder, self._run.path)
         silent = self._unreported({end.log for end in ends})
         return [*map(self._of_end, ends), *silent] or self._by_keeper()
 
@@ -202,9 +197,7 @@ class _NodeReader:
             failed_at=failed_at,
             log=log,
             log_tail=tail,
-            cause=name_cause(
-                failure.exit_code, terminated=terminated, hung=False, out_of_memory=False
-            ),
+            cause=name_cause(failure.exit_code, terminated=terminated),
             attempt=worker.attempt if worker else 0,
         )
 

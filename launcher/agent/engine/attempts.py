@@ -8,14 +8,14 @@ import re
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.agent import disk, signals
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
-from launcher.agent.worker_exit import ExitRecord, has_succeeded, read_ends, read_oom_kills
+from launcher.agent.worker_exit import has_succeeded, is_out_of_memory, read_ends, read_oom_kills
 from launcher.contract import protocol
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.worker_end import WorkerEnd, name_cause, sort_ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +85,9 @@ class Attempts:
 
         ``regroups``: the agent ended them itself, and some may not have begun yet.
         """
-        ends = read_ends(
-            self.folder(),
-            self.number,
-            run_dir=self._run_dir,
-            hung=frozenset(self._hung),
-            out_of_memory=read_oom_kills() > self._oom_kills,
-            killed=self._killed_with_their_guards(),
+        found = (*self._killed_with_their_guards(), *read_ends(self.folder(), self._run_dir))
+        ends = sort_ends(
+            replace(end, cause="hang") if end.rank in self._hung else end for end in found
         )
         if regroups or any(end.cause != "terminated" for end in ends):
             return ends
@@ -149,14 +145,36 @@ class Attempts:
             if worker.rank not in beats
         )
 
-    def _killed_with_their_guards(self) -> list[ExitRecord]:
+    def _killed_with_their_guards(self) -> list[WorkerEnd]:
         """Only SIGKILL ends a guard whose script has begun: it blocks all other signals."""
         beats = self.beats()
         return [
-            _killed(worker, beats[worker.rank].steps)
+            self._killed(worker, beats[worker.rank].steps)
             for worker in self.running()
             if worker.rank in beats
         ]
+
+    def _killed(self, worker: WorkerPlace, steps: int) -> WorkerEnd:
+        has_room = disk.has_room(worker.folder)
+        unwritten = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
+        cause = name_cause(
+            -signal.SIGKILL,
+            # One that was asked to end, and that the kernel has kept from it for too long.
+            terminated=worker.asked.exists(),
+            out_of_memory=is_out_of_memory(-signal.SIGKILL, self._oom_kills),
+            disk_full=not has_room,
+        )
+        return WorkerEnd(
+            attempt=self.number,
+            rank=worker.rank,
+            local_rank=worker.local_rank,
+            exit_code=-signal.SIGKILL,
+            at=time.time(),
+            cause=cause,
+            message="with the process that guards it" if has_room else unwritten,
+            log=os.path.relpath(worker.folder, self._run_dir),
+            steps=steps,
+        )
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
         folder = self.folder() / protocol.RANK_FOLDER.format(rank=rank)
@@ -167,23 +185,6 @@ class Attempts:
         heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"
         create_heartbeat(heartbeat)
         return WorkerPlace(rank=rank, local_rank=local_rank, folder=folder, heartbeat=heartbeat)
-
-
-def _killed(worker: WorkerPlace, steps: int) -> ExitRecord:
-    """The record of a worker whose guard has left none."""
-    message = "with the process that guards it"
-    if not disk.has_room(worker.folder):
-        message = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
-    return ExitRecord(
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        exit_code=-signal.SIGKILL,
-        at=time.time(),
-        steps=steps,
-        # One that was asked to end, and that the kernel has kept from it for too long.
-        terminated=worker.asked.exists(),
-        message=message,
-    )
 
 
 def _last_number(node_dir: Path) -> int:

@@ -25,7 +25,7 @@ from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node import outcome as outcomes
 from launcher.agent.node.identity import claim_incarnation, identify, source_of
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles, read_stop_file
-from launcher.agent.worker_exit import read_oom_kills
+from launcher.agent.worker_exit import is_out_of_memory, read_oom_kills
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.clock import SystemClock
@@ -161,7 +161,7 @@ class Supervisor:
         processes.end_children()
         code = os.waitstatus_to_exitcode(status)
         report = read_agent_report(report_file)
-        return self._judge(code, report, oom_killed=read_oom_kills() > oom_kills)
+        return self._judge(code, report, oom_killed=is_out_of_memory(code, oom_kills))
 
     def _judge(self, code: int, report: AgentReport | None, *, oom_killed: bool) -> AgentReport:
         """The report of an agent that ended somehow; every ending has a reason."""
@@ -170,7 +170,7 @@ class Supervisor:
             return replace(report, reason=self._stop.reason, detail="")
         if report is not None:
             return report
-        if code == -signal.SIGKILL and oom_killed:
+        if oom_killed:
             return AgentReport(reason=Reason.OUT_OF_MEMORY, detail="the agent itself")
         detail = f"the agent ended with {name_ending(code)} and without a report"
         reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED

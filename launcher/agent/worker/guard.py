@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher.agent import processes, signals
-from launcher.agent.atomic_write import write_atomically
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.roster.settings import IDENTICAL
 from launcher.agent.stopping import StopFiles
 from launcher.agent.worker import start
-from launcher.agent.worker_exit import ExitRecord
+from launcher.agent.worker_exit import judge_exit, read_oom_kills, write_end
 from launcher.contract import protocol
+from launcher.contract.worker_end import WorkerEnd
 
 WORKER_DIR = "LAUNCHER_WORKER_DIR"
 """The worker's log folder, for the guard alone."""
@@ -51,6 +51,7 @@ class _Place:
     asked: Path
     agent_pid: int
     exit_grace_s: float
+    attempt: int
     rank: int
     local_rank: int
 
@@ -133,6 +134,7 @@ class _Watch:
 
     def __init__(self, pid: int, parent_pid: int, place: _Place) -> None:
         self.was_asked = self.had_failed = False
+        self.kills_before = read_oom_kills()
         self._pid, self._parent_pid, self._place = pid, parent_pid, place
         self._kill_at: float | None = None
 
@@ -193,6 +195,7 @@ def _read_place(environ: Mapping[str, str]) -> _Place:
         asked=Path(environ[protocol.ASKED_FILE]),
         agent_pid=int(environ[PARENT_PID]),
         exit_grace_s=float(environ[EXIT_GRACE_S]),
+        attempt=int(environ[protocol.NODE_ATTEMPT]),
         rank=int(environ["RANK"]),
         local_rank=int(environ["LOCAL_RANK"]),
     )
@@ -200,18 +203,27 @@ def _read_place(environ: Mapping[str, str]) -> _Place:
 
 def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
     beat = read_heartbeat(place.heartbeat)
-    record = ExitRecord(
+    end = WorkerEnd(
+        attempt=place.attempt,
         rank=place.rank,
         local_rank=place.local_rank,
         exit_code=code,
-        terminated=watch.was_asked,
-        had_failed=watch.had_failed,
         at=time.time(),
+        cause="",
+        message="",
+        log="",
         steps=beat.steps if beat else 0,
+    )
+    judged = judge_exit(
+        place.folder,
+        end,
+        was_asked=watch.was_asked,
+        had_failed=watch.had_failed,
+        kills_before=watch.kills_before,
     )
     # A full disk must not turn a good ending into a bad one.
     with contextlib.suppress(OSError):
-        write_atomically(place.folder / protocol.EXIT_FILE, record.to_json())
+        write_end(place.folder, judged)
 
 
 def _remove_if_empty(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -142,16 +143,15 @@ def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> N
 def test_a_node_that_was_killed_is_reported_by_its_workers_files(
     folder: Folder, make_plan: MakePlan
 ) -> None:
-    record = {"rank": 2, "local_rank": 0, "exit_code": 1, "terminated": False, "at": 5, "steps": 0}
+    record = asdict(end(2, "RuntimeError: from the exit file", at=5.0))
     folder.worker(0, 2, attempt=0, exit=json.dumps({**record, "exit_code": 4}))
-    message = json.dumps({"message": {"message": "OSError: disk\nmore", "extraInfo": {}}})
-    folder.worker(0, 2, attempt=1, exit=json.dumps(record), error=message)
+    folder.worker(0, 2, attempt=1, exit=json.dumps(record))
     folder.worker(
         0, 3, attempt=1, stderr=f"Traceback (most recent call last):\n{PEER}\n", stdout=""
     )
     report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
     assert report.first is not None
-    assert (report.first.rank, report.first.exception) == (2, "OSError: disk")
+    assert (report.first.rank, report.first.exception) == (2, record["message"])
     assert [(f.rank, f.local_rank, f.exception) for f in report.collateral] == [(3, 1, PEER)]
 
 

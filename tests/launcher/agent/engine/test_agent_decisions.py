@@ -30,7 +30,7 @@ from launcher.agent.roster.handler import ReplacedError
 from launcher.agent.roster.membership import Head
 from launcher.agent.roster.takeover import plan_candidate
 from launcher.agent.stopping import Step, Stop, StopFiles
-from launcher.agent.worker_exit import ExitRecord, read_ends
+from launcher.agent.worker_exit import judge_exit, read_ends, write_end
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
 from launcher.contract.errors import ExitCode, InputError
@@ -164,15 +164,14 @@ def test_causes_come_before_collateral_however_late_they_were_written() -> None:
 @pytest.mark.parametrize(
     ("facts", "cause"),
     [
-        ({"hung": True, "terminated": True}, "hang"),
         ({"terminated": True}, "terminated"),
         ({"out_of_memory": True}, "out-of-memory"),
+        ({"disk_full": True}, "disk-full"),
         ({}, "signal"),
     ],
 )
 def test_a_killed_worker_s_cause_is_what_is_known_best(facts: dict[str, bool], cause: str) -> None:
-    given = {"hung": False, "terminated": False, "out_of_memory": False, **facts}
-    assert name_cause(-9, **given) == cause
+    assert name_cause(-9, **{"terminated": False, **facts}) == cause
 
 
 @pytest.mark.parametrize("code", list(ExitCode))
@@ -539,9 +538,10 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path: Path) ->
     folder = tmp_path / protocol.RANK_FOLDER.format(rank=1)
     folder.mkdir()
     (folder / protocol.STDERR_FILE).write_text(said + frames)
-    record = ExitRecord(rank=1, local_rank=0, exit_code=-6, at=1.0, steps=3)
-    (folder / protocol.EXIT_FILE).write_text(record.to_json())
-    (found,) = read_ends(tmp_path, 0, run_dir=tmp_path, hung=frozenset(), out_of_memory=False)
+    aborted = end(rank=1, exit_code=-6, at=1.0)
+    judged = judge_exit(folder, aborted, was_asked=False, had_failed=False, kills_before=0)
+    write_end(folder, judged)
+    (found,) = read_ends(tmp_path, tmp_path)
     assert found.message.startswith("c10::DistBackendError: [PG ID 0")
     assert found.is_collateral
 

@@ -83,9 +83,7 @@ def test_an_abort_is_told_by_what_was_said_before_the_stacks(place: Place, stack
     place.plan(env=STACKS if stacks else (), max_restarts=0)
     assert place.run() == 1
     assert ("Fatal Python error" in (place.rank() / "stderr").read_text()) is stacks
-    (end,) = read_ends(
-        place.rank().parent, 0, run_dir=place.run_dir, hung=frozenset(), out_of_memory=False
-    )
+    (end,) = read_ends(place.rank().parent, place.run_dir)
     assert end.message == "terminate called after throwing an instance of 'std::bad_alloc'"
     assert not (place.rank() / ERROR_FILE).exists()
     assert "rank 0: SIGABRT (6) (terminate called" in place.console()

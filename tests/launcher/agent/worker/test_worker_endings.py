@@ -71,6 +71,7 @@ class Guarded:
             **self.plain,
             "RANK": "0",
             "LOCAL_RANK": "0",
+            protocol.NODE_ATTEMPT: "0",
             "TORCHELASTIC_ERROR_FILE": str(self.rank_dir / protocol.ERROR_FILE),
             protocol.NODE_DIR: str(folder),
             protocol.HEARTBEAT: str(folder / "heartbeat"),
@@ -251,7 +252,7 @@ def test_sigterm_without_a_stop_request_does_not_wait_for_a_slow_handler(
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (-signal.SIGKILL, b"flag set\n")
-    assert guarded.exit_record()["terminated"] is True
+    assert guarded.exit_record()["cause"] == "terminated"
 
 
 def test_the_guard_passes_both_signals_for_scripts_on(guarded: Guarded) -> None:
