@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from launcher.agent.roster.fencing import FOLDER, Fence
 
 
-def test_a_number_is_taken_once_however_many_ask(tmp_path: Path) -> None:
-    fences = [Fence(tmp_path, f"run-{number}") for number in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda f: [f.take("here") for _ in range(10)], fences))
-    numbers = sorted(number for row in taken for number in row)
-    assert numbers == list(range(1, 81))
+def test_a_number_that_another_took_a_moment_ago_is_not_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence, listed = Fence(tmp_path, "run"), os.listdir
+    Fence(tmp_path, "other").take("there")
+    looks = iter([True])  # the first comes before the other's create
+    monkeypatch.setattr(os, "listdir", lambda folder: [] if next(looks, False) else listed(folder))
+    assert fence.take("here") == 2
 
 
 def test_the_newest_generation_names_the_store_it_was_taken_in(tmp_path: Path) -> None:
