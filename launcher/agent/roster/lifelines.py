@@ -130,6 +130,7 @@ class Lifelines:
                 if line.standing is None:
                     await asyncio.sleep(min(RETRY_MOST_S, RETRY_S * 2 ** (line.failures - 1)))
                 else:
+                    # Ended by the connection's end, by a doubt about it, or by the line's task.
                     await line.due.wait()
         except Exception:
             log.exception("a lifeline failed: that node's loss is noticed by its silence alone")
