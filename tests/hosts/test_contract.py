@@ -32,7 +32,7 @@ class HostsBench(Bench):
 class TestHosts(TargetContract):
     @pytest.fixture
     def bench(self, typist: Typist) -> Bench:
-        # Their lease ends them when nobody renews it.
+        # They end when nobody hears their launcher.
         bench = HostsBench(name="hosts", launcher=typist, job=JOB)
         bench.outlives_launcher, bench.ended_unseen = False, "stopped"
         return bench

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.targets.hosts.inventory import Inventory, parse_host_list
-from launcher.targets.hosts.program.messages import Lease, StopNodes, TakeLease
+from launcher.targets.hosts.program.messages import Lease, TakeLease
 from launcher.targets.hosts.settings import LEASE_DIR
 from launcher.targets.hosts.ssh import Ssh
 from tests.conftest import DOCKER_IMAGE
@@ -89,23 +89,14 @@ def named_wrong(host: Host) -> Iterator[None]:
 
 
 @contextmanager
-def held(host: Host, network: Network, ttl_s: float = 600.0, **fields: Any) -> Iterator[None]:
-    """By somebody else's run, or by a run of the past where ``ttl_s`` is below 0."""
+def held(host: Host, network: Network, **fields: Any) -> Iterator[None]:
+    """By somebody else's run."""
     lease = LEASE.having(**fields)
     inventory = Inventory(hosts=parse_host_list(host.name), ssh_config=str(network.ssh_config))
     with Ssh(inventory).open(inventory.hosts[0]) as session:
-        session.call(TakeLease(lease=lease, lease_dir=LEASE_DIR, ttl_s=ttl_s, slots_limit=None))
+        asked = TakeLease(lease=lease, lease_dir=LEASE_DIR, slots_limit=None, containers=False)
+        assert session.call(asked).held == []
         yield
-        end = StopNodes(
-            run_id=lease.run_id,
-            nodes=None,
-            grace_s=0.0,
-            run_dir="",
-            tell_launcher=False,
-            lease_dir=LEASE_DIR,
-            containers=False,
-        )
-        session.call(end)
 
 
 def skewed_clock(folder: Path) -> str:

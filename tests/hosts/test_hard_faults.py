@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[2]
 SKEW_S = 90
 
 
-@pytest.mark.slow  # 36 s, most of it until a lease runs out; a killed launcher's does in every CI
+@pytest.mark.slow  # 36 s; a killed launcher is missed in the same way in every CI
 def test_a_host_without_sshd_is_lost_and_comes_back_with_it(typist: Typist) -> None:
     run = Steps(typist, "python")
     run.follow()
     host = typist.network.hosts[1]
     host.stop_sshd()
     try:
-        # Nobody renews its lease any more: the host ends its node itself.
+        # It hears no launcher any more: the host ends its node itself.
         run.wait_for(0)
         wait_until(lambda: not host.commands(), 60)
     finally:

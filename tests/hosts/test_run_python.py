@@ -44,7 +44,7 @@ def test_an_elastic_job_runs_on_all_hosts(typist: Typist, four_hosts: Network) -
     assert done.returncode == 0, done.stderr
     assert "world ['gpu1', 'gpu2', 'gpu3', 'gpu4'] rank 0" in done.stdout
     # In one line, before anything starts.
-    checked = "checked: ssh, torch, ports, leases, clocks, 12 ways between them"
+    checked = "checked: ssh, torch, ports, leases, clocks, the way of each to gpu1"
     assert f"hosts gpu1, gpu2, gpu3, gpu4 ({checked})" in done.stderr.splitlines()[0]
 
 

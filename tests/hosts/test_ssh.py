@@ -54,7 +54,7 @@ def test_one_conversation_answers_many_requests(four_hosts: Network) -> None:
     ssh, hosts = ssh_of(four_hosts)
     with ssh.open(hosts[0]) as session:
         for _ in range(3):
-            assert not session.call(CODE).yes
+            assert not session.call(CODE)
 
 
 def test_a_host_is_reached_though_the_folder_of_the_connections_was_removed(
@@ -63,9 +63,9 @@ def test_a_host_is_reached_though_the_folder_of_the_connections_was_removed(
     ssh, hosts = ssh_of(four_hosts)
     with ssh.open(hosts[0]) as session:
         shutil.rmtree(make_control_dir())
-        assert not session.call(CODE).yes
+        assert not session.call(CODE)
         with ssh.open(hosts[0]) as other:
-            assert not other.call(CODE).yes
+            assert not other.call(CODE)
 
 
 def test_what_a_login_shell_prints_is_dropped(four_hosts: Network) -> None:
@@ -74,7 +74,7 @@ def test_what_a_login_shell_prints_is_dropped(four_hosts: Network) -> None:
     place.run("bash", "-c", f"echo \"echo '12 0'; echo welcome\" >{HOME}/.bashrc")
     try:
         with ssh.open(hosts[1]) as session:
-            assert not session.call(CODE).yes
+            assert not session.call(CODE)
     finally:
         place.run("rm", f"{HOME}/.bashrc")
 
@@ -133,4 +133,4 @@ def test_what_a_host_cannot_do_is_told_with_its_name(four_hosts: Network) -> Non
     with ssh.open(hosts[0]) as session:
         with pytest.raises(TargetError, match="gpu1: /proc/x: "):
             session.call(StoreCode(state_dir="/proc/x", hash="h"), b"data")
-        assert not session.call(CODE).yes
+        assert not session.call(CODE)

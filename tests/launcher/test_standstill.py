@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -38,8 +37,8 @@ from launcher.targets.hosts import connection as host_line
 from launcher.targets.hosts import images, ssh
 from launcher.targets.hosts.connection import HostLine, send_beats
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program import keeper as host_keeper
-from launcher.targets.hosts.program import leases, messages, processes, requests
+from launcher.targets.hosts.program import messages, processes, requests
+from launcher.targets.hosts.program.node_state import read_state
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.kubernetes import api
@@ -386,7 +385,7 @@ def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(
         requests.end_nodes("no-such-run", None, 0.0, in_containers=True)
 
 
-# -- a keeper, a lease ---------------------------------------------------------------------------
+# -- a keeper ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -399,7 +398,6 @@ def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             run_id="standing",
             node_index=0,
             node_dir=str(tmp_path / "node"),
-            lease_dir=str(tmp_path / "leases"),
             argv=list(argv),
             cwd="/",
             unset=[],
@@ -408,8 +406,6 @@ def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             detached=True,
             stop_grace_s=1,
         )
-        lease = messages.Lease(run_id="standing", node_index=0, owner="me", gpus=[], slots=1)
-        leases.LeaseBook(spec.lease_dir).take(lease, 20.0, None)
         (tmp_path / "node").mkdir(exist_ok=True)
         command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep"]
         env = {**os.environ, protocol.RUN_ID: "standing", protocol.NODE_INDEX: "0"}
@@ -419,24 +415,13 @@ def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         assert keeper.stdin is not None
         keeper.stdin.write(spec.to_json().encode())
         keeper.stdin.close()
-        wait_until(lambda: host_keeper.read_state(tmp_path / "node").state != "missing")
+        wait_until(lambda: read_state(tmp_path / "node").state != "missing")
         return keeper
 
     yield start
     for keeper in started:
         keeper.kill()
         keeper.wait()
-
-
-def test_a_keeper_that_was_stopped_is_continued_by_whoever_looks_and_tells_its_nodes_end(
-    tmp_path: Path, kept: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    keeper = kept("sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; exit 7")
-    freeze(keeper.pid)
-    (tmp_path / "go").touch()
-    node = tmp_path / "node"
-    wait_until(lambda: host_keeper.read_state(node).state == "exited", limit_s=20)
-    assert host_keeper.read_state(node).exit_code == 7
 
 
 def test_a_keeper_that_is_stopped_does_not_hold_up_a_stop(
@@ -458,42 +443,6 @@ def test_a_keeper_whose_starter_hangs_does_not_wait_for_ever() -> None:
     )
     keeper = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE)
     assert keeper.wait(timeout=20) == -signal.SIGALRM
-
-
-HOLDS = """
-import fcntl, os, sys, time
-fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
-print("held", flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_lock_whose_holder_is_frozen_ends_no_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leases, "LOCK_LIMIT_S", 0.3)
-    book = leases.LeaseBook(str(tmp_path / "leases"))
-    lease = messages.Lease(run_id="r", node_index=0, owner="me", gpus=[], slots=1)
-    book.take(lease, -1.0, None)
-    lock = tmp_path / "leases" / leases.LOCK
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(lock)], stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    try:
-        freeze(holder.pid)
-        with within(5):
-            assert book.renew("r", 10.0) == 1
-        with within(5), pytest.raises(OSError, match="held by another process"):
-            book.take(lease, 10.0, None)
-        with within(5):
-            book.release("r")
-    finally:
-        holder.kill()
-        holder.communicate()
-    with lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 # -- a launcher ----------------------------------------------------------------------------------

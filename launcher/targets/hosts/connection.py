@@ -29,8 +29,6 @@ from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 
 BEAT_S = 1.0
-LEASE_TTL_S = 10.0
-"""How long a followed run continues without its launcher, or its launcher's network."""
 SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this silence the connection is replaced."""
 RETRY_S = 1.0
@@ -62,13 +60,12 @@ class HostLine:
         run_dir: Path,
         host: HostFacts,
         nodes: list[int],
-        ttl_s: float = 0.0,
         *,
         follows: bool = False,
     ) -> None:
         self.has_told = threading.Event()
         self._ssh, self._run_id, self._run_dir = ssh, run_id, run_dir
-        self._host, self._nodes, self._ttl_s, self._follows = host, nodes, ttl_s, follows
+        self._host, self._nodes, self._follows = host, nodes, follows
         self._states: Mapping[str, NodeSeen] = {}
         self._started: dict[str, float] = {}
         self._heard_at = self._opened_at = time.monotonic()
@@ -85,7 +82,7 @@ class HostLine:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; the leases there then expire unless they are released."""
+        """Ends it; nodes there that hear no other line then end."""
         with self._lock:
             self._closed = True
             if self._session is not None:
@@ -123,7 +120,7 @@ class HostLine:
         return time.monotonic() - self._heard_at
 
     def beat(self) -> None:
-        """Renews the lease there, and ends a silent connection."""
+        """Says that this launcher lives, and ends a silent connection."""
         with self._lock:
             # Under the lock: no beat may come after the end of the watch.
             if self._session is None:
@@ -154,7 +151,7 @@ class HostLine:
                 session.kill()
         try:
             asked = watch_request(self._host, self._nodes, self._run_id, self._run_dir)
-            session.send(asked.having(ttl_s=self._ttl_s, follows=self._follows))
+            session.send(asked.having(follows=self._follows))
             copy = HostCopy(self._run_dir)
             while not copy.is_due():
                 message, blob = session.receive()
@@ -219,7 +216,6 @@ def watch_request(host: HostFacts, nodes: list[int], run_id: str, run_dir: Path)
     return WatchRun(
         run_id=run_id,
         run_dir=run_dir_on(host, run_id),
-        lease_dir=host.host.lease_dir,
         nodes=nodes,
         have=read_sizes(run_dir),
     )

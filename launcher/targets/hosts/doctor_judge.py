@@ -17,7 +17,7 @@ from launcher.targets.hosts.plan import CLOCK_LIMIT_S, decide_addresses, decide_
 from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport
 from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.survey import free_gpus, why_held
+from launcher.targets.hosts.survey import free_gpus, name_holders, why_held
 
 RENDEZVOUS, EPHEMERAL = 0, 1
 """Indices of the two ports at which hosts call each other."""
@@ -130,9 +130,11 @@ def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Findin
             free = ",".join(free_gpus(answer.host, found))
             yield ok("leases", name, f"GPUs {free} free" if found.gpus else "free")
             continue
-        runs = sorted({lease.run_id for lease in found.leases if lease.live})
-        stop = typed.command("stop", runs[0], "--hosts", name) if runs else "raise slots: of it"
-        fix = f"wait, or name other hosts, or if it is yours: {stop}"
+        runs = sorted({lease.run_id for lease in found.leases})
+        fix = "lower --nproc-per-node, or correct gpus: or slots: of the host"
+        if runs:
+            stop = typed.command("stop", runs[0], "--hosts", name)
+            fix = f"wait, or name other hosts, or if it is yours: {stop}"
         yield (warning if enough else failed)("leases", name, why, fix)
 
 
@@ -145,9 +147,11 @@ def _held(answer: HostAnswer, job: JobSpec) -> str:
     free = free_gpus(host, found)
     if not found.gpus or wanted <= len(free):
         return ""
-    live = [lease for lease in found.leases if lease.live and lease.gpus]
-    holders = ", ".join(f"{lease.owner} with {lease.run_id}" for lease in live)
-    return f"{len(free)} GPUs free of {wanted} wanted; held by {holders or 'nobody'}"
+    own = [id for id in found.gpus if host.gpus is None or id in host.gpus]
+    if wanted > len(own):
+        return f"has {len(own)} GPUs, and the job wants {wanted} of each node"
+    told = f"{len(free)} of its {len(own)} GPUs are free, and the job wants {wanted}"
+    return f"{told}; the others are held by {name_holders(found)}"
 
 
 def judge_names(answers: Sequence[HostAnswer]) -> Iterator[Finding]:
@@ -226,7 +230,7 @@ def _decide_taken(
     hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability
 ) -> list[Address]:
     """The addresses that a run would take. Raises ``TargetError`` where there are none."""
-    reached = {call[:3] for call in met.reached if call[3] == EPHEMERAL}
+    reached = {way[:3]: own for way, own in met.reached.items() if way[3] == EPHEMERAL}
     return decide_addresses(hosts, candidates, reached)
 
 

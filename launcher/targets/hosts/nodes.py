@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.hosts.connection import BROUGHT_BYTES, LEASE_TTL_S, copy_once
+from launcher.targets.hosts.connection import BROUGHT_BYTES, copy_once
 from launcher.targets.hosts.plan import CODE_DIR, run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.render import HostNode
@@ -36,8 +35,8 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
     asked = messages.TakeLease(
         lease=own_lease(plan, node),
         lease_dir=host.lease_dir,
-        ttl_s=LEASE_TTL_S,
         slots_limit=host.slots,
+        containers=node.host.runtime == "docker",
     )
     if held := session.call(asked).held:
         holders = ", ".join(f"{it.owner} with {it.run_id} ({it.holding})" for it in held)
@@ -54,7 +53,6 @@ def own_lease(plan: LaunchPlan, node: HostNode) -> messages.Lease:
         run_id=plan.run_id,
         node_index=node.node.node_index,
         owner=f"{getpass.getuser()}@{socket.gethostname()}",
-        launcher=str(os.getpid()),
         gpus=gpus,
         slots=0 if gpus else node.node.nproc_per_node,
         detached=plan.detached,
@@ -125,7 +123,7 @@ def end_on(
     *,
     tell_launcher: bool,
 ) -> None:
-    """Ends a run's nodes on a host, only ``nodes`` if given, and releases their leases.
+    """Ends a run's nodes on a host, only ``nodes`` if given.
 
     ``tell_launcher``: a launcher elsewhere that follows the run ends it, and starts no new nodes.
     """
@@ -135,7 +133,6 @@ def end_on(
         grace_s=grace_s,
         run_dir=run_dir_on(host, plan.run_id),
         tell_launcher=tell_launcher,
-        lease_dir=host.host.lease_dir,
         containers=host.runtime == "docker",
     )
     session.call(asked, limit_s=grace_s + STOP_MARGIN_S)
@@ -210,7 +207,7 @@ def _script(plan: LaunchPlan, node: HostNode) -> list[str]:
 
 def _send_code(hash: str, node: HostNode, code: PackedCode | None, session: Session) -> None:
     state_dir = node.host.state_dir
-    if session.call(messages.HasCode(state_dir=state_dir, hash=hash)).yes:
+    if session.call(messages.HasCode(state_dir=state_dir, hash=hash)):
         return
     if code is None or code.hash != hash:
         what = f"{node.host.name}: the run's code is gone from there, and from the run's folder"

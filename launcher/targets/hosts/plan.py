@@ -27,22 +27,26 @@ SHOWN_HOSTS = 8
 def decide_addresses(
     hosts: Sequence[Host],
     candidates: Sequence[Sequence[Address]],
-    reached: Collection[tuple[int, int, str]],
+    reached: Mapping[tuple[int, int, str], str],
 ) -> list[Address]:
-    """An address of each host that all others reach: the inventory's, else the fastest.
+    """An address of each host: of the first the fastest that all others reach, and of those theirs
+    on the way there, unless the inventory names another.
 
-    ``reached`` holds (from, to, address) by the hosts' places. Raises ``TargetError`` with the
-    names of hosts that do not reach each other.
+    ``reached`` holds (from, to, address) by the hosts' places, and the caller's own address. Raises
+    ``TargetError`` with the names of hosts that do not reach the first.
     """
-    found = set(reached)
-    chosen = []
-    for place, host in enumerate(hosts):
-        wanted = wanted_addresses(host, candidates[place])
-        others = [other for other in range(len(hosts)) if other != place]
-        good = [a for a in wanted if all((o, place, a.address) in found for o in others)]
-        if not good:
-            raise _unreached(hosts, place, wanted, found)
-        chosen.append(max(good, key=lambda a: (a.speed, ":" not in a.address)))
+    wanted = [wanted_addresses(host, candidates[place]) for place, host in enumerate(hosts)]
+    others = range(1, len(hosts))
+    good = [a for a in wanted[0] if all((o, 0, a.address) in reached for o in others)]
+    if not good:
+        raise _unreached(hosts, 0, wanted[0], reached)
+    first = max(good, key=lambda a: (a.speed, ":" not in a.address))
+    chosen = [first]
+    for place in others:
+        if not wanted[place]:
+            raise _unreached(hosts, place, wanted[place], reached)
+        own = reached[place, 0, first.address]
+        chosen.append(next((a for a in wanted[place] if a.address == own), wanted[place][0]))
     return chosen
 
 
@@ -204,9 +208,9 @@ def describe_hosts(hosts: Sequence[HostFacts], image: str | None, *, shared: boo
     names = [host.name for host in hosts]
     more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
     checked = "ssh, torch, ports, leases, clocks" if image is None else "ssh, Docker, ports, leases"
-    pairs = f", {len(names) * (len(names) - 1)} ways between them" if len(names) > 1 else ""
+    ways = f", the way of each to {names[0]}" if len(names) > 1 else ""
     folder = ", one checkpoint folder" if len(names) > 1 and shared else ""
-    return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more} (checked: {checked}{pairs}{folder})"
+    return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more} (checked: {checked}{ways}{folder})"
 
 
 def find_caller(code: CodeRecord, cwd: Path) -> str:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.ssh import Session, Ssh
 
-REACH_LIMIT_S = 5.0
+REACH_LIMIT_S = 3.0
+"""For one call: a kernel sends a lost first packet again after 1 s (RFC 6298)."""
 TOKEN_LIMIT_S = 5.0
+
+Way = tuple[int, int, str, int]
+"""From, to, address, port: hosts and ports by their place in what was asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reachability:
     """The result; hosts and ports are given by their place in what was asked.
 
-    ``reached`` holds (from, to, address, port). ``seen`` holds, for each host, the hosts whose
-    files it saw in the folder. ``closed`` are the (host, port) that could not be opened,
-    ``unwritten`` the hosts that could not write to the folder, each with its error.
+    ``reached`` holds each way that was open, and the caller's own address on it. ``seen`` holds,
+    for each host, the hosts whose files it saw in the folder. ``closed`` are the (host, port) that
+    could not be opened, ``unwritten`` the hosts that could not write to the folder, each with its
+    error.
     """
 
-    reached: frozenset[tuple[int, int, str, int]]
+    reached: Mapping[Way, str]
     seen: tuple[frozenset[int], ...]
     closed: dict[tuple[int, int], TargetError]
     unwritten: dict[int, TargetError]
@@ -35,11 +40,13 @@ def meet(
     candidates: Sequence[Sequence[messages.Address]],
     folder: str | None,
     *,
+    called: Sequence[int] | None = None,
     ports: Sequence[int] = (0,),
     keep_folders: bool = False,
 ) -> Reachability:
-    """Lets hosts call each other at ``ports`` (0: one that the kernel chooses); blocks for seconds.
+    """Lets hosts call those that are ``called``, or all others; blocks for seconds.
 
+    They are called at ``ports`` (0: one that the kernel chooses), and all their addresses.
     ``folder`` is the one that all should share, if any; ``keep_folders``: folders that were made
     for the test stay for the run. Ports and files last as long as the ``sessions``, which the
     caller closes. Raises ``TargetError`` where a host is gone.
@@ -48,7 +55,8 @@ def meet(
     # One for each host: two may have the same address, of a bridge or a tunnel.
     tokens = [f"{secret}-{place}" for place in range(len(sessions))]
     # Not at the same time: a host that looks for files does not greet callers.
-    reached, closed = _call(ssh, sessions, candidates, tokens, ports)
+    wanted = range(len(sessions)) if called is None else called
+    reached, closed = _call(ssh, sessions, candidates, tokens, wanted, ports)
     seen, unwritten = _share(ssh, sessions, tokens, folder) if folder else ([], {})
     if not keep_folders:
         ssh.each(lambda session: session.call(messages.RemoveTokens()), sessions)
@@ -60,9 +68,10 @@ def _call(
     sessions: Sequence[Session],
     candidates: Sequence[Sequence[messages.Address]],
     tokens: Sequence[str],
+    wanted: Sequence[int],
     ports: Sequence[int],
-) -> tuple[frozenset[tuple[int, int, str, int]], dict[tuple[int, int], TargetError]]:
-    places, closed = range(len(sessions)), {}
+) -> tuple[dict[Way, str], dict[tuple[int, int], TargetError]]:
+    closed: dict[tuple[int, int], TargetError] = {}
 
     def listen(place: int) -> dict[int, int]:
         """The ports that were opened, by their place in ``ports``."""
@@ -75,21 +84,22 @@ def _call(
                 closed[place, number] = error
         return opened
 
-    opened = ssh.each(listen, places)
+    opened = dict(zip(wanted, ssh.each(listen, wanted), strict=True))
 
-    def call(place: int) -> list[tuple[int, int, str, int]]:
+    def call(place: int) -> dict[Way, str]:
         calls = [
             (to, a.address, number, port)
-            for to in places
+            for to in wanted
             if to != place
             for a in candidates[to]
             for number, port in opened[to].items()
         ]
         called = [(address, port, tokens[to]) for to, address, _, port in calls]
-        asked = messages.CallHosts(calls=called, wait_s=REACH_LIMIT_S)
-        return [(place, *calls[i][:3]) for i in sessions[place].call(asked)]
+        answered = sessions[place].call(messages.CallHosts(calls=called, wait_s=REACH_LIMIT_S))
+        return {(place, *calls[int(i)][:3]): own for i, own in answered.items()}
 
-    return frozenset(way for ways in ssh.each(call, places) for way in ways), closed
+    found = ssh.each(call, range(len(sessions)))
+    return {way: own for ways in found for way, own in ways.items()}, closed
 
 
 def _share(

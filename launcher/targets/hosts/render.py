@@ -177,7 +177,6 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
         run_id=plan.run_id,
         node_index=node.node_index,
         node_dir=node_dir,
-        lease_dir=host.host.lease_dir,
         argv=argv,
         # The planner gives nodes without a container a folder.
         cwd="/" if in_container else node.workdir or "/",

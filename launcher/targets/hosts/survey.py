@@ -80,8 +80,9 @@ def _with_addresses(
 ) -> tuple[HostFacts, ...]:
     hosts = [facts.host for facts in chosen]
     candidates = [wanted_addresses(host, told[host].interfaces) for host in hosts]
-    met = meet(ssh, sessions, candidates, folder, keep_folders=True)
-    found = decide_addresses(hosts, candidates, {call[:3] for call in met.reached})
+    met = meet(ssh, sessions, candidates, folder, called=(0,), keep_folders=True)
+    reached = {way[:3]: own for way, own in met.reached.items()}
+    found = decide_addresses(hosts, candidates, reached)
     for error in (*met.closed.values(), *met.unwritten.values()):
         raise error
     if folder:
@@ -150,21 +151,30 @@ def why_no_rdma(found: HostReport, job: JobSpec) -> str:
 
 
 def why_held(host: Host, found: HostReport, job: JobSpec) -> str:
-    """Which runs hold what the job needs of a host; empty where none does."""
-    live = [lease for lease in found.leases if lease.live]
-    holders = ", ".join(sorted({f"{le.owner} with {le.run_id}" for le in live}))
+    """Why a host has not what the job needs of it, and who holds it; empty where it has."""
+    holders = name_holders(found)
     if found.gpus and not free_gpus(host, found):
-        return f"all its GPUs are held by {holders}"
-    taken = sum(lease.slots for lease in live)
+        named = ",".join(host.gpus or ())
+        none = f"has GPUs {','.join(found.gpus)}, and its gpus: in the inventory are {named}"
+        return f"all its GPUs are held by {holders}" if holders else none
     wanted = job.nproc_per_node if isinstance(job.nproc_per_node, int) else host.slots or 1
-    if not found.gpus and host.slots is not None and taken + wanted > host.slots:
-        return f"{taken} of its {host.slots} slots are held by {holders or 'nobody'}"
-    return ""
+    if found.gpus or host.slots is None:
+        return ""
+    if wanted > host.slots:
+        return f"has {host.slots} slots, and nproc_per_node is {wanted}"
+    taken = sum(lease.slots for lease in found.leases)
+    is_held = taken + wanted > host.slots
+    return f"{taken} of its {host.slots} slots are held by {holders}" if is_held else ""
+
+
+def name_holders(found: HostReport) -> str:
+    """Whose runs hold something of a host; empty where nobody's do."""
+    return ", ".join(sorted({f"{lease.owner} with {lease.run_id}" for lease in found.leases}))
 
 
 def free_gpus(host: Host, found: HostReport) -> tuple[str, ...]:
     """The GPUs that the inventory allows and no lease holds."""
-    held = {gpu for lease in found.leases if lease.live for gpu in lease.gpus}
+    held = {gpu for lease in found.leases for gpu in lease.gpus}
     allowed = found.gpus if host.gpus is None else host.gpus
     return tuple(id for id in found.gpus if id in allowed and id not in held)
 

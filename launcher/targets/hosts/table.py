@@ -56,7 +56,7 @@ def _row(host: Host, found: HostReport | TargetError) -> HostRow:
         gpus=gpus,
         free_gpus=free_gpus(host, found),
         slots=slots,
-        free_slots=max(0, slots - sum(lease.slots for lease in found.leases if lease.live)),
+        free_slots=max(0, slots - sum(lease.slots for lease in found.leases)),
         leases=found.leases,
     )
 
@@ -80,8 +80,6 @@ def render_hosts_table(rows: Sequence[HostRow]) -> str:
 
 
 def _lease(lease: Lease) -> tuple[str, str, str, str, str]:
-    kind = "detached" if lease.detached else "followed"
-    # An expired lease holds nothing: its launcher and its keeper are both gone.
-    state = f"live, {kind}" if lease.live else f"stale for {-lease.left_s:.0f} s"
+    state = "detached" if lease.detached else "followed"
     run = f"{lease.run_id} node {lease.node_index}"
     return run, lease.owner, lease.holding, f"{lease.age_s:.0f} s", state

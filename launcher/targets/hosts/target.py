@@ -1,7 +1,7 @@
 """Target ``hosts``: machines reached over SSH, one node on each, without a server or a daemon.
 
-On a host a small keeper starts each node and watches its lease; a line to each host brings what
-the run writes and renews the lease. Everything is asked of all hosts at once.
+On a host a small keeper starts each node and holds its lease; a line to each host brings what the
+run writes, and tells the keeper that the launcher lives. Everything is asked of all hosts at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from launcher.runs.folder import RunFolder, list_runs
 from launcher.targets.docker_options import plan_containers
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import (
-    LEASE_TTL_S,
     MISSING,
     HostLine,
     copy_once,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 LOST_AFTER_S = 12.0
-"""Silence after which a host's nodes count as lost: later than the lease that ends them there."""
+"""Silence after which a host's nodes count as lost: they have ended there before (FOLLOWED_S)."""
 FIRST_WORD_LIMIT_S = 20.0
 
 
@@ -177,7 +176,7 @@ class HostsTarget(Target):
                 nodes.launch(plan, node, secrets, session)
                 self._lines[node.node.node_index].started(nodes.key_of(node.node))
 
-            # Leases before anything travels: it may take minutes, and the lines renew them.
+            # Leases before anything travels, which may take minutes.
             each(lambda node, session: nodes.take(plan, node, session))
             self._open_lines(plan)
             code = self._read_code(plan)
@@ -235,10 +234,9 @@ class HostsTarget(Target):
 
     def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
         ssh, run_dir = self._connect(plan), Path(plan.run_dir)
-        ttl_s = LEASE_TTL_S if follows else 0.0
         for host, index in nodes.hosts_of(plan):
             if index not in self._lines:
-                line = HostLine(ssh, plan.run_id, run_dir, host, [index], ttl_s, follows=follows)
+                line = HostLine(ssh, plan.run_id, run_dir, host, [index], follows=follows)
                 self._lines[index] = line
                 line.open()
         if self._beats is None:
@@ -305,7 +303,7 @@ class HostsTarget(Target):
     # -- end --------------------------------------------------------------------------------------
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
-        """As ``Target.stop``. What a followed run leaves on a silent host ends by its lease.
+        """As ``Target.stop``. What a followed run leaves on a silent host ends there.
 
         Raises ``TargetError`` for a host that is not reached, unless this launcher follows the run.
         """
@@ -351,7 +349,10 @@ class HostsTarget(Target):
             )
 
     def live_runs(self) -> tuple[LiveRun, ...]:
-        """Runs of this machine's run folders; none while one is followed: leases end all others."""
+        """Runs of this machine's run folders that have no outcome yet.
+
+        None while this launcher follows a run: its hosts are not asked about others.
+        """
         if self._lines:
             return ()
         found = []

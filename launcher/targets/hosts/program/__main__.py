@@ -6,11 +6,14 @@ What only some requests need is imported when they come: each conversation start
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 import time
+from importlib import import_module
+from signal import alarm
 
-from launcher.targets.hosts.program import code_store, messages
+from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.messages import (
     IDLE_LIMIT_S,
     Answered,
@@ -26,38 +29,49 @@ from launcher.targets.hosts.program.records import (
     write_frame,
 )
 
-try:
-    # What ``signal`` is made of, without its enums.
-    from _signal import alarm  # type: ignore[import-not-found]
-except ImportError:
-    from signal import alarm
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO, Any
 
     from launcher.targets.hosts.program.reach import Listener, Token
 
-    Handlers = dict[type[Record], Callable[[Any], object]]
-
 SPEC_LIMIT_S = 60
+HANDLERS = {
+    messages.HasCode: "code_store.has_code",
+    messages.StoreCode: "code_store.store_code",
+    messages.PrepareRun: "code_store.prepare_run",
+    messages.ReadHost: "facts.read_host",
+    messages.ReadEngine: "facts.read_engine",
+    messages.RunProbe: "facts.run_probe",
+    messages.CallHosts: "reach.call_hosts",
+    messages.FindTokens: "reach.find_tokens",
+    messages.StopNodes: "requests.stop_nodes",
+    messages.RemoveRun: "requests.remove_run",
+    messages.FindImage: "requests.find_image",
+    messages.AskLauncher: "requests.ask_launcher",
+    messages.ListRuns: "requests.list_runs",
+}
+"""The function that answers each request that the conversation itself does not."""
+BRING_BYTES = (messages.StoreCode, messages.PrepareRun, messages.RunProbe)
+"""Requests whose function is also given the bytes that came along."""
 
 
 def main(argv: list[str]) -> int:
     """Returns when the launcher closes the conversation, or the node has ended."""
-    if argv[1:] == ["keep"]:
+    if argv[1:2] == ["keep"]:
         # The session that started this sends the spec at once, unless it hangs.
         alarm(SPEC_LIMIT_S)
-        import json
-
-        from launcher.targets.hosts.program import keeper
-
+        keeper = _module("keeper")
         spec = messages.KeeperSpec.from_json(json.loads(sys.stdin.buffer.read()))
         alarm(0)
-        keeper.keep(spec)
+        keeper.keep(spec, [int(word) for word in argv[2:]])
         return 0
     converse(argv[0])
     return 0
+
+
+def _module(name: str) -> Any:
+    return import_module(f".{name}", messages.__package__)
 
 
 def converse(program: str) -> None:
@@ -65,13 +79,10 @@ def converse(program: str) -> None:
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
-    state = ConversationState(program)
+    conversation = Conversation(program, stdin)
     try:
         while True:
             alarm(int(IDLE_LIMIT_S))
-            # The launcher sends one message at a time, so Python's own buffer, which select does
-            # not see, is empty here.
-            state.answer_callers()
             try:
                 frame = read_frame(stdin)
             except ValueError:
@@ -82,83 +93,98 @@ def converse(program: str) -> None:
             assert isinstance(asked, messages.HostRequest), type(asked).__name__
             alarm(int(asked.limit_s) + 60)
             if not isinstance(asked, messages.WatchRun):
-                write_frame(stdout, answer(asked, blob, state, stdin))
-            elif not watch(asked, stdout):
+                write_frame(stdout, conversation.answer(asked, blob))
+            # The launcher sends one message at a time, so Python's own buffer, which select does
+            # not see, is empty here.
+            elif not _module("watch").Watch(asked, stdout).run(stdin.fileno()):
                 return
     finally:
-        state.remove_tokens()
+        conversation.end()
 
 
-def watch(asked: messages.WatchRun, stdout: IO[bytes]) -> bool:
-    """Blocks until the launcher ends the watch (True), or the connection (False)."""
-    from launcher.targets.hosts.program.watch import Watch
+class Conversation:
+    """Answers requests. Open ports, tokens in folders and leases last as long as it does."""
 
-    return Watch(asked, stdout).run(sys.stdin.fileno())
-
-
-class ConversationState:
-    """What lasts as long as a conversation: open ports, and tokens in folders."""
-
-    def __init__(self, program: str) -> None:
-        self._program = program
+    def __init__(self, program: str, stdin: IO[bytes]) -> None:
+        self._program, self._stdin = program, stdin
         self._listeners: list[Listener] = []
         self._tokens: list[Token] = []
-        self.handlers: Handlers = {
+        self._held: list[int] = []
+        self.handlers: dict[type[Record], Callable[[Any], object]] = {
+            messages.ReadClock: lambda asked: time.time(),
+            messages.TakeLease: self._take,
             messages.StartNode: self._start,
+            messages.LoadImage: self._load,
             messages.Listen: self._listen,
-            messages.CallHosts: self._call,
             messages.LeaveToken: self._leave,
-            messages.RemoveTokens: lambda asked: self.remove_tokens(folders=True),
+            messages.RemoveTokens: lambda asked: self._remove_tokens(folders=True),
         }
 
-    def _start(self, asked: messages.StartNode) -> Completed:
-        from launcher.targets.hosts.program import keeper, requests
+    def answer(self, asked: Record, blob: bytes) -> Record:
+        """The answer to one request, or why there is none."""
+        kind = type(asked)
+        try:
+            told: object
+            if kind in self.handlers:
+                told = self.handlers[kind](asked)
+            else:
+                module, _, name = HANDLERS[kind].partition(".")
+                words = (asked, blob) if kind in BRING_BYTES else (asked,)
+                told = getattr(_module(module), name)(*words)
+        except RequestError as error:
+            return Refusal(error=str(error))
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            code = errno.errorcode.get(error.errno or 0, "")
+            return Refusal(error=f"{where}{error.strerror or error}", errno=code)
+        return told if isinstance(told, Record) else Answered(value=told)
 
-        spec = asked.node
+    def end(self) -> None:
+        """Gives back what no node has got."""
+        self._remove_tokens()
+        self._release()
+
+    def _take(self, asked: messages.TakeLease) -> messages.LeaseTaken:
+        leases, lease = _module("leases"), asked.lease
+        self._release()
         # An earlier incarnation of the node may still run.
-        in_containers = bool(spec.container)
-        requests.end_nodes(spec.run_id, (spec.node_index,), 0.0, in_containers=in_containers)
-        keeper.start(spec, self._program)
+        end_nodes = _module("requests").end_nodes
+        end_nodes(lease.run_id, (lease.node_index,), 0.0, in_containers=asked.containers)
+        try:
+            self._held = leases.take(asked.lease_dir, lease, asked.slots_limit)
+        except leases.HeldError as error:
+            return messages.LeaseTaken(held=error.leases)
+        return messages.LeaseTaken()
+
+    def _release(self) -> None:
+        if self._held:
+            _module("leases").release(self._held)
+        self._held = []
+
+    def _start(self, asked: messages.StartNode) -> Completed:
+        _module("keeper").start(asked.node, self._program, self._held)
+        for file in self._held:
+            os.close(file)
+        self._held = []
         return Completed()
+
+    def _load(self, asked: messages.LoadImage) -> Completed:
+        completed: Completed = _module("requests").load_image(read_chunks(self._stdin))
+        return completed
 
     def _listen(self, asked: messages.Listen) -> int:
-        from launcher.targets.hosts.program.reach import Listener
-
-        self._listeners.append(Listener(asked.token, asked.port))
+        self._listeners.append(_module("reach").Listener(asked.token, asked.port))
         return self._listeners[-1].port
 
-    def _call(self, asked: messages.CallHosts) -> list[int]:
-        from launcher.targets.hosts.program.reach import read_reachable
-
-        return read_reachable(asked.calls, asked.wait_s, self._listeners)
-
     def _leave(self, asked: messages.LeaveToken) -> Completed:
-        from launcher.targets.hosts.program.reach import Token
-
-        self._tokens.append(Token(asked.folder, asked.name))
+        self._tokens.append(_module("reach").Token(asked.folder, asked.name))
         return Completed()
 
-    def remove_tokens(self, *, folders: bool = False) -> Completed:
+    def _remove_tokens(self, *, folders: bool = False) -> Completed:
         """Removes the tokens, and the ``folders`` that were made for them if nobody uses them."""
         for token in self._tokens:
             token.remove(folders=folders)
         return Completed()
-
-    def answer_callers(self) -> None:
-        """Greets callers until the launcher sends something."""
-        if not self._listeners:
-            return
-        import select
-
-        stdin = sys.stdin.fileno()
-        while True:
-            # Ended by the launcher, whose end closes stdin.
-            ready = select.select([stdin, *self._listeners], [], [])[0]
-            for listener in self._listeners:
-                if listener in ready:
-                    listener.answer()
-            if stdin in ready:
-                return
 
 
 def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
@@ -172,66 +198,6 @@ def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
             break
         yield blob
     raise OSError("cut off while it was sent")
-
-
-def run_probe(asked: messages.RunProbe, program: bytes) -> messages.ProbeResult:
-    from launcher.targets.hosts.program import facts
-
-    return facts.run_program(asked, program.decode())
-
-
-HANDLERS: Handlers = {
-    messages.ReadClock: lambda asked: time.time(),
-    messages.HasCode: code_store.has_code,
-}
-"""Requests that need no other module."""
-HANDLERS_OF_BYTES: dict[type[Record], Callable[[Any, bytes], object]] = {
-    messages.RunProbe: run_probe,
-    messages.StoreCode: code_store.store_code,
-    messages.PrepareRun: code_store.prepare_run,
-}
-"""Requests that bring bytes along."""
-
-
-def handlers_for(kind: type[Record]) -> Handlers:
-    """The table that has a request, with the modules that it needs."""
-    if kind in HANDLERS:
-        return HANDLERS
-    if kind in (messages.ReadHost, messages.ReadEngine):
-        from launcher.targets.hosts.program import facts
-
-        return {messages.ReadHost: facts.read_host, messages.ReadEngine: facts.read_engine}
-    if kind is messages.FindTokens:
-        from launcher.targets.hosts.program import reach
-
-        return {messages.FindTokens: reach.find_tokens}
-    from launcher.targets.hosts.program import requests
-
-    return requests.HANDLERS
-
-
-def answer(asked: Record, blob: bytes, state: ConversationState, stdin: IO[bytes]) -> Record:
-    """The answer to one request, or why there is none."""
-    kind = type(asked)
-    told: object
-    try:
-        if kind is messages.LoadImage:
-            from launcher.targets.hosts.program import requests
-
-            told = requests.load_image(read_chunks(stdin))
-        elif kind in HANDLERS_OF_BYTES:
-            told = HANDLERS_OF_BYTES[kind](asked, blob)
-        elif kind in state.handlers:
-            told = state.handlers[kind](asked)
-        else:
-            told = handlers_for(kind)[kind](asked)
-    except RequestError as error:
-        return Refusal(error=str(error))
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        code = errno.errorcode.get(error.errno or 0, "")
-        return Refusal(error=f"{where}{error.strerror or error}", errno=code)
-    return told if isinstance(told, Record) else Answered(value=told)
 
 
 if __name__ == "__main__":

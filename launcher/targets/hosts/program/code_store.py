@@ -1,40 +1,41 @@
-"""The code of runs as this host keeps it: archives by their hash, and a run's folder made of one.
-
-A conversation that only asks for an archive imports next to nothing.
-"""
+"""The code of runs as this host keeps it: archives by hash, and a run's folder made of one."""
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
+import tarfile
+from contextlib import suppress
+from pathlib import Path
 
-from launcher.targets.hosts.program.messages import Completed, RequestError, YesOrNo
-from launcher.targets.hosts.program.records import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from launcher.targets.hosts.program.messages import HasCode, PrepareRun, StoreCode
+from launcher.targets.hosts.program.messages import (
+    Completed,
+    HasCode,
+    PrepareRun,
+    RequestError,
+    StoreCode,
+)
 
 KEPT_ARCHIVES = 4
+CODE_DIR = "code"
 
 
 def _archive(state_dir: str, hash: str) -> str:
     return os.path.join(state_dir, "code", f"{hash}.tar.gz")
 
 
-def has_code(asked: HasCode) -> YesOrNo:
+def has_code(asked: HasCode) -> bool:
     """Whether the archive is there; it then counts as new, so that none that is used is removed."""
     try:
         os.utime(_archive(asked.state_dir, asked.hash))
     except OSError:
-        return YesOrNo(yes=False)
-    return YesOrNo(yes=True)
+        return False
+    return True
 
 
 def store_code(asked: StoreCode, archive: bytes) -> Completed:
     """Keeps an archive of code by its hash, and removes the oldest ones."""
-    from pathlib import Path
-
     path = Path(_archive(asked.state_dir, asked.hash))
     path.parent.mkdir(parents=True, exist_ok=True)
     write(path, archive)
@@ -45,12 +46,6 @@ def store_code(asked: StoreCode, archive: bytes) -> Completed:
 
 
 def prepare_run(asked: PrepareRun, agent: bytes) -> Completed:
-    import shutil
-    from contextlib import suppress
-    from pathlib import Path
-
-    from launcher.targets.hosts.program.watch import CODE_DIR
-
     run_dir = Path(asked.run_dir)
     for folder in (run_dir, *map(Path, asked.folders)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,8 +69,6 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> Completed:
 
 def unpack(data: bytes, folder: Path) -> None:
     """Unpacks an archive of code; refuses members outside of ``folder``."""
-    import io
-    import tarfile
 
     folder.mkdir(parents=True)
     root = os.path.realpath(folder)
@@ -94,7 +87,6 @@ def new_number() -> int:
 
 def write(path: Path, data: bytes) -> None:
     """Replaces a file at once; on an error the old one stays."""
-    from contextlib import suppress
 
     temporary = path.with_name(f".{path.name}.{new_number()}")
     try:

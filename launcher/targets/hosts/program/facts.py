@@ -13,8 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.targets.hosts.program import messages, processes
-from launcher.targets.hosts.program.leases import LeaseBook
+from launcher.targets.hosts.program import leases, messages, processes
 from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport, ProbeResult
 
 SIOCGIFADDR = 0x8915
@@ -40,7 +39,7 @@ def read_host(asked: messages.ReadHost) -> HostReport:
         state_dir=os.path.abspath(os.path.expanduser(asked.state_dir)),
         user=f"{os.getuid()}:{os.getgid()}",
         free_ports=[port for port in asked.ports if is_free(port)],
-        leases=LeaseBook(asked.lease_dir).read(),
+        leases=leases.read(asked.lease_dir),
         rdma_devices=read_rdma_devices(),
         memlock_bytes=read_memlock_bytes(),
     )
@@ -115,13 +114,13 @@ def is_free(port: int) -> bool:
     return True
 
 
-def run_program(asked: messages.RunProbe, source: str) -> ProbeResult:
+def run_probe(asked: messages.RunProbe, source: bytes) -> ProbeResult:
     """Runs a Python program. Raises ``OSError`` where it fails."""
     folder = Path(os.path.expanduser(asked.checkpoint_dir))
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     env = {**os.environ, **asked.env, "CHECKPOINT_DIR": str(nearest)}
     python = shutil.which(os.path.expanduser(asked.python)) or asked.python
-    argv = (python, "-c", source, *asked.arguments)
+    argv = (python, "-c", source.decode(), *asked.arguments)
     printed = processes.read_output(argv, asked.wait_s, env)
     if printed is None:
         raise OSError(f"{python} does not start, or takes longer than {asked.wait_s:g} s")

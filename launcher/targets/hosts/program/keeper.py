@@ -1,8 +1,7 @@
-"""Keeps one node: starts it, renews or watches its lease, ends it, and records how it ended.
+"""Keeps one node: starts it, holds its lease, ends it, and records how it ended.
 
-A process of its own, which outlives the session that started it. A followed run's lease is renewed
-by its launcher, and the node ends when the lease expires. The keeper renews the lease of a detached
-run.
+A process of its own, which outlives the session that started it. It ends the node of a followed run
+when the run's launcher was not heard for a while, and the node of a detached run never.
 """
 
 from __future__ import annotations
@@ -16,19 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import RECORD, read_record, write_record
+from launcher.contract.keeper_record import RECORD, write_record
 from launcher.contract.process_stat import start_of
-from launcher.targets.hosts.program import processes
-from launcher.targets.hosts.program.leases import LeaseBook
-from launcher.targets.hosts.program.messages import KeeperSpec, NodeSeen
+from launcher.targets.hosts.program import leases, processes
+from launcher.targets.hosts.program.messages import KeeperSpec
+from launcher.targets.hosts.program.node_state import is_node_followed, mark_followed
 from launcher.targets.hosts.program.records import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
     from types import FrameType
 
 POLL_S = 0.05
-RENEW_S = 2.0
-DETACHED_TTL_S = 20.0
 LOST_GRACE_S = 5.0
 """The stop grace of a node whose launcher is gone."""
 SWEEP_LIMIT_S = 5.0
@@ -38,9 +35,12 @@ GRACE_FILE = "stop-grace"
 """Seconds, written by a request to stop that has its own grace."""
 
 
-def keep(spec: KeeperSpec) -> None:
-    """Blocks until the node has ended and none of its processes is left."""
-    keeper = _Keeper(spec)
+def keep(spec: KeeperSpec, held: list[int]) -> None:
+    """Blocks until the node has ended and none of its processes is left.
+
+    ``held`` are the open files of its lease, which are given back then.
+    """
+    keeper = _Keeper(spec, held)
     signal.signal(signal.SIGTERM, keeper.on_sigterm)
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
@@ -48,15 +48,13 @@ def keep(spec: KeeperSpec) -> None:
 
 
 class _Keeper:
-    def __init__(self, spec: KeeperSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: KeeperSpec, held: list[int]) -> None:
+        self._spec, self._held = spec, held
         self._run_id, self._node = spec.run_id, (spec.node_index,)
         self._folder = Path(spec.node_dir)
-        self._book = LeaseBook(spec.lease_dir)
         self._asked = False
         self._why = ""
         self._kill_at: float | None = None
-        self._renewed_at = float("-inf")
 
     def on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._asked = True
@@ -94,15 +92,11 @@ class _Keeper:
     def _turn(self, child: processes.Child) -> None:
         now = time.monotonic()
         if self._kill_at is None:
-            if grace_s := self._grace_s(now):
+            if grace_s := self._grace_s():
                 self._kill_at = now + grace_s
                 self._ask_to_end(child)
         elif now > self._kill_at:
             self._sweep()
-        elif now - self._renewed_at > RENEW_S:
-            # Keep renewing the lease while stopping: the GPUs are not free until the process exits.
-            self._renewed_at = now
-            self._renew()
 
     def _ask_to_end(self, child: processes.Child) -> None:
         # Only to the agent, which ends its workers: it would report a worker that gets a signal
@@ -110,24 +104,16 @@ class _Keeper:
         processes.send((child.pid,), signal.SIGTERM)
         processes.send((child.pid,), signal.SIGCONT)
 
-    def _grace_s(self, now: float) -> float:
+    def _grace_s(self) -> float:
         """The grace once the node is to end; 0 before that."""
         if self._asked:
             with suppress(OSError, ValueError):
                 return max(0.01, float((self._folder / GRACE_FILE).read_text()))
             return max(0.01, self._spec.stop_grace_s)
-        if now - self._renewed_at > (RENEW_S if self._spec.detached else 0.25):
-            self._renewed_at = now
-            if self._spec.detached:
-                self._renew()
-            left_s = self._book.seconds_left(self._run_id, self._spec.node_index)
-            if left_s is None or left_s <= 0:
-                self._why = protocol.LAUNCHER_GONE
-                return LOST_GRACE_S
+        if not self._spec.detached and not is_node_followed(self._folder.parent):
+            self._why = protocol.LAUNCHER_GONE
+            return LOST_GRACE_S
         return 0.0
-
-    def _renew(self) -> None:
-        self._book.renew(self._run_id, DETACHED_TTL_S, self._node)
 
     def _sweep(self) -> None:
         if self._spec.container:
@@ -140,7 +126,7 @@ class _Keeper:
         while processes.find(self._run_id, self._node) and time.monotonic() < deadline:
             self._sweep()
             time.sleep(0.02)
-        self._book.release(self._run_id, self._node)
+        leases.release(self._held)
         record_process(
             self._folder, os.getpid(), exit_code=code, detail=detail, out_of_memory=out_of_memory
         )
@@ -151,25 +137,14 @@ def record_process(folder: Path, pid: int, **ending: object) -> None:
     write_record(folder, {"pid": pid, "start": start_of(pid), **ending})
 
 
-def read_state(folder: Path) -> NodeSeen:
-    """How a node is, from its keeper's record."""
-    record = read_record(folder)
-    if not record:
-        return NodeSeen(state="missing")
-    if "exit_code" in record:
-        return NodeSeen.from_json({"state": "exited", **record})
-    if start_of(record["pid"]) == record["start"]:
-        # A stopped keeper neither notices its node's end nor renews the lease: continue it.
-        processes.wake(record["pid"])
-        return NodeSeen(state="running")
-    return NodeSeen(state="missing")
-
-
 # -- starting a keeper --------------------------------------------------------------------------
 
 
-def start(spec: KeeperSpec, program: str) -> None:
-    """Starts a node's keeper with ``program``, and records its process."""
+def start(spec: KeeperSpec, program: str, held: list[int]) -> None:
+    """Starts a node's keeper with ``program``, and records its process.
+
+    It has the open files ``held`` as well, under the same numbers.
+    """
     env = {
         **os.environ,
         protocol.RUN_ID: spec.run_id,
@@ -179,8 +154,9 @@ def start(spec: KeeperSpec, program: str) -> None:
     folder = Path(spec.node_dir)
     for stale in (RECORD, GRACE_FILE):
         (folder / stale).unlink(missing_ok=True)
-    argv = (sys.executable, "-S", program, "keep")
-    pid = processes.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log")
+    mark_followed(folder.parents[2], [spec.node_index])
+    argv = (sys.executable, "-S", program, "keep", *map(str, held))
+    pid = processes.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log", held)
     # The keeper writes this too, but later: until then the node would count as lost.
     record_process(folder, pid)
 

@@ -39,31 +39,22 @@ class RequestError(Exception):
     """The request cannot be done; the launcher shows this after the host's name."""
 
 
-class YesOrNo(Record):
-    yes: bool
-
-
 # -- leases and nodes ------------------------------------------------------------------------------
 
 
 class Lease(Record):
     """What a node of a run holds of a host: ``gpus`` by their ids, or ``slots``.
 
-    ``taken_at`` is in seconds since the epoch, ``expires_s`` since the host's start. A lease that
-    was read also says whether it is ``live``, its age, and how long it lasts.
+    ``taken_at`` is in seconds since the epoch; ``age_s`` is known of a lease that was read.
     """
 
     run_id: str
     node_index: int
     owner: str
-    launcher: str = ""
     gpus: Sequence[str]
     slots: int
     detached: bool = False
     taken_at: float = 0.0
-    expires_s: float = 0.0
-    live: bool = False
-    left_s: float = 0.0
     age_s: float = 0.0
 
     @property
@@ -73,11 +64,16 @@ class Lease(Record):
 
 
 class TakeLease(HostRequest["LeaseTaken"]):
+    """Takes a lease for a node, whose earlier incarnation is ended first.
+
+    The conversation holds it until ``StartNode`` hands it to the node's keeper.
+    """
+
     lease: Lease
     lease_dir: str
-    ttl_s: float
     slots_limit: int | None
     """How many slots the host has in all; None for no limit."""
+    containers: bool
 
 
 class LeaseTaken(Record):
@@ -87,12 +83,11 @@ class LeaseTaken(Record):
 
 
 class KeeperSpec(Record):
-    """What a node's keeper starts and renews."""
+    """What a node's keeper starts."""
 
     run_id: str
     node_index: int
     node_dir: str
-    lease_dir: str
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str]
@@ -104,13 +99,13 @@ class KeeperSpec(Record):
 
 
 class StartNode(HostRequest[Completed]):
-    """Starts a node's keeper; an earlier incarnation of the node is ended first."""
+    """Starts a node's keeper, which gets what this conversation has taken."""
 
     node: KeeperSpec
 
 
 class StopNodes(HostRequest[Completed]):
-    """Ends a run's ``nodes``, or all of them, and releases their leases.
+    """Ends a run's ``nodes``, or all of them.
 
     ``tell_launcher`` also ends the launcher that follows the run.
     """
@@ -120,7 +115,6 @@ class StopNodes(HostRequest[Completed]):
     grace_s: float
     run_dir: str
     tell_launcher: bool
-    lease_dir: str
     containers: bool
 
 
@@ -136,7 +130,7 @@ class NodeSeen(Record):
 # -- runs and their files --------------------------------------------------------------------------
 
 
-class HasCode(HostRequest[YesOrNo]):
+class HasCode(HostRequest[bool]):
     state_dir: str
     hash: str
 
@@ -228,18 +222,16 @@ class RunsFound(Record):
 class WatchRun(HostRequest["WatchEnd"]):
     """Sends what a run writes there as it comes, and its nodes' states.
 
-    ``have`` is the size of each file that the launcher has, by its path in the run folder. Each
-    beat of the launcher renews the leases for ``ttl_s``, unless that is 0. ``once`` sends what is
-    there and ends, also at most ``beside_code_bytes`` of what the training wrote beside its code;
-    ``follows`` is set by the launcher that drives the run.
+    ``have`` is the size of each file that the launcher has, by its path in the run folder.
+    ``once`` sends what is there and ends, also at most ``beside_code_bytes`` of what the training
+    wrote beside its code. ``follows`` is set by the launcher that drives the run: the nodes end
+    unless they hear its beats.
     """
 
     run_id: str
     run_dir: str
-    lease_dir: str
     nodes: Sequence[int]
     have: Mapping[str, int]
-    ttl_s: float = 0.0
     once: bool = False
     beside_code_bytes: int = 0
     follows: bool = False
@@ -365,8 +357,11 @@ class Listen(HostRequest[int]):
     port: int
 
 
-class CallHosts(HostRequest["Sequence[int]"]):
-    """Which of the calls (address, port, token) are answered with their token, by place."""
+class CallHosts(HostRequest["Mapping[str, str]"]):
+    """Which of the calls (address, port, token) are answered with their token.
+
+    By their place as text: the address that the call came from.
+    """
 
     calls: Sequence[Sequence[Any]]
     wait_s: float

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.process_stat import is_stopped, parent_of
+from launcher.contract.process_stat import parent_of
 from launcher.targets.hosts.program.records import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,8 +66,12 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
         return "" if code == 0 else said.read().decode(errors="replace").strip() or "failed"
 
 
-def start_keeper(argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: Path) -> int:
+def start_keeper(
+    argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: Path, files: Sequence[int]
+) -> int:
     """Starts a process that outlives this session, sends it ``spec``, and returns its pid.
+
+    It has the open ``files`` too.
 
     The spec has secrets, so it goes through standard input and not through a file or arguments.
     """
@@ -82,6 +86,7 @@ def start_keeper(argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: 
             stdout=output,
             stderr=output,
             start_new_session=True,
+            pass_fds=files,
         )
     assert child.stdin is not None
     child.stdin.write(spec)
@@ -150,9 +155,3 @@ def send(pids: tuple[int, ...], signum: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
-
-
-def wake(pid: int) -> None:
-    """Continues a process that a signal has stopped."""
-    if is_stopped(pid):
-        send((pid,), signal.SIGCONT)

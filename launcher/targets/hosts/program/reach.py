@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
-import select
 import socket
 import time
-from collections import deque
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
-from launcher.targets.hosts.program.messages import FindTokens
+from launcher.targets.hosts.program.messages import CallHosts, FindTokens
 
 CALLS_AT_ONCE = 256
 """A quarter of the usual limit of open descriptors."""
-SETTLED_S = 1.5
-"""How long to wait for more addresses once each host has answered at one: a kernel sends a lost
-first packet again after 1 s (RFC 6298)."""
-LISTEN_S = 0.01
 LOOK_S = 0.1
 
 
@@ -37,68 +29,32 @@ class Listener:
             ("", port), family=family, dualstack_ipv6=dual, backlog=512
         )
         self.port: int = self._socket.getsockname()[1]
+        Thread(target=self._greet, daemon=True).start()
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def answer(self) -> None:
-        """Greets the caller that waits."""
-        with suppress(OSError):
-            # Ended by the kernel, at once: select has said that a caller waits.
-            peer, _ = self._socket.accept()
-            with peer:
-                # Ended by the kernel, at once: the token is shorter than its buffer.
-                peer.sendall(self._token)
+    def _greet(self) -> None:
+        """Until the end of the process."""
+        while True:
+            with suppress(OSError):
+                peer, _ = self._socket.accept()
+                with peer:
+                    peer.sendall(self._token)
 
 
-def read_reachable(
-    calls: Sequence[Sequence[Any]], limit_s: float, listeners: Sequence[Listener] = ()
-) -> list[int]:
-    """Which of (address, port, token) answer with their token, by place in the list.
+def call_hosts(asked: CallHosts) -> dict[str, str]:
+    """Makes all calls; one that is silent for ``wait_s`` counts as not answered."""
 
-    The same token and port at several addresses is one host: once each host has answered at each
-    of its ports, only ``SETTLED_S`` more are waited. Callers of ``listeners`` are greeted
-    meanwhile, as they may be the hosts that are called here. A call that is silent for its share
-    of the limit goes to the end of the queue, so that each is made at least once within the limit,
-    however many never answer.
-    """
-    deadline = time.monotonic() + limit_s
-    share_s = limit_s / max(1, math.ceil(len(calls) / CALLS_AT_ONCE))
-    queue, untried = deque(range(len(calls))), set(range(len(calls)))
-    missing = {(token, port) for _, port, token in calls}
-    reached: list[int] = []
+    def call(address: str, port: int, token: str) -> str:
+        with suppress(OSError), socket.create_connection((address, port), asked.wait_s) as peer:
+            if peer.recv(256) == token.encode():
+                own: str = peer.getsockname()[0]
+                return own
+        return ""
 
-    def make_calls() -> None:
-        while queue and time.monotonic() < deadline:
-            try:
-                place = queue.popleft()
-            except IndexError:  # another thread has taken the last one
-                return
-            address, port, token = calls[place]
-            untried.discard(place)
-            try:
-                with socket.create_connection((address, port), share_s) as peer:
-                    # Ended by share_s, the limit of the connection.
-                    if peer.recv(256) == token.encode():
-                        reached.append(place)
-                        missing.discard((token, port))
-            except socket.timeout:  # noqa: UP041 - no TimeoutError before Python 3.10
-                queue.append(place)
-            except OSError:
-                continue
-
-    threads: list[Thread] = []
-    # Where the user may start no more threads, those that there are make all calls.
-    with suppress(RuntimeError):
-        for _ in calls[:CALLS_AT_ONCE]:
-            threads.append(Thread(target=make_calls, daemon=True))
-            threads[-1].start()
-    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
-        for listener in select.select(listeners, [], [], LISTEN_S)[0]:
-            listener.answer()
-        if not missing and not untried:
-            deadline = min(deadline, time.monotonic() + SETTLED_S)
-    return sorted(reached)
+    if not asked.calls:
+        return {}
+    with ThreadPoolExecutor(min(len(asked.calls), CALLS_AT_ONCE)) as pool:
+        found = list(pool.map(lambda words: call(*words), asked.calls))
+    return {str(place): own for place, own in enumerate(found) if own}
 
 
 class Token:

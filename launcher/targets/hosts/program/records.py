@@ -1,12 +1,13 @@
 """Records with typed fields: the messages between launcher and host, and files on hosts.
 
 A message on the wire is a record and bytes, each with its length in front. Records are no
-dataclasses: making fifty of those would add 50 to 100 ms to the start of each conversation.
-For the same reason nothing here imports ``typing`` or ``json`` on a host: importing ``json``, and
-with it ``re`` and ``enum``, takes as long as the start of Python itself.
+dataclasses, and nothing here imports ``typing`` on a host: each conversation starts a Python, which
+that would take 30 to 50 ms of processor time more (docs/decisions/0030).
 """
 
 from __future__ import annotations
+
+import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Record:
         return type(self)(**{**vars(self), **changes})
 
     def to_json(self) -> str:
-        return dumps(self)
+        return json.dumps(self, default=vars)
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -97,7 +98,7 @@ def _read(annotation: str, value: Any) -> Any:
 
 def write_frame(stream: IO[bytes], message: Record, blob: bytes = b"") -> None:
     """Sends a message as ASCII; text that is no UTF-8 arrives as it was (``surrogateescape``)."""
-    data = dumps([type(message).__name__, vars(message)]).encode()
+    data = json.dumps([type(message).__name__, vars(message)], default=vars).encode()
     stream.write(b"%d %d\n" % (len(data), len(blob)) + data + blob)
     stream.flush()
 
@@ -115,50 +116,7 @@ def read_frame(stream: IO[bytes]) -> tuple[Record, bytes] | None:
     if len(data) != size or len(blob) != blob_size:
         raise ValueError("cut off within a message")
     try:
-        name, fields = loads(data.decode())
+        name, fields = json.loads(data)
         return _KINDS[name].from_json(fields), blob
     except (TypeError, KeyError):
         raise ValueError(f"{data[:80]!r} is no message") from None
-
-
-# -- JSON ------------------------------------------------------------------------------------------
-
-
-def dumps(value: object) -> str:
-    """As ``json.dumps`` gives it; records are objects."""
-    try:
-        from _json import encode_basestring_ascii, make_encoder
-
-        # What ``json.JSONEncoder`` does: markers, default, encoder, indent, separators, sort_keys,
-        # skipkeys, allow_nan.
-        encode = make_encoder(
-            {}, vars, encode_basestring_ascii, None, ": ", ", ", *(False,) * 2, True
-        )
-        return "".join(encode(value, 0))
-    except (ImportError, TypeError):
-        import json
-
-        return json.dumps(value, default=vars)
-
-
-def loads(text: str) -> Any:
-    """As ``json.loads`` reads it. Raises ``ValueError`` for anything else."""
-    try:
-        from _json import make_scanner
-
-        value, end = make_scanner(_Decoding)(text, 0)  # type: ignore[arg-type]
-        if end == len(text):
-            return value
-    except (ImportError, TypeError, AttributeError, StopIteration):
-        pass
-    import json
-
-    return json.loads(text)
-
-
-class _Decoding:
-    """What ``json.JSONDecoder`` tells its scanner."""
-
-    strict = True
-    object_hook = object_pairs_hook = None
-    parse_float, parse_int, parse_constant = float, int, float

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.targets.hosts.program import keeper, messages, processes
-from launcher.targets.hosts.program.code_store import write
-from launcher.targets.hosts.program.leases import HeldError, LeaseBook
+from launcher.targets.hosts.program.code_store import CODE_DIR, write
 from launcher.targets.hosts.program.messages import Completed, RequestError, RunOnHost
-from launcher.targets.hosts.program.records import TYPE_CHECKING, Record
-from launcher.targets.hosts.program.watch import CODE_DIR, is_followed, split_outputs
+from launcher.targets.hosts.program.node_state import is_followed, read_state
+from launcher.targets.hosts.program.records import TYPE_CHECKING
+from launcher.targets.hosts.program.watch import split_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
+    from collections.abc import Iterator
 
 ENGINE_LIMIT_S = 10.0
 """Within which an engine must list its containers while a run is ended."""
@@ -28,21 +27,12 @@ TAKE_UP_LIMIT_S = 30.0
 RUNS_DIR = "runs"
 
 
-def take_lease(asked: messages.TakeLease) -> messages.LeaseTaken:
-    try:
-        LeaseBook(asked.lease_dir).take(asked.lease, asked.ttl_s, asked.slots_limit)
-    except HeldError as error:
-        return messages.LeaseTaken(held=error.leases)
-    return messages.LeaseTaken()
-
-
 def stop_nodes(asked: messages.StopNodes) -> Completed:
     nodes = None if asked.nodes is None else tuple(asked.nodes)
     if asked.tell_launcher:
         with suppress(OSError):
             write(Path(asked.run_dir, protocol.STOP_RUN_FILE), b"stopped from elsewhere\n")
     end_nodes(asked.run_id, nodes, asked.grace_s, in_containers=asked.containers)
-    LeaseBook(asked.lease_dir).release(asked.run_id, nodes)
     return Completed()
 
 
@@ -97,7 +87,7 @@ def list_runs(asked: messages.ListRuns) -> messages.RunsFound:
 
 def _read_run(plan: Path) -> RunOnHost:
     nodes = list((plan.parent / protocol.NODES_DIR).glob("[0-9]*/[0-9]*"))
-    states = [keeper.read_state(node).state for node in nodes]
+    states = [read_state(node).state for node in nodes]
     return RunOnHost(
         run_id=plan.parent.name,
         plan=plan.read_text(),
@@ -108,16 +98,6 @@ def _read_run(plan: Path) -> RunOnHost:
             (path.stat().st_mtime for node in nodes for path in node.iterdir()), default=time.time()
         ),
     )
-
-
-HANDLERS: dict[type[Record], Callable[[Any], object]] = {
-    messages.TakeLease: take_lease,
-    messages.StopNodes: stop_nodes,
-    messages.RemoveRun: remove_run,
-    messages.FindImage: find_image,
-    messages.AskLauncher: ask_launcher,
-    messages.ListRuns: list_runs,
-}
 
 
 def end_nodes(

@@ -1,6 +1,6 @@
 """Sends what a run writes on this host as it comes, from where the launcher's copy ends.
 
-Each beat of the launcher renews the leases of a run that it follows.
+Each beat of a launcher that follows the run is recorded, and the run's keepers look for that.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.targets.hosts.program import messages
-from launcher.targets.hosts.program.keeper import read_state
-from launcher.targets.hosts.program.leases import LeaseBook
+from launcher.targets.hosts.program.code_store import CODE_DIR
 from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
+from launcher.targets.hosts.program.node_state import is_followed, mark_followed, read_state
 from launcher.targets.hosts.program.records import ENOUGH, TYPE_CHECKING, write_frame
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ POLL_S = 0.1
 BEAT_S = 1.0
 SILENCE_LIMIT_S = 30
 """This session ends after so much silence: a cut connection may never be reported."""
-FOLLOWED_S = 10.0
-"""How long a run counts as followed after its launcher's last beat."""
 CHUNK_BYTES = 1 << 17
-CODE_DIR = "code"
 LEFT_OUT = (CODE_DIR, protocol.AGENT_ARCHIVE, protocol.CHECKPOINTS_DIR)
 """Only in the run folder itself: below it, folders with such names belong to the training."""
 REWRITTEN_BYTES = 1 << 16
@@ -42,7 +39,6 @@ class Watch:
     def __init__(self, asked: messages.WatchRun, out: IO[bytes]) -> None:
         self._asked, self._out = asked, out
         self._run_dir = Path(asked.run_dir)
-        self._book = LeaseBook(asked.lease_dir)
         self._seen: dict[str, tuple[int, int, int]] = {}
         self._sent = dict(asked.have)
         self._states: dict[str, NodeSeen] = {}
@@ -82,9 +78,7 @@ class Watch:
             return
         signal.alarm(SILENCE_LIMIT_S)
         if self._asked.follows:
-            mark_followed(self._run_dir)
-        if self._asked.ttl_s:
-            self._book.renew(self._asked.run_id, self._asked.ttl_s, tuple(self._asked.nodes))
+            mark_followed(self._run_dir, self._asked.nodes)
 
     def _tell_done(self) -> None:
         write_frame(self._out, messages.WatchEnd(followed=is_followed(self._run_dir)))
@@ -141,23 +135,6 @@ class Watch:
         rewritten = sent >= now[1] and now[1] <= REWRITTEN_BYTES and before is not None
         unknown = before is None and name.endswith(".json")
         return 0 if replaced or rewritten or unknown or sent > now[1] else sent
-
-
-def mark_followed(run_dir: Path) -> None:
-    """Records that a launcher was heard now."""
-    path = run_dir / protocol.FOLLOWED_FILE
-    with suppress(OSError):
-        path.touch()
-        now_ns = time.monotonic_ns()
-        os.utime(path, ns=(now_ns, now_ns))
-
-
-def is_followed(run_dir: Path) -> bool:
-    """Whether a launcher somewhere follows the run."""
-    with suppress(OSError):
-        heard_s = (run_dir / protocol.FOLLOWED_FILE).stat().st_mtime_ns / 1e9
-        return 0 <= time.monotonic() - heard_s < FOLLOWED_S
-    return False
 
 
 def split_outputs(code: Path, limit_bytes: int) -> tuple[list[Path], list[Path]]:

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.hosts.connection import HostCopy, read_sizes, write_at
-from launcher.targets.hosts.program.leases import LeaseBook
 from launcher.targets.hosts.program.messages import (
     Answered,
     FilePart,
-    Lease,
     WatchEnd,
     WatchRun,
 )
+from launcher.targets.hosts.program.node_state import is_node_followed
 from launcher.targets.hosts.program.records import BEAT, ENOUGH, read_frame, write_frame
 from launcher.targets.hosts.program.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
 from tests.disks import mounted
@@ -39,7 +38,6 @@ class Pair:
             run_dir=str(self.there),
             nodes=[0],
             once=True,
-            lease_dir=str(self.there / "leases"),
             have=read_sizes(self.here),
         )
         self.watch = Watch(asked, self.wire)
@@ -190,43 +188,38 @@ def watch_through(link: Link, pair: Pair, stdin: int) -> bool:
         run_dir=str(pair.there),
         nodes=[0],
         follows=True,
-        lease_dir=str(pair.there.parent / "leases"),
-        ttl_s=1000.0,
         have={},
     )
     return Watch(asked, link).run(stdin)
 
 
 ALARMS: list[int] = []
-LEASE = Lease(run_id="r", node_index=0, owner="me", gpus=[], slots=1)
 
 
-@pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseBook:
+@pytest.fixture(autouse=True)
+def no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     # It would end the tests' own process.
     monkeypatch.setattr("launcher.targets.hosts.program.watch.signal.alarm", ALARMS.append)
-    book = LeaseBook(str(tmp_path / "leases"))
-    book.take(LEASE, 10.0, None)
-    return book
 
 
-def test_a_lease_is_renewed_while_a_large_file_is_on_its_way(pair: Pair, book: LeaseBook) -> None:
+def test_a_launcher_counts_as_heard_while_a_large_file_is_on_its_way(pair: Pair) -> None:
     hears, says = os.pipe()
-    left: list[float] = []
+    heard: list[bool] = []
 
     def at_write(number: int) -> None:
         if number == 2:
+            heard.append(is_node_followed(pair.there / "nodes/0"))
             os.write(says, BEAT)
         if number == 10:
-            left.append(book.seconds_left("r", 0) or 0.0)
+            heard.append(is_node_followed(pair.there / "nodes/0"))
             os.close(says)
 
     pair.append("nodes/0/0/stdout", b"a" * (20 * CHUNK_BYTES))
     assert watch_through(Link(at_write), pair, hears) is False
-    assert left[0] > 100
+    assert heard == [False, True]
 
 
-def test_a_launcher_that_never_says_a_word_is_not_waited_for(pair: Pair, book: LeaseBook) -> None:
+def test_a_launcher_that_never_says_a_word_is_not_waited_for(pair: Pair) -> None:
     hears, says = os.pipe()
     os.close(says)
     ALARMS.clear()
@@ -235,7 +228,7 @@ def test_a_launcher_that_never_says_a_word_is_not_waited_for(pair: Pair, book: L
 
 
 def test_a_launcher_has_its_conversation_back_in_the_middle_of_a_large_file(
-    pair: Pair, book: LeaseBook
+    pair: Pair,
 ) -> None:
     hears, says = os.pipe()
     link = Link(lambda number: os.write(says, ENOUGH) if number == 3 else None)  # type: ignore[arg-type]

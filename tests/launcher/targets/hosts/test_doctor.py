@@ -22,14 +22,14 @@ from launcher.targets.hosts.settings import Host
 
 HOSTS = tuple(Host(name=f"gpu{i}") for i in (1, 2, 3))
 CANDIDATES = [[Address(interface="eth0", address=f"10.0.0.{i}")] for i in (1, 2, 3)]
-EVERY_WAY = frozenset(
-    (source, to, f"10.0.0.{to + 1}", port)
+EVERY_WAY = {
+    (source, to, f"10.0.0.{to + 1}", port): f"10.0.0.{source + 1}"
     for source in range(3)
     for to in range(3)
     if source != to
     for port in (0, 1)
-)
-LEASE = Lease(run_id="digits-1", node_index=0, owner="anna@desk", gpus=["0"], slots=0, live=True)
+}
+LEASE = Lease(run_id="digits-1", node_index=0, owner="anna@desk", gpus=["0"], slots=0)
 
 
 def known(names: dict[str, list[str]]) -> NodeAnswer:
@@ -131,11 +131,28 @@ def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(
     job = make_job(nnodes=nnodes, nproc_per_node=2)
     answers = [answer(HOSTS[0], leases=[LEASE]), answer(HOSTS[1]), answer(HOSTS[2])]
     found = rows(list(doctor_judge.judge_leases(answers, job)))
-    held = "1 GPUs free of 2 wanted; held by anna@desk with digits-1"
+    held = "1 of its 2 GPUs are free, and the job wants 2; the others are held by anna@desk with "
+    held += "digits-1"
     assert found == [
         (status, "gpu1", held),
         ("ok", "gpu2", "GPUs 0,1 free"),
         ("ok", "gpu3", "GPUs 0,1 free"),
+    ]
+
+
+def without(way: tuple[int, int, str, int]) -> dict[tuple[int, int, str, int], str]:
+    return {other: own for other, own in EVERY_WAY.items() if other != way}
+
+
+def test_a_host_that_has_not_what_the_job_wants_is_not_told_as_held(
+    make_job: Callable[..., JobSpec],
+) -> None:
+    job = make_job(nnodes=1, nproc_per_node=4)
+    slots = answer(replace(HOSTS[1], slots=2), gpus=[])
+    found = rows(list(doctor_judge.judge_leases([answer(HOSTS[0]), slots], job)))
+    assert found == [
+        ("failed", "gpu1", "has 2 GPUs, and the job wants 4 of each node"),
+        ("failed", "gpu2", "has 2 slots, and nproc_per_node is 4"),
     ]
 
 
@@ -148,7 +165,7 @@ def test_each_way_between_hosts_counts() -> None:
 
 
 def test_a_port_that_is_closed_one_way_is_named_with_both_ends() -> None:
-    (row,) = pairs(reached=EVERY_WAY - {(0, 2, "10.0.0.3", 1)})
+    (row,) = pairs(reached=without((0, 2, "10.0.0.3", 1)))
     assert (row.where, row.found) == (
         "gpu1 -> gpu3",
         "gpu3 cannot be reached at an ephemeral port",
@@ -163,15 +180,19 @@ def test_another_network_does_not_help_where_a_run_takes_this_one() -> None:
         [Address(interface="ib0", address=f"10.1.0.{i}", speed=200_000), *CANDIDATES[i - 1]]
         for i in (1, 2, 3)
     ]
-    by_ib = {(source, to, f"10.1.0.{to + 1}", port) for source, to, _, port in EVERY_WAY}
-    reached = (EVERY_WAY | by_ib) - {(0, 2, "10.1.0.3", 0)}
+    by_ib = {
+        (source, to, f"10.1.0.{to + 1}", port): f"10.1.0.{source + 1}"
+        for source, to, _, port in EVERY_WAY
+        if (source, to, port) != (0, 2, 0)
+    }
+    reached = {**EVERY_WAY, **by_ib}
     (row,) = doctor_judge.judge_pairs(HOSTS, both, met(reached=reached), 29500)
     assert (row.status, row.where) == (Status.FAILED, "gpu1 -> gpu3")
 
 
 def test_a_taken_rendezvous_port_is_named_and_its_pairs_are_not() -> None:
     closed = {(1, 0): TargetError("gpu2: Address already in use")}
-    reached = frozenset(call for call in EVERY_WAY if (call[1], call[3]) != (1, 0))
+    reached = {way: own for way, own in EVERY_WAY.items() if (way[1], way[3]) != (1, 0)}
     together = met(closed=closed, reached=reached)
     assert rows(list(doctor_judge.judge_ports(HOSTS, together, 29500))) == [
         ("failed", "gpu2", "29500, of the rendezvous, is taken")

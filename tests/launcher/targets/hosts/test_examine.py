@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from launcher.targets.hosts.program.__main__ import HANDLERS
-from launcher.targets.hosts.program.facts import read_engine, run_program
+from launcher.targets.hosts.program.facts import read_engine, run_probe
 from launcher.targets.hosts.program.messages import (
     EngineFacts,
     FindTokens,
     ProbeResult,
-    ReadClock,
     ReadEngine,
     RunProbe,
 )
@@ -24,7 +21,7 @@ ASKED = RunProbe(python=sys.executable, arguments=[], env={}, wait_s=20.0, check
 
 
 def run(source: str, folder: Path, **asked: object) -> ProbeResult:
-    return run_program(ASKED.having(checkpoint_dir=str(folder), **asked), source)
+    return run_probe(ASKED.having(checkpoint_dir=str(folder), **asked), source.encode())
 
 
 def test_a_program_is_told_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
@@ -84,9 +81,3 @@ def test_an_engine_that_is_not_there_is_told_as_empty(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", "/nowhere")
     told = read_engine(ReadEngine(image="a:1"))
     assert told == EngineFacts(runtimes=[], hook=False, digests=[])
-
-
-def test_the_clock_is_the_wall_clock() -> None:
-    before = time.time()
-    answer = HANDLERS[ReadClock](ReadClock())
-    assert before <= answer <= time.time()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import resource
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,101 +14,45 @@ import pytest
 
 from launcher.job.spec import JobSpec
 from launcher.targets.hosts.program.facts import read_memlock_bytes, read_rdma_devices
-from launcher.targets.hosts.program.messages import HostReport
-from launcher.targets.hosts.program.reach import SETTLED_S, Listener, read_reachable
+from launcher.targets.hosts.program.messages import CallHosts, HostReport
+from launcher.targets.hosts.program.reach import Listener, call_hosts
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import why_not
 
 
-def test_a_host_greets_its_callers_while_it_calls_others():
-    listener, silent = Listener("mine"), Listener("silent")
-    call = ["127.0.0.1", listener.port, "mine"]
-    with ThreadPoolExecutor() as pool:
-        # Nobody answers this one, so that it lasts until its limit.
-        calling = [["127.0.0.1", silent.port, "silent"]]
-        busy = pool.submit(read_reachable, calling, 2.0, [listener])
-        assert read_reachable([call], 5.0) == [0]
-        assert busy.result() == []
-    assert read_reachable([call], 0.2) == []
+def call(*calls: Sequence[Any], wait_s: float = 5.0) -> dict[str, str]:
+    return call_hosts(CallHosts(calls=calls, wait_s=wait_s))
 
 
-def test_a_listener_with_another_token_is_somebody_else():
+def test_hosts_are_told_by_their_tokens_and_with_the_address_of_the_way_there() -> None:
     listener = Listener("mine")
-    with ThreadPoolExecutor() as pool:
-        greeting = pool.submit(listener.answer)
-        assert read_reachable([["127.0.0.1", listener.port, "yours"]], 5.0) == []
-        greeting.result()
-
-
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-def listen(opened: ExitStack, address: str, port: int = 0) -> tuple[socket.socket, int]:
-    server = opened.enter_context(socket.create_server((address, port), backlog=512))
-    return server, server.getsockname()[1]
-
-
-def greet(server: socket.socket, token: str) -> None:
-    with server.accept()[0] as peer:
-        peer.sendall(token.encode())
-
-
-@pytest.mark.timeout(60)
-def test_an_address_that_never_answers_of_a_host_that_did_is_not_waited_for(
-    opened: ExitStack,
-) -> None:
-    server, port = listen(opened, "127.0.0.1")
-    listen(opened, "127.0.0.2", port)  # takes calls and says nothing, as nobody at 169.254.1.1
-    calls = [["127.0.0.2", port, "one"], ["127.0.0.1", port, "one"]]
-    with ThreadPoolExecutor() as pool:
-        greeting = pool.submit(greet, server, "one")
-        assert read_reachable(calls, 3600.0) == [1]
-        greeting.result()
-
-
-def test_a_host_that_has_answered_at_one_port_alone_is_waited_for(opened: ExitStack) -> None:
-    (first, port), (second, late_port) = listen(opened, "127.0.0.1"), listen(opened, "127.0.0.1")
-    calls = [["127.0.0.1", port, "one"], ["127.0.0.1", late_port, "one"]]
-    with ThreadPoolExecutor() as pool:
-        late = threading.Timer(SETTLED_S + 1.0, greet, (second, "one"))
-        late.start()
-        greeting = pool.submit(greet, first, "one")
-        assert read_reachable(calls, 30.0) == [0, 1]
-        greeting.result()
-        late.join()
+    port = listener.port
+    with socket.create_server(("127.0.0.2", 0)) as silent:
+        found = call(
+            ["127.0.0.1", port, "mine"],
+            ["127.0.0.1", port, "yours"],
+            ["127.0.0.3", port, "mine"],
+            ["127.0.0.2", silent.getsockname()[1], "silent"],
+            ["no-such-host.invalid", 1, "there"],
+            wait_s=0.5,
+        )
+    assert found == {"0": "127.0.0.1", "2": "127.0.0.1"}
 
 
 MANY = """
 import resource, socket
-resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
-from launcher.targets.hosts.program.reach import Listener, read_reachable
-silent, listener = socket.create_server(("127.0.0.1", 0), backlog=512), Listener("here")
-calls = [["127.0.0.1", silent.getsockname()[1], "none"]] * 300
-calls += [["127.0.0.1", listener.port, "here"]] * 1200
-print(read_reachable(calls, 6.0, [listener]) == list(range(300, 1500)))
+resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))
+from launcher.targets.hosts.program.messages import CallHosts
+from launcher.targets.hosts.program.reach import Listener, call_hosts
+listener = Listener("here")
+calls = [["127.0.0.1", listener.port, "here"]] * 1200
+print(len(call_hosts(CallHosts(calls=calls, wait_s=5.0))))
 """
 
 
-def test_many_hosts_are_called_with_few_descriptors_and_silent_ones_hold_up_none() -> None:
+def test_many_hosts_are_called_with_few_descriptors() -> None:
     done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True)
-    assert done.stdout == "True\n", done.stderr
-
-
-def test_an_address_of_a_kind_that_this_host_has_not_is_not_reached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    make = socket.socket
-
-    def without_ipv6(family: int = -1, *others: int) -> socket.socket:
-        if family == socket.AF_INET6:
-            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
-        return make(family, *others)
-
-    monkeypatch.setattr(socket, "socket", without_ipv6)
-    assert read_reachable([["fd00::1", 1, "there"]], 1.0) == []
+    assert done.stdout == "1200\n", done.stderr
 
 
 # -- RDMA -----------------------------------------------------------------------------------------

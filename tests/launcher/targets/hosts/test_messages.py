@@ -22,7 +22,6 @@ SPEC = KeeperSpec(
     run_id="r",
     node_index=0,
     node_dir="/runs/r",
-    lease_dir="/leases",
     argv=["true"],
     cwd="/",
     env={"Lease": "KeeperSpec"},

@@ -27,7 +27,6 @@ from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_clocks, render_failure
 from launcher.targets.agent_archive import read_archive
 from launcher.targets.docker_options import plan_containers
-from launcher.targets.hosts.connection import LEASE_TTL_S, HostLine
 from launcher.targets.hosts.plan import (
     check_clocks,
     check_shared,
@@ -48,12 +47,7 @@ ADDRESSES = (
     (Address(interface="eth0", address="10.0.0.1"), Address(interface="ib0", address="10.1.0.1")),
     (Address(interface="eth0", address="10.0.0.2"), Address(interface="ib1", address="10.1.0.2")),
 )
-ALL = {
-    (0, 1, "10.0.0.2"),
-    (0, 1, "10.1.0.2"),
-    (1, 0, "10.0.0.1"),
-    (1, 0, "10.1.0.1"),
-}
+ALL = {(1, 0, "10.0.0.1"): "10.0.0.2", (1, 0, "10.1.0.1"): "10.1.0.2"}
 
 
 def chosen(hosts: tuple[Host, ...] = HOSTS, **fields: Any) -> list[str]:
@@ -66,8 +60,9 @@ def test_the_first_address_that_all_others_reach_is_taken() -> None:
     assert chosen() == ["eth0 10.0.0.1", "eth0 10.0.0.2"]
 
 
-def test_an_address_that_only_some_reach_is_not_taken() -> None:
-    assert chosen(reached=ALL - {(1, 0, "10.0.0.1")}) == ["ib0 10.1.0.1", "eth0 10.0.0.2"]
+def test_of_the_others_the_address_is_taken_from_where_they_call() -> None:
+    only = {(1, 0, "10.1.0.1"): "10.1.0.2"}
+    assert chosen(reached=only) == ["ib0 10.1.0.1", "ib1 10.1.0.2"]
 
 
 def test_the_faster_link_is_taken() -> None:
@@ -76,14 +71,14 @@ def test_the_faster_link_is_taken() -> None:
 
 
 def test_what_the_inventory_says_wins() -> None:
-    hosts = (replace(HOSTS[0], interface="ib0"), replace(HOSTS[1], address="10.1.0.2"))
-    assert chosen(hosts) == ["ib0 10.1.0.1", "ib1 10.1.0.2"]
+    hosts = (replace(HOSTS[0], interface="eth0"), replace(HOSTS[1], address="10.1.0.2"))
+    assert chosen(hosts) == ["eth0 10.0.0.1", "ib1 10.1.0.2"]
 
 
 def test_a_pair_that_does_not_meet_is_named() -> None:
     with pytest.raises(TargetError) as error:
-        chosen(reached={(1, 0, "10.0.0.1")})
-    assert error.value.what == "gpu2: gpu1 cannot reach it at 10.0.0.2 (eth0), 10.1.0.2 (ib1)"
+        chosen(reached={})
+    assert error.value.what == "gpu1: gpu2 cannot reach it at 10.0.0.1 (eth0), 10.1.0.1 (ib0)"
 
 
 def test_an_interface_that_a_host_lacks_is_told() -> None:
@@ -370,26 +365,3 @@ def test_a_host_speaks_for_a_node_that_could_write_nothing(
     assert (told.first.host, told.first.exception) == ("gpu2", "No space left on device: /there")
     write_record(folder, {**record, "detail": protocol.LAUNCHER_GONE})
     assert read_report(RunFolder(tmp_path), plan).first is None
-
-
-@pytest.mark.parametrize(("detached", "follows"), [(False, True), (True, True), (True, False)])
-def test_a_line_holds_the_lease_of_a_run_that_it_follows(
-    make_host_plan: Callable[..., LaunchPlan],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    detached: bool,
-    follows: bool,
-) -> None:
-    # Of a detached run too: before its keepers are there, its image may travel for an hour.
-    plan = replace(make_host_plan(), detached=detached)
-    ttls: list[float] = []
-
-    def read_ttl(self: HostLine) -> None:
-        ttls.append(self._ttl_s)
-
-    monkeypatch.setattr(HostLine, "open", read_ttl)
-    target = HostsTarget(tmp_path)
-    target._open_lines(plan, follows=follows)
-    assert target._beats is not None
-    target._beats.set()
-    assert ttls == [LEASE_TTL_S if follows else 0.0] * 2

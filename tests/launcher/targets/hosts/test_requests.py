@@ -17,10 +17,9 @@ import pytest
 
 from launcher.code.archive import pack
 from launcher.code.files import list_files
+from launcher.contract import protocol
 from launcher.targets.hosts.connection import HostCopy
-from launcher.targets.hosts.program import code_store, requests
-from launcher.targets.hosts.program.keeper import read_state
-from launcher.targets.hosts.program.leases import LeaseBook
+from launcher.targets.hosts.program import code_store, leases, requests
 from launcher.targets.hosts.program.messages import (
     HasCode,
     KeeperSpec,
@@ -30,6 +29,7 @@ from launcher.targets.hosts.program.messages import (
     StoreCode,
     WatchRun,
 )
+from launcher.targets.hosts.program.node_state import mark_followed, read_state
 from launcher.targets.hosts.program.records import read_frame
 from launcher.targets.hosts.program.watch import Watch
 
@@ -75,7 +75,6 @@ def bring(run_dir: Path, here: Path, limit_bytes: int) -> None:
     asked = WatchRun(
         run_id="r",
         run_dir=str(run_dir),
-        lease_dir=str(run_dir),
         nodes=[0],
         have={},
         once=True,
@@ -139,7 +138,7 @@ def test_without_a_limit_nothing_that_a_training_wrote_is_brought_or_lost(
 
 def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path: Path) -> None:
     def is_there(name: str) -> bool:
-        return code_store.has_code(HasCode(state_dir=str(tmp_path), hash=name)).yes
+        return code_store.has_code(HasCode(state_dir=str(tmp_path), hash=name))
 
     for number in range(code_store.KEPT_ARCHIVES):
         code_store.store_code(StoreCode(state_dir=str(tmp_path), hash=f"h{number}"), b"")
@@ -180,30 +179,33 @@ def test_hosts_with_one_home_make_a_run_ready_at_the_same_time(tmp_path: Path) -
     assert names == {"plan.json", "agent.pyz", "code"}
 
 
-Keeper = Callable[[str], "subprocess.Popen[bytes]"]
+Keeper = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
 def keep(tmp_path: Path) -> Iterator[Keeper]:
-    """Starts a keeper of a node that runs a shell script."""
+    """Starts a keeper of a node that runs a shell script, with a lease of GPU 0."""
     started: list[subprocess.Popen[bytes]] = []
+    (tmp_path / "nodes/0/0").mkdir(parents=True)
 
-    def start(script: str) -> subprocess.Popen[bytes]:
+    def start(script: str, *, detached: bool = True) -> subprocess.Popen[bytes]:
         spec = KeeperSpec(
             run_id="r",
             node_index=0,
-            node_dir=str(tmp_path),
-            lease_dir=str(tmp_path / "leases"),
+            node_dir=str(tmp_path / "nodes/0/0"),
             argv=["sh", "-c", script],
             cwd="/",
             unset=[],
             env={},
             secrets={},
-            detached=False,
+            detached=detached,
             stop_grace_s=60,
         )
-        command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep"]
-        started.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE))
+        held = leases.take(str(tmp_path / "leases"), LEASE, None)
+        command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep", *map(str, held)]
+        started.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=held))
+        for file in held:
+            os.close(file)
         stdin = started[-1].stdin
         assert stdin is not None
         stdin.write(spec.to_json().encode())
@@ -219,22 +221,31 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
 def test_a_node_that_was_killed_is_told_with_the_code_of_a_shell(
     tmp_path: Path, keep: Keeper
 ) -> None:
-    LeaseBook(str(tmp_path / "leases")).take(LEASE, 60.0, None)
     assert keep("kill -9 $$").wait(20) == 0
-    seen = read_state(tmp_path)
+    seen = read_state(tmp_path / "nodes/0/0")
     assert (seen.state, seen.exit_code) == ("exited", 137)
+    assert not (tmp_path / "leases").exists()
 
 
 def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path: Path, keep: Keeper) -> None:
-    book = LeaseBook(str(tmp_path / "leases"))
-    # Short, as a launcher that has asked for the end renews it no more.
-    book.take(LEASE, 6.0, None)
     keeper = keep(IGNORES_THE_SIGNAL)
-    wait_until(lambda: b"ready" in read(tmp_path / "console.log"))
+    console = tmp_path / "nodes/0/0/console.log"
+    wait_until(lambda: console.exists() and b"ready" in console.read_bytes())
     os.kill(keeper.pid, signal.SIGTERM)
-    wait_until(lambda: (book.seconds_left("r", 0) or 0.0) > 10)
+    time.sleep(0.5)  # nothing is to happen
     assert keeper.poll() is None
+    assert [lease.run_id for lease in leases.read(str(tmp_path / "leases"))] == ["r"]
 
 
-def read(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
+def test_a_node_whose_launcher_is_not_heard_ends_and_gives_back_what_it_held(
+    tmp_path: Path, keep: Keeper
+) -> None:
+    mark_followed(tmp_path, [0])
+    keeper = keep("echo ready; exec sleep 600", detached=False)
+    console = tmp_path / "nodes/0/0/console.log"
+    wait_until(lambda: console.exists() and b"ready" in console.read_bytes())
+    assert keeper.poll() is None
+    os.utime(tmp_path / "nodes/0" / protocol.FOLLOWED_FILE, (1e9, 1e9))
+    assert keeper.wait(20) == 0
+    assert read_state(tmp_path / "nodes/0/0").detail == protocol.LAUNCHER_GONE
+    assert leases.read(str(tmp_path / "leases")) == []

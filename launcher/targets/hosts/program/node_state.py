@@ -1,0 +1,54 @@
+"""What the files of a run on this host tell of its nodes, and of the launcher that follows it."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.contract import protocol
+from launcher.contract.keeper_record import read_record
+from launcher.contract.process_stat import start_of
+from launcher.targets.hosts.program.messages import NodeSeen
+from launcher.targets.hosts.program.records import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FOLLOWED_S = 10.0
+"""How long a run counts as followed after its launcher was last heard; then its nodes end."""
+
+
+def read_state(folder: Path) -> NodeSeen:
+    """How a node is, from its keeper's record."""
+    record = read_record(folder)
+    if "exit_code" in record:
+        return NodeSeen.from_json({"state": "exited", **record})
+    if record and start_of(record["pid"]) == record["start"]:
+        return NodeSeen(state="running")
+    return NodeSeen(state="missing")
+
+
+def mark_followed(run_dir: Path, nodes: Sequence[int]) -> None:
+    """Records that these nodes' launcher was heard now, by the clock since the boot."""
+    for index in nodes:
+        # In the node's own folder: hosts with one home have other clocks.
+        path = run_dir / protocol.NODES_DIR / str(index) / protocol.FOLLOWED_FILE
+        with suppress(OSError):
+            path.touch()
+            now_ns = time.monotonic_ns()
+            os.utime(path, ns=(now_ns, now_ns))
+
+
+def is_followed(run_dir: Path) -> bool:
+    """Whether a launcher somewhere follows the run."""
+    return any(map(is_node_followed, (run_dir / protocol.NODES_DIR).glob("[0-9]*")))
+
+
+def is_node_followed(folder: Path) -> bool:
+    """Whether a launcher follows the node whose incarnations are in ``folder``."""
+    with suppress(OSError):
+        heard_s = (folder / protocol.FOLLOWED_FILE).stat().st_mtime_ns / 1e9
+        return 0 <= time.monotonic() - heard_s < FOLLOWED_S
+    return False
