@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from launcher.contract.errors import InputError
-from launcher.targets.hosts.settings import LEASE_DIR, Host
-from launcher.yamlfile.problem import FileError, KeyPath
-from launcher.yamlfile.source import YamlSource, parse_yaml, read_text
+from launcher.targets.hosts.settings import Host
+from launcher.yamlfile.source import read_text
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 MAX_HOSTS = 4096
 FORMS = "accepted: hosts.yaml, a hostfile with `host slots=N` lines, or names: gpu1,gpu[2-5]"
-EXAMPLE = "hosts: [gpu1, gpu2]"
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:-]*[A-Za-z0-9_])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*")
-_INTERFACE = re.compile(r"[^\s/:,=^]{1,15}")
 _RANGE = re.compile(r"\[([^\]]*)\]")
 _WORDS = re.compile(r"[^,\[\]]*(?:\[[^\]]*\][^,\[\]]*)*")
 
@@ -40,12 +37,6 @@ class Inventory:
     ssh_config: str | None = None
     accept_new: bool = False
     order_by: str | None = None
-
-
-HOST_KEYS = (*(f.name for f in fields(Host) if f.name != "name"), "host")
-Fields = Mapping[str, Any]
-"""Values for the fields of ``Host``, checked."""
-TOP_KEYS = ("hosts", "defaults", "ssh_config", "order_by")
 
 
 def read_inventory(
@@ -180,21 +171,25 @@ def _slots(word: str, where: str) -> int:
 
 def parse_hosts_yaml(text: str, file: str) -> Inventory:
     """Reads ``hosts:``, a list of names and mappings, with ``defaults:`` for all of them."""
-    source = parse_yaml(text, file, fix=EXAMPLE, least=EXAMPLE)
-    data = source.data
-    for key in data:
-        _check_key(source, (key,), TOP_KEYS)
-    defaults = _read_fields(source, ("defaults",), data.get("defaults") or {})
-    items = data.get("hosts")
-    if not isinstance(items, list) or not items:
-        _refuse_at(source, ("hosts",), "no list of hosts", EXAMPLE)
-    found = [host for i in range(len(items)) for host in _read_hosts(source, i, items[i], defaults)]
-    hosts = _check_hosts(found, source.nearest(("hosts",)).where)
-    order_by = _read_text(source, ("order_by",), data.get("order_by"))
+    # Only here: a list of names needs no pydantic, which takes long to import.
+    from launcher.targets.hosts.hosts_yaml import parse_hosts_file
+
+    found, source = parse_hosts_file(text, file)
+    hosts: list[Host] = []
+    for place, entry in enumerate(found.hosts):
+        where = source.nearest(("hosts", place)).where
+        for name in expand(entry.host, where):
+            host = _named_host(name, where)
+            given = entry.model_dump(exclude_none=True, exclude={"host"})
+            named = {"user": host.user} if host.user else {}
+            fields = {**found.defaults.model_dump(exclude_none=True), **named, **given}
+            labels = {**(found.defaults.labels or {}), **(entry.labels or {})}
+            hosts.append(replace(host, **{**fields, "labels": tuple(labels.items())}))
+    checked = _check_hosts(hosts, source.nearest(("hosts",)).where)
     return Inventory(
-        hosts=hosts if order_by is None else order_hosts(hosts, order_by),
-        ssh_config=_read_text(source, ("ssh_config",), data.get("ssh_config")),
-        order_by=order_by,
+        hosts=checked if found.order_by is None else order_hosts(checked, found.order_by),
+        ssh_config=found.ssh_config,
+        order_by=found.order_by,
     )
 
 
@@ -206,108 +201,26 @@ def order_hosts(hosts: Iterable[Host], label: str) -> tuple[Host, ...]:
     return tuple(host for group in groups.values() for host in group)
 
 
-def _read_hosts(source: YamlSource, index: int, item: object, defaults: Fields) -> list[Host]:
-    path: KeyPath = ("hosts", index)
-    where = source.nearest(path).where
-    rest = {"host": item} if isinstance(item, str) else item
-    if not isinstance(rest, dict) or not isinstance(name := rest.get("host"), str):
-        _refuse(where, "a host without a name", "- host: gpu1")
-    given = _read_fields(source, path, {key: rest[key] for key in rest if key != "host"})
-    hosts = [_named_host(expanded, where) for expanded in expand(name, where)]
-    named = {"user": hosts[0].user} if hosts[0].user else {}
-    labels = dict(defaults.get("labels", ())) | dict(given.get("labels", ()))
-    merged = {**defaults, **named, **given, "labels": tuple(labels.items())}
-    return [replace(host, **merged) for host in hosts]
-
-
-def _read_fields(source: YamlSource, path: KeyPath, data: object) -> Fields:
-    if not isinstance(data, dict):
-        _refuse_at(source, path, f"found {data!r}; accepted: a mapping", "port: 22")
-    for key in data:
-        _check_key(source, (*path, key), HOST_KEYS)
-    given = {key: value for key, value in data.items() if value is not None}
-    return {key: _read_field(source, (*path, key), value) for key, value in given.items()}
-
-
-def _read_field(source: YamlSource, path: KeyPath, value: object) -> Any:
-    key = path[-1]
-    if key in ("port", "slots"):
-        limit = 65535 if key == "port" else 4096
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit:
-            return value
-        accepted, fix = f"1 to {limit}", f"{key}: 22"
-    elif key == "gpus":
-        items = value if isinstance(value, list) else [value]
-        if items and all(isinstance(item, int | str) and str(item) for item in items):
-            return tuple(map(str, items))
-        accepted, fix = "a list of ids", "gpus: [0, 1]"
-    elif key == "labels":
-        if isinstance(value, dict) and all(isinstance(v, str | int) for v in value.values()):
-            return tuple((str(name), str(v)) for name, v in value.items())
-        accepted, fix = "a mapping", "labels: {rack: a}"
-    else:
-        text = _read_text(source, path, value)
-        if key == "interface" and not _INTERFACE.fullmatch(text or ""):
-            _refuse_at(source, path, f"{value!r} is no interface name", "interface: eth0")
-        if key == "lease_dir" and not (text or "").startswith("/"):
-            # Of the machine, not of a user: others must find the same folder.
-            _refuse_at(source, path, f"{value} is no absolute path", f"lease_dir: {LEASE_DIR}")
-        return text
-    return _refuse_at(source, path, f"found {value!r}; accepted: {accepted}", fix)
-
-
-def _read_text(source: YamlSource, path: KeyPath, value: object) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or not value or "\0" in value or "\n" in value:
-        _refuse_at(source, path, f"found {value!r}; accepted: text", f"{path[-1]}: ...")
-    return value
-
-
 # -- filters --------------------------------------------------------------------------------------
 
 
 def filter_hosts(hosts: tuple[Host, ...], include: str, exclude: str) -> tuple[Host, ...]:
-    """Keeps ``include`` without ``exclude``, each like ``gpu1;gpu2:0,2``: hosts, or their GPUs."""
+    """Keeps ``include`` without ``exclude``, each a list of names such as ``gpu1,gpu[3-4]``."""
     known = [host.name for host in hosts]
-    wanted = _parse_filter(include, "--include", known)
+    wanted = _parse_filter(include, "--include", known) or known
     unwanted = _parse_filter(exclude, "--exclude", known)
-    found = []
-    for host in hosts:
-        if (wanted and host.name not in wanted) or unwanted.get(host.name) == ():
-            continue
-        if ids := wanted.get(host.name):
-            host = replace(host, gpus=ids, slots=len(ids))
-        if ids := unwanted.get(host.name):
-            host = _without_gpus(host, ids)
-        found.append(host)
+    found = tuple(host for host in hosts if host.name in wanted and host.name not in unwanted)
     if not found:
         _refuse("--include/--exclude", "no host is left", "leave one of them out")
-    return tuple(found)
+    return found
 
 
-def _without_gpus(host: Host, ids: tuple[str, ...]) -> Host:
-    if host.gpus is None and host.slots is None:
-        fix = f"name them: a line of hosts.yaml with gpus: [...] for {host.name}"
-        _refuse("--exclude", f"which GPUs {host.name} has is not in the inventory", fix)
-    own = host.gpus or tuple(map(str, range(host.slots or 0)))
-    left = tuple(id for id in own if id not in ids)
-    if not left:
-        _refuse("--exclude", f"nothing of {host.name} is left", f"--exclude {host.name}")
-    return replace(host, gpus=left, slots=len(left))
-
-
-def _parse_filter(text: str, where: str, known: list[str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for part in filter(None, (p.strip() for p in re.split(r"[;\s]", text))):
-        # A colon may belong to an IPv6 address, so a known host must stand before the last one.
-        name, colon, ids = part.rpartition(":")
-        words, ids = ([name], ids) if colon and name in known else (_split_words(part, where), "")
-        for host in (host for word in words if word for host in expand(word, where)):
-            if host not in known:
-                listed = ", ".join(known[:8])
-                _refuse(where, f"{host} is not in the inventory", f"one of: {listed}")
-            found[host] = tuple(id for id in ids.split(",") if id)
+def _parse_filter(text: str, where: str, known: list[str]) -> list[str]:
+    words = filter(None, (word.strip() for word in _split_words(text, where)))
+    found = [name for word in words for name in expand(word, where)]
+    for name in found:
+        if name not in known:
+            _refuse(where, f"{name} is not in the inventory", f"one of: {', '.join(known[:8])}")
     return found
 
 
@@ -316,12 +229,3 @@ def _parse_filter(text: str, where: str, known: list[str]) -> dict[str, tuple[st
 
 def _refuse(where: str, what: str, fix: str) -> NoReturn:
     raise InputError(f"{where}: {what}", fix)
-
-
-def _refuse_at(source: YamlSource, path: KeyPath, what: str, fix: str) -> NoReturn:
-    raise FileError([source.problem(path, what, fix)])
-
-
-def _check_key(source: YamlSource, path: KeyPath, known: Collection[str]) -> None:
-    if path[-1] not in known:
-        _refuse_at(source, path, "no such key", f"one of: {', '.join(known)}")

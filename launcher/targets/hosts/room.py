@@ -60,7 +60,7 @@ class HostsRoom(Room):
             metavar="FILE|NAMES",
             help="hosts.yaml, a hostfile, or names such as gpu[1-4] (default: $LAUNCHER_HOSTS)",
         )
-        only = "only these: gpu1;gpu2:0,2"
+        only = "only these: gpu1,gpu[3-4]"
         parser.add_argument("--include", default="", metavar="HOSTS", help=only)
         parser.add_argument("--exclude", default="", metavar="HOSTS", help="all but these")
         parser.add_argument(

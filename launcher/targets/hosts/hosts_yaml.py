@@ -1,0 +1,95 @@
+"""The keys of hosts.yaml, and what is wrong with one by file and line."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from launcher.targets.hosts.settings import LEASE_DIR
+from launcher.yamlfile.problem import FileError, KeyPath
+from launcher.yamlfile.source import YamlSource, parse_yaml
+
+EXAMPLE = "hosts: [gpu1, gpu2]"
+EXAMPLES = {
+    "host": "- host: gpu1",
+    "hosts": EXAMPLE,
+    "gpus": "gpus: [0, 1]",
+    "slots": "slots: 8",
+    "port": "port: 22",
+    "labels": "labels: {rack: a}",
+    "interface": "interface: eth0",
+    "lease_dir": f"lease_dir: {LEASE_DIR}",
+}
+Text = Annotated[str, Field(pattern=r"\A[^\x00\n]+\z")]
+Labels = dict[str, Annotated[str, Field(pattern=r"\A[^\x00\n]*\z")]]
+GpuId = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_.:-]+\z")]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, int | str) else value
+
+
+def _as_mapping(value: Any) -> Any:
+    return {"host": value} if isinstance(value, str) else value
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+
+class HostKeys(_Keys):
+    """What may be said of a host, and of all of them under ``defaults``."""
+
+    user: Text | None = None
+    port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = None
+    identity: Text | None = None
+    slots: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    gpus: Annotated[tuple[GpuId, ...], Field(min_length=1), BeforeValidator(_as_list)] | None = None
+    address: Text | None = None
+    interface: Annotated[str, Field(pattern=r"\A[^\s/:,=^]{1,15}\z")] | None = None
+    python: Text | None = None
+    state_dir: Text | None = None
+    # Of the machine, not of a user: others must find the same folder.
+    lease_dir: Annotated[str, Field(pattern=r"\A/[^\x00\n]*\z")] | None = None
+    labels: Labels | None = None
+
+
+class HostEntry(HostKeys):
+    """One host, or several by a range."""
+
+    host: Text
+
+
+class HostsFile(_Keys):
+    """The whole file."""
+
+    hosts: Annotated[
+        tuple[Annotated[HostEntry, BeforeValidator(_as_mapping)], ...], Field(min_length=1)
+    ]
+    defaults: HostKeys = HostKeys()
+    ssh_config: Text | None = None
+    order_by: Text | None = None
+
+
+def parse_hosts_file(text: str, file: str) -> tuple[HostsFile, YamlSource]:
+    """The file's keys, and where each is. Raises ``FileError`` with all that is wrong."""
+    source = parse_yaml(text, file, fix=EXAMPLE, least=EXAMPLE)
+    try:
+        return HostsFile.model_validate(source.data), source
+    except ValidationError as error:
+        problems = [_explain(one, source) for one in error.errors(include_url=False)]
+        raise FileError(problems) from None
+
+
+def _explain(one: Any, source: YamlSource) -> Any:
+    path: KeyPath = one["loc"]
+    keys = HostKeys if len(path) > 1 else HostsFile
+    if one["type"] == "extra_forbidden":
+        accepted = ", ".join(keys.model_fields)
+        return source.problem(path, "no such key", f"one of: {accepted}")
+    fix = next((EXAMPLES[key] for key in reversed(path) if key in EXAMPLES), EXAMPLE)
+    if one["type"] == "missing":
+        return source.problem(path, "missing", fix)
+    words = one["msg"].replace("Input should", "it should").replace("String should", "it should")
+    return source.problem(path, f"found {one['input']!r}; {words}", fix)
