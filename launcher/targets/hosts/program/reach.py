@@ -35,8 +35,10 @@ class Listener:
         """Until the end of the process."""
         while True:
             with suppress(OSError):
+                # Ended by the end of the conversation, which ends the process.
                 peer, _ = self._socket.accept()
                 with peer:
+                    # Ended by the kernel's buffer, which has room for a token.
                     peer.sendall(self._token)
 
 
@@ -45,6 +47,7 @@ def call_hosts(asked: CallHosts) -> dict[str, str]:
 
     def call(address: str, port: int, token: str) -> str:
         with suppress(OSError), socket.create_connection((address, port), asked.wait_s) as peer:
+            # Ended by the limit of the connection.
             if peer.recv(256) == token.encode():
                 own: str = peer.getsockname()[0]
                 return own
