@@ -79,7 +79,7 @@ def converse(program: str) -> None:
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(MAGIC)
     stdout.flush()
-    conversation = Conversation(program, stdin)
+    conversation = HostConversation(program, stdin)
     try:
         while True:
             alarm(int(IDLE_LIMIT_S))
@@ -102,7 +102,7 @@ def converse(program: str) -> None:
         conversation.end()
 
 
-class Conversation:
+class HostConversation:
     """Answers requests. Open ports, tokens in folders and leases last as long as it does."""
 
     def __init__(self, program: str, stdin: IO[bytes]) -> None:

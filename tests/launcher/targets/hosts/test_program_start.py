@@ -110,7 +110,7 @@ def test_what_a_host_has_is_read_without_what_no_answer_needs(folder: Path, tmp_
 
 @pytest.mark.parametrize("kind", HostRequest.__subclasses__(), ids=lambda kind: kind.__name__)
 def test_every_request_has_an_answer(kind: type[HostRequest[object]]) -> None:
-    conversation = program.Conversation("program", io.BytesIO())
+    conversation = program.HostConversation("program", io.BytesIO())
     if kind not in {WatchRun, *conversation.handlers}:
         module, _, name = program.HANDLERS[kind].partition(".")
         assert callable(getattr(program._module(module), name))
