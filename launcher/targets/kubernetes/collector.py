@@ -14,23 +14,20 @@ from typing import IO
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
-from launcher.contract.errors import DiskFullError
 from launcher.contract.reasons import NodeState
 from launcher.follow.tails import raise_file_limit
 from launcher.follow.target import NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders
 from launcher.targets.kubernetes.api import ApiError, Cluster
-from launcher.targets.kubernetes.history import Incarnations, PodRecorder, write_source
-from launcher.targets.kubernetes.logs import Fate, LogFollower, LogSource
+from launcher.targets.kubernetes.history import Incarnations, PodRecorder
+from launcher.targets.kubernetes.logs import Fate, LogFollower, LogSource, containers_of
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import (
     PodView,
     Trouble,
     describe_trouble,
     newest_of_each,
-    parse_pod,
-    sort_pods,
 )
 from launcher.targets.kubernetes.watch import PodWatch
 
@@ -51,10 +48,10 @@ class PodCollector:
     def __init__(self, cluster: Cluster, plan: LaunchPlan, clock: Clock) -> None:
         self._cluster, self._plan, self._clock = cluster, plan, clock
         self._run = RunFolder(Path(plan.run_dir))
-        self._masters = int(PodSettings.of(plan).has_master)
         self._incarnations = Incarnations(self._run)
         self._recorder = PodRecorder(self._run, self._incarnations, clock)
-        self._watch: PodWatch | None = None
+        masters = int(PodSettings.of(plan).has_master)
+        self._watch = PodWatch(cluster, selector_of(plan.run_id), masters)
         self._followers: dict[LogSource, LogFollower] = {}
         self._lock: IO[bytes] | None = None
         self.refusal: ApiError | None = None
@@ -63,17 +60,12 @@ class PodCollector:
     @property
     def watch(self) -> PodWatch:
         """The watch, which is open from the first call on."""
-        if self._watch is None:
-            self._watch = PodWatch(self._cluster, selector_of(self._plan.run_id), self._masters)
-            self._watch.start()
+        self._watch.start()
         return self._watch
 
     def read(self) -> tuple[PodView, ...]:
         """The pods as they are now, oldest first."""
-        if self._watch is not None:
-            return self._watch.refresh()
-        found = self._cluster.list_objects("v1", "Pod", selector_of(self._plan.run_id))
-        return tuple(sort_pods(parse_pod(pod, self._masters) for pod in found["items"]))
+        return self._watch.refresh()
 
     def observe(self) -> list[NodeObservation]:
         """Each node by its newest pod."""
@@ -128,10 +120,9 @@ class PodCollector:
         """Starts to follow every container that was started since the last call, and saves what
         those that ended have left. Does nothing while another process writes the output."""
         if self.writes_output():
+            pods = self.watch.pods()
             self._save()
-            for source, index in _sources(self.watch.pods()):
-                if source not in self._followers:
-                    self._start(source, index, once=False)
+            self._start(pods, once=False)
             self._look_for_refusals()
 
     def read_logs(self) -> None:
@@ -143,8 +134,7 @@ class PodCollector:
         if self.writes_output():
             self._save()
             if not self._followers:
-                for source, index in _sources(pods):
-                    self._start(source, index, once=True)
+                self._start(pods, once=True)
                 self._finish(self._followers.values())
                 self._look_for_refusals()
                 self._followers.clear()
@@ -165,11 +155,10 @@ class PodCollector:
     def close(self) -> None:
         """Brings the last words of pods that have ended, and watches them no longer."""
         self._finish_ended()
-        if self._watch is not None:
-            self._watch.wait_endings(ENDINGS_LIMIT_S)
-            if self.writes_output():
-                self._save()
-            self._watch.stop()
+        self._watch.wait_endings(ENDINGS_LIMIT_S)
+        if self.writes_output():
+            self._save()
+        self._watch.stop()
 
     def find_losses(self) -> tuple[str, ...]:
         """A line for each container whose log the cluster no longer has."""
@@ -177,7 +166,7 @@ class PodCollector:
         return tuple(f"the rest of the log of {pod} is lost: {said}" for pod, said in lost)
 
     def _save(self) -> None:
-        self._recorder.save(self.watch.seen(), self.watch.pods())
+        self._recorder.save(self._watch.seen(), self._watch.pods())
 
     def _look_for_refusals(self) -> None:
         refusals = (follower.refusal for follower in self._followers.values())
@@ -191,26 +180,29 @@ class PodCollector:
         for follower in followers:
             follower.finish(max(0.1, deadline - self._clock.monotonic()))
 
-    def _start(self, source: LogSource, index: int, *, once: bool) -> None:
+    def _start(self, pods: Iterable[PodView], *, once: bool) -> None:
+        """Reads the logs of containers that are not read yet; ``_save`` has made their folders."""
+        for pod in pods:
+            for source, _ in containers_of(pod):
+                if pod.node_index is not None and source not in self._followers:
+                    self._followers[source] = self._follow(source, pod.node_index, once)
+
+    def _follow(self, source: LogSource, index: int, once: bool) -> LogFollower:
         incarnation = self._incarnations.number(index, source.uid, source.restarts)
-        console = self._run.console(index, incarnation)
+        write = ConsoleWriter(self._run.console(index, incarnation))
 
         def take(line: bytes) -> None:
             write(line)
             text = line.decode(errors="replace").rstrip("\n")
             self._recorder.hear(source, index, incarnation, follower.at, text)
 
-        # A full disk: tried again at the next call.
-        with contextlib.suppress(OSError, DiskFullError):
-            write_source(console.parent, source)
-            write = ConsoleWriter(console)
-            fate = lambda: self._fate(source)  # noqa: E731
-            follower = LogFollower(self._cluster, source, fate, take, once=once)
-            self._followers[source] = follower
-            follower.start()
+        fate = lambda: self._fate(source)  # noqa: E731
+        follower = LogFollower(self._cluster, source, fate, take, once=once)
+        follower.start()
+        return follower
 
     def _fate(self, source: LogSource) -> Fate:
-        pod = self.watch.find(source.uid)
+        pod = self._watch.find(source.uid)
         later = 0 if pod is None else pod.restarts - source.restarts
         ended = pod is None or later > 0 or pod.state is NodeState.EXITED
         return Fate(is_over=ended, was_restarted=later == 1, is_forgotten=later > 1)
@@ -219,17 +211,6 @@ class PodCollector:
 def selector_of(run_id: str) -> str:
     """What selects a run's objects."""
     return f"{protocol.LABEL_RUN_ID}={run_id}"
-
-
-def _sources(pods: tuple[PodView, ...]) -> list[tuple[LogSource, int]]:
-    """The logs that the cluster has, each with its node's index."""
-    return [
-        (LogSource(pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts), index)
-        for pod in pods
-        if pod.has_started and (index := pod.node_index) is not None
-        # A container that was restarted before it was seen has left its log as well.
-        for restarts in range(max(pod.restarts - 1, 0), pod.restarts + 1)
-    ]
 
 
 class ConsoleWriter:

@@ -27,6 +27,7 @@ from launcher.targets.kubernetes.code import tell_code
 from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
+from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 LOOKED_AT = {"pods": ("get", "list", "watch"), "pods/log": ("get",)}
 """Rights that following any kind of run needs."""
@@ -206,10 +207,7 @@ class _Diagnosis:
         """Tries one of the job's pods: quotas, limits and Pod Security are checked only there."""
         if not self._cluster.may("create", "pods"):
             return
-        name = f"{self._plan.job_name}-doctor"
-        metadata = {**self._pod.get("metadata", {}), "name": name}
-        spec = {**self._pod["spec"], "restartPolicy": "Never"}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        pod = render_trial_pod(self._plan)
         look = f"{kubectl()} describe quota,limits,ns -n {self._namespace}"
         fix = f"{look}; then resources: of the job"
         yield self._try("pod", "one of the job's", self._cluster.create, pod, fix)

@@ -26,7 +26,7 @@ from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders
 from launcher.runs.node_outcomes import parse_node_outcome
 from launcher.runs.report import NodeReport, Said, Story, write_story
 from launcher.targets.kubernetes.api import ApiError
-from launcher.targets.kubernetes.logs import LogSource
+from launcher.targets.kubernetes.logs import LogSource, containers_of
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import (
     Ending,
@@ -50,15 +50,6 @@ ORDINARY_ENDS = ("", "Error", "Completed")
 TOLD_BY_PODS = ("Scheduled", "Pulling", "Pulled", "Created", "Started")
 TOLD_BY_THE_JOB = ("SuccessfulCreate", "SuccessfulCreatePod", "SuccessfulCreateService")
 """Reasons of events that say what the objects say themselves."""
-
-
-def write_source(folder: Path, source: LogSource) -> None:
-    """Writes down which container's output lies in a node's folder, and makes the folder.
-
-    Raises ``OSError``, ``DiskFullError``.
-    """
-    make_folders((str(folder),))
-    write_atomically(folder / POD_FILE, json.dumps(asdict(source)))
 
 
 class Incarnations:
@@ -98,7 +89,7 @@ class PodRecorder:
 
     def __init__(self, run: RunFolder, incarnations: Incarnations, clock: Clock) -> None:
         self._run, self._incarnations, self._clock = run, incarnations, clock
-        self._outcomes: set[tuple[str, int]] = set()
+        self._outcomes: set[LogSource] = set()
         self._done: set[str] = set()
         """Uids of pods that are gone and fully recorded."""
         self._path = run.path / protocol.LEDGER_DIR / POD_LEDGER
@@ -113,9 +104,9 @@ class PodRecorder:
             if index is None or pod.uid in self._done:
                 continue
             number = self._incarnations.upcoming(index)
-            for restarts, ending in _containers(pod):
-                number = self._incarnations.number(index, pod.uid, restarts)
-                self._save_container(pod, index, restarts, number, ending)
+            for source, ending in containers_of(pod):
+                number = self._incarnations.number(index, pod.uid, source.restarts)
+                self._save_container(source, self._run.node_dir(index, number), ending)
             self._tell(_moments(pod), index, number)
             if pod.uid not in left:
                 gone = (f"{pod.uid}/gone", self._clock.wall(), f"pod {pod.name} is gone")
@@ -130,24 +121,17 @@ class PodRecorder:
             said = text.removeprefix(AGENT_SAYS)
             self._tell([(key, seconds_of(stamp), f"agent: {said}")], index, number)
 
-    def _save_container(
-        self, pod: PodView, index: int, restarts: int, number: int, ending: Ending | None
-    ) -> None:
-        """Saves which container it was, and the outcome in its termination message."""
-        folder = self._run.node_dir(index, number)
+    def _save_container(self, source: LogSource, folder: Path, ending: Ending | None) -> None:
+        """Saves which container's output lies in a node's folder, and its outcome there."""
         # A full disk here does not stop following a run that goes on there.
         with contextlib.suppress(OSError, DiskFullError):
             if not (folder / POD_FILE).exists():
-                of_pod = LogSource(
-                    pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts
-                )
-                write_source(folder, of_pod)
-        if ending is None or (pod.uid, restarts) in self._outcomes:
-            return
-        self._outcomes.add((pod.uid, restarts))
-        if parse_node_outcome(ending.message):
-            with contextlib.suppress(OSError, DiskFullError):
-                write_atomically(folder / protocol.OUTCOME_FILE, ending.message)
+                make_folders((str(folder),))
+                write_atomically(folder / POD_FILE, json.dumps(asdict(source)))
+            if ending is not None and source not in self._outcomes:
+                self._outcomes.add(source)
+                if parse_node_outcome(ending.message):
+                    write_atomically(folder / protocol.OUTCOME_FILE, ending.message)
 
     def _tell(self, moments: Iterable[tuple[str, float, str]], index: int, number: int) -> None:
         with self._lock:
@@ -172,22 +156,15 @@ class PodRecorder:
                         file.write(json.dumps(event) + "\n")
 
 
-def _containers(pod: PodView) -> Iterator[tuple[int, Ending | None]]:
-    """Containers of a pod that were started or tried, with their endings, older first."""
-    if pod.has_started:
-        if pod.restarts:
-            yield pod.restarts - 1, pod.ending_before
-        yield pod.restarts, pod.ending
-
-
 def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
     """What happened to a pod and when: a key, seconds since the epoch, words."""
     yield f"{pod.uid}/made", seconds_of(pod.created), f"pod {pod.name} made"
     for stamp, words in pod.conditions:
         yield f"{pod.uid}/{words}", seconds_of(stamp), f"pod {pod.name} {words}"
-    for restarts, ending in _containers(pod):
-        key = f"{pod.uid}/{restarts}"
-        started = ending.started if ending else (pod.started if restarts == pod.restarts else "")
+    for source, ending in containers_of(pod):
+        key = f"{pod.uid}/{source.restarts}"
+        present = pod.started if source.restarts == pod.restarts else ""
+        started = ending.started if ending else present
         if started:
             yield f"{key}/started", seconds_of(started), f"container of {pod.name} started"
         if ending is not None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.api import ApiError, Cluster
+from launcher.targets.kubernetes.pod_states import Ending, PodView
 
 RETRY_S = 1.0
 """Between two tries to read on."""
@@ -31,6 +32,19 @@ class LogSource:
     uid: str
     container: str
     restarts: int
+
+
+def containers_of(pod: PodView) -> list[tuple[LogSource, Ending | None]]:
+    """The containers of a pod that were started or tried, with their endings, older first.
+
+    One that was restarted before it was seen has left its log and its ending as well.
+    """
+    found = [(pod.restarts - 1, pod.ending_before), (pod.restarts, pod.ending)]
+    return [
+        (LogSource(pod=pod.name, uid=pod.uid, container=pod.container, restarts=restarts), ending)
+        for restarts, ending in found
+        if restarts >= 0 and pod.has_started
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +145,6 @@ class LogFollower:
     def start(self) -> None:
         """Does not block."""
         self._thread.start()
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
 
     def finish(self, limit_s: float) -> None:
         """Waits until all is written, at most ``limit_s``; the rest is dropped."""

@@ -34,8 +34,9 @@ class PodWatch:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Does not block."""
-        self._thread.start()
+        """Does not block, and starts once."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self) -> None:
         """Ends at the next event, or with this process."""

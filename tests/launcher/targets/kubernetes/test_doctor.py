@@ -184,7 +184,7 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
         lambda server: server.put("resourcequotas", item("q", spec={"hard": {"pods": "0"}})),
         (
             *("failed", "pod", "one of the job's"),
-            'the cluster of context fake cannot post Pod digits-doctor: pods "digits-doctor" is '
+            'the cluster of context fake cannot post Pod digits-trial: pods "digits-trial" is '
             "forbidden: exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0",
         ),
         "kubectl describe quota,limits,ns -n team; then resources: of the job",
@@ -211,7 +211,7 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
         ),
         (
             *("failed", "pod", "one of the job's"),
-            "the cluster of context fake cannot post Pod digits-doctor: "
+            "the cluster of context fake cannot post Pod digits-trial: "
             'violates PodSecurity "restricted:latest"',
         ),
         "kubectl describe",

@@ -329,7 +329,6 @@ def test_a_log_is_followed_to_its_end(server: FakeCluster, cluster: Cluster) -> 
     server.log("d-0", (stamp(3), "three"), ended=True)
     reader.fate = Fate(is_over=True, was_restarted=False)
     reader.follower.finish(20)
-    assert not reader.follower.is_alive()
     assert reader.lines == ["one", "two", "", "three"]
 
 
@@ -375,7 +374,7 @@ def test_a_log_that_is_gone_with_its_pod_ends_the_reading(
     reader.fate = Fate(is_over=True, was_restarted=False)
     reader.follower.start()
     reader.follower.finish(20)
-    assert not reader.follower.is_alive()
+    assert not reader.follower._thread.is_alive()
     assert reader.lines == []
 
 
