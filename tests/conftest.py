@@ -153,6 +153,7 @@ def pytest_configure() -> None:
         sys.argv[0] = pytest.__main__.__file__
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Says what stays in one process where ``make test`` runs several: an engine's tests, and
     those of one file, which share fixtures. Engines come first, since each takes long.
@@ -160,7 +161,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def group_of(item: pytest.Item) -> str:
         held = [marker for marker in SHARED if item.get_closest_marker(marker)]
-        return held[-1] if held else str(item.path)
+        return held[-1] if held else item.location[0]
 
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))

@@ -31,3 +31,11 @@ def test_an_engine_that_is_absent_skips_its_tests_by_name_unless_it_is_required(
     assert done.returncode == code, done.stdout
     assert words in done.stdout
     assert "no Docker engine" in done.stdout
+
+
+def test_what_shares_an_engine_or_a_file_stays_in_one_process(
+    request: pytest.FixtureRequest,
+) -> None:
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("not in a process of pytest-xdist")
+    assert request.node.nodeid.endswith("@tests/test_require.py")
