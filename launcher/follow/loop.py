@@ -25,11 +25,6 @@ from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts, refine_reason
 from launcher.runs.outcome import Outcome
 
-TOO_MANY_FILES = (
-    "the workers have more output files than may be open here: some are shown when the run ends; "
-    "fix: a higher limit (ulimit -Hn)"
-)
-
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
 """What a file server answers, or its client in its place, while it is started anew."""
 STORAGE_LIMIT_S = 60.0
@@ -79,7 +74,6 @@ class Follower:
             agents=show_agents,
             keeps_returns=console.keeps_returns,
         )
-        self._told_short = False
         self._failing_since: float | None = None
         self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
         self._outcome: Outcome | None = None
@@ -195,9 +189,6 @@ class Follower:
 
     def _show_new(self) -> None:
         self._show(self._tails.poll(self._console.has_room))
-        if self._tails.is_short and not self._told_short:
-            self._told_short = True
-            self._console.note(TOO_MANY_FILES)
 
     def _show(self, outputs: Iterable[Output]) -> None:
         for output in outputs:

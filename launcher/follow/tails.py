@@ -18,9 +18,9 @@ CHUNK_BYTES = 1 << 20
 CHUNKS_A_TURN = 16
 """The most that is read of one file before the follower looks at the run again."""
 MOST_FILES = 1 << 16
-"""Files that this process may have open, where the machine allows so many."""
+"""How many files this process opens at most, where the machine allows so many."""
 SPARE_FILES = 128
-"""For all else that a launcher opens."""
+"""How many of them are left for all else that a launcher opens."""
 
 Stream = Literal["stdout", "stderr"]
 HasRoom = Callable[[Stream], bool]
@@ -53,11 +53,6 @@ class _Tail:
         self._file = path.open("rb")
         self._splitter = BlockSplitter(keeps_returns=keeps_returns)
 
-    @property
-    def is_read(self) -> bool:
-        """Whether all that is written by now has been read."""
-        return self._file.tell() >= os.fstat(self._file.fileno()).st_size
-
     def poll(self, has_room: HasRoom) -> Iterator[LineBlock]:
         for _ in range(CHUNKS_A_TURN):
             if not has_room(self.stream) or not (data := self._file.read(CHUNK_BYTES)):
@@ -83,10 +78,11 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> int:
-    """Lets this process open more files, up to the machine's limit; how many there may be then."""
+    """Lets this process open more files, up to the machine's limit; returns how many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if most > file_limit():
+        # macOS has a lower limit than the one it names.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return file_limit()
@@ -120,8 +116,6 @@ class RunTails:
         self._tails: dict[_Key, _Tail] = {}
         self._done: set[_Key] = set()
         self._most = max(1, file_limit() - SPARE_FILES)
-        self.is_short = False
-        """Whether there are more files than may be open: the rest is read later, or at the end."""
 
     def poll(self, has_room: HasRoom = _always) -> Iterator[Output]:
         """What was written since the last call, as far as there is room. Does not wait."""
@@ -130,12 +124,12 @@ class RunTails:
     def close(self, has_room: HasRoom = _always) -> Iterator[Output]:
         """The rest of each stream, with its unfinished last line; ends the tails.
 
-        ``has_room`` may wait. A stream for which it gives up is not read any further.
+        ``has_room`` may wait. Once it gives up on a stream, that stream is not read any further.
         """
         is_left = True
         while is_left:
             yield from self._outputs(lambda tail: tail.close(has_room))
-            # Files for which there was no room until now.
+            # The files that could not be opened beside these come next.
             is_left = len(self._tails) >= self._most
             self._done.update(self._tails)
             self._tails = {}
@@ -143,9 +137,6 @@ class RunTails:
     def _outputs(self, read: Callable[[_Tail], Iterator[LineBlock]]) -> Iterator[Output]:
         workers = self._run.worker_logs()
         self._open_new(workers)
-        if self.is_short:
-            yield from self._close_ended(workers)
-            self._open_new(workers)
         # The agents' own lines first.
         for tail in sorted(self._tails.values(), key=lambda tail: tail.worker is not None):
             yield from self._outputs_of(tail, read(tail))
@@ -158,22 +149,7 @@ class RunTails:
             else:
                 yield Output(node_index=index, worker=worker, stream=tail.stream, block=block)
 
-    def _close_ended(self, workers: tuple[WorkerLog, ...]) -> Iterator[Output]:
-        """Closes the files of earlier attempts, and gives their last lines.
-
-        Only where files are short: those of other machines may still grow.
-        """
-        last = {w.node_index: (w.incarnation, w.attempt) for w in workers}
-        for key, tail in [*self._tails.items()]:
-            if (worker := tail.worker) is None or not tail.is_read:
-                continue
-            if (worker.incarnation, worker.attempt) < last.get(worker.node_index, ()):
-                yield from self._outputs_of(tail, tail.close(_always))
-                del self._tails[key]
-                self._done.add(key)
-
     def _open_new(self, workers: tuple[WorkerLog, ...]) -> None:
-        self.is_short = False
         if self._agents or self._in_consoles:
             for (node_index, _), path in self._run.consoles():
                 self._open(path, node_index, None, "stdout" if self._in_consoles else "stderr")
@@ -191,11 +167,9 @@ class RunTails:
             if key in self._tails or key in self._done:
                 return
             if len(self._tails) >= self._most:
-                # Not before: what this process starts inherits its limit.
+                # Raised as late as this, since all that this process starts inherits its limit.
                 self._most = max(self._most, raise_file_limit() - SPARE_FILES)
-            if len(self._tails) >= self._most:
-                self.is_short = True
-            else:
+            if len(self._tails) < self._most:
                 tail = _Tail(path, node_index, worker, stream, keeps_returns=keeps_returns)
                 self._tails[key] = tail
 

@@ -14,20 +14,12 @@ from typing import TYPE_CHECKING
 from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
-from launcher.targets import short_command
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
 
-LOOK_LIMIT_S = 20.0
 MAX_FOLDERS = 2000
 """How many are searched for a module that is not where it was looked for."""
-_FIND = """
-import importlib.util, sys
-sys.path[0] = sys.argv[1]
-print(importlib.util.find_spec(sys.argv[2]) is not None)
-"""
-"""For another interpreter: says whether it finds a module, without importing it."""
 
 
 def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -53,7 +45,7 @@ def check_here(node: NodePlan, python: str) -> None:
         raise KeyInputError(("workdir",), f"{workdir}: Permission denied", f"chmod +x {workdir}")
     if node.command[0] != "-m":
         _check_file(workdir / node.command[0], node.command[0], f"in {workdir}")
-    elif not _finds_module(node.command[1], str(workdir), python, dict(node.env)):
+    elif python == sys.executable and not _finds_module(node, str(workdir)):
         raise KeyInputError(
             ("command",),
             f"found -m {node.command[1]}; {python} finds no such module in {workdir}",
@@ -130,19 +122,13 @@ def _close(name: str, names: Iterable[str]) -> str:
 # -- modules --------------------------------------------------------------------------------------
 
 
-def _finds_module(name: str, workdir: str, python: str, env: dict[str, str]) -> bool:
-    """Whether ``python -m name`` would find it in that folder; True where that cannot be told.
+def _finds_module(node: NodePlan, workdir: str) -> bool:
+    """Whether this Python finds the node's module in that folder; True where it cannot tell.
 
     Nothing is imported: a package's own code may take seconds, or start a GPU.
     """
-    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-    top, *parts = name.split(".")
-    if python != sys.executable:
-        is_here = PathFinder.find_spec(top, [workdir, *paths]) is not None
-        argv = (python, "-c", _FIND, workdir, top)
-        return (
-            is_here or (short_command.read_output(argv, LOOK_LIMIT_S) or "True").strip() == "True"
-        )
+    paths = [path for path in dict(node.env).get("PYTHONPATH", "").split(os.pathsep) if path]
+    top, *parts = node.command[1].split(".")
     # Other finders have built-in modules, and packages that are installed as links.
     found = (finder.find_spec(top, None) for finder in sys.meta_path)
     spec = PathFinder.find_spec(top, [workdir, *paths, *sys.path]) or next(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,3 +45,17 @@ def plan_as_run(plan: LaunchPlan) -> LaunchPlan:
     newest = dict(RunFolder(Path(plan.run_dir)).incarnations())
     nodes = (plan_incarnation(node, newest.get(node.node_index, 0)) for node in plan.nodes)
     return replace(plan, nodes=tuple(nodes))
+
+
+def changed_at(path: Path) -> float:
+    """When the file server saw a file or folder change; -inf where there is none.
+
+    The path is opened, since clients of network file systems then ask the server.
+    """
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            return os.fstat(handle).st_mtime
+        finally:
+            os.close(handle)
+    return float("-inf")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
@@ -16,6 +16,7 @@ from launcher.follow.target import NodeObservation, Observation, RunEnd
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome
+from launcher.targets.shared_folder import changed_at
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import QueuedJob
 from launcher.targets.slurm.inside import step_by_hand
@@ -262,10 +263,8 @@ def end_by_queue(
     run: RunFolder, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
 ) -> RunEnd:
     """How a run ended of which only the queue tells, or that the queue has forgotten."""
-    told = [job for job in jobs if job.state in REASON_OF_STATE]
-    if told:
-        reason, detail = REASON_OF_STATE[told[0].state]
-        return RunEnd(reason=reason, detail=f"job {told[0].name}: {detail}")
+    if end := _end_told(jobs):
+        return end
     last = next((start for start in reversed(starts) if start.code is not None), None)
     if last is not None:
         return end_of(run, last, jobs)
@@ -275,15 +274,22 @@ def end_by_queue(
     return RunEnd(reason=Reason.NODE_LOST, detail=ended)
 
 
+def _end_told(jobs: Iterable[QueuedJob]) -> RunEnd | None:
+    """The end that Slurm's word for the first ended job means; None where no word says it."""
+    for job in jobs:
+        if job.state in REASON_OF_STATE:
+            reason, detail = REASON_OF_STATE[job.state]
+            return RunEnd(reason=reason, detail=f"job {job.name}: {detail}")
+    return None
+
+
 def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) -> RunEnd:
     """How a start has ended: by its request, by the queue's word for it, or by its exit code."""
     if start.stop:
         with contextlib.suppress(ValueError):
             return RunEnd(reason=Reason(start.stop))
-    state = next((job.state for job in jobs if job.name == start.name), "")
-    if state in REASON_OF_STATE:
-        reason, detail = REASON_OF_STATE[state]
-        return RunEnd(reason=reason, detail=f"job {start.name}: {detail}")
+    if end := _end_told(job for job in jobs if job.name == start.name):
+        return end
     if not start.code:
         return RunEnd(reason=Reason.COMPLETED)
     reason = reason_of_exit_code(start.code)
@@ -317,14 +323,15 @@ def is_being_submitted(run: RunFolder, now: float) -> bool:
 
 
 def find_silent(run: RunFolder) -> dict[int, str]:
-    """Nodes whose agents show no life, though others still do; compared by the files' own clock."""
-    seen: dict[int, float] = {}
-    for index, incarnation in run.incarnations():
-        with contextlib.suppress(OSError):
-            path = run.node_dir(index, incarnation) / protocol.ALIVE_FILE
-            seen[index] = path.stat().st_mtime
-    newest = max(seen.values(), default=0.0)
-    ages = {index: newest - at for index, at in seen.items()}
+    """Which nodes' agents show no life though another one does, and for how long.
+
+    Only the file server's times are compared: the clocks of machines differ.
+    """
+    signs = {
+        index: changed_at(run.node_dir(index, incarnation) / protocol.ALIVE_FILE)
+        for index, incarnation in dict(run.incarnations()).items()
+    }
+    ages = {i: max(signs.values()) - at for i, at in signs.items() if at > float("-inf")}
     return {i: f"no sign of life for {s:.0f} s" for i, s in ages.items() if s > SILENT_S}
 
 

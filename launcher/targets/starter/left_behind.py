@@ -6,13 +6,13 @@ Only times of the file system that all nodes share are compared: clocks of machi
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.runs.folder import RunFolder
+from launcher.targets.shared_folder import changed_at
 
 LEFT_BEHIND_S = 60.0
 """How long after another node's last end a node without an outcome counts as alive."""
@@ -32,7 +32,7 @@ def find_left_behind(
     """
     newest = max((*without_outcome.values(), *ended.values()), default=0)
     ends = [
-        _changed_at(run.node_dir(index, incarnation) / protocol.OUTCOME_FILE)
+        changed_at(run.node_dir(index, incarnation) / protocol.OUTCOME_FILE)
         for index, incarnation in ended.items()
         if incarnation == newest
     ]
@@ -49,19 +49,8 @@ def find_left_behind(
 
 def _last_sign(node_dir: Path) -> float:
     """The node's last sign of life: until the agent runs, that its folder was made."""
-    alive = _changed_at(node_dir / protocol.ALIVE_FILE)
-    return alive if alive > float("-inf") else _changed_at(node_dir)
-
-
-def _changed_at(path: Path) -> float:
-    """Opened, as network file systems then ask the server. -inf where there is nothing."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            return os.fstat(handle).st_mtime
-        finally:
-            os.close(handle)
-    return float("-inf")
+    alive = changed_at(node_dir / protocol.ALIVE_FILE)
+    return alive if alive > float("-inf") else changed_at(node_dir)
 
 
 def _read_now(folder: Path) -> float | None:
