@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 
 from launcher.contract import protocol
-from launcher.contract.reasons import Reason
+from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.contract.worker_end import WorkerEnd
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOutcome:
-    """One incarnation's ``outcome.json``. Times are seconds since the epoch."""
+    """How one incarnation of a node ended. Times are seconds since the epoch.
+
+    The engine's process fills it; the supervisor adds the times, and the reason where the engine
+    could not know it. ``first`` is the worker that failed first, ``collateral`` are the others.
+    """
 
     node_index: int
     incarnation: int
     reason: Reason
-    exit_code: int
-    detail: str
-    attempts: int
-    restarts: Mapping[str, int]
-    started_at: float
-    finished_at: float
-    first: WorkerEnd | None
-    collateral: tuple[WorkerEnd, ...]
+    detail: str = ""
+    attempts: int = 0
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    first: WorkerEnd | None = None
+    collateral: tuple[WorkerEnd, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """That of the node's agent."""
+        return int(EXIT_CODE_OF_REASON[self.reason])
 
     @property
     def ends(self) -> tuple[WorkerEnd, ...]:
@@ -34,5 +42,24 @@ class NodeOutcome:
 
     def to_json(self, indent: int | None = None) -> str:
         """The text of the file; ``protocol.NODE_OUTCOME_SCHEMA`` is its version."""
-        data = {"schema": protocol.NODE_OUTCOME_SCHEMA, **asdict(self), "reason": self.reason.value}
+        told = {"reason": self.reason.value, "exit_code": self.exit_code}
+        data = {"schema": protocol.NODE_OUTCOME_SCHEMA, **asdict(self), **told}
         return json.dumps(data, indent=indent)
+
+
+def parse_node_outcome(text: str) -> NodeOutcome | None:
+    """Reads what ``to_json`` wrote; None for anything else."""
+    try:
+        data = json.loads(text)
+        if data["schema"] != protocol.NODE_OUTCOME_SCHEMA:
+            return None
+        first, rest = data["first"], data["collateral"]
+        known = {one.name: data[one.name] for one in fields(NodeOutcome)}
+        read = {
+            "reason": Reason(data["reason"]),
+            "first": WorkerEnd(**first) if first else None,
+            "collateral": tuple(WorkerEnd(**end) for end in rest),
+        }
+        return NodeOutcome(**{**known, **read})
+    except (ValueError, KeyError, TypeError):
+        return None

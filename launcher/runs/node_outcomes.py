@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.contract import protocol
-from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.records import parse_record
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger
-
-
-def parse_node_outcome(text: str) -> NodeOutcome | None:
-    """None for anything but an outcome of this schema."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        data = json.loads(text)
-        if data["schema"] == protocol.NODE_OUTCOME_SCHEMA:
-            return parse_record(NodeOutcome, data)
-    return None
 
 
 def read_node_outcome(run: RunFolder, node_index: int, incarnation: int) -> NodeOutcome | None:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from launcher.agent.engine import preload
@@ -16,29 +17,31 @@ from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.faults import FaultBook
 from launcher.agent.engine.gpu import GpuGate, open_devices
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.report import AgentReport
 from launcher.agent.engine.watchdog import Watchdog
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.streams import say
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason
 
 _FABRIC = "lightning.fabric"
 
 
-def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedger) -> AgentReport:
-    """Runs this node's workers until they are done, and reports how that ended. Blocks.
+def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedger) -> NodeOutcome:
+    """Runs this node's workers until they are done, and tells how that ended. Blocks.
 
     Call in a process of its own with one thread; ``scratch`` is a private folder.
     """
+    place = task.node
+    end = partial(NodeOutcome, node_index=place.node_index, incarnation=place.incarnation)
     archive = archive_path()
     settings = task.settings
     forks = settings.start == "fork" and warm_up(task, scratch)
     with preload.without_collector():
         if refused := refuse_torch():
-            return AgentReport(reason=Reason.BAD_INPUT, detail=refused)
+            return end(reason=Reason.BAD_INPUT, detail=refused)
         from launcher.agent.engine import rounds, torch_agent
     clock = SystemClock()
     node_dir = Path(task.node.log_dir)
@@ -60,12 +63,14 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     node.on_first_round = watchdog.start
     reason, detail = rounds.run_rounds(task, node, clock, run_once)
     watchdog.stop()
-    return AgentReport(
+    return end(
         reason=reason,
         detail=detail,
         attempts=attempts.count,
         restarts=dict(book.restarts),
-        ends=node.ends,
+        # The causes stand first.
+        first=next(iter(node.ends), None),
+        collateral=node.ends[1:],
     )
 
 

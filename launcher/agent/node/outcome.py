@@ -1,4 +1,4 @@
-"""The outcome that the supervisor writes of its node. Standard library only."""
+"""Where a node's outcome is written, and read between its processes. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,36 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
-from launcher.agent.engine.report import AgentReport
 from launcher.contract import protocol
-from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
 
 
-def make_outcome(
-    report: AgentReport,
-    *,
-    exit_code: int,
-    node_index: int,
-    incarnation: int,
-    started_at: float,
-    finished_at: float,
-) -> NodeOutcome:
-    """The node's outcome: the first cause apart from what followed from it."""
-    causes = [end for end in report.ends if not end.is_collateral]
-    first = causes[0] if causes else (report.ends[0] if report.ends else None)
-    return NodeOutcome(
-        node_index=node_index,
-        incarnation=incarnation,
-        reason=report.reason,
-        exit_code=exit_code,
-        detail=report.detail,
-        attempts=report.attempts,
-        restarts=dict(report.restarts),
-        started_at=started_at,
-        finished_at=finished_at,
-        first=first,
-        collateral=tuple(end for end in report.ends if end is not first),
-    )
+def read_told(file: int) -> NodeOutcome | None:
+    """What the engine's process wrote into a descriptor, which this closes; None if it died."""
+    with open(file) as text:
+        # Both processes share the position in the file.
+        text.seek(0)
+        return parse_node_outcome(text.read())
 
 
 def write_outcome(path: Path, outcome: NodeOutcome) -> None:

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 from launcher.agent import disk, processes, signals, streams
-from launcher.agent.engine.report import AgentReport, read_agent_report
 from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node import outcome as outcomes
@@ -30,7 +29,8 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError, name_ending
-from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason, reason_of_exit_code
+from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.reasons import Reason, reason_of_exit_code
 
 say = partial(streams.say, who="supervisor")
 
@@ -78,7 +78,9 @@ class Supervisor:
         self._shows_life_at = float("-inf")
         self._agent_pid = 0
         self._own: Scratch | None = None
-        self._report = AgentReport(reason=Reason.AGENT_FAILED)
+        self._outcome = NodeOutcome(
+            node_index=node.node_index, incarnation=node.incarnation, reason=Reason.AGENT_FAILED
+        )
         self._ledger = AgentLedger(
             ledger_path(self._run_dir, node.node_index, node.incarnation),
             self._clock,
@@ -96,16 +98,15 @@ class Supervisor:
                 say(f"cannot start: {error}")
                 return int(ExitCode.BAD_INPUT)
             told = f"{disk.describe(str(error), self._run_dir)}; {error}"
-            self._report = AgentReport(reason=Reason.DISK_FULL, detail=told)
+            self._outcome = replace(self._outcome, reason=Reason.DISK_FULL, detail=told)
         else:
-            self._report = self._run_agent()
+            self._outcome = self._run_agent()
         finally:
             processes.end_children()
             if self._own:
                 self._own.remove()
-        code = int(EXIT_CODE_OF_REASON[self._report.reason])
-        self._tell_end(code, started_at)
-        return code
+        self._tell_end(started_at)
+        return self._outcome.exit_code
 
     def _prepare(self) -> None:
         processes.adopt_orphans()
@@ -131,52 +132,45 @@ class Supervisor:
         self._own = Scratch()
         self._scratch = self._own.path
 
-    def _tell_end(self, code: int, started_at: float) -> None:
-        report = self._report
-        self._ledger.write("agent-ended", reason=report.reason.value, exit_code=code)
-        outcome = outcomes.make_outcome(
-            report,
-            exit_code=code,
-            node_index=self._task.node.node_index,
-            incarnation=self._task.node.incarnation,
-            started_at=started_at,
-            finished_at=self._clock.wall(),
-        )
-        outcomes.write_outcome(self._node_dir / protocol.OUTCOME_FILE, outcome)
+    def _tell_end(self, started_at: float) -> None:
+        told = replace(self._outcome, started_at=started_at, finished_at=self._clock.wall())
+        reason, code = told.reason.value, told.exit_code
+        self._ledger.write("agent-ended", reason=reason, exit_code=code)
+        outcomes.write_outcome(self._node_dir / protocol.OUTCOME_FILE, told)
         if source_of(self._task).is_pod:
-            outcomes.write_termination(outcome, Path(protocol.TERMINATION_LOG))
-        if report.reason is not Reason.COMPLETED:
-            detail = f": {report.detail}" if report.detail else ""
-            say(f"{report.reason.value}{detail} (exit code {code})")
+            outcomes.write_termination(told, Path(protocol.TERMINATION_LOG))
+        if told.reason is not Reason.COMPLETED:
+            detail = f": {told.detail}" if told.detail else ""
+            say(f"{reason}{detail} (exit code {code})")
 
     # -- the agent's process ------------------------------------------------------------------
 
-    def _run_agent(self) -> AgentReport:
+    def _run_agent(self) -> NodeOutcome:
         # In memory: a full disk must not swallow what the agent says of it.
-        report_file = os.memfd_create("report")
+        file = os.memfd_create("outcome")
         oom_kills = read_oom_kills()
-        self._agent_pid = self._fork_agent(report_file)
+        self._agent_pid = self._fork_agent(file)
         status = self._wait_for_agent()
         # Without the agent no process would end the others.
         processes.end_children()
         code = os.waitstatus_to_exitcode(status)
-        report = read_agent_report(report_file)
-        return self._judge(code, report, oom_killed=is_out_of_memory(code, oom_kills))
+        told = outcomes.read_told(file)
+        return self._judge(code, told, oom_killed=is_out_of_memory(code, oom_kills))
 
-    def _judge(self, code: int, report: AgentReport | None, *, oom_killed: bool) -> AgentReport:
-        """The report of an agent that ended somehow; every ending has a reason."""
-        if self._stop and (report is None or report.reason is not Reason.COMPLETED):
-            report = report or AgentReport(reason=self._stop.reason)
-            return replace(report, reason=self._stop.reason, detail="")
-        if report is not None:
-            return report
+    def _judge(self, code: int, told: NodeOutcome | None, *, oom_killed: bool) -> NodeOutcome:
+        """The outcome of a node whose agent ended somehow; every ending has a reason."""
+        if self._stop and (told is None or told.reason is not Reason.COMPLETED):
+            return replace(told or self._outcome, reason=self._stop.reason, detail="")
+        if told is not None:
+            return told
         if oom_killed:
-            return AgentReport(reason=Reason.OUT_OF_MEMORY, detail="the agent itself")
-        detail = f"the agent ended with {name_ending(code)} and without a report"
-        reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED
-        return AgentReport(reason=reason, detail=detail)
+            reason, detail = Reason.OUT_OF_MEMORY, "the agent itself"
+        else:
+            reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED
+            detail = f"the agent ended with {name_ending(code)} and without a report"
+        return replace(self._outcome, reason=reason, detail=detail)
 
-    def _fork_agent(self, report_file: int) -> int:
+    def _fork_agent(self, file: int) -> int:
         supervisor_pid = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -192,11 +186,12 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             from launcher.agent.engine.run import run_agent
 
-            report = run_agent(
+            told = run_agent(
                 self._task, run_dir=self._run_dir, scratch=self._scratch, ledger=self._ledger
             )
-            report.write(report_file)
-            code = int(EXIT_CODE_OF_REASON[report.reason])
+            with open(file, "w") as text:
+                text.write(told.to_json())
+            code = told.exit_code
         except BaseException:
             traceback.print_exc()
         finally:

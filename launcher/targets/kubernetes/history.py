@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import DiskFullError, name_exit_code
+from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.reasons import NodeState, reason_of_exit_code
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
-from launcher.runs.node_outcomes import parse_node_outcome
 from launcher.runs.report import NodeReport, Said, Story, write_story
 from launcher.targets.kubernetes.api import ApiError
 from launcher.targets.kubernetes.logs import LogSource, containers_of

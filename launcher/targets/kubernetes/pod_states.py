@@ -14,8 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from launcher.contract.errors import name_exit_code
+from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
-from launcher.runs.node_outcomes import parse_node_outcome
 from launcher.targets.kubernetes.kubeconfig import kubectl
 
 Object = Mapping[str, Any]

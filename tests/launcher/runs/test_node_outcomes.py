@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.engine.report import AgentReport
 from launcher.agent.ledger import AgentLedger, ledger_path
-from launcher.agent.node.outcome import make_outcome, write_outcome
+from launcher.agent.node.outcome import write_outcome
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
-from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
+from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
+from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome as write_run_outcome
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
-from launcher.runs.node_outcomes import parse_node_outcome, read_node_outcome, read_restarts
+from launcher.runs.node_outcomes import read_node_outcome, read_restarts
 
 MakePlan = Callable[..., LaunchPlan]
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
@@ -54,11 +54,9 @@ class Folder:
         folder = self.run.node_dir(node, 0)
         folder.mkdir(parents=True, exist_ok=True)
         times = {"started_at": 1.0, "finished_at": fields.pop("finished_at", 2.0)}
-        report = AgentReport(reason=reason, ends=ends, **fields)
-        code = int(EXIT_CODE_OF_REASON[reason])
-        path = folder / protocol.OUTCOME_FILE
-        outcome = make_outcome(report, exit_code=code, node_index=node, incarnation=0, **times)
-        write_outcome(path, outcome)
+        told = {"reason": reason, "first": next(iter(ends), None), "collateral": ends[1:]}
+        outcome = NodeOutcome(node_index=node, incarnation=0, **told, **times, **fields)
+        write_outcome(folder / protocol.OUTCOME_FILE, outcome)
 
     def ledger(self, node: int, *causes: str) -> None:
         ledger = AgentLedger(

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.engine.report import AgentReport
 from launcher.agent.ledger import AgentLedger, ledger_path
-from launcher.agent.node.outcome import make_outcome
 from launcher.agent.node.outcome import write_outcome as write_node_outcome
 from launcher.api.report import report_run
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
+from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome
@@ -80,19 +79,19 @@ def run(tmp_path: Path, make_plan: MakePlan) -> RunFolder:
         message="ValueError: boom", log=logs[1],
     )  # fmt: skip
     peer = replace(boom, rank=0, message="Connection closed by peer", log=logs[0], at=1019.0)
-    reports = {
-        (0, 0): AgentReport(reason=Reason.TRAINING_FAILED, ends=(peer,), attempts=2),
-        (1, 1): AgentReport(
-            reason=Reason.RESTARTS_EXHAUSTED, ends=(boom,), attempts=2, detail="rank 1: boom"
+    outcomes = (
+        NodeOutcome(
+            node_index=0, incarnation=0, reason=Reason.TRAINING_FAILED, attempts=2, first=peer,
+            started_at=1001.0, finished_at=1030.0,
         ),
-    }
-    for (index, incarnation), report in reports.items():
-        path = run.node_dir(index, incarnation) / protocol.OUTCOME_FILE
-        outcome = make_outcome(
-            report, exit_code=1, node_index=index, incarnation=incarnation,
-            started_at=1001.0, finished_at=1030.0 - index,
-        )  # fmt: skip
-        write_node_outcome(path, outcome)
+        NodeOutcome(
+            node_index=1, incarnation=1, reason=Reason.RESTARTS_EXHAUSTED, attempts=2, first=boom,
+            detail="rank 1: boom", started_at=1001.0, finished_at=1029.0,
+        ),
+    )  # fmt: skip
+    for outcome in outcomes:
+        folder = run.node_dir(outcome.node_index, outcome.incarnation)
+        write_node_outcome(folder / protocol.OUTCOME_FILE, outcome)
     ended = {"reason": "restarts-exhausted", "exit_code": 1}
     restart = ("restart", {"attempt": 0, "cause": "membership"})
     write_ledger(

@@ -95,14 +95,8 @@ def test_another_process_sees_living_nodes_and_how_others_ended(
         node_index=1,
         incarnation=0,
         reason=Reason.PREEMPTED,
-        exit_code=143,
-        detail="",
-        attempts=1,
-        restarts={},
         started_at=0.0,
         finished_at=1.0,
-        first=None,
-        collateral=(),
     )
     Path(plan.nodes[1].log_dir, "outcome.json").write_text(outcome.to_json())
     assert states(other, plan) == [NodeState.RUNNING, NodeState.EXITED]

@@ -63,14 +63,9 @@ class Folder:
             node_index=index,
             incarnation=0,
             reason=reason,
-            exit_code=0,
             detail=detail,
-            attempts=1,
-            restarts={},
             started_at=1.0,
             finished_at=2.0,
-            first=None,
-            collateral=(),
         )
         (folder / "outcome.json").write_text(told.to_json())
 

@@ -12,7 +12,7 @@ import pytest
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.node_outcome import NodeOutcome
-from launcher.contract.reasons import EXIT_CODE_OF_REASON, NodeState, Reason
+from launcher.contract.reasons import NodeState, Reason
 from launcher.follow.loop import fold
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
@@ -172,14 +172,8 @@ def end_node(run: RunFolder, index: int, reason: Reason, incarnation: int = 0) -
         node_index=index,
         incarnation=incarnation,
         reason=reason,
-        exit_code=int(EXIT_CODE_OF_REASON[reason]),
-        detail="",
-        attempts=1,
-        restarts={},
         started_at=1000.0,
         finished_at=1000.0,
-        first=None,
-        collateral=(),
     )
     path = run.node_dir(index, incarnation) / protocol.OUTCOME_FILE
     path.write_text(outcome.to_json())
