@@ -150,14 +150,3 @@ def test_an_operators_kind_trains_where_its_controller_runs(
     text, _ = run.communicate(timeout=LIMIT_S)
     assert run.returncode == 0, text[-3000:]
     assert accuracy(text) >= 0.97
-
-
-@pytest.mark.parametrize("kind", sorted(CRDS))
-def test_the_server_admits_what_is_rendered(kind: str, namespace: str) -> None:
-    needs_crd(kind)
-    argv = [sys.executable, "-m", "launcher", "render", *job(namespace, kind)]
-    argv += fixed(kind)
-    text = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    apply = ["kubectl", "apply", "-n", namespace, "--server-side", "--dry-run=server", "-f", "-"]
-    done = subprocess.run(apply, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -73,11 +73,3 @@ def test_what_the_job_opted_into_is_what_restricted_refuses_and_it_is_said(kind:
     }
     said = "\n".join(manifest_of(**TABLE[name]).opening)
     assert said.count("not admissible under Pod Security restricted") == 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_secrets_are_there_by_reference_alone(kind: str) -> None:
-    (pod,) = pods(f"{kind}-everything")
-    env = {one["name"]: one for one in pod["containers"][0]["env"]}
-    reference = {"secretKeyRef": {"name": "wandb", "key": "HF_TOKEN"}}
-    assert env["HF_TOKEN"] == {"name": "HF_TOKEN", "valueFrom": reference}

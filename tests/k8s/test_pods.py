@@ -17,7 +17,6 @@ from tests.k8s.manifests_table import (
     FIXED,
     KINDS,
     TABLE,
-    main_object,
     manifest_of,
     plan_of,
     pod_specs,
@@ -75,25 +74,7 @@ def test_nodes_are_reached_by_the_names_that_their_controller_gives(
         assert [store.host for store in plan.agent.stores][:2] == [first, second]
 
 
-def test_the_service_gives_the_job_s_pods_their_names_before_they_are_ready() -> None:
-    _, service, job = manifest_of(**TABLE["job-fixed"]).objects
-    template = job["spec"]["template"]
-    assert template["spec"]["subdomain"] == service["metadata"]["name"]
-    assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
-
-
 # -- sizes ------------------------------------------------------------------------------------
-
-
-def test_an_elastic_pytorchjob_has_workers_alone_and_its_policy_in_full() -> None:
-    spec = main_object(manifest_of(**TABLE["pytorchjob-elastic"]))["spec"]
-    assert {*spec["pytorchReplicaSpecs"]} == {"Worker"}
-    assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 4
-    policy = spec["elasticPolicy"]
-    assert (policy["minReplicas"], policy["maxReplicas"], policy["maxRestarts"]) == (2, 4, 3)
-    assert policy["rdzvId"] == "digits"
-    assert "standalone" not in policy
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if "volcano" in name])
@@ -164,22 +145,6 @@ def test_on_a_machine_s_network_nothing_listens_unless_it_was_asked_for() -> Non
 # -- placement --------------------------------------------------------------------------------
 
 
-def test_pods_are_spread_where_possible_and_apart_where_each_takes_a_node() -> None:
-    spread = pod_of(**FIXED)["topologySpreadConstraints"][0]
-    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
-    apart = pod_of(**TABLE["job-ephemeral"])
-    assert "topologySpreadConstraints" not in apart
-    terms = apart["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert terms[0]["labelSelector"] == {"matchLabels": {"launcher.job": "digits"}}
-
-
-def test_gpus_bring_the_toleration_of_their_taint() -> None:
-    fields = {**FIXED, "resources": {"gpus": 8}}
-    assert pod_of(**fields)["tolerations"] == [
-        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    ]
-
-
 @pytest.mark.parametrize(
     ("given", "operator"),
     [
@@ -197,28 +162,6 @@ def test_a_toleration_with_a_value_is_of_that_value_alone(
 
 
 # -- recovery ---------------------------------------------------------------------------------
-
-
-def test_each_kind_goes_on_as_the_agent_s_exit_codes_are_meant() -> None:
-    elastic = main_object(manifest_of(**TABLE["pytorchjob-elastic"]))["spec"]
-    assert elastic["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "ExitCode"
-    job = main_object(manifest_of(**TABLE["job-elastic"]))["spec"]
-    disrupted, permanent = job["podFailurePolicy"]["rules"]
-    assert (disrupted["action"], permanent["action"]) == ("Ignore", "FailJob")
-    values = permanent["onExitCodes"]["values"]
-    # The kubelet's own for StartError, which no agent ends with and no retry mends.
-    assert 128 in values
-    assert all(0 < code < 128 for code in values if code != 128)
-    assert job["parallelism"] == job["completions"] == 4
-
-
-def test_a_jobset_starts_all_again_for_any_lost_pod_unless_no_restart_can_help() -> None:
-    spec = main_object(manifest_of(**TABLE["jobset-fixed"]))["spec"]
-    job = spec["replicatedJobs"][0]["template"]["spec"]
-    assert job["backoffLimit"] == 0
-    assert [rule["action"] for rule in job["podFailurePolicy"]["rules"]] == ["FailJob"]
-    assert spec["failurePolicy"]["maxRestarts"] == 3 * 3
-    assert spec["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
 
 
 # -- refusals ---------------------------------------------------------------------------------
@@ -261,14 +204,6 @@ def test_what_cannot_work_is_refused_before_it_costs_anything(
         plan_of(**fields)
     assert says in str(caught.value)
     assert "fix: " in str(caught.value)
-
-
-def test_a_job_that_says_so_may_lose_its_checkpoints_with_its_pods() -> None:
-    fields = {**ELASTIC, "kubernetes": {"checkpoint": "ephemeral"}}
-    manifest = manifest_of(**fields)
-    volumes = {one["name"]: one for one in pod_of(**fields)["volumes"]}
-    assert volumes["checkpoints"]["emptyDir"] == {}
-    assert any("lost with it" in line for line in manifest.opening)
 
 
 def test_only_what_all_nodes_see_fences_a_group() -> None:

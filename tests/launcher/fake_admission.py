@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,6 @@ CUSTOM = {
     "trainingruntimes": "TrainingRuntime",
     "jobsets": "JobSet",
 }
-APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 
 
@@ -57,10 +55,7 @@ class Write:
 
 def refuse(write: Write) -> Refusal | None:
     """The first rule that the request breaks."""
-    rules = (
-        *(_patch_options, _kind, _name, _strict, _immutable_config_map, _job_template, _job_size),
-        *(_pod_security, _quota),
-    )
+    rules = (_kind, _strict, _job_size, _pod_security, _quota)
     return next((found for rule in rules if (found := rule(write))), None)
 
 
@@ -120,23 +115,6 @@ def _invalid(write: Write, why: str) -> Refusal:
     return Refusal(status=422, reason="Invalid", message=f'{kind} "{name}" is invalid: {why}')
 
 
-def _patch_options(write: Write) -> Refusal | None:
-    """kubernetes.io/docs/reference/using-api/server-side-apply: an apply names its manager; only an
-    apply may be forced. kubernetes.io/docs/reference/using-api/api-concepts: types of patches."""
-    if write.method != "PATCH":
-        return None
-    if write.content_type not in (APPLY, MERGE):
-        message = "the body of the request was in an unknown format"
-        return Refusal(status=415, reason="UnsupportedMediaType", message=message)
-    options = 'PatchOptions.meta.k8s.io "" is invalid: '
-    why = ""
-    if write.content_type == APPLY and not write.query.get("fieldManager"):
-        why = "fieldManager: Required value: is required for apply patch"
-    if write.content_type == MERGE and "force" in write.query:
-        why = "force: Forbidden: may not be specified for non-apply patch"
-    return Refusal(status=422, reason="Invalid", message=options + why) if why else None
-
-
 def _kind(write: Write) -> Refusal | None:
     """.../api-concepts: an object that is created or applied says its type, that of the path."""
     wanted = (CORE | CUSTOM).get(write.plural)
@@ -144,18 +122,6 @@ def _kind(write: Write) -> Refusal | None:
         return None
     message = f"the object provided is unrecognized (must be of type {wanted})"
     return Refusal(status=400, reason="BadRequest", message=message)
-
-
-def _name(write: Write) -> Refusal | None:
-    """kubernetes.io/docs/concepts/overview/working-with-objects/names: RFC 1123 subdomains, for
-    services RFC 1035 labels."""
-    name = write.merged.get("metadata", {}).get("name", "")
-    label = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-    if write.plural == "services":
-        fits = len(name) <= 63 and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
-    else:
-        fits = len(name) <= 253 and re.fullmatch(rf"{label}(\.{label})*", name)
-    return None if fits else _invalid(write, f'metadata.name: Invalid value: "{name}"')
 
 
 def _strict(write: Write) -> Refusal | None:
@@ -170,26 +136,6 @@ def _strict(write: Write) -> Refusal | None:
         return None
     message = f"strict decoding error: unknown field: {problem}"
     return Refusal(status=400, reason="BadRequest", message=message)
-
-
-def _immutable_config_map(write: Write) -> Refusal | None:
-    """kubernetes.io/docs/concepts/configuration/configmap, "Immutable ConfigMaps"."""
-    held = write.held or {}
-    changed = any(held.get(key) != write.merged.get(key) for key in ("data", "binaryData"))
-    if held.get("immutable") and changed:
-        return _invalid(write, "data: Forbidden: field is immutable when `immutable` is set")
-    return None
-
-
-def _job_template(write: Write) -> Refusal | None:
-    """kubernetes.io/docs/concepts/workloads/controllers/job: a job's pods cannot be changed."""
-    if write.plural != "jobs" or write.held is None:
-        return None
-    old, new = write.held["spec"], write.merged["spec"]
-    for key in ("template", "selector", "completionMode", "podFailurePolicy"):
-        if old.get(key) != new.get(key):
-            return _invalid(write, f"spec.{key}: Invalid value: field is immutable")
-    return None
 
 
 def _job_size(write: Write) -> Refusal | None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.api.listing import read_state
-from launcher.contract.errors import ExitCode, InputError, TargetError
+from launcher.contract.errors import ExitCode, TargetError
 from launcher.contract.reasons import Reason
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import follow as follow_kubernetes
@@ -578,8 +578,3 @@ def test_a_size_that_the_cluster_refuses_does_not_end_the_following(
     run.said("not scaled: ")
     run.put("digits-0-a")
     run.said("digits-0-a runs")
-
-
-def test_the_limit_is_a_number_that_is_not_negative() -> None:
-    with pytest.raises((InputError, ValueError)):
-        plan_in(Path("/nowhere"), kubernetes={"start_limit_s": -1})

@@ -117,16 +117,6 @@ def test_every_trouble_has_a_word_of_kubernetes_and_a_fix(trouble: Trouble) -> N
     assert FIXES[trouble]
 
 
-def test_a_trouble_is_told_in_the_clusters_own_words() -> None:
-    view = parse_pod(
-        pod("d-0", {INDEX: "0"}, phase="Pending", state={}, conditions=[UNSCHEDULABLE])
-    )
-    assert describe_trouble(view) == (
-        "d-0: Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.; "
-        "lower resources of the job, or kubectl describe nodes"
-    )
-
-
 ROLE, REPLICA = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 
 
@@ -210,22 +200,3 @@ def test_the_termination_message_comes_home() -> None:
     state = ended(1, message="Traceback\nValueError: no such file\n")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))
     assert reason_of_end(FAILED, (view,))[1] == "d-0: ValueError: no such file"
-
-
-def test_these_pods_are_pods_to_the_official_client() -> None:
-    """The server of the tests sends nothing that the typed models do not know, or would refuse."""
-    kubernetes = pytest.importorskip("kubernetes")
-    api = kubernetes.client.ApiClient()
-    states = [None, ended(137, "OOMKilled", startedAt=None), {"waiting": {"reason": "X"}}]
-    for state in states:
-        item = pod("p", {"a": "b"}, state=state, conditions=[UNSCHEDULABLE])
-        item["status"]["containerStatuses"][0]["state"].pop("running", None)
-        typed = api._ApiClient__deserialize(item, "V1Pod")
-        assert isinstance(typed, kubernetes.client.V1Pod)
-        assert _without_none(api.sanitize_for_serialization(typed)) == _without_none(item)
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    return [_without_none(v) for v in value] if isinstance(value, list) else value

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,15 +108,6 @@ def test_the_server_admits_everything_before_anything_is_made(
             assert item["metadata"]["ownerReferences"][0]["uid"] == uid
 
 
-def test_a_refused_dry_run_makes_nothing(
-    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
-    server.faults.append(Fault("PATCH", "services", 422, "spec is wrong"))
-    with pytest.raises(TargetError, match="spec is wrong"):
-        target.submit(plan())
-    assert not server.objects
-
-
 def test_a_second_run_of_the_name_is_refused_with_the_commands(
     server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
@@ -200,15 +188,6 @@ def test_kinds_that_cannot_be_looked_at_keep_no_job_from_starting(
         server.denied |= {("get", plural) for plural in others}
     target.submit(plan())
     assert ("jobs", "digits") in server.objects
-
-
-def test_losing_the_race_for_the_name_is_a_refusal_and_leaves_nothing(
-    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
-    server.faults.append(Fault("POST", "/jobs?fieldManager", 409, "already exists"))
-    with pytest.raises(InputError, match="already"):
-        target.submit(plan())
-    assert ("jobs", "digits") not in server.objects
 
 
 @pytest.mark.parametrize(
@@ -500,23 +479,6 @@ def test_pods_that_do_not_end_are_told_after_the_limit(
         target.stop(made.run_id, 1)
 
 
-@pytest.mark.slow  # what a later call finds is in test_faults
-def test_a_job_that_somebody_deleted_was_stopped_and_is_nobodys_fault(
-    server: FakeCluster, run: ClusterRun
-) -> None:
-    server.put("pods", pod("digits-0-a", labelled(0)))
-    server.until(lambda: "digits-0-a runs" in run.text)
-    server.remove("jobs", "digits")
-    server.put("pods", pod("digits-0-a", labelled(0), phase="Failed", state=ended(1)))
-    server.until(lambda: "digits-0-a ended with 1" in run.text)
-    server.remove("pods", "digits-0-a")
-    outcome = run.end()
-    assert (outcome.state, outcome.reason, outcome.exit_code) == ("stopped", "stop-requested", 143)
-    assert outcome.detail == "somebody deleted Job digits"
-    assert outcome.failure is None
-    assert "kept for kubectl describe" not in run.text
-
-
 def test_scaling_a_pytorchjob_patches_its_workers(
     server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
@@ -572,62 +534,6 @@ nproc_per_node: 1
 max_restarts: 3
 kubernetes: {kind: job, checkpoint: ephemeral}
 """
-
-
-@pytest.fixture
-def launcher(server: FakeCluster, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    (tmp_path / "job.yaml").write_text(JOB_FILE)
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "launcher", *words],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    return start
-
-
-def collect_garbage(server: FakeCluster, name: str) -> None:
-    """As the controllers do: pods go after their job."""
-    server.until(lambda: ("jobs", "digits") not in server.objects, 60)
-    server.log(name, ended=True)
-    server.remove("pods", name)
-
-
-def said(process: subprocess.Popen[str], code: int) -> str:
-    text, _ = process.communicate(timeout=60)
-    assert process.returncode == code, text
-    assert "Traceback" not in text
-    return text
-
-
-def test_a_run_is_submitted_looked_at_scaled_and_stopped_from_the_command_line(
-    server: FakeCluster,
-    launcher: Callable[..., subprocess.Popen[str]],
-    typed: Callable[..., tuple[int, str]],
-) -> None:
-    followed = launcher("run", "job.yaml", "--on", "kubernetes")
-    server.until(lambda: ("jobs", "digits") in server.objects, 60)
-    labels = server.objects["jobs", "digits"]["metadata"]["labels"]
-    run_id = labels[protocol.LABEL_RUN_ID]
-    server.put("pods", pod("digits-0-a", {**labels, INDEX: "0"}))
-    server.log("digits-0-a", (stamp(1), "[0/0] epoch 1"))
-    server.until(lambda: server.asked("GET", "/log"), 60)
-    assert "0.0: running" in typed("status", run_id)[1]
-    code, text = typed("run", "job.yaml", "--on", "kubernetes")
-    assert code == ExitCode.BAD_INPUT
-    assert "already" in text
-    assert "asked for 1 node;" in typed("scale", run_id, "1")[1]
-    server.until(lambda: server.objects["jobs", "digits"]["spec"]["parallelism"] == 1)
-    server.until(lambda: "epoch 1" in typed("logs", run_id)[1], 60)
-    gone = threading.Thread(target=collect_garbage, args=(server, "digits-0-a"), daemon=True)
-    gone.start()
-    assert "stop-requested" in typed("stop", run_id)[1]
-    assert "epoch 1" in said(followed, 143)
 
 
 def test_an_unreachable_cluster_and_missing_rights_are_exit_code_3_with_the_command_to_look(
