@@ -17,16 +17,20 @@ ROOMS = (
     *("targets", "manifests", "api", "commands"),
 )
 """A module imports from its own room, or from rooms before it."""
-OF_A_TARGET = ("local", "docker", "hosts", "kubernetes", "starter")
+OF_A_TARGET = ("local", "docker", "hosts", "kubernetes", "slurm", "starter")
 NOT_A_TARGET = {
     # Sections and values of the job file.
     "job.file": {"docker", "kubernetes"},
     "job.conflicts": {"kubernetes"},
     "job.spec": {"docker"},
+    # Where agents learn which node they are.
+    "agent.node.identity": {"slurm"},
     "targets.interpreter": {"local"},
     # Docker's command line, and its driver for logs.
     "targets.docker_options": {"docker", "local"},
     "manifests.docker_play": {"local"},
+    # An example in a hint.
+    "commands.doctor": {"slurm"},
     # A word of the shell.
     "manifests.batch.script": {"local"},
 }
