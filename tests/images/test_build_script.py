@@ -81,7 +81,6 @@ def test_if_possible_takes_the_reason_back_when_it_builds(built_project) -> None
         pytest.param(
             ["--push"], {"IMAGE": "fabric-train:1"}, "names no registry", id="no registry"
         ),
-        pytest.param(["--push"], {"IMAGE": "me/train:1"}, "names no registry", id="only a user"),
     ],
 )
 def test_a_wrong_option_exits_2_before_any_engine_is_asked(
@@ -91,13 +90,6 @@ def test_a_wrong_option_exits_2_before_any_engine_is_asked(
     assert done.returncode == 2
     assert said in done.stderr
     assert "  fix: " in done.stderr
-
-
-@pytest.mark.parametrize(
-    "image", ["registry.example/me/fabric-train:1", "localhost/train", "localhost:5000/train"]
-)
-def test_a_name_with_a_registry_may_be_pushed(build_script: ModuleType, image: str) -> None:
-    build_script.require_registry(image)
 
 
 def test_a_client_without_buildkit_is_passed_over_for_one_with_it(
@@ -150,14 +142,6 @@ def test_the_cuda_version_follows_from_flavor_and_source(
     assert decided == cuda
     flavor_has_cuda = variables.get("FLAVOR") == "cuda"
     assert bool(remark) == (bool(cuda) != flavor_has_cuda and cuda != "12.8")
-
-
-@pytest.mark.parametrize("flavor", ["cpu", "cuda"])
-def test_the_default_base_is_read_from_the_dockerfile(
-    build_script: ModuleType, flavor: str
-) -> None:
-    base = build_script.parse_default_base((ROOT / "images/Dockerfile").read_text(), flavor)
-    assert base in {"debian:bookworm-slim", "nvidia/cuda:13.0.2-base-ubuntu24.04"}
 
 
 def test_root_installs_whatever_the_base_s_user_and_the_image_ends_with_a_number() -> None:

@@ -69,13 +69,10 @@ def not_ok(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(f.status.value, f.check, f.where) for f in found if f.status is not Status.OK]
 
 
-def test_nodes_that_have_all_they_need_are_fit() -> None:
-    assert not_ok({}, {}) == []
-
-
 @pytest.mark.parametrize(
     ("facts", "row"),
     [
+        ({"gpus": [{**GPU, "name": "A100"}]}, ("warning", "same GPUs", "all nodes")),
         ({"shm_bytes": 64 << 20}, ("warning", "/dev/shm", "node 1")),
         ({"checkpoint_error": "Permission denied"}, ("failed", "checkpoint folder", "node 1")),
         ({"checkpoint_free_bytes": 1 << 30}, ("warning", "checkpoint folder", "node 1")),
@@ -94,6 +91,7 @@ def test_nodes_that_have_all_they_need_are_fit() -> None:
 def test_each_fault_of_a_node_is_named_with_its_place(
     facts: dict[str, Any], row: tuple[str, str, str]
 ) -> None:
+    assert not_ok({}, {}) == []
     assert not_ok({}, facts, {}) == [row]
 
 
@@ -109,20 +107,8 @@ def test_a_name_that_leads_to_loopback_is_a_fault_only_where_nodes_go_by_names(
     assert row.fix == "give gpu1 the node's own address in /etc/hosts there"
 
 
-@pytest.mark.parametrize(
-    ("gpu", "row"),
-    [
-        ({"memory_used": "70000"}, ("warning", "GPU", "node 0, GPU 0")),
-        (
-            {"ecc_errors": "3"},
-            ("failed", "GPU", "node 0, GPU 0"),
-        ),
-    ],
-)
-def test_a_gpu_that_is_held_or_broken_is_named(
-    gpu: dict[str, str], row: tuple[str, str, str]
-) -> None:
-    assert not_ok({"gpus": [{**GPU, **gpu}]}) == [row]
+def test_a_gpu_that_is_broken_is_named() -> None:
+    assert not_ok({"gpus": [{**GPU, "ecc_errors": "3"}]}) == [("failed", "GPU", "node 0, GPU 0")]
 
 
 DMESG = """\
@@ -149,11 +135,6 @@ def test_what_nvidia_smi_and_the_kernel_say_is_read_and_put_together() -> None:
     assert (second.status, second.where) == (Status.WARNING, "gpu1, GPU 1")
 
 
-@pytest.mark.parametrize("text", ["", "No devices were found\n", "Failed to initialize NVML\n"])
-def test_without_gpus_nvidia_smi_says_none(text: str) -> None:
-    assert parse_gpus(text) == []
-
-
 @pytest.mark.parametrize(
     ("facts", "found"),
     [
@@ -172,11 +153,6 @@ def test_nccl_that_would_fall_back_to_sockets_is_warned_of(
     assert (row.status, row.check) == (Status.WARNING, "InfiniBand")
     assert row.found == f"{found}, so that NCCL falls back to sockets"
     assert row.fix
-
-
-def test_different_gpus_are_warned_of() -> None:
-    other = {**GPU, "name": "NVIDIA A100"}
-    assert not_ok({"gpus": [GPU]}, {"gpus": [other]}) == [("warning", "same GPUs", "all nodes")]
 
 
 def test_every_finding_that_is_not_ok_says_what_to_do() -> None:
@@ -245,13 +221,9 @@ def rows(text: str) -> dict[str, tuple[str, str]]:
     return {row["check"]: (row["status"], row["found"]) for row in json.loads(text)}
 
 
-@pytest.mark.parametrize("started_by", ["agent", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_this_machine_is_fit_and_nothing_is_left(launcher: Runner, started_by: str) -> None:
+def test_this_machine_is_fit_and_nothing_is_left(launcher: Runner) -> None:
     launcher.write("raise SystemExit('never run')", PREFIX + "checkpoint_dir: ./saved\n")
-    done = launcher(
-        *("doctor", "job.yaml", "--on", "local", "--json"),
-        *("--nproc-per-node", "2", "--set", f"engine={started_by}"),
-    )
+    done = launcher("doctor", "job.yaml", "--on", "local", "--json", "--nproc-per-node", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     found = rows(done.stdout)
     assert {status for status, _ in found.values()} <= {"ok", "warning"}
@@ -295,12 +267,9 @@ def test_a_probe_that_takes_too_long_ends_at_its_limit(launcher: Runner) -> None
     assert "no answer within 0.1 s" in done.stdout
 
 
-@pytest.mark.parametrize("started_by", ["agent", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_a_probe_that_fails_tells_the_workers_own_exception(
-    launcher: Runner, started_by: str
-) -> None:
+def test_a_probe_that_fails_tells_the_workers_own_exception(launcher: Runner) -> None:
     launcher.write("", PREFIX + "env: {GLOO_SOCKET_IFNAME: nosuch0}\n")
-    done = launcher("doctor", "job.yaml", "--on", "local", "--set", f"engine={started_by}")
+    done = launcher("doctor", "job.yaml", "--on", "local")
     assert done.returncode == 1
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("failed")]
     assert "RuntimeError: " in row
@@ -319,15 +288,6 @@ def test_two_containers_are_fit_and_a_small_shm_is_warned_of(launcher: Runner) -
     assert found["/dev/shm"] == ("warning", "0.1 GiB")
     assert found["shared checkpoints"] == ("ok", "one folder")
     assert found["all-reduce"][0] == "ok"
-
-
-@pytest.mark.docker
-def test_an_image_that_is_not_there_is_the_only_finding(launcher: Runner) -> None:
-    launcher.write("", MOUNTED)
-    done = launcher("doctor", "job.yaml", "--on", "docker", "--image", "no/such:image")
-    assert done.returncode == 1
-    assert "image no/such:image is not on this machine" in done.stdout
-    assert "fix: docker pull no/such:image" in done.stdout
 
 
 def test_an_interrupted_diagnosis_leaves_nothing_behind(launcher: Runner) -> None:

@@ -233,8 +233,8 @@ class FailingFolder(RunFolder):
         return super().worker_logs()
 
 
-def follow_through(tmp_path: Path, plan: LaunchPlan, *, away_s: float, fails_s: float) -> str:
-    """The reason why a run ended whose target or folder failed for so long; its lines."""
+def follow_through(tmp_path: Path, plan: LaunchPlan, away_s: float, fails_s: float) -> str:
+    """What was said of a run whose target was away, or whose folder failed, for so long."""
     clock, said = FakeClock(), io.StringIO()
     run = FailingFolder(tmp_path / plan.run_id, clock, fails_s)
     run.create(plan, "", 0.0)
@@ -244,25 +244,25 @@ def follow_through(tmp_path: Path, plan: LaunchPlan, *, away_s: float, fails_s: 
     return said.getvalue()
 
 
-def test_a_target_that_is_away_for_a_moment_ends_no_run(
-    tmp_path: Path, make_plan: MakePlan
+@pytest.mark.parametrize(
+    ("away_s", "fails_s", "told"),
+    [
+        (AWAY_LIMIT_S - 1, 0, "no engine answers; waiting for it"),
+        (0, STORAGE_LIMIT_S - 1, "Stale file handle"),
+    ],
+)
+def test_a_target_or_storage_that_is_away_for_a_moment_ends_no_run(
+    tmp_path: Path, make_plan: MakePlan, away_s: float, fails_s: float, told: str
 ) -> None:
-    plan = make_plan(nnodes=1, engine="agent")
-    said = follow_through(tmp_path, plan, away_s=AWAY_LIMIT_S - 1, fails_s=0)
-    assert said.count("no engine answers; waiting for it") == 1
+    said = follow_through(tmp_path, make_plan(nnodes=1, engine="agent"), away_s, fails_s)
+    assert said.count(told) == 1
 
 
-def test_a_target_that_stays_away_ends_it(tmp_path: Path, make_plan: MakePlan) -> None:
-    with pytest.raises(TargetError, match="no engine answers"):
-        follow_through(tmp_path, make_plan(nnodes=1, engine="agent"), away_s=1e9, fails_s=0)
-
-
-def test_a_storage_that_fails_for_a_moment_ends_no_run(tmp_path: Path, make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes=1, engine="agent")
-    said = follow_through(tmp_path, plan, away_s=0, fails_s=STORAGE_LIMIT_S - 1)
-    assert said.count("Stale file handle") == 1
-
-
-def test_a_storage_that_goes_on_to_fail_ends_it(tmp_path: Path, make_plan: MakePlan) -> None:
-    with pytest.raises(OSError, match="Stale file handle"):
-        follow_through(tmp_path, make_plan(nnodes=1, engine="agent"), away_s=0, fails_s=1e9)
+@pytest.mark.parametrize(
+    ("away_s", "fails_s", "raised"), [(1e9, 0, "no engine answers"), (0, 1e9, "Stale file handle")]
+)
+def test_a_target_or_storage_that_stays_away_ends_it(
+    tmp_path: Path, make_plan: MakePlan, away_s: float, fails_s: float, raised: str
+) -> None:
+    with pytest.raises((TargetError, OSError), match=raised):
+        follow_through(tmp_path, make_plan(nnodes=1, engine="agent"), away_s, fails_s)

@@ -70,13 +70,6 @@ def test_prefixes_are_coloured_on_a_terminal_only() -> None:
         assert stream.getvalue().endswith("text\n" if not terminal else "")
 
 
-def test_different_ranks_get_different_colours() -> None:
-    console, stream, _ = open_console(terminal=True)
-    for rank in (1, 2):
-        console.line("", prefix="[]", colour_key=rank)
-    assert len(set(stream.getvalue().split("\n")[:2])) == 2
-
-
 def test_workers_stdout_has_a_stream_of_its_own_which_leaves_the_progress_bar_alone() -> None:
     err, out = io.StringIO(), io.StringIO()
     console = Console(err, out=out, terminal=True, colour=True)

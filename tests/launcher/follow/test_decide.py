@@ -32,13 +32,19 @@ def make_plan(make_plan: MakePlan) -> MakePlan:
     return functools.partial(make_plan, engine="torchrun")
 
 
-def observe(*nodes: int | str) -> Observation:
+def observe(*nodes: int | str, out_of_memory: bool = False) -> Observation:
     """A node for each value: its exit code, RUNS or GONE."""
-    made = []
-    for index, value in enumerate(nodes):
-        state = {RUNS: NodeState.RUNNING, GONE: NodeState.MISSING}.get(value, NodeState.EXITED)
-        code = value if isinstance(value, int) else None
-        made.append(NodeObservation(node_index=index, incarnation=0, state=state, exit_code=code))
+    states = {RUNS: NodeState.RUNNING, GONE: NodeState.MISSING}
+    made = (
+        NodeObservation(
+            node_index=index,
+            incarnation=0,
+            state=states.get(value, NodeState.EXITED),
+            exit_code=value if isinstance(value, int) else None,
+            out_of_memory=out_of_memory and isinstance(value, int),
+        )
+        for index, value in enumerate(nodes)
+    )
     return Observation(run_id="r", nodes=tuple(made))
 
 
@@ -56,10 +62,6 @@ def decide(
         since_first_exit_s=since,
         working=working,
     )
-
-
-def test_running_nodes_are_waited_for(make_plan: MakePlan) -> None:
-    assert decide(make_plan(nnodes=2), RUNS, RUNS) == Wait()
 
 
 def test_a_run_is_complete_when_all_nodes_ended_well(make_plan: MakePlan) -> None:
@@ -152,11 +154,8 @@ def test_nobody_is_replaced_once_a_node_has_finished(make_plan: MakePlan) -> Non
 
 
 def test_running_out_of_memory_is_named(make_plan: MakePlan) -> None:
-    nodes = observe(137).nodes
-    nodes = (replace(nodes[0], out_of_memory=True),)
-    action = decide_action(
-        make_plan(), Observation(run_id="r", nodes=nodes), replaced={}, since_first_exit_s=1e9
-    )
+    seen = observe(137, out_of_memory=True)
+    action = decide_action(make_plan(), seen, replaced={}, since_first_exit_s=1e9)
     assert isinstance(action, RunEnd)
     assert action.reason is Reason.OUT_OF_MEMORY
     assert "out of memory" in action.detail

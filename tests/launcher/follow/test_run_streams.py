@@ -10,8 +10,6 @@ import signal
 import subprocess
 import time
 
-import pytest
-
 from tests.launcher.runner import PREFIX, Runner, wait_until
 
 TALKING = """
@@ -72,13 +70,12 @@ def test_what_a_worker_that_is_alone_prints_reaches_a_file_byte_for_byte(launche
     assert b"err of 0" in done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("engine", ["agent", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_much_output_comes_whole_and_in_order_whatever_the_reader_takes_its_time_for(
-    launcher: Runner, engine: str
+    launcher: Runner,
 ) -> None:
     lines = 100_000
     launcher.write(MUCH.format(lines=lines))
-    argv = launcher.argv(*TWO, "--set", f"engine={engine}")
+    argv = launcher.argv(*TWO)
     process = subprocess.Popen(
         argv, cwd=launcher.folder, env=launcher.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -17,7 +17,7 @@ import pytest
 from launcher.contract.agent_settings import StoreEndpoint, parse_task
 from launcher.contract.errors import KeyInputError
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, parse_plan
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets import agent_archive
 from launcher.targets.agent_archive import (
@@ -169,21 +169,11 @@ def test_an_image_of_this_project_is_known_by_its_name(image: str, expected: boo
     assert is_own_image(image) == expected
 
 
-def test_plain_torchrun_needs_no_files(make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes="1:2", engine="torchrun")
-    assert render_agent_files(plan, plan.nodes) is None
-
-
 def test_the_agent_reads_each_nodes_task_as_it_was_planned(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes="1:3", env={"GREETING": "it's\n$5"}, start="fork")
     tasks = [parse_task(file.text) for file in files_of(plan).tasks]
     assert [task.node for task in tasks] == list(plan.nodes)
     assert {task.settings for task in tasks} == {plan.agent}
-
-
-def test_a_plan_with_an_agent_is_read_back_equal(make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes="1:3", start="fork", agent={"preload": ["json"]})
-    assert parse_plan(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize(("magic", "loaded"), [(MAGIC_NUMBER, ".pyc"), (b"any\n", ".py")])
@@ -225,21 +215,6 @@ def test_running_agents_keep_their_archive_when_a_node_is_replaced(
     write_agent_files(files)
     write_agent_files(replace(files, read_archive=lambda: b"of another version"))
     assert (tmp_path / "agent.pyz").read_bytes() == files.archive
-
-
-@pytest.mark.parametrize(
-    ("fields", "uses"),
-    [
-        ({}, True),
-        ({"nnodes": 2, "rdzv": {"backend": "static"}}, True),
-        ({"engine": "agent"}, True),
-        ({"nnodes": "1:2", "engine": "torchrun"}, False),
-    ],
-)
-def test_the_agent_runs_every_job_unless_it_asks_for_torchrun(
-    make_plan: MakePlan, fields: dict[str, Any], uses: bool
-) -> None:
-    assert (make_plan(**fields).agent is not None) == uses
 
 
 @pytest.mark.parametrize(

@@ -71,18 +71,11 @@ def test_the_command_to_type_next_is_named(make_job: MakeJob) -> None:
     assert text.splitlines()[-1].endswith("torchrun train.py --name 'a b'")
 
 
-def test_several_nodes_without_an_address_are_refused(make_job: MakeJob) -> None:
-    with pytest.raises(InputError, match="no address was given") as caught:
+def test_what_cannot_meet_is_refused(make_job: MakeJob) -> None:
+    with pytest.raises(InputError, match=r"no address was given.*\n.*--rdzv-endpoint"):
         lines(make_job(nnodes=2), endpoint=None)
-    assert "--rdzv-endpoint" in caught.value.hint
-
-
-def test_a_node_rank_beyond_the_group_is_refused(make_job: MakeJob) -> None:
     with pytest.raises(InputError, match="--node-rank 2, but nnodes is 2"):
         lines(make_job(nnodes=2), node_rank=2)
-
-
-def test_two_different_ports_are_refused(make_job: MakeJob) -> None:
     with pytest.raises(InputError, match="port: 1234"):
         lines(make_job(nnodes=2, rdzv={"port": 1234}))
 

@@ -227,8 +227,9 @@ def test_a_script_that_nodes_without_an_image_do_not_get_is_refused(
 # -- the same ending whatever started it -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["torchrun", "agent"])
-@pytest.mark.parametrize("found", ["script", "module"])
+@pytest.mark.parametrize(
+    ("engine", "found"), [("torchrun", "script"), ("agent", "script"), ("agent", "module")]
+)
 def test_what_is_only_found_missing_at_the_start_ends_the_same_under_both_engines(
     launcher: Runner, engine: str, found: str
 ) -> None:

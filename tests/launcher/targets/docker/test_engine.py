@@ -28,55 +28,32 @@ def silent_socket(tmp_path: Path) -> Iterator[str]:
         yield f"unix://{tmp_path / 's'}"
 
 
-def facts_error(monkeypatch: pytest.MonkeyPatch, host: str, tmp_path: Path) -> TargetError:
-    monkeypatch.setenv("DOCKER_HOST", host)
+@pytest.mark.parametrize(
+    ("host", "told", "fix"),
+    [
+        ("ssh://nobody@127.0.0.1:1", "ssh://nobody@127.0.0.1:1", "unset DOCKER_HOST"),
+        ("unix:///nonexistent", "at unix:///nonexistent: No such file or directory", "--on local"),
+        ("tcp://127.0.0.1:1", "Connection refused", "start Docker"),
+        ("SILENT", "is there, but does not answer", "docker info"),
+        ("nonsense://x", "nonsense", ""),
+    ],
+)
+def test_an_engine_that_cannot_be_used_is_an_error_within_seconds_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    silent_socket: str,
+    host: str,
+    told: str,
+    fix: str,
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host.replace("SILENT", silent_socket))
     began = time.monotonic()
     with pytest.raises(TargetError) as caught:
         DockerTarget(tmp_path).facts(JOB)
     assert time.monotonic() - began < 10
     assert caught.value.exit_code is ExitCode.TARGET_UNREACHABLE
-    return caught.value
-
-
-def test_an_engine_over_ssh_is_told_as_one_that_sees_no_folder_of_this_machine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    error = facts_error(monkeypatch, "ssh://nobody@127.0.0.1:1", tmp_path)
-    assert "ssh://nobody@127.0.0.1:1" in error.what
-    assert "unset DOCKER_HOST" in error.hint
-    assert "--hosts" in error.hint
-
-
-def test_an_engine_that_is_not_there_is_an_error_with_the_fix(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    error = facts_error(monkeypatch, "unix:///nonexistent", tmp_path)
-    assert error.what == (
-        "no Docker engine answers at unix:///nonexistent: No such file or directory"
-    )
-    assert "--on local" in error.hint
-
-
-def test_an_engine_that_refuses_the_connection_is_an_error_with_the_fix(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    error = facts_error(monkeypatch, "tcp://127.0.0.1:1", tmp_path)
-    assert "Connection refused" in error.what
-    assert "start Docker" in error.hint
-
-
-def test_an_engine_that_never_answers_is_an_error_within_seconds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent_socket: str
-) -> None:
-    error = facts_error(monkeypatch, silent_socket, tmp_path)
-    assert "is there, but does not answer" in error.what
-    assert "docker info" in error.hint
-
-
-def test_a_docker_host_that_makes_no_sense_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert "nonsense" in facts_error(monkeypatch, "nonsense://x", tmp_path).what
+    assert told in caught.value.what
+    assert fix in caught.value.hint
 
 
 AS_NOBODY = """

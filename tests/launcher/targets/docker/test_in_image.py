@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.docker import in_image
+from launcher.targets.docker.build import _hint
 
 
 @contextlib.contextmanager
@@ -34,6 +35,11 @@ def index_of_a_strange_ca(folder: Path) -> Iterator[int]:
         yield server.server_address[1]
         server.shutdown()
         thread.join()
+
+
+def test_a_registry_that_wants_a_login_is_told_with_the_command() -> None:
+    said = "no basic auth credentials"
+    assert _hint(said, "a.org:5000") == "docker login a.org:5000, then the same command"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl makes a certificate")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement, plan_run
+from launcher.plan.launch_plan import LaunchPlan, plan_replacement, plan_run
 from launcher.plan.target_facts import TargetFacts
 from launcher.targets.docker.render import render_docker
 from launcher.targets.docker_options import (
@@ -74,20 +74,6 @@ def test_the_whole_script_with_gpus_and_rdma(
     expect_golden("docker-static-2x2-gpus.sh", render_docker(plan).shell())
 
 
-@pytest.mark.parametrize("fields", [{}, {"nnodes": "1:3"}, {"secrets": ["TOKEN"]}])
-def test_the_script_is_valid_shell(
-    make_plan: MakePlan, docker_facts: TargetFacts, fields: dict[str, Any]
-) -> None:
-    script = render_docker(make_plan(docker_facts, env={"A": AWKWARD}, **fields)).shell()
-    subprocess.run(["sh", "-n"], input=script.encode(), check=True)
-
-
-def test_equal_plans_render_to_equal_bytes(make_plan: MakePlan, docker_facts: TargetFacts) -> None:
-    one, other = (render_docker(make_plan(docker_facts, nnodes=3)) for _ in range(2))
-    assert one == other
-    assert one.shell() == other.shell()
-
-
 def docker_run_argv(container: Container) -> tuple[str, ...]:
     options = (word for option in container.options for word in option.words)
     return (*DOCKER_RUN, *options, container.image, *container.arguments)
@@ -139,23 +125,6 @@ def test_a_secret_is_printed_by_name_and_submitted_by_value(
     assert "TOKEN=s3cret" in container.create_kwargs({"TOKEN": "s3cret"})["environment"]
     assert container.shell().count("TOKEN") == 1
     assert "\n  --env TOKEN \\\n" in container.shell()
-
-
-def test_the_container_is_named_as_its_host_is_in_at_most_63_characters(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
-    for container in render_docker(make_plan(docker_facts, nnodes=12)).containers:
-        arguments = container.create_kwargs({})
-        assert arguments["name"] == arguments["hostname"] == container.name
-        assert len(container.name) <= 63
-
-
-def test_the_engine_waits_longer_than_the_grace_before_it_kills(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
-    arguments = only_container(make_plan(docker_facts, stop_grace_s=45)).create_kwargs({})
-    assert arguments["stop_timeout"] == 55
-    assert arguments["stop_signal"] == "SIGTERM"
 
 
 def test_labels_of_the_user_do_not_displace_those_that_runs_are_found_by(
@@ -219,11 +188,6 @@ def test_cpus_are_printed_as_docker_reads_them(
     assert argv[argv.index("--cpus") + 1] == printed
 
 
-def test_only_the_chosen_nodes_are_rendered(make_plan: MakePlan, docker_facts: TargetFacts) -> None:
-    artifact = render_docker(make_plan(docker_facts, nnodes=3), only=(1,))
-    assert [container.node.node_index for container in artifact.containers] == [1]
-
-
 def test_a_replacement_keeps_its_name_and_gets_the_next_incarnation(
     make_plan: MakePlan, docker_facts: TargetFacts
 ) -> None:
@@ -233,9 +197,3 @@ def test_a_replacement_keeps_its_name_and_gets_the_next_incarnation(
     assert new.name == old.name
     assert new.create_kwargs({})["labels"]["launcher.incarnation"] == "1"
     assert new.console.endswith("/nodes/1/1/console.log")
-
-
-def test_a_new_attempt_is_labelled_so(make_plan: MakePlan, docker_facts: TargetFacts) -> None:
-    plan = plan_next_attempt(make_plan(docker_facts, nnodes=2))
-    labels = render_docker(plan).containers[0].create_kwargs({})["labels"]
-    assert labels["launcher.attempt"] == "1"

@@ -96,22 +96,6 @@ def test_a_mount_that_is_not_there_is_told_with_its_line_and_no_run_is_made(
     assert not (launcher.folder / "runs").exists()
 
 
-@pytest.mark.slow  # local processes show it in every CI
-def test_under_torchrun_losing_the_container_that_hosts_the_store_starts_all_again(
-    launcher: Runner, engine: Any
-) -> None:
-    launcher.write(ELASTIC, MOUNTED + "max_restarts: 1\nengine: torchrun\n")
-    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
-    wait_until(lambda: has(launcher, "world-2-0"), limit_s=120)
-    (run_id,) = launcher.run_ids()
-    node(engine, run_id, 0).kill()
-    wait_until(lambda: has(launcher, "world-2-1"), limit_s=120)
-    (launcher.folder / "runs/latest/go").touch()
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr.decode()
-    assert launcher.outcome["attempts"] == 2
-
-
 def test_under_the_agent_losing_the_container_that_hosts_the_store_costs_no_restart(
     launcher: Runner, engine: Any
 ) -> None:
@@ -169,20 +153,6 @@ def test_what_a_killed_launcher_left_ends_well_and_is_found_by_the_next_call(
     assert f"{run_id}: succeeded, completed" in stopped.stderr, "it was not stopped"
     rows = json.loads(launcher("ps", "--all", "--json").stdout)
     assert [row["reason"] for row in rows] == ["completed", "completed"]
-    assert containers(engine, run_id) == []
-
-
-def test_a_run_that_its_launcher_left_is_stopped_by_the_next_call(
-    launcher: Runner, engine: Any
-) -> None:
-    launcher.write(WAITING, MOUNTED)
-    process = launcher.start("run", "job.yaml", "--on", "docker")
-    wait_until(lambda: has(launcher, "up-0"), limit_s=90)
-    process.kill()
-    process.communicate()
-    (run_id,) = launcher.run_ids()
-    assert launcher("stop", run_id).returncode == 0
-    assert launcher.outcome["reason"] == "stop-requested"
     assert containers(engine, run_id) == []
 
 

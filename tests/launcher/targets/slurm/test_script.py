@@ -66,13 +66,6 @@ def test_the_whole_script_on_slurm(
     expect_golden(name, render_script(plan(**keys)))
 
 
-def test_the_script_is_short_enough_to_review() -> None:
-    lines = render_script(plan(nnodes=2)).splitlines()
-    assert len([line for line in lines if not line.startswith("#")]) <= 100
-    # But for what the agents are told.
-    assert max(len(line) for line in lines if not line.startswith("{")) <= 110
-
-
 def test_words_with_spaces_reach_sbatch_and_a_percent_is_no_pattern() -> None:
     text = render_script(plan("/my runs/50%", slurm={"constraint": "a100&ib"}))
     assert "#SBATCH '--output=/my runs/50%%/digits-0a1b2c/slurm/%j.log'" in text
