@@ -238,12 +238,13 @@ class Host:
     def run(self, *argv: str, check: bool = True) -> str:
         """A command inside the host, not by way of ssh."""
         done = subprocess.run(
-            [*self._enter(), *argv], capture_output=True, text=True, check=False, timeout=60
+            [*self.enter(), *argv], capture_output=True, text=True, check=False, timeout=60
         )
         assert not check or done.returncode == 0, f"{self.name}: {argv}: {done.stderr}"
         return done.stdout
 
-    def _enter(self) -> list[str]:
+    def enter(self) -> list[str]:
+        """What a command line begins with that is to run inside the host."""
         first = self.first_pid()
         return ["nsenter", "-t", str(first), "-m", "-u", "-i", "-n", "-p", f"--wd={HOME}"]
 

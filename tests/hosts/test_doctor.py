@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from launcher.targets.hosts.inventory import Inventory, parse_host_list
-from launcher.targets.hosts.program.messages import Lease, TakeLease
+from launcher.targets.hosts.program.messages import Lease
 from launcher.targets.hosts.settings import LEASE_DIR
-from launcher.targets.hosts.ssh import Ssh
 from tests.conftest import DOCKER_IMAGE
 from tests.hosts.places import Host, Network
 from tests.hosts.typist import Typist
@@ -30,6 +29,15 @@ PORT = 23456
 LEASE = Lease(
     run_id="other-0a1b2c", node_index=0, owner="anna@desk", gpus=["0", "1"], slots=0, detached=True
 )
+HOLDER = """
+import json, sys
+from launcher.targets.hosts.program import leases
+from launcher.targets.hosts.program.messages import Lease
+held = leases.take(sys.argv[1], Lease.from_json(json.loads(sys.argv[2])), None)
+print("held", flush=True)
+sys.stdin.read()
+leases.release(held)
+"""
 SMI = """#!/bin/sh
 case "$*" in
 *query-gpu=index\\ *) printf '0\\n1\\n' ;;
@@ -89,14 +97,16 @@ def named_wrong(host: Host) -> Iterator[None]:
 
 
 @contextmanager
-def held(host: Host, network: Network, **fields: Any) -> Iterator[None]:
+def held(host: Host, **fields: Any) -> Iterator[None]:
     """By somebody else's run."""
     lease = LEASE.having(**fields)
-    inventory = Inventory(hosts=parse_host_list(host.name), ssh_config=str(network.ssh_config))
-    with Ssh(inventory).open(inventory.hosts[0]) as session:
-        asked = TakeLease(lease=lease, lease_dir=LEASE_DIR, slots_limit=None, containers=False)
-        assert session.call(asked).held == []
+    argv = [*host.enter(), sys.executable, "-c", HOLDER, LEASE_DIR, lease.to_json()]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
         yield
+        holder.stdin.close()
 
 
 def skewed_clock(folder: Path) -> str:
@@ -142,7 +152,7 @@ def sick(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> tuple
             named_wrong(third),
             at_login(fourth, two_gpus(folder)),
             done_and_undone(fourth, f"mount -t tmpfs t {shared}", f"umount {shared}"),
-            held(fourth, four_hosts),
+            held(fourth),
         ):
             stack.enter_context(fault)
         code, rows = diagnosed(typist, "--set", f"checkpoint_dir={shared}")
@@ -263,7 +273,7 @@ def test_a_host_is_told_whose_link_goes_down_under_an_open_connection(typist: Ty
 def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:
     shared = typist.folder / "shared"
     typist.write("raise SystemExit('never run')", f"nnodes: 2\ncheckpoint_dir: {shared}\n")
-    code, rows = diagnosed(typist, "--include", "gpu1;gpu2")
+    code, rows = diagnosed(typist, "--include", "gpu1,gpu2")
     assert code == 0, rows
     found = {(row["check"], row["where"]): row["found"] for row in rows}
     assert found["pairs", "all hosts"].startswith("2 ways")
@@ -308,14 +318,14 @@ def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
     subprocess.run(["sh", "-c", f"{image} | {load}"], check=True)
     typist.write("", f"image: {DOCKER_IMAGE}\nnnodes: 2\nengine: agent\n", prefix=IN_DOCKER)
     typist.limit_s = 300.0
-    code, rows = diagnosed(typist, "--include", "gpu1;gpu2")
+    code, rows = diagnosed(typist, "--include", "gpu1,gpu2")
     found = {(row["check"], row["where"]): row for row in rows}
     assert code == 0, rows
     assert found["image", "gpu2"]["status"] == "ok"
     assert "torch 2." in found["python, torch", "gpu2"]["found"]
     assert found["all-reduce", "2 x 1"]["status"] == "ok"
     second.docker("image", "rm", "--force", DOCKER_IMAGE)
-    code, rows = diagnosed(typist, "--include", "gpu1;gpu2")
+    code, rows = diagnosed(typist, "--include", "gpu1,gpu2")
     found = {(row["check"], row["where"]): row for row in rows}
     assert found["image", "gpu2"]["status"] == "warning"
     assert f"docker save {DOCKER_IMAGE} | ssh gpu2 docker load" in found["image", "gpu2"]["fix"]

@@ -128,7 +128,7 @@ def test_two_runs_never_get_the_same_slots(typist: Typist) -> None:
     refused = typist("run", "job.yaml", "--nnodes", "3")
     assert refused.returncode == 3
     assert "gpu1: 1 of its 1 slots are held by root@" in refused.stderr
-    with held(typist.network.hosts[3], typist.network, gpus=[], slots=1):
+    with held(typist.network.hosts[3], gpus=[], slots=1):
         shown = typist("hosts").stdout.splitlines()
     assert "0 of 1 slots" in shown[1]
     assert "1 slots" in shown[1]

@@ -24,7 +24,7 @@ from launcher.targets.hosts.program.messages import (
     WatchEnd,
     WatchRun,
 )
-from launcher.targets.hosts.program.records import BEAT, ENOUGH, Record
+from launcher.targets.hosts.program.records import BEAT, Record
 from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 
@@ -34,8 +34,6 @@ SILENCE_LIMIT_S = 8.0
 RETRY_S = 1.0
 FULL_RETRY_S = 10.0
 """How long after a full disk here, or another error, the host is asked for what is missing."""
-FREE_LIMIT_S = 3.0
-"""How long a host may take to end its watch; after that a new connection is used."""
 STARTING_S = 5.0
 """How long a node that was just started may be missing in what the host says."""
 COPY_SILENCE_S = 60.0
@@ -72,7 +70,6 @@ class HostLine:
         self._session: Session | None = None
         self._hears = False
         """Whether the host watches: only then may beats be sent."""
-        self._freed: Session | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -82,28 +79,12 @@ class HostLine:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; nodes there that hear no other line then end."""
+        """Ends it; nodes there that hear no other line then end. Idempotent."""
         with self._lock:
             self._closed = True
             if self._session is not None:
                 self._session.kill()
         self._thread.join(5.0)
-        if self._freed is not None:
-            self._freed.close()
-
-    def free(self) -> Session | None:
-        """Ends the watch, and returns the session for other requests; None where it is cut.
-
-        It saves a connection and a start of Python on each host when the run ends.
-        """
-        with self._lock:
-            self._closed = True
-            if self._session is None or not self._hears:
-                return None
-            self._hears = False
-            self._session.say(ENOUGH)
-        self._thread.join(FREE_LIMIT_S)
-        return self._freed
 
     def started(self, node: str) -> None:
         """Notes that a node, as ``index.incarnation``, was just started there."""
@@ -122,7 +103,6 @@ class HostLine:
     def beat(self) -> None:
         """Says that this launcher lives, and ends a silent connection."""
         with self._lock:
-            # Under the lock: no beat may come after the end of the watch.
             if self._session is None:
                 return
             # A connection that took long to open has not been silent for as long.
@@ -156,9 +136,6 @@ class HostLine:
             while not copy.is_due():
                 message, blob = session.receive()
                 self._heard_at = time.monotonic()
-                if isinstance(message, WatchEnd):
-                    self._freed = session
-                    return
                 copy.take(message, blob)
                 if isinstance(message, NodesSeen):
                     self._states = message.nodes
@@ -168,8 +145,7 @@ class HostLine:
         finally:
             with self._lock:
                 self._session, self._hears = None, False
-            if session is not self._freed:
-                session.close()
+            session.close()
 
 
 class HostCopy:

@@ -32,16 +32,10 @@ class HostsRoom(Room):
     finds_runs = "beside"
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
-        inventory, ssh = read_hosts(arguments), None
-        if inventory is not None:
-            from launcher.targets.hosts.ssh import Ssh
-
-            # Now: importing all the rest takes as long as the hosts' answer.
-            ssh = Ssh(inventory)
-            ssh.open_early(inventory.hosts)
         from launcher.targets.hosts.target import HostsTarget
 
-        return HostsTarget(run_root, inventory, ssh, lambda job: read_hosts_of(job, arguments))
+        inventory = read_hosts(arguments)
+        return HostsTarget(run_root, inventory, lambda job: read_hosts_of(job, arguments))
 
     def diagnose(
         self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None

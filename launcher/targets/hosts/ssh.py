@@ -12,9 +12,8 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
@@ -86,22 +85,12 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 
-@dataclass(kw_only=True)
-class Opened:
-    """Sessions by the names of their hosts, and why there is none with the others."""
-
-    sessions: dict[str, Session] = field(default_factory=dict)
-    errors: dict[str, TargetError] = field(default_factory=dict)
-
-
 class Ssh:
     """Opens sessions to the hosts of an inventory; connections are shared and private."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._control = make_control_dir()
-        self._kept: tuple[int, dict[str, Session]] = (0, {})
-        self._early: Future[Opened] | None = None
         self._alone: set[str] = set()
         """Hosts whose shared connection is held by a frozen process of this machine."""
 
@@ -176,63 +165,30 @@ class Ssh:
 
         return self.each(attempt, hosts)
 
-    def open_early(self, hosts: Iterable[Host]) -> None:
-        """Starts to open sessions for the next ``sessions``, which tells any error."""
-        pool = ThreadPoolExecutor(max_workers=1)
-        self._early = pool.submit(self._open_all, tuple(hosts))
-        pool.shutdown(wait=False)
-
-    def _open_all(self, hosts: Iterable[Host]) -> Opened:
-        """Sessions by the hosts' names, and why there is none. Leaves none on another error."""
-        found = Opened()
-
-        def open_one(host: Host) -> None:
-            try:
-                found.sessions[host.name] = self.open(host)
-            except TargetError as error:
-                found.errors[host.name] = error
-
-        try:
-            self.each(open_one, hosts)
-        except BaseException:
-            self.close(found.sessions.values())
-            raise
-        return found
-
     @contextlib.contextmanager
     def sessions(
-        self,
-        hosts: Sequence[Host],
-        *,
-        keep: bool = False,
-        away: dict[str, TargetError] | None = None,
+        self, hosts: Iterable[Host], *, away: dict[str, TargetError] | None = None
     ) -> Iterator[dict[str, Session]]:
         """One with each host, by its name, for the block; raises as ``each`` does.
 
-        ``keep`` leaves them open for the next block, unless this one raises. ``away`` gets the
-        errors of hosts that are not reached, in place of raising them.
+        ``away`` gets the errors of hosts that are not reached, in place of raising them.
         """
-        owner, opened = self._kept
-        self._kept = (0, {})
-        if owner != os.getpid():
-            # They belong to the process that forked this launcher, and end with it.
-            opened = {}
-        early, self._early = self._early, None
+        opened: dict[str, Session] = {}
         errors: dict[str, TargetError] = {}
-        if early is not None:
-            # Ended by the limit of each connection.
-            opened, errors = early.result().sessions, early.result().errors
-        missing = [host for host in hosts if host.name not in {**opened, **errors}]
-        more = self._open_all(missing)
-        opened, errors = {**opened, **more.sessions}, {**errors, **more.errors}
+
+        def open_one(host: Host) -> None:
+            try:
+                opened[host.name] = self.open(host)
+            except TargetError as error:
+                errors[host.name] = error
+
         try:
+            self.each(open_one, hosts)
             if errors and away is None:
                 raise joined(list(errors.values()))
             if away is not None:
                 away.update(errors)
             yield opened
-            if keep:
-                self._kept, opened = (os.getpid(), opened), {}
         except KeyboardInterrupt:
             # Threads may still send, and a close waits for them.
             for session in opened.values():
@@ -348,7 +304,7 @@ class Session:
                 self._fail()
 
     def say(self, byte: bytes) -> None:
-        """Sends ``BEAT`` or ``ENOUGH`` to a host that watches; a cut connection is no error."""
+        """Sends ``BEAT`` to a host that watches; a cut connection is no error."""
         with contextlib.suppress(OSError, ValueError):
             self._talk.stdin.write(byte)
             self._talk.stdin.flush()

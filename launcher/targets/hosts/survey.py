@@ -44,7 +44,7 @@ def survey_hosts(
     others.
     """
     away: dict[str, TargetError] = {}
-    with ssh.sessions(inventory.hosts, keep=True, away=away) as opened:
+    with ssh.sessions(inventory.hosts, away=away) as opened:
         there = [host for host in inventory.hosts if host.name in opened]
         proposed = random.SystemRandom().sample(PORTS, PROPOSED_PORTS)
         found = ssh.each(lambda host: read_host(opened[host.name], job, proposed), there)

@@ -65,11 +65,11 @@ class HostsTarget(Target):
         self,
         run_root: Path,
         inventory: Inventory | None = None,
-        ssh: Ssh | None = None,
         read_of: Callable[[JobSpec], Inventory] = read_inventory_of,
     ) -> None:
         super().__init__()
-        self._run_root, self._inventory, self._ssh = run_root, inventory, ssh
+        self._run_root, self._inventory = run_root, inventory
+        self._ssh: Ssh | None = None
         self._read_of = read_of
         self._image: Image | None = None
         self._submitted: LaunchPlan | None = None
@@ -335,8 +335,10 @@ class HostsTarget(Target):
         def open_to(host: HostFacts, index: int) -> Session:
             if not self._answers(index):
                 raise TargetError(f"{host.name}: it does not answer")
-            line = self._lines.get(index) if only is None else None
-            return (line and line.free()) or ssh.open(host.host)
+            if only is None and (line := self._lines.get(index)):
+                # Two that copy the same at once would only be in each other's way.
+                line.close()
+            return ssh.open(host.host)
 
         # One elsewhere that follows the run would only start its nodes anew.
         foreign = only is None and not self._lines

@@ -13,11 +13,11 @@ import time
 from importlib import import_module
 from signal import alarm
 
+from launcher.contract import protocol
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.messages import (
     IDLE_LIMIT_S,
     Answered,
-    Completed,
     Refusal,
     RequestError,
 )
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from launcher.targets.hosts.program.reach import Listener, Token
 
 SPEC_LIMIT_S = 60
+HELD_LIMIT_S = 60.0
+"""How long a lease is held for a launcher that is not heard, as after a loss of power."""
 HANDLERS = {
     messages.HasCode: "code_store.has_code",
     messages.StoreCode: "code_store.store_code",
@@ -154,37 +156,53 @@ class HostConversation:
             self._held = leases.take(asked.lease_dir, lease, asked.slots_limit)
         except leases.HeldError as error:
             return messages.LeaseTaken(held=error.leases)
+        self._end_unheard(asked.run_dir, lease.node_index)
         return messages.LeaseTaken()
+
+    def _end_unheard(self, run_dir: str, node: int) -> None:
+        """Ends this process while it holds a lease for a launcher that is silent.
+
+        The launcher may send code for long, and only sshd notices that its machine is gone: late.
+        """
+        state = _module("node_state")
+        run = import_module("pathlib").Path(run_dir)
+        folder = run / protocol.NODES_DIR / str(node)
+        folder.mkdir(parents=True, exist_ok=True)
+        state.mark_followed(run, (node,))
+
+        def look() -> None:
+            while self._held:
+                if not state.is_node_followed(folder, HELD_LIMIT_S):
+                    os._exit(1)
+                time.sleep(1.0)
+
+        import_module("threading").Thread(target=look, daemon=True).start()
 
     def _release(self) -> None:
         if self._held:
             _module("leases").release(self._held)
         self._held = []
 
-    def _start(self, asked: messages.StartNode) -> Completed:
+    def _start(self, asked: messages.StartNode) -> None:
         _module("keeper").start(asked.node, self._program, self._held)
         for file in self._held:
             os.close(file)
         self._held = []
-        return Completed()
 
-    def _load(self, asked: messages.LoadImage) -> Completed:
-        completed: Completed = _module("requests").load_image(read_chunks(self._stdin))
-        return completed
+    def _load(self, asked: messages.LoadImage) -> None:
+        _module("requests").load_image(read_chunks(self._stdin))
 
     def _listen(self, asked: messages.Listen) -> int:
         self._listeners.append(_module("reach").Listener(asked.token, asked.port))
         return self._listeners[-1].port
 
-    def _leave(self, asked: messages.LeaveToken) -> Completed:
+    def _leave(self, asked: messages.LeaveToken) -> None:
         self._tokens.append(_module("reach").Token(asked.folder, asked.name))
-        return Completed()
 
-    def _remove_tokens(self, *, folders: bool = False) -> Completed:
+    def _remove_tokens(self, *, folders: bool = False) -> None:
         """Removes the tokens, and the ``folders`` that were made for them if nobody uses them."""
         for token in self._tokens:
             token.remove(folders=folders)
-        return Completed()
 
 
 def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:

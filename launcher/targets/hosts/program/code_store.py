@@ -9,13 +9,7 @@ import tarfile
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.targets.hosts.program.messages import (
-    Completed,
-    HasCode,
-    PrepareRun,
-    RequestError,
-    StoreCode,
-)
+from launcher.targets.hosts.program.messages import HasCode, PrepareRun, RequestError, StoreCode
 
 KEPT_ARCHIVES = 4
 CODE_DIR = "code"
@@ -34,7 +28,7 @@ def has_code(asked: HasCode) -> bool:
     return True
 
 
-def store_code(asked: StoreCode, archive: bytes) -> Completed:
+def store_code(asked: StoreCode, archive: bytes) -> None:
     """Keeps an archive of code by its hash, and removes the oldest ones."""
     path = Path(_archive(asked.state_dir, asked.hash))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,10 +36,9 @@ def store_code(asked: StoreCode, archive: bytes) -> Completed:
     kept = sorted(path.parent.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
     for old in kept[:-KEPT_ARCHIVES]:
         old.unlink(missing_ok=True)
-    return Completed()
 
 
-def prepare_run(asked: PrepareRun, agent: bytes) -> Completed:
+def prepare_run(asked: PrepareRun, agent: bytes) -> None:
     run_dir = Path(asked.run_dir)
     for folder in (run_dir, *map(Path, asked.folders)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +57,6 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> Completed:
     missing = [path for path in asked.needed if not os.path.exists(path)]
     if missing:
         raise RequestError(f"{missing[0]} is not there")
-    return Completed()
 
 
 def unpack(data: bytes, folder: Path) -> None:

@@ -25,9 +25,6 @@ class Answered(Record):
     value: Any
 
 
-class Completed(Record): ...
-
-
 class Refusal(Record):
     """It cannot be done. ``errno`` is the name of the operating system's error, if that was it."""
 
@@ -66,11 +63,13 @@ class Lease(Record):
 class TakeLease(HostRequest["LeaseTaken"]):
     """Takes a lease for a node, whose earlier incarnation is ended first.
 
-    The conversation holds it until ``StartNode`` hands it to the node's keeper.
+    The conversation holds it until ``StartNode`` hands it to the node's keeper. It ends, and the
+    lease with it, where no launcher that follows the run in ``run_dir`` is heard for a while.
     """
 
     lease: Lease
     lease_dir: str
+    run_dir: str
     slots_limit: int | None
     """How many slots the host has in all; None for no limit."""
     containers: bool
@@ -98,13 +97,13 @@ class KeeperSpec(Record):
     stop_grace_s: float
 
 
-class StartNode(HostRequest[Completed]):
+class StartNode(HostRequest[None]):
     """Starts a node's keeper, which gets what this conversation has taken."""
 
     node: KeeperSpec
 
 
-class StopNodes(HostRequest[Completed]):
+class StopNodes(HostRequest[None]):
     """Ends a run's ``nodes``, or all of them.
 
     ``tell_launcher`` also ends the launcher that follows the run.
@@ -135,14 +134,14 @@ class HasCode(HostRequest[bool]):
     hash: str
 
 
-class StoreCode(HostRequest[Completed]):
+class StoreCode(HostRequest[None]):
     """Keeps the archive that comes with the message."""
 
     state_dir: str
     hash: str
 
 
-class PrepareRun(HostRequest[Completed]):
+class PrepareRun(HostRequest[None]):
     """Makes a run's folder, with ``files`` (path, text), code, and the agent from the message.
 
     Refused where something that is ``needed`` is missing.
@@ -177,7 +176,7 @@ class FindImage(HostRequest[str]):
     pull: bool
 
 
-class LoadImage(HostRequest[Completed]):
+class LoadImage(HostRequest[None]):
     """Takes an image from the bytes of the messages that follow."""
 
 
@@ -220,7 +219,7 @@ class RunsFound(Record):
 
 
 class WatchRun(HostRequest["WatchEnd"]):
-    """Sends what a run writes there as it comes, and its nodes' states.
+    """Sends what a run writes there as it comes, and its nodes' states, until the connection ends.
 
     ``have`` is the size of each file that the launcher has, by its path in the run folder.
     ``once`` sends what is there and ends, also at most ``beside_code_bytes`` of what the training
@@ -367,14 +366,14 @@ class CallHosts(HostRequest["Mapping[str, str]"]):
     wait_s: float
 
 
-class LeaveToken(HostRequest[Completed]):
+class LeaveToken(HostRequest[None]):
     """Makes a file, which stays as long as the conversation."""
 
     folder: str
     name: str
 
 
-class RemoveTokens(HostRequest[Completed]):
+class RemoveTokens(HostRequest[None]):
     """Removes all files that ``LeaveToken`` made, and the folders that were made for them."""
 
 

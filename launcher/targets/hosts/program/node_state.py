@@ -46,9 +46,12 @@ def is_followed(run_dir: Path) -> bool:
     return any(map(is_node_followed, (run_dir / protocol.NODES_DIR).glob("[0-9]*")))
 
 
-def is_node_followed(folder: Path) -> bool:
-    """Whether a launcher follows the node whose incarnations are in ``folder``."""
+def is_node_followed(folder: Path, limit_s: float = FOLLOWED_S) -> bool:
+    """Whether a launcher follows the node whose incarnations are in ``folder``.
+
+    It does if it was heard within the last ``limit_s``.
+    """
     with suppress(OSError):
         heard_s = (folder / protocol.FOLLOWED_FILE).stat().st_mtime_ns / 1e9
-        return 0 <= time.monotonic() - heard_s < FOLLOWED_S
+        return 0 <= time.monotonic() - heard_s < limit_s
     return False

@@ -30,8 +30,8 @@ else:
 
 MAGIC = b"\0launcher-host 1\n"
 """The host's first words; what a login shell prints before them is skipped."""
-BEAT, ENOUGH = b".", b"!"
-"""Sent while the launcher watches a host: "still here", and "end the watch"."""
+BEAT = b"."
+"""Sent while the launcher watches a host: it is still here."""
 MAX_JSON_BYTES = 64 << 20
 _KINDS: dict[str, type[Record]] = {}
 _FIELDS: dict[type[Any], dict[str, str]] = {}

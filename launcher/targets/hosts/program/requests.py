@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.targets.hosts.program import keeper, messages, processes
 from launcher.targets.hosts.program.code_store import CODE_DIR, write
-from launcher.targets.hosts.program.messages import Completed, RequestError, RunOnHost
+from launcher.targets.hosts.program.messages import RequestError, RunOnHost
 from launcher.targets.hosts.program.node_state import is_followed, read_state
 from launcher.targets.hosts.program.records import TYPE_CHECKING
 from launcher.targets.hosts.program.watch import split_outputs
@@ -27,13 +27,12 @@ TAKE_UP_LIMIT_S = 30.0
 RUNS_DIR = "runs"
 
 
-def stop_nodes(asked: messages.StopNodes) -> Completed:
+def stop_nodes(asked: messages.StopNodes) -> None:
     nodes = None if asked.nodes is None else tuple(asked.nodes)
     if asked.tell_launcher:
         with suppress(OSError):
             write(Path(asked.run_dir, protocol.STOP_RUN_FILE), b"stopped from elsewhere\n")
     end_nodes(asked.run_id, nodes, asked.grace_s, in_containers=asked.containers)
-    return Completed()
 
 
 def remove_run(asked: messages.RemoveRun) -> int:
@@ -60,11 +59,10 @@ def find_image(asked: messages.FindImage) -> str:
     return id
 
 
-def load_image(chunks: Iterator[bytes]) -> Completed:
+def load_image(chunks: Iterator[bytes]) -> None:
     """Takes an image as ``docker save`` wrote it."""
     if told := processes.feed(("docker", "load", "--quiet"), chunks):
         raise RequestError(told.splitlines()[-1])
-    return Completed()
 
 
 def ask_launcher(asked: messages.AskLauncher) -> bool:

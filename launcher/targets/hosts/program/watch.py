@@ -17,7 +17,7 @@ from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.code_store import CODE_DIR
 from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.node_state import is_followed, mark_followed, read_state
-from launcher.targets.hosts.program.records import ENOUGH, TYPE_CHECKING, write_frame
+from launcher.targets.hosts.program.records import TYPE_CHECKING, write_frame
 
 if TYPE_CHECKING:
     from typing import IO
@@ -43,16 +43,16 @@ class Watch:
         self._sent = dict(asked.have)
         self._states: dict[str, NodeSeen] = {}
         self._stdin: int | None = None
-        self._goes_on, self._had_enough = True, False
+        self._goes_on = True
 
     def run(self, stdin: int) -> bool:
-        """Blocks until the launcher ends the watch (True), or the connection (False)."""
+        """Blocks until the launcher ends the connection, or ``once`` all is sent (True)."""
         beat_at = float("-inf")
         if self._asked.once:
             self.send_new()
             for path in split_outputs(self._run_dir / CODE_DIR, self._asked.beside_code_bytes)[0]:
                 self._send_file(path)
-            self._tell_done()
+            write_frame(self._out, messages.WatchEnd(followed=is_followed(self._run_dir)))
             return True
         self._stdin = stdin
         signal.alarm(SILENCE_LIMIT_S)
@@ -62,26 +62,19 @@ class Watch:
             if time.monotonic() - beat_at >= BEAT_S:
                 beat_at = time.monotonic()
                 write_frame(self._out, messages.HostBeat())
-        if self._had_enough:
-            self._tell_done()
-        return self._had_enough
+        return False
 
     def _hear(self, wait_s: float) -> None:
         """Reads what the launcher says; also called between the parts of a large file."""
         if self._stdin is None or not select.select([self._stdin], [], [], wait_s)[0]:
             return
         # Ended by the kernel, at once: select has said that it is readable.
-        said = os.read(self._stdin, 4096)
-        self._had_enough = ENOUGH in said
-        self._goes_on = bool(said) and not self._had_enough
+        self._goes_on = bool(os.read(self._stdin, 4096))
         if not self._goes_on:
             return
         signal.alarm(SILENCE_LIMIT_S)
         if self._asked.follows:
             mark_followed(self._run_dir, self._asked.nodes)
-
-    def _tell_done(self) -> None:
-        write_frame(self._out, messages.WatchEnd(followed=is_followed(self._run_dir)))
 
     def send_new(self) -> None:
         """Everything that changed since the last call: files first, then how nodes ended."""

@@ -13,11 +13,10 @@ from launcher.targets.hosts.connection import HostCopy, read_sizes, write_at
 from launcher.targets.hosts.program.messages import (
     Answered,
     FilePart,
-    WatchEnd,
     WatchRun,
 )
 from launcher.targets.hosts.program.node_state import is_node_followed
-from launcher.targets.hosts.program.records import BEAT, ENOUGH, read_frame, write_frame
+from launcher.targets.hosts.program.records import BEAT, read_frame, write_frame
 from launcher.targets.hosts.program.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
 from tests.disks import mounted
 
@@ -225,27 +224,6 @@ def test_a_launcher_that_never_says_a_word_is_not_waited_for(pair: Pair) -> None
     ALARMS.clear()
     assert watch_through(Link(lambda number: None), pair, hears) is False
     assert ALARMS == [SILENCE_LIMIT_S]
-
-
-def test_a_launcher_has_its_conversation_back_in_the_middle_of_a_large_file(
-    pair: Pair,
-) -> None:
-    hears, says = os.pipe()
-    link = Link(lambda number: os.write(says, ENOUGH) if number == 3 else None)  # type: ignore[arg-type]
-    pair.append("nodes/0/0/stdout", b"a" * (20 * CHUNK_BYTES))
-    assert watch_through(link, pair, hears) is True
-    link.seek(0)
-    messages = []
-    while (frame := read_frame(link)) is not None:
-        message, blob = frame
-        messages.append(message)
-        if isinstance(message, FilePart):
-            write_at(pair.here, message, blob)
-    assert messages[-1] == WatchEnd(followed=False)
-    assert 0 < len(messages) < 10
-    pair.connect()
-    pair.copy()
-    assert (pair.here / "nodes/0/0/stdout").stat().st_size == 20 * CHUNK_BYTES
 
 
 def test_what_a_training_calls_code_or_checkpoints_travels_too(pair: Pair) -> None:

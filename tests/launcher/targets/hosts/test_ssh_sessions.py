@@ -6,16 +6,19 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from launcher.contract import protocol
 from launcher.contract.errors import TargetError
-from launcher.targets import background
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import ReadClock
+from launcher.targets.hosts.program import leases
+from launcher.targets.hosts.program.__main__ import HELD_LIMIT_S
+from launcher.targets.hosts.program.messages import Lease, ReadClock, TakeLease
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 
@@ -50,49 +53,19 @@ def answers(session: Session) -> bool:
     return session.call(ReadClock()) > 0
 
 
-def test_conversations_that_are_kept_are_used_by_the_next_block(
-    ssh: Ssh, hosts: list[Host]
-) -> None:
-    with ssh.sessions(hosts, keep=True) as first:
-        pass
-    with ssh.sessions(hosts[:1]) as second:
-        assert second["gpu1"] is first["gpu1"]
-        assert answers(second["gpu1"])
-    with ssh.sessions(hosts) as third:
-        assert third["gpu1"] is not first["gpu1"]
-        assert all(map(answers, third.values()))
-
-
-def test_conversations_are_opened_while_the_launcher_has_other_things_to_do(
-    ssh: Ssh, hosts: list[Host]
-) -> None:
-    ssh.open_early(hosts)
-    with ssh.sessions(hosts, keep=True) as first:
-        assert all(map(answers, first.values()))
-    with ssh.sessions(hosts) as second:
-        assert second["gpu2"] is first["gpu2"]
-
-
-def test_what_goes_wrong_early_is_told_when_it_is_asked_for(
+def test_every_host_is_talked_to_or_it_is_said_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[Host]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    ssh = open_ssh(tmp_path, monkeypatch, "echo 'Permission denied (publickey).' >&2; exit 255")
-    ssh.open_early(hosts)
+    client = "case \"$*\" in *gpu1*) echo 'Permission denied (publickey).' >&2; exit 255;; esac"
+    ssh = open_ssh(tmp_path, monkeypatch, client)
     with pytest.raises(TargetError, match="gpu1"), ssh.sessions(hosts):
         pass
-
-
-def test_a_launcher_in_the_background_has_conversations_of_its_own(
-    ssh: Ssh, hosts: list[Host], tmp_path: Path
-) -> None:
-    def work(tell: background.Tell) -> None:
-        with ssh.sessions(hosts) as own:
-            tell(str(all(map(answers, own.values()))))
-
-    with ssh.sessions(hosts, keep=True):
-        pass
-    assert background.in_background(work, tmp_path / "log") == "True"
+    away: dict[str, TargetError] = {}
+    with ssh.sessions(hosts, away=away) as opened:
+        assert list(opened) == ["gpu2"]
+        assert answers(opened["gpu2"])
+    assert list(away) == ["gpu1"]
 
 
 def test_a_client_that_talks_much_is_never_in_its_own_way(
@@ -179,3 +152,28 @@ def test_a_conversation_may_be_ended_by_several_threads_at_once() -> None:
         with ThreadPoolExecutor(8) as pool:
             ended = list(pool.map(lambda _, talk=talk: talk.end(), range(8)))
         assert sorted(ended) == [(0, "")] * 7 + [(0, "why\n")]
+
+
+def test_a_lease_is_held_as_long_as_the_launcher_is_heard(
+    ssh: Ssh, hosts: list[Host], tmp_path: Path
+) -> None:
+    lease = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
+    asked = TakeLease(
+        lease=lease,
+        lease_dir=str(tmp_path / "leases"),
+        run_dir=str(tmp_path / "runs/r"),
+        slots_limit=None,
+        containers=False,
+    )
+    with ssh.open(hosts[0]) as session:
+        assert not session.call(asked).held
+        assert [held.run_id for held in leases.read(asked.lease_dir)] == ["r"]
+        assert answers(session)
+        # As after a loss of power: the connection stays, and nothing comes.
+        long_ago_ns = time.monotonic_ns() - int(HELD_LIMIT_S * 1e9)
+        os.utime(
+            tmp_path / "runs/r/nodes/0" / protocol.FOLLOWED_FILE, ns=(long_ago_ns, long_ago_ns)
+        )
+        with pytest.raises(TargetError):
+            session.receive(limit_s=20.0)
+        assert leases.read(asked.lease_dir) == []
