@@ -12,7 +12,6 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, name_exit_code
 from launcher.contract.node_plan import Env
 from launcher.manifests.play_values import (
-    SHM,
     PlayedMount,
     Surroundings,
     expand,
@@ -20,7 +19,7 @@ from launcher.manifests.play_values import (
     read_mounts,
 )
 from launcher.manifests.pytorchjob import CONTAINER, MASTER, PyTorchJob, Replica, operator_env
-from launcher.manifests.source import Together, Value, count_gpus
+from launcher.manifests.source import Together, Value, count_gpus, shm_volume
 from launcher.targets.kubernetes.pod_states import Ending, Trouble, last_words, order_of_failure
 
 DEFAULT_GRACE_S = 30
@@ -244,13 +243,10 @@ def _words(words: Value, env: Mapping[str, str]) -> tuple[str, ...] | None:
 
 def _shm_bytes(pod: Value, container: Value) -> int | None:
     """The size of a memory volume at /dev/shm: its own, else the container's memory limit."""
-    names = [m["name"].text for m in container["volumeMounts"] if m["mountPath"].text == SHM]
-    for volume in pod["volumes"]:
-        memory = volume["emptyDir"]
-        if volume["name"].text in names and memory["medium"].text == "Memory":
-            limit = container["resources"]["limits"]["memory"]
-            return int(memory["sizeLimit"].quantity or limit.quantity or 2**30)
-    return None
+    volume, limit = shm_volume(pod, container), container["resources"]["limits"]["memory"]
+    if volume is None or volume["emptyDir"]["medium"].text != "Memory":
+        return None
+    return int(volume["emptyDir"]["sizeLimit"].quantity or limit.quantity or 2**30)
 
 
 # -- what is not as in a cluster ----------------------------------------------------------------

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.job.quantity import parse_whole
-from launcher.manifests.source import Together, Value
+from launcher.manifests.source import SHM, Together, Value
 
 REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
-SHM = "/dev/shm"
 KINDS = {"configMap": "ConfigMap", "secret": "Secret"}
 """Kinds of objects whose contents pods see, by the fields that name them."""
 

@@ -13,6 +13,7 @@ from launcher.yamlfile.source import YamlSource, parse_documents
 
 EXTENDED_GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "habana.ai/gaudi")
 """Resource names by which device plugins hand out accelerators."""
+SHM = "/dev/shm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +139,12 @@ def count_gpus(container: Value) -> int | None:
             if amount.isdigit():
                 return int(amount)
     return None
+
+
+def shm_volume(pod: Value, container: Value) -> Value | None:
+    """The volume of a pod that a container has at /dev/shm; None where it has none there."""
+    names = [m["name"].text for m in container["volumeMounts"] if m["mountPath"].text == SHM]
+    return next((volume for volume in pod["volumes"] if volume["name"].text in names), None)
 
 
 def render_path(path: KeyPath) -> str:

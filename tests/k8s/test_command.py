@@ -43,13 +43,6 @@ def test_objects_are_printed_in_the_order_in_which_they_are_needed(
     assert printed.err == ""
 
 
-def test_arguments_behind_two_dashes_reach_the_training(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_command(["render", "job.yaml", "--on", "kubernetes", "--", "--epochs=3"]) == 0
-    assert "--epochs=3" in capsys.readouterr().out
-
-
 def test_an_argument_of_two_lines_stays_inside_of_the_comment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,17 +61,6 @@ def test_what_pod_security_loses_is_said_beside_the_manifest(
     assert run_command(["render", "job.yaml", "--on", "kubernetes", *opt_in]) == 0
     said = capsys.readouterr().err
     assert said == "note: not admissible under Pod Security restricted: kubernetes.host_network\n"
-
-
-@pytest.mark.parametrize(("nnodes", "is_noted"), [("1", False), ("2", True)])
-def test_a_master_alone_gets_no_init_container_of_the_operator(
-    nnodes: str, is_noted: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    static = ["--set", "rdzv.backend=static", "--nnodes", nnodes]
-    assert run_command(["render", "job.yaml", "--on", "kubernetes", *static]) == 0
-    printed = capsys.readouterr()
-    assert ("not admissible" in printed.err) == is_noted
-    assert ("Note: not admissible" in printed.out) == is_noted
 
 
 @pytest.mark.parametrize(

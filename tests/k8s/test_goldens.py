@@ -54,11 +54,6 @@ def test_the_whole_manifest(name: str) -> None:
     assert text == path.read_text()
 
 
-def test_the_same_job_gives_the_same_bytes() -> None:
-    one, other = (manifest_of(**TABLE["job-elastic"]).yaml() for _ in range(2))
-    assert one == other
-
-
 @pytest.mark.parametrize("name", TABLE)
 def test_the_text_is_the_objects_and_the_config_map_holds_the_whole_plan(name: str) -> None:
     manifest, plan = manifest_of(**TABLE[name]), plan_of(**TABLE[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from launcher.manifests.checks.rules import Breaches, Rule, hit
-from launcher.manifests.source import EXTENDED_GPUS, Value
+from launcher.manifests.source import EXTENDED_GPUS, SHM, Value, shm_volume
 
 YAML_1_1_TRUTH = re.compile(r"(?i:y|yes|n|no|on|off)")
 """Words that YAML 1.1, which kubectl reads, takes as truth values."""
@@ -13,7 +13,6 @@ SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|password|passwd|secret|api_?key|access_?key|credentials?)$"
 )
 RESTRICTED = "pod-security.kubernetes.io/enforce"
-SHM = "/dev/shm"
 
 
 def check_pod(pod: Value, *, training: bool = True) -> Breaches:
@@ -70,10 +69,7 @@ def _check_gpus(container: Value) -> Breaches:
 
 
 def _check_shm(pod: Value, container: Value) -> Breaches:
-    mounts = {m["mountPath"].text: m["name"].text for m in container["volumeMounts"]}
-    volumes = {volume["name"].text: volume for volume in pod["volumes"]}
-    volume = volumes.get(mounts.get(SHM, ""))
-    if volume is None:
+    if (volume := shm_volume(pod, container)) is None:
         fix = f"mount an emptyDir with medium: Memory and a sizeLimit at {SHM}"
         yield hit(Rule.SHM_SMALL, container, f"nothing is mounted at {SHM}", fix)
         return

@@ -167,12 +167,7 @@ class Cluster:
 
     def read(self, place: ObjectPlace) -> Object | None:
         """An object; None where there is none of that name."""
-        try:
-            return self._call("GET", self._path(place), place=place)
-        except ApiError as error:
-            if error.status == NOT_FOUND and not error.is_kind_missing:
-                return None
-            raise
+        return self.look(self._path(place), place)
 
     def merge(self, place: ObjectPlace, patch: Object) -> Object:
         """Changes some fields of an object."""
@@ -198,12 +193,12 @@ class Cluster:
 
     # -- what a diagnosis asks --------------------------------------------------------------------
 
-    def look(self, path: str) -> Object | None:
+    def look(self, path: str, place: ObjectPlace | None = None) -> Object | None:
         """What lies at a path of the API, such as ``/api/v1/nodes``; None where nothing does."""
         try:
-            return self._call("GET", path)
+            return self._call("GET", path, place=place)
         except ApiError as error:
-            if error.status == NOT_FOUND:
+            if error.status == NOT_FOUND and not error.is_kind_missing:
                 return None
             raise
 

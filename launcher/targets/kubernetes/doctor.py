@@ -193,14 +193,12 @@ class _Diagnosis:
             dry_run = self._cluster.create if item is job else self._cluster.apply
             yield self._try("dry run", where, dry_run, item)
 
-    def _try(
-        self, check: str, where: str, send: Callable[..., Object], item: Object, fix: str = ""
-    ) -> Finding:
+    def _try(self, check: str, where: str, send: Callable[..., Object], item: Object) -> Finding:
         """A dry run of one object; a 403 too is a failure: it may be a webhook's or a quota's."""
         try:
             send(item, dry_run=True)
         except ApiError as error:
-            return failed(check, where, error.what, fix or error.hint)
+            return failed(check, where, error.what, error.hint)
         return ok(check, where, "the server admits it")
 
     def _judge_pod(self) -> Iterator[Finding]:
@@ -208,9 +206,7 @@ class _Diagnosis:
         if not self._cluster.may("create", "pods"):
             return
         pod = render_trial_pod(self._plan)
-        look = f"{kubectl()} describe quota,limits,ns -n {self._namespace}"
-        fix = f"{look}; then resources: of the job"
-        yield self._try("pod", "one of the job's", self._cluster.create, pod, fix)
+        yield self._try("pod", "one of the job's", self._cluster.create, pod)
 
 
 def _items(found: Object | None) -> list[Object]:

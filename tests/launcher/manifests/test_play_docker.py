@@ -120,15 +120,6 @@ def test_a_failed_container_is_restarted_in_its_pod_with_what_the_pod_keeps(
     assert nothing_is_left(engine, played)
 
 
-def test_the_job_fails_when_restarts_reach_the_backoff_limit(
-    play: Callable[[dict[str, Any]], Played], engine: Any
-) -> None:
-    played = play(elastic("raise SystemExit(3)", backoffLimit=3))
-    assert played.end() == 1, played.text
-    assert "restarts of containers, backoffLimit is 3" in played.text
-    assert nothing_is_left(engine, played)
-
-
 def test_a_worker_that_is_killed_is_restarted_and_a_pod_that_is_removed_is_made_anew(
     play: Callable[[dict[str, Any]], Played], engine: Any
 ) -> None:

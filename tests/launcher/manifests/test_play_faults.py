@@ -156,22 +156,6 @@ def test_a_container_that_is_started_again_leaves_its_last_words_and_finds_none(
     assert played.text.count("[worker-0] found ''") == 2
 
 
-@pytest.mark.slow
-def test_a_container_that_runs_out_of_memory_is_the_headline(play: Play) -> None:
-    program = (
-        "import socket, sys, time\n"
-        "if socket.gethostname().endswith('-0'): time.sleep(600)\n"
-        "held = bytearray(1 << 30)"
-    )
-    manifest = elastic(program, "Never")
-    spec = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    spec["containers"][0]["resources"] = {"limits": {"memory": "64Mi"}}
-    played = play(manifest)
-    assert played.end() == 1, played.text
-    assert "foreign-worker-1 ended with 137, SIGKILL (9)" in played.text.splitlines()[-1]
-    assert "OOMKilled; raise limits.memory" in played.text.splitlines()[-1]
-
-
 # -- what is typed --------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import signal
 import subprocess
@@ -21,7 +20,6 @@ from launcher.doctor.finding import Status
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.api import Cluster
-from launcher.targets.kubernetes.pod_states import FIXES, Trouble, parse_pod
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.k8s.manifests_table import GPUS, KINDS, manifest_of, pod_specs
 from tests.launcher.fake_cluster import FakeCluster
@@ -342,34 +340,3 @@ def test_doctor_tells_the_code_and_what_of_it_is_too_much(
     assert rows["code"].status is Status.FAILED
     assert "\n" not in rows["code"].found
     assert "launcher build" in rows["code"].fix
-
-
-WAITS = {"name": "node", "state": {"waiting": {"reason": "PodInitializing"}}}
-
-
-@pytest.mark.parametrize(
-    ("state", "phase", "trouble"),
-    [
-        ({"waiting": {"reason": "ImagePullBackOff", "message": "no"}}, "Pending", Trouble.IMAGE),
-        ({"waiting": {"reason": "CrashLoopBackOff"}}, "Pending", Trouble.CRASH_LOOP),
-        ({"terminated": {"exitCode": 128, "reason": "StartError"}}, "Failed", Trouble.START),
-    ],
-)
-def test_what_keeps_the_init_container_keeps_the_pod(
-    state: Object, phase: str, trouble: Trouble
-) -> None:
-    statuses = [{"name": "code", "state": state}]
-    pod = {
-        "metadata": {"name": "train-0"},
-        "spec": {"containers": [{"name": "node"}]},
-        "status": {
-            "phase": phase,
-            "initContainerStatuses": statuses,
-            "containerStatuses": [WAITS],
-        },
-    }
-    view = parse_pod(json.loads(json.dumps(pod)))
-    assert view.trouble is trouble
-    assert FIXES[trouble]
-    assert view.exit_code == (128 if phase == "Failed" else None)
-    assert not view.has_started

@@ -34,10 +34,24 @@ NO_PYTHON = (
 
 Start = Callable[..., ClusterRun]
 Typed = Callable[..., tuple[int, str]]
-OF_THE_HOST = (
+PLAIN = (
     "name: digits\ncommand: [-m, train]\nnnodes: 1\n"
-    "kubernetes: {kind: job, checkpoint: ephemeral, host_network: true}\n"
+    "kubernetes: {kind: job, checkpoint: ephemeral}\n"
 )
+OF_THE_HOST = PLAIN.replace("ephemeral", "ephemeral, host_network: true")
+
+
+def started(folder: Path, job: str, *words: str) -> subprocess.Popen[str]:
+    """``launcher run`` in a process of its own."""
+    (folder / "job.yaml").write_text(job)
+    return subprocess.Popen(
+        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "kubernetes", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.fixture
@@ -134,28 +148,17 @@ def test_a_run_that_shall_be_kept_and_cannot_be_suspended_is_said_to_run(
 def test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs(
     server: FakeCluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "job.yaml").write_text(
-        "name: digits\ncommand: [-m, train]\nnnodes: 1\nstop_grace_s: 60\n"
-        "kubernetes: {kind: job, checkpoint: ephemeral}\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "kubernetes"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = started(tmp_path, f"stop_grace_s: 60\n{PLAIN}")
     server.until(lambda: server.asked("GET", "/pods"), 60)
     server.away = True
     process.send_signal(signal.SIGINT)
-    assert process.stdout is not None
+    assert process.stderr is not None
     line = ""
     while "trying again" not in line:
-        line = process.stdout.readline()
+        line = process.stderr.readline()
         assert line, "it ended by itself"
     process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=60)
     assert process.returncode == ExitCode.TARGET_UNREACHABLE, text
     assert "STILL RUNNING" in text
     assert "fix: kubectl delete job digits -n team" in text
@@ -351,24 +354,16 @@ def test_a_detached_run_tells_what_the_server_says_of_its_job_before_it_detaches
 ) -> None:
     server.put("resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
     server.warn_level = "restricted"
-    (tmp_path / "job.yaml").write_text(OF_THE_HOST)
     # A process of its own: this one has the server's threads, which a fork would lose.
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "kubernetes", "--detach"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    process = started(tmp_path, OF_THE_HOST, "--detach")
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
     told = 'launcher: would violate PodSecurity "restricted:latest": host namespaces'
-    assert done.stderr.count(told) == 1, done.stderr
-    assert "launcher: a pod would not be admitted now: " in done.stderr
-    assert done.stderr.index(told) < done.stderr.index("launcher: detached; see: ")
+    assert errors.count(told) == 1, errors
+    assert "launcher: a pod would not be admitted now: " in errors
+    assert errors.index(told) < errors.index("launcher: detached; see: ")
     server.delete("jobs", "digits")
-    server.until(lambda: (tmp_path / "runs" / done.stdout.strip() / "outcome.json").is_file())
+    server.until(lambda: (tmp_path / "runs" / said.strip() / "outcome.json").is_file())
 
 
 def test_a_user_who_may_make_no_pods_is_not_kept_from_making_a_job(
@@ -534,23 +529,12 @@ def test_a_deleted_job_found_by_a_later_call_was_stopped(
 def test_a_context_without_verification_is_told_once_and_by_no_warning_of_a_library(
     tls_server: FakeCluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "job.yaml").write_text(
-        "name: digits\ncommand: [-m, train]\nnnodes: 1\n"
-        "kubernetes: {kind: job, checkpoint: ephemeral}\n"
-    )
     tls_server.faults.append(Fault("POST", "/jobs?dryRun", 422, "no"))
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "kubernetes"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == ExitCode.TARGET_UNREACHABLE
-    assert "InsecureRequestWarning" not in done.stderr
-    assert done.stderr.count("skips TLS verification") == 1
+    process = started(tmp_path, PLAIN)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.TARGET_UNREACHABLE
+    assert "InsecureRequestWarning" not in errors
+    assert errors.count("skips TLS verification") == 1
 
 
 @pytest.fixture

@@ -76,6 +76,22 @@ def test_phases_and_reasons_become_states_and_troubles(
     assert (view.state, view.exit_code, view.trouble) == (state, code, trouble)
 
 
+@pytest.mark.parametrize(
+    ("state", "phase", "code", "trouble"),
+    [
+        ({"waiting": {"reason": "ImagePullBackOff"}}, "Pending", None, Trouble.IMAGE),
+        (ended(128, "StartError"), "Failed", 128, Trouble.START),
+    ],
+)
+def test_what_keeps_the_init_container_keeps_the_pod(
+    state: dict[str, Any], phase: str, code: int | None, trouble: Trouble
+) -> None:
+    waits = waiting("PodInitializing")["state"]
+    prepares = [{"name": "code", "state": state}]
+    view = parse_pod(pod("d-0", {}, phase=phase, state=waits, initContainerStatuses=prepares))
+    assert (view.trouble, view.exit_code, view.has_started) == (trouble, code, False)
+
+
 @pytest.mark.parametrize("made", ["01", "02"])
 def test_the_newest_pod_of_a_node_is_that_made_last_and_of_two_of_one_second_the_one_that_lives(
     made: str,
