@@ -78,7 +78,11 @@ def _engine(raw: Raw) -> Iterator[Conflict]:
             yield Conflict(("rdzv", "backend"), backend, accepted, fix)
     else:
         for key, value in _section(rdzv, "conf").items():
-            if value is not None and key in CONF_OF_TORCHRUN:
+            if value is not None and backend == "static":
+                accepted = "the key left out: a static rendezvous has no settings under the agent"
+                fix = "remove the key, or write rdzv.backend: roster"
+                yield Conflict(("rdzv", "conf", key), value, accepted, fix)
+            elif value is not None and key in CONF_OF_TORCHRUN:
                 accepted = "join_timeout, last_call_timeout or read_timeout, under the agent"
                 limit = "agent.detection_limit_s says when a node counts as lost"
                 fix = f"remove the key ({limit}), or write engine: torchrun"

@@ -106,9 +106,9 @@ class RdzvSpec(Section):
         default=RdzvConfSpec.model_construct(), examples=[{"last_call_timeout": 5}]
     )
     """Settings of the rendezvous, as ``torchrun --rdzv-conf`` names them; what is left out is
-    torchrun's default, or the launcher's where that one is known to fail. The agent takes
-    ``join_timeout``, ``last_call_timeout`` and ``read_timeout`` of them; the others are torchrun's
-    alone."""
+    torchrun's default, or the launcher's where that one is known to fail. The agent's ``roster``
+    takes ``join_timeout``, ``last_call_timeout`` and ``read_timeout`` of them, its ``static`` none;
+    the others are torchrun's alone."""
 
 
 class MountSpec(Section):

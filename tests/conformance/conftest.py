@@ -14,7 +14,7 @@ import pytest
 from launcher.agent.roster.store import serve_forked
 from launcher.targets.local.target import find_free_ports
 from tests.conformance.nodes import LIMIT_S, Group
-from tests.launcher.agent.roster.node_process import wait_until
+from tests.launcher.agent.place import wait_until
 
 BUSY = 20
 """Processes that never sleep, at the same niceness as the nodes: on two cores a load above 10."""

@@ -575,6 +575,7 @@ def test_a_clock_that_was_set_back_gives_a_worker_no_longer_grace(tmp_path: Path
         heartbeat=tmp_path / "beat",
         asked=tmp_path / "asked",
         agent_pid=1,
+        attempt=0,
         exit_grace_s=2.0,
         rank=0,
         local_rank=0,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from launcher.targets.agent_archive import read_agent_sources, render_agent_archive
-from tests.launcher.agent.group import Group
 from tests.launcher.agent.place import Place
 
 
@@ -36,18 +35,6 @@ def places(tmp_path: Path, archive: Path) -> Iterator[list[Place]]:
     yield nodes
     for node in nodes:
         end(node)
-
-
-@pytest.fixture
-def group_of(places: list[Place]) -> Iterator[Callable[[int], Group]]:
-    def make(size: int) -> Group:
-        del places[size:]
-        return Group(places)
-
-    yield make
-    for place in places:
-        for process in place.processes():
-            process.send_signal(signal.SIGCONT)
 
 
 def end(node: Place) -> None:

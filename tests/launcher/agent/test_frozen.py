@@ -15,7 +15,6 @@ import pytest
 from launcher.agent.node import supervisor
 from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import Reason
 from tests.launcher.agent.place import LIMIT_S, Place, wait_until
 
@@ -77,22 +76,6 @@ def test_a_process_that_is_continued_finds_the_signal_that_came_and_no_other() -
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_was_killed_ends_the_node_with_a_reason(place: Place) -> None:
-    place.write(WAITS)
-    place.plan(start="fork")
-    process = place.start()
-    guard = psutil.Process(place.pid_in("up-0")).parent()
-    assert guard is not None
-    server = guard.parent()
-    assert server is not None
-    server.kill()
-    (place.folder / "go").touch()
-    assert process.wait(LIMIT_S) == ExitCode.AGENT_FAILED
-    assert "the process that forks workers" in place.outcome()["detail"]
-    assert place.processes() == []
-
-
-@pytest.mark.slow
 def test_a_node_whose_agent_is_stopped_ends_within_its_grace(place: Place) -> None:
     place.write(WAITS)
     place.plan(stop_grace_s=1)
@@ -130,44 +113,6 @@ def test_an_agent_that_outlives_sigkill_is_left_behind(
     finally:
         child.kill()
         child.wait()
-
-
-STEPS = """
-import os, pathlib, time
-import torch
-weight = torch.nn.Parameter(torch.zeros(1))
-optimizer = torch.optim.SGD([weight], lr=0.1)
-again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
-for step in range(5 if again else 100000):
-    weight.grad = torch.ones(1)
-    optimizer.step()
-    time.sleep(0.05)
-    if step == 5:
-        pathlib.Path("up-0").write_text(str(os.getpid()))
-"""
-
-
-@pytest.mark.slow
-def test_a_worker_that_was_stopped_is_found_as_a_hang_and_started_again(place: Place) -> None:
-    place.write(STEPS)
-    place.plan(hang_min_s=1.5, hang_factor=3)
-    process = place.start()
-    freeze(psutil.Process(place.pid_in("up-0")))
-    assert process.wait(LIMIT_S) == 0
-    assert place.outcome()["restarts"] == {"hang": 1}
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_its_node(place: Place) -> None:
-    place.write(WAITS)
-    place.plan(stop_grace_s=5)
-    process = place.start()
-    freeze(psutil.Process(place.pid_in("up-0")))
-    began_at = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT_S) == 143
-    assert time.monotonic() - began_at < 20
-    assert place.processes() == []
 
 
 STOPPED_CHILD = """

@@ -10,9 +10,9 @@ import pytest
 from launcher.agent.atomic_write import write_atomically
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.heartbeat import HeartbeatWriter
-from tests.disks import BYTES, Disk, is_full, mounted
+from tests.disks import Disk, mounted
 from tests.launcher.agent.conftest import end
-from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
+from tests.launcher.agent.place import Place, free_port
 
 FILL = """
 import os, pathlib, time
@@ -65,34 +65,6 @@ def test_a_disk_that_is_full_before_the_start_ends_the_node(node: Place, disk: D
 
 
 @pytest.mark.mount
-def test_workers_that_need_no_room_never_notice(node: Place, disk: Disk) -> None:
-    quiet = "try: fill()\nexcept OSError: pass\n"
-    quiet += "pathlib.Path('../full').touch()\n"
-    quiet += "while not pathlib.Path('../go').exists(): time.sleep(0.05)\n"
-    node.write(FILL + quiet)
-    node.plan(nproc=2, start="fork")
-    process = node.start()
-    wait_until((disk.path.parent / "full").exists)
-    assert is_full(disk.path)
-    (disk.path.parent / "go").touch()
-    assert process.wait(LIMIT_S) == 0
-    assert disk.leftovers() == []
-
-
-@pytest.mark.mount
-@pytest.mark.slow
-def test_a_disk_without_inodes_is_full_though_it_has_bytes(tmp_path: Path, archive: Path) -> None:
-    many = "import itertools, os\nfor n in itertools.count():\n"
-    many += "    open(os.path.join(os.environ['RUN_DIR'], f'one-of-many-{n}'), 'w').close()\n"
-    with mounted(tmp_path / "small", f"size={BYTES},nr_inodes=300") as disk:
-        node = Place(disk.path, archive)
-        node.write(many)
-        node.plan(max_restarts=1000)
-        assert node.run() == 198
-        assert "0 inodes free" in node.console()
-
-
-@pytest.mark.mount
 @pytest.mark.slow
 def test_another_full_disk_is_named_by_its_own_mount_point(node: Place, disk: Disk) -> None:
     with mounted(disk.path.parent / "other") as other:
@@ -112,36 +84,6 @@ def test_a_used_up_quota_is_a_full_disk(place: Place) -> None:
     assert told["reason"] == told["first"]["cause"] == "disk-full"
     assert "Disk quota exceeded" in told["detail"]
     assert told["restarts"] == {}
-
-
-@pytest.mark.mount
-def test_one_of_two_nodes_has_a_full_disk(disk: Disk, tmp_path: Path, archive: Path) -> None:
-    waiting = "print('world', os.environ['WORLD_SIZE'])\n"
-    waiting += "while not pathlib.Path('../go').exists(): time.sleep(0.05)\n"
-    port = free_port()
-    nodes = [Place(tmp_path / "roomy", archive, 0), Place(disk.path, archive, 1)]
-    for node in nodes:
-        node.folder.mkdir(exist_ok=True)
-        node.write(FILL + (waiting if node.index == 0 else "fill()"))
-        node.plan(
-            nproc=2,
-            max_nodes=2,
-            port=port,
-            max_restarts=1000,
-            conf=(("fence_dir", str(tmp_path / "fence")),),
-        )
-        node.start()
-    assert nodes[0].process is not None
-    assert nodes[1].process is not None
-    try:
-        assert nodes[1].process.wait(LIMIT_S) == 198, nodes[1].console()
-        # The other has its own disk, and one node is enough.
-        wait_until(lambda: nodes[0].stdout(attempt=1) or nodes[0].stdout(1, attempt=1), 60)
-        (tmp_path / "go").touch()
-        assert nodes[0].process.wait(LIMIT_S) == 0, nodes[0].console()
-    finally:
-        for node in nodes:
-            end(node)
 
 
 @pytest.mark.mount

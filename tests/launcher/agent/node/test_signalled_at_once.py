@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable
 
 import psutil
 import pytest
 
-from tests.launcher.agent.group import Group
 from tests.launcher.agent.place import LIMIT_S, Place, wait_until
 
 SPEAKER = """
@@ -94,20 +92,6 @@ def test_processes_that_read_data_do_not_keep_the_training_from_its_commit(place
     assert place.process is not None
     assert place.process.wait(LIMIT_S) == 143
     assert place.stdout() == "up\nasked\ncommitted\n", place.console()
-
-
-def test_a_node_whose_script_just_dies_of_it_leaves_and_the_others_go_on(
-    group_of: Callable[[int], Group],
-) -> None:
-    group = group_of(2)
-    first, second = group.places
-    signal_all(second)
-    assert second.process is not None
-    assert second.process.wait(LIMIT_S) == 143
-    assert second.outcome()["reason"] == "preempted"
-    wait_until(lambda: group.all_in([first], 1))
-    group.finish([first])
-    assert "worker-fault" not in first.outcome()["restarts"]
 
 
 def test_a_worker_that_alone_is_ended_by_sigterm_is_started_again(place: Place) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ from launcher.agent.roster.backend import create_handler, register
 from launcher.agent.roster.fencing import FOLDER, Fence
 from launcher.agent.roster.handler import ReplacedError, RosterHandler
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
-from tests.launcher.agent.roster.node_process import wait_until
+from tests.launcher.agent.place import wait_until
 
 Make = Callable[..., RosterHandler]
 
@@ -156,6 +158,18 @@ def test_no_store_raises_a_connection_error_within_the_limit() -> None:
     store.stop()
     with pytest.raises(RendezvousConnectionError, match=str(store.port)):
         create_handler(params_of(store.port, connect_timeout_s=1.0))
+
+
+def test_a_frozen_store_is_a_connection_error_after_the_silence_limit(
+    make: Make, store: StoreProcess
+) -> None:
+    handler = make(silence_limit_s=1.0)
+    handler.next_rendezvous()
+    os.kill(store.pid, signal.SIGSTOP)
+    with pytest.raises(RendezvousConnectionError, match="silent"):
+        wait_until(handler.num_nodes_waiting, 30)
+    with pytest.raises(RendezvousConnectionError, match="did not answer within"):
+        make(connect_timeout_s=0.5)
 
 
 def test_a_host_serves_the_store_itself_and_others_find_it(tmp_path: Path) -> None:

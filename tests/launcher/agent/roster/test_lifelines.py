@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,9 +19,8 @@ from launcher.agent.roster.handler import RosterHandler
 from launcher.agent.roster.lifelines import ANOTHER, CLOSED, REFUSED, Lifelines, Line
 from launcher.agent.roster.membership import Member
 from launcher.agent.roster.store import serve_forked
-from tests.launcher.agent.place import free_port, is_living
+from tests.launcher.agent.place import free_port, is_living, wait_until
 from tests.launcher.agent.roster.lines import ADDR, Answering, Relay
-from tests.launcher.agent.roster.node_process import wait_until
 from tests.launcher.agent.roster.test_handler import params_of, together
 
 LIMIT_S = 60.0
@@ -195,6 +196,27 @@ def test_a_node_is_reached_by_its_name_too(
     watcher: Watcher, answering: Callable[[], Answering]
 ) -> None:
     watcher.watch(answering().member.lifeline, addr="localhost")
+
+
+SILENT = """
+import socket, threading
+from launcher.agent.roster.lifelines import Lifelines
+from launcher.agent.roster.membership import Member
+asked = threading.Event()
+def never(*_, **__):
+    asked.set()
+    threading.Event().wait()
+socket.getaddrinfo = never
+lines = Lifelines(print)
+lines.follow((Member(seat="1.b-0", addr="some.name", port=1, lifeline="1/abcdef"),))
+assert asked.wait(60)
+lines.end()
+"""
+
+
+def test_a_silent_name_server_does_not_hold_up_the_end_of_a_process() -> None:
+    done = subprocess.run([sys.executable, "-c", SILENT], timeout=LIMIT_S, check=False)
+    assert done.returncode == 0
 
 
 def test_a_node_that_is_watched_no_longer_is_in_no_doubt_any_more(

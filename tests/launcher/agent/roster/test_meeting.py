@@ -20,35 +20,22 @@ from launcher.agent.roster.store import Sign, StoreProcess, serve_forked
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import SystemClock
 from launcher.contract.node_plan import Elastic, NodePlan
-from tests.launcher.agent.group import TELLING, Group, kill
-from tests.launcher.agent.place import LIMIT_S, Place, wait_until
+from tests.launcher.agent.group import Group, kill
+from tests.launcher.agent.place import Place, wait_until
 
 
 class Met(Group):
     """Nodes whose plans hold no address that means anything."""
 
-    def __init__(self, places: list[Place], **settings: Any) -> None:
-        self.places, self.folder = places, places[0].folder
-        self.size, self.settings = len(places), settings
-        places[0].write(TELLING)
-
     def start(self, place: Place) -> None:
-        conf = {"fence_dir": str(self.folder), "detection_limit_s": "1", "last_call_s": "1"}
-        conf |= self.settings.get("conf", {})
         place.plan(
-            min_nodes=self.settings.get("min_nodes", 1),
             max_nodes=self.size,
             port=1,
             meet_dir=str(self.folder / "meet"),
             start="fork",
-            conf=(*conf.items(), ("growth_pause_s", "0")),
+            conf=tuple(self.conf.items()),
         )
         place.start()
-
-    def start_all(self) -> None:
-        for place in self.places:
-            self.start(place)
-        wait_until(lambda: self.all_in(self.places, self.size))
 
     def files(self) -> list[dict[str, Any]]:
         paths = sorted((self.folder / "meet").glob("store-*.json"))
@@ -56,96 +43,30 @@ class Met(Group):
         return [json.loads(text) for text in (path.read_text() for path in paths) if text]
 
 
-def again(place: Place) -> Place:
-    """The same node, started anew by a scheduler."""
-    return Place(place.folder, place.archive, place.index, incarnation=place.incarnation + 1)
-
-
-def test_the_first_node_to_come_serves_the_store_and_the_others_find_it(
+def test_nodes_meet_at_whoever_came_first_and_again_after_losses_and_a_fresh_start(
     places: list[Place],
 ) -> None:
-    group = Met(places, min_nodes=3)
-    group.start(places[2])
+    del places[2:]
+    group = Met(places, last_call_s="1")
+    first, second = places
+    group.start(second)
     wait_until(group.files)
-    group.start(places[0])
-    group.start(places[1])
-    wait_until(lambda: group.all_in(places, 3))
+    group.start(first)
+    group.wait_for(first, second)
     (said,) = group.files()
-    assert said["node_index"] == 2
     assert said["addresses"][-1] == LOOPBACK
     # Not all: networks of containers come and go on this machine.
     assert {*said["addresses"]} & {*own_addresses()} or not own_addresses()
-    group.finish(places)
-
-
-def test_a_node_that_served_the_store_is_lost_and_comes_back_elsewhere(
-    places: list[Place],
-) -> None:
-    group = Met(places[:2])
-    group.start(places[0])
-    wait_until(group.files)
-    group.start(places[1])
-    wait_until(lambda: group.all_in(places[:2], 2))
-    kill(places[0])
-    wait_until(lambda: group.all_in([places[1]], 1))
-    back = again(places[0])
-    places[0] = back
-    group.start(back)
-    wait_until(lambda: group.all_in([back, places[1]], 2))
-    assert [said["node_index"] for said in group.files()] == [0, 1]
-    group.finish([back, places[1]])
-
-
-def test_a_fresh_start_of_all_nodes_is_not_held_up_by_the_files_of_the_last_one(
-    places: list[Place],
-) -> None:
-    group = Met(places[:2], min_nodes=2)
-    group.start_all()
-    for place in group.places:
-        kill(place)
-    began = time.monotonic()
-    group.places = [again(place) for place in group.places]
-    places[:2] = group.places
-    before = len(group.seen(places[0]))
-    for place in group.places:
-        group.start(place)
-    wait_until(lambda: len(group.seen(places[0])) > before and group.all_in(group.places, 2))
-    assert time.monotonic() - began < 20
-    assert len(group.files()) == 2
-    group.finish(group.places)
-
-
-@pytest.mark.slow
-def test_a_store_that_freezes_is_given_up_by_the_others(places: list[Place]) -> None:
-    group = Met(places[:2])
-    group.start(places[0])
-    wait_until(group.files)
-    group.start(places[1])
-    wait_until(lambda: group.all_in(places[:2], 2))
-    assert places[0].process is not None
-    supervisor = psutil.Process(places[0].process.pid)
-    frozen = [supervisor, *supervisor.children(recursive=True)]
-    for process in frozen:
-        process.suspend()
-    try:
-        wait_until(lambda: group.all_in([places[1]], 1))
-    finally:
-        for process in frozen:
-            process.resume()
-    wait_until(lambda: group.all_in(places[:2], 2))
-    assert len(group.files()) == 2
-    group.finish(places[:2])
-
-
-def test_the_rest_of_a_group_of_fixed_size_ends_with_a_code_that_is_worth_a_retry(
-    places: list[Place],
-) -> None:
-    group = Met(places[:2], min_nodes=2, conf={"rejoin_timeout_s": "3"})
-    group.start_all()
-    kill(places[1])
-    assert places[0].process is not None
-    assert places[0].process.wait(LIMIT_S) >= 128
-    assert places[0].outcome()["reason"] == "rendezvous-unreachable"
+    kill(second)
+    group.wait_for(first)
+    back = group.start_again(second)
+    group.wait_for(first, back)
+    assert [said["node_index"] for said in group.files()] == [1, 0], "the first one serves now"
+    kill(first)
+    kill(back)
+    again = [group.start_again(place) for place in (first, back)]
+    wait_until(lambda: len(group.files()) == 3)
+    group.finish(*again)
 
 
 # -- one node's decisions ------------------------------------------------------------------------

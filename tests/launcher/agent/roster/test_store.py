@@ -25,7 +25,7 @@ from launcher.agent.roster.store import (
     repeat_evenly,
     serve_forked,
 )
-from tests.launcher.agent.roster.node_process import wait_until
+from tests.launcher.agent.place import wait_until
 
 
 def here(port: int) -> Endpoint:
