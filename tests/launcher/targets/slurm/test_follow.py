@@ -217,6 +217,83 @@ def test_a_node_that_shows_no_life_beside_others_that_do_is_missing(tmp_path: Pa
     ]
 
 
+# -- what the queue says, by a stand-in for squeue -------------------------------------------------
+
+NO_MUNGE = """\
+squeue: error: If munged is up, restart with --num-threads=10
+squeue: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2"
+slurm_load_jobs error: Protocol authentication error
+"""
+
+
+class Followed:
+    """A run that its driver follows, while squeue says what the test has it say."""
+
+    def __init__(self, folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("launcher.targets.slurm.queue_watch.LOOK_S", 0.01)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        self._squeue, self._said = tmp_path / "squeue", io.StringIO()
+        self.says(NO_MUNGE, code=1)
+        console = Console(self._said, terminal=False, colour=False)
+        self.driver = SlurmDriver(
+            *(folder.run, folder.plan, lambda run_id, grace_s: None, lambda nodes: None),
+            *(console, SystemClock()),
+        )
+
+    def says(self, text: str, code: int = 0) -> None:
+        new = self._squeue.with_suffix(".new")
+        new.write_text(f"#!/bin/sh\ncat >&{2 if code else 1} <<'END'\n{text}END\nexit {code}\n")
+        new.chmod(0o755)
+        new.rename(self._squeue)
+
+    def wait_told(self, words: str) -> int:
+        """Turns until the words are told, and so often again; how often they were told."""
+        turns = 0
+
+        def is_told() -> bool:
+            nonlocal turns
+            turns += 1
+            assert self.driver.turn() is None
+            return words in self._said.getvalue()
+
+        wait_until(is_told)
+        for _ in range(turns):
+            assert self.driver.turn() is None
+        return self._said.getvalue().count(words)
+
+
+def test_a_run_ends_well_while_munge_is_down_on_the_login_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path)
+    folder.write(j7_0_started="n1 n2")
+    followed = Followed(folder, tmp_path, monkeypatch)
+    assert followed.wait_told("Protocol authentication error; the run goes on") == 1
+    folder.write(j7_0_ended="0 over")
+    end = followed.driver.turn()
+    followed.driver.end(RunEnd(reason=Reason.COMPLETED), asked=False)
+    assert end == RunEnd(reason=Reason.COMPLETED)
+
+
+def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path)
+    (folder.run.path / "slurm/7.job").write_text("\n")
+    followed = Followed(folder, tmp_path, monkeypatch)
+    why = "ReqNodeNotAvail, UnavailableNodes:n[1-2]"
+    followed.says(f"7|7|N/A|PENDING|{why}||N/A\n")
+    assert followed.wait_told(f"job 7 waits in the queue: {why}") == 1
+    # A node that is drained while the job runs there is told of nowhere in the queue.
+    followed.says("7|7|N/A|RUNNING|None|n[1-2]|N/A\n")
+    folder.write(j7_0_started="n1 n2")
+    assert followed.wait_told("job 7 runs on n1 n2") == 1
+    folder.write(j7_0_ended="0 over")
+    end = followed.driver.turn()
+    followed.driver.end(RunEnd(reason=Reason.COMPLETED), asked=False)
+    assert end == RunEnd(reason=Reason.COMPLETED)
+
+
 # -- without a launcher ----------------------------------------------------------------------------
 
 
