@@ -20,8 +20,8 @@ class Console:
 
     ``stream`` takes the launcher's notes, the progress bar and the workers' stderr; ``out`` takes
     their stdout, by default in ``stream`` too. If ``out`` cannot be written any more, one note says
-    so and names the command ``shows``; no stream that is lost ends the run. ``is_ending`` is set
-    once the run is to end, for such a note.
+    so and names the command ``shows``; a lost stream never ends the run. Once ``is_ending`` is set,
+    that note does not claim that the run goes on.
     """
 
     def __init__(

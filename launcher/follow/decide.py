@@ -16,11 +16,11 @@ FALL_S = 5.0
 FINISH_S = 60.0
 """How long the others may take once one elastic node has finished: agents leave by a barrier."""
 MAX_REPLACEMENTS = 16
-"""How often one run replaces the same node where agents continue without it. That uses up no
-restart, but a node that can never come back must end the run at some time."""
+"""How often one run replaces the same node while the agents go on without it. A replacement uses
+up no restart, but a node that can never come back must end the run at some time."""
 LONGEST_PAUSE_S = 30.0
-"""Between two starts of the same node. One that fails at once must not use up its replacements
-before what it lacks is back."""
+"""The longest wait between two starts of the same node: a node that fails at once must not use up
+its replacements before the cause is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ from launcher.runs.node_outcomes import read_outcomes_of, read_restarts, refine_
 from launcher.runs.outcome import Outcome
 
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
-"""What a file server answers, or its client in its place, while it is started anew."""
+"""Errors of a network file system while its server restarts."""
 STORAGE_LIMIT_S = 60.0
-"""How long the run's folder may answer so."""
+"""How long the follower waits for such a server."""
 
 
 def create_run(
@@ -79,7 +79,7 @@ class Follower:
         self._outcome: Outcome | None = None
 
     def interrupt(self, at_once: str = "") -> None:
-        """Ends the run as for a signal; ``at_once`` are words on how to end it at once."""
+        """Ends the run as Ctrl-C does; ``at_once`` tells a person how to end it at once."""
         self.stop_reason, self._at_once = Reason.INTERRUPTED, at_once
         self._console.is_ending = True
 
@@ -226,7 +226,7 @@ def write_outcome(
     if STATE_OF_REASON[reason] is RunState.FAILED:
         failure = report or read_report(run, plan)
         reason, detail = refine_by_first(reason, detail, failure.first)
-    # Not known where the folder was removed.
+    # A folder that was removed cannot tell it.
     started_at = run.submitted_at() or finished_at
     outcome = Outcome(
         run_id=run.run_id,

@@ -153,7 +153,7 @@ class NodeDriver:
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
-        """What one node meets must not end the run of all others."""
+        """Turns an error of the target into a note: one node must not end the run of all others."""
         try:
             yield
         except TargetError as error:
@@ -169,7 +169,7 @@ class NodeDriver:
         self._console.note(f"{why}; replacing it, the others {others}")
         self._replaced[node_index] += 1
         self._replaced_at[node_index] = self._clock.monotonic()
-        # Where they wait, whoever reads the error should do so now.
+        # Where the others wait for this node, an error ends the run, so that a person sees it.
         with self._going_on() if enough else contextlib.nullcontext():
             self._target.collect(self.plan)
             self._set_plan(plan_replacement(self.plan, node_index))

@@ -109,7 +109,7 @@ class Driver(Protocol):
     live: tuple[int, ...]
     """Indices of the nodes that are in the world now; empty where all planned ones count."""
     poll_s: float
-    """Between two turns."""
+    """Seconds between two turns."""
 
     def turn(self) -> RunEnd | None:
         """Looks at the run and acts on what it finds; says how the run ended, if it has."""
@@ -190,7 +190,7 @@ class Target(ABC):
         self.there: NodesThere | None = None
         """The nodes that are there before the run is planned; None where the job says how many."""
         self.taken_because = ""
-        """Why it was taken where nobody named it."""
+        """Why the launcher took this target, where nobody named one."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 
@@ -205,9 +205,9 @@ class Target(ABC):
         return True
 
     def check(self, plan: LaunchPlan) -> None:  # noqa: B027 - nothing to check is no mistake
-        """Raises ``InputError`` where something that the nodes need is seen to be missing.
+        """Raises ``InputError`` where the nodes lack something that this machine can see.
 
-        Called before anything is made. ``notes`` gets what a person may not expect.
+        It is called before anything is made, and adds what may surprise a person to ``notes``.
         """
 
     @abstractmethod
@@ -274,7 +274,7 @@ class Target(ABC):
         return find_end(run, plan, self)
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
-        """The plan with the incarnations that its nodes have come to."""
+        """The plan with the present incarnation of each node."""
         return plan
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:

@@ -27,7 +27,7 @@ PRIVATE_PACKAGE = "_launcher_node"
 
 AGENT_FOLDER = "agent"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-# By pattern: parsing all sources would take ten times as long, before every start.
+# Patterns: to parse all sources before every start would take ten times as long.
 _FROM_IMPORT = rf"(?m)^([ \t]*)from {PACKAGE}(?=[. ])"
 _PLAIN_IMPORT = rf"(?m)^[ \t]*import {PACKAGE}\b.*"
 HOST_FOLDER = "targets/hosts/program"
@@ -55,10 +55,10 @@ def read_archive() -> bytes:
 
 @functools.cache
 def read_compiled_archive() -> bytes:
-    """This version's agent with this Python's bytecode in it, which another Python passes over.
+    """This version's agent with this Python's bytecode in it; others ignore the bytecode.
 
-    Compiling takes as long as all else before a worker's start. So the archive is kept where Python
-    keeps the bytecode of this module, if that can be written.
+    To compile takes as long as all else before a worker's start. So the archive is kept where
+    Python keeps the bytecode of this module, if this process may write there.
     """
     kept = Path(importlib.util.cache_from_source(f"{__file__[:-3]}_compiled.py"))
     version = read_agent_version().encode()

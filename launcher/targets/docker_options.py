@@ -179,10 +179,7 @@ class Container:
 
 
 def shared_options(plan: LaunchPlan, own: ContainerSettings, network: str) -> Iterator[Option]:
-    """What all containers of a run have in common; made once for all of them.
-
-    ``restart`` is Docker's policy for a container that has ended.
-    """
+    """What all containers of a run have in common; made once for all of them."""
     yield Option(
         lines=_line("--network", network),
         config={"networking_config": {"EndpointsConfig": {network: {}}}},

@@ -14,9 +14,9 @@ BYTES_PER_PROCESS = 64 << 20
 PROCESSES_PER_CORE = 200
 """Importing torch takes a core a second or more, and nodes wait ten minutes for each other."""
 IDS_PER_PROCESS = 16
-"""Processes and threads that a training process comes to, of those that the system allows."""
+"""Process ids that a training process takes, its threads included."""
 LEAST = 64
-"""Never refused: what a small machine does slowly, it does."""
+"""As many processes are allowed on any machine, however slow they are there."""
 
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _ID_LIMITS = ("/sys/fs/cgroup/pids.max", "/proc/sys/kernel/pid_max")

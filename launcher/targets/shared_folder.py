@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MEET_DIR = "meet"
 """In the run folder: where nodes that serve the rendezvous store say how they are reached."""
 PLACEHOLDER_PORT = 29400
-"""Nodes meet through ``MEET_DIR``, at whatever port is free."""
+"""Stands in a plan only: nodes take any free port, and tell it through ``MEET_DIR``."""
 
 
 def check_meeting(job: JobSpec) -> None:
@@ -41,7 +41,7 @@ def check_meeting(job: JobSpec) -> None:
 
 
 def plan_as_run(plan: LaunchPlan) -> LaunchPlan:
-    """The plan with the incarnations that its nodes have come to, as their folders tell."""
+    """The plan with the present incarnation of each node, as the nodes' folders tell."""
     newest = dict(RunFolder(Path(plan.run_dir)).incarnations())
     nodes = (plan_incarnation(node, newest.get(node.node_index, 0)) for node in plan.nodes)
     return replace(plan, nodes=tuple(nodes))

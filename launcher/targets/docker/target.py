@@ -54,7 +54,7 @@ NO_RUNTIME = (
 JOIN_LIMIT_S = 5.0
 """How long a follower may take to write what is left after its container has ended."""
 TAIL_LINES = 100
-"""Compared to see whether a file is complete; reading a whole log takes seconds at 50 MB."""
+"""How many last lines tell whether a file is complete: to read a log of 50 MB takes seconds."""
 
 
 class DockerTarget(Target):
@@ -203,9 +203,10 @@ class DockerTarget(Target):
 
 
 def hears(container: OwnContainer) -> bool:
-    """Whether a container's first process acts on a signal: the kernel drops those that come early.
+    """Whether the container's first process has a handler for SIGTERM; without one the kernel drops
+    the signal.
 
-    An agent that has not begun has nothing to save either.
+    An agent that has not begun has none yet, and nothing to save either.
     """
     run = RunFolder(Path(container.run_dir))
     with contextlib.suppress(InputError):
@@ -227,7 +228,7 @@ def has_nvidia(info: Mapping[str, Any]) -> bool:
 
 
 def was_killed(told: NodeOutcome) -> bool:
-    """Whether a kill for memory may be why a node ended: the engine tells of all in its life."""
+    """Whether a kill for memory may have ended the node: the engine tells of earlier ones too."""
     return not told.ends or any(end.exit_code == -signal.SIGKILL for end in told.ends)
 
 

@@ -28,7 +28,7 @@ OUT_OF_REACH = (
     ("configuration source", "export SLURM_CONF=FILE, the cluster's slurm.conf; or a login node"),
     ("protocol authentication error", "munge -n | unmunge tells what munge lacks on this machine"),
 )
-"""Parts of what Slurm's commands say where the controller was not asked, with the fix."""
+"""Parts of the errors of commands that end before they ask the controller, with the fix."""
 REFUSALS = (
     (
         "accounting/qos policy",
@@ -90,7 +90,7 @@ class QueuedJob:
 
     @property
     def held_until(self) -> float | None:
-        """The instant for which it waits, as after a requeue; None where it waits for none."""
+        """When Slurm begins it at the earliest, as after a requeue; None where it may begin any time."""
         # Right after a requeue Slurm has no reason to tell yet.
         is_held = self.state == "PENDING" and self.why in ("BeginTime", "None")
         return self.begins_at if is_held else None
@@ -104,8 +104,8 @@ class QueuedJob:
 def without_outer_job(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for a new job. Pure.
 
-    ``SBATCH_*`` would overrule the script's own options, and variables of a job around this process
-    would reach the new one's nodes.
+    ``SBATCH_*`` would overrule the script's own options, and the new job's nodes would get the
+    variables of a job around this process.
     """
     outer = ("SBATCH_", "SRUN_", "SLURM_")
     return {k: v for k, v in environ.items() if k in OF_CLUSTER or not k.startswith(outer)}
@@ -114,8 +114,8 @@ def without_outer_job(environ: Mapping[str, str]) -> dict[str, str]:
 def without_filters(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for a question, or for ``scancel``. Pure.
 
-    With ``SQUEUE_PARTITION`` and the like a person sees some jobs alone: others would count as
-    gone. ``SCANCEL_INTERACTIVE`` asks a person first.
+    A person may have set ``SQUEUE_PARTITION`` and the like, which hide jobs: hidden ones would
+    count as gone. With ``SCANCEL_INTERACTIVE`` scancel would wait for a person's answer.
     """
     of_person = ("SQUEUE_", "SCANCEL_", "SINFO_")
     return {k: v for k, v in environ.items() if not k.startswith(of_person)}

@@ -38,9 +38,10 @@ GONE_LOOKS = 2
 """How many times in a row the queue must not know a job before it counts as gone."""
 SILENT_S = 3 * protocol.ALIVE_S
 END_LIMIT_S = 60.0
-"""How long the last jobs may take to end once the run is decided; their scripts tell it first."""
+"""How long Slurm may take to end jobs that were cancelled."""
 SUBMIT_LIMIT_S = 300.0
-"""From the run's folder to its job: the code is copied, and sbatch may wait for an answer."""
+"""How long a launcher may take from making the run's folder to the answer of sbatch: it copies the
+code, and the controller may be slow."""
 REASON_OF_STATE = {
     "TIMEOUT": (Reason.PREEMPTED, "the time limit"),
     "DEADLINE": (Reason.PREEMPTED, "the deadline"),
@@ -51,7 +52,7 @@ REASON_OF_STATE = {
     "CANCELLED": (Reason.STOP_REQUESTED, "cancelled by scancel"),
     "REVOKED": (Reason.STOP_REQUESTED, "revoked"),
 }
-"""What Slurm's word for the end of a job means; other words leave it to the exit codes."""
+"""What Slurm's word for a job's end means. Where it has another word, exit codes decide."""
 
 
 def decide_poll_s(workers: int) -> float:
@@ -110,7 +111,7 @@ class SlurmDriver:
             return None
         looks = self._watch.looks
         self._missing_since = looks if self._missing_since is None else self._missing_since
-        # By then a script's last word, delayed by the file system, is here too.
+        # The file system may delay a script's last word, which has come by then.
         return (
             end_by_queue(self._run, starts, jobs)
             if looks - self._missing_since >= GONE_LOOKS - 1
@@ -176,7 +177,7 @@ class SlurmDriver:
         return RunEnd(reason=Reason.INTERRUPTED)
 
     def _cancel(self) -> None:
-        """Tells what is waited for before it waits: a third Ctrl-C is ignored."""
+        """Cancels the run's jobs; says so first, as a third Ctrl-C does not end the wait."""
         self._watch.close()
         what, by_hand = self._cancelled()
         self._console.note(

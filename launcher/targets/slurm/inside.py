@@ -35,8 +35,9 @@ for started in "$1"/*.started; do
   [ -s "$ended" ] || echo "$code over" >"$ended"
 done
 """
-"""Runs the batch script, and says its last word where it ended without: nobody else does, as the
-job around it goes on. The codes of its first lines, which are a person's, mean nothing to us."""
+"""Runs the batch script, and writes its last word if the script ended without one: the job around
+it goes on, so Slurm tells nothing of it. An exit code below 128 comes from a person's lines in
+``slurm.setup`` then, and becomes 1."""
 
 
 def find_allocation(environ: Mapping[str, str]) -> SlurmProcess | None:
@@ -76,10 +77,10 @@ def start_script(
         **environ,
         "SLURM_JOB_NUM_NODES": count,
         "SLURM_NNODES": count,
-        # By which it is found again.
+        # The launcher finds its processes by it.
         protocol.RUN_ID: run.run_id,
     }
-    # Those of a shell of `srun --pty` are that step's.
+    # In a shell of `srun --pty` these describe that step, not the one to come.
     env = {name: text for name, text in env.items() if not name.startswith("SLURM_STEP")}
     if allocation.step:
         env["SLURM_OVERLAP"] = "1"

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 TARGET = "slurm"
 CODE_DIR = "code"
 NOTICE_MARGIN_S = 30
-"""From the end of the grace to the time limit; slurmctld looks at time limits every 30 s."""
+"""Seconds from the end of the grace to the time limit, at which slurmctld looks every 30 s."""
 FEWEST_REQUEUES = 3
-"""A lost node is no failed training: it costs a requeue also where ``max_restarts`` is 0."""
+"""Requeues that a job has even if ``max_restarts`` is 0: a lost node is no failed training."""
 OWN_OPTIONS = {
     **dict.fromkeys(("--time", "-t"), "slurm.time"),
     **dict.fromkeys(("--gpus", "-G", "--gpus-per-node", "--gpus-per-task"), "slurm.gpus_per_node"),
@@ -53,7 +53,7 @@ OWN_OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmMachine(MachineFacts):
-    """A node of the cluster, of which only that is known what the job asks for."""
+    """A node of the cluster. All that is known of it is what the job asks for."""
 
     gpus: int = 0
 

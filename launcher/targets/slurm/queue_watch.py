@@ -13,14 +13,14 @@ from launcher.targets.slurm.client import QueuedJob
 from launcher.targets.slurm.starts import JobStart, read_jobs, read_starts
 
 LOOK_S = 10.0
-"""Between two questions to the controller, whatever happens: sites ban users who ask more often."""
+"""Seconds between two questions to the controller: sites ban users who ask more often."""
 SOON_S, SOON_LOOKS = 1.0, 3
 """How often, and how many times, the controller is asked who ended a job by a signal."""
 HELD_BACK_S = 15
 """How long a requeued job is held back, where Slurm itself takes about two minutes.
 
-A node refuses a job that begins within the second in which the node ended it, by the node's own
-clock, and Slurm then fails the job: this is how far that clock may be ahead of the controller's.
+A node refuses a job that begins in the very second in which the node ended it, and Slurm then
+fails the job. The node judges by its own clock, which may be so far ahead of the controller's.
 """
 
 
@@ -74,7 +74,7 @@ class QueueWatch:
                 self.hastened += tuple(new)
 
     def ask_soon(self) -> bool:
-        """Asks a few times in a row; True once that is done, or where there is no answer."""
+        """Has the thread ask a few times in a row; True once it has, or has got no answer."""
         if not self._soon_until:
             self._soon_until = self.looks + SOON_LOOKS
             self._wake.set()

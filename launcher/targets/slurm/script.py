@@ -21,22 +21,22 @@ from launcher.targets.slurm.settings import JOBS_DIR, TASK_FILE, SlurmSettings
 ARRAY, PYXIS = "array", "pyxis"
 _NAME = re.compile("@([A-Z_]+)@")
 WIDTH = 96
-"""Of lines that are wrapped."""
+"""The length at which long lines are wrapped."""
 SRUN_SLACK_S = 20
 """How long srun may outlive its agents, or the grace of a stop; the notice's margin is longer."""
 LOOK_S = 5
-"""Between two looks at the folder for agents that have ended while srun goes on."""
+"""Seconds between two looks at the folder for agents that have ended while srun goes on."""
 NODES_PER_S = 20
-"""Folders that one look reads; it is taken less often in a large run."""
+"""For so many nodes the script waits a second longer between two looks, which read all folders."""
 TRIES, TRY_S = 30, 20
 """How often, and how far apart, a controller that is away is asked to requeue."""
 FEWEST_IDLE_STARTS = 2
-"""So many starts in a row may leave no checkpoint: a preemption may come early."""
+"""How many starts in a row may leave no checkpoint: a preemption may come early."""
 STALE_PREFIXES = (
     *("SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_STEP_"),
     *("PMI_", "PMIX_", "OMPI_COMM_WORLD_"),
 )
-"""Of an outer job, or options that srun would take from the environment."""
+"""Variables of an outer job, and options that srun would take from the environment."""
 STALE_OPTIONS = (
     *("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK", "SLURM_EXACT"),
     *("SLURM_RELATIVE", "SLURM_LABELIO", "SLURM_HOSTFILE", "SLURM_OVERCOMMIT", "SLURM_MPI_TYPE"),
@@ -203,7 +203,7 @@ def _options(plan: LaunchPlan, own: SlurmSettings) -> list[str]:
     """What sbatch is told."""
     first = plan.nodes[0]
     least, most = first.min_nodes, first.max_nodes
-    # One that cannot go on without a node is requeued by Slurm, also where its script has died too.
+    # Without --no-kill Slurm requeues a job that lost a node, even the node of its script.
     shape, log = [f"--nodes={most}", "--ntasks-per-node=1"], "%j"
     if least < most:
         # With tasks on each node Slurm would count those for the least, and give no more nodes.
@@ -282,7 +282,7 @@ def _srun(plan: LaunchPlan, own: SlurmSettings) -> str:
         "--wait=0 --cpu-bind=none --mpi=none --export=ALL"
         + (" --gpu-bind=none" if own.gpus else ""),
         f'--output="${{S//%/%%}}/{log}.log" --open-mode=append',
-        # By which the step is told from others of the job around it.
+        # The launcher finds its step among those of the job around it by this name.
         *([f"--job-name={quote(plan.run_id)}"] if own.inside else []),
         *map(quote, _container(plan, own)),
         render_line(agent),

@@ -118,14 +118,14 @@ def find_taken(run: RunFolder, error: client.SlurmError) -> int:
 def ask_to_stop(run: RunFolder, start: JobStart, reason: str) -> None:
     """Asks the agents of a start to stop; an earlier reason stays.
 
-    On a full disk they cannot be asked: whoever stops the run cancels their job all the same.
+    On a full disk this does nothing; whoever stops the run cancels the job all the same.
     """
     path = run.path / JOBS_DIR / f"{start.key}.stop"
     with contextlib.suppress(OSError):
         if path.read_text().strip():
             return
     with contextlib.suppress(OSError):
-        # In place: the script has made it, and nodes may see a new file of that name much later.
+        # The script has made the file: nodes might see a new one of that name much later.
         path.write_text(f"{reason}\n")
 
 

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 LOOK_AT_FILES_S = 0.1
 STOP_SLACK_S = 5.0
-"""What agents and script need beyond the grace to see a request and to write their last words."""
+"""Beside the grace: agents and script see a request late, and write their last words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class SlurmTarget(Target):
                 if error.hint:
                     raise
                 if client.NOT_NOW in error.what:
-                    # Also of nodes that are drained now; a job that never fits, sbatch refuses.
+                    # Slurm says so of drained nodes too; sbatch refuses a job that never fits.
                     return
                 more = f"{typed.command('doctor', 'JOB', '--on', 'slurm')} tells more"
                 fix = f"{client.fix_of_refusal(error.what)}; {more}"
@@ -260,17 +260,17 @@ class SlurmTarget(Target):
             self._wait_gone(run, only)
 
     def _live(self, run: RunFolder, only: frozenset[int | None]) -> list[str]:
-        """Starts whose scripts have not said their last word, as they are typed."""
+        """Names of the jobs and elements whose scripts have not said their last word."""
         newest = newest_starts(read_starts(run)).values()
         return [s.name for s in newest if s.element in only and s.code is None]
 
     def _queued(self, run: RunFolder, only: frozenset[int | None], state: str = "") -> list[str]:
-        """What the queue has of them, or of those in a state, as it is typed."""
+        """Names of the jobs and elements that the queue holds, in ``state`` or in any."""
         jobs = (job for job in client.read_queue(read_jobs(run)) if not job.is_over)
         return [job.name for job in jobs if job.element in only and state in ("", job.state)]
 
     def _cancel_waiting(self, run: RunFolder, only: frozenset[int | None] | None) -> None:
-        """Of the run's jobs what waits: only these elements, or all."""
+        """Cancels what waits in the queue: these elements, or all of the run's jobs."""
         try:
             # With --state and an element, Slurm 22.05 cancels the whole of an array that waits.
             waiting = read_jobs(run) if only is None else self._queued(run, only, "PENDING")

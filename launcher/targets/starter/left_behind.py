@@ -15,16 +15,16 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.shared_folder import changed_at
 
 LEFT_BEHIND_S = 60.0
-"""How long after another node's last end a node without an outcome counts as alive."""
+"""A node without an outcome counts as alive for so long after the last of the others has ended."""
 SILENT_S = 60.0
-"""How old the last sign of life of a node is that ended. Agents show one every ``ALIVE_S``, and
-clients of network file systems may see it up to a minute late."""
+"""A node whose last sign of life is older than this may have ended. Agents show one every
+``ALIVE_S``, and clients of network file systems may see it up to a minute late."""
 
 
 def find_left_behind(
     run: RunFolder, without_outcome: Mapping[int, int], ended: Mapping[int, int], grace_s: float
 ) -> frozenset[int]:
-    """The nodes ``without_outcome`` that ended all the same: others did long ago, and they are
+    """Those nodes ``without_outcome`` that have ended: the others ended long ago, and these are
     silent.
 
     Both arguments give the incarnation of each node. Outcomes of an earlier start of the run do not
@@ -48,7 +48,7 @@ def find_left_behind(
 
 
 def _last_sign(node_dir: Path) -> float:
-    """The node's last sign of life: until the agent runs, that its folder was made."""
+    """When the node last showed life; before its agent runs, when its folder was made."""
     alive = changed_at(node_dir / protocol.ALIVE_FILE)
     return alive if alive > float("-inf") else changed_at(node_dir)
 

@@ -47,7 +47,7 @@ class NodePlace:
 
     @property
     def comes_again(self) -> bool:
-        """Whether only a later start of the same job, as after a requeue, has the same ``job``."""
+        """Whether an equal ``job`` means a later start of the same job, as after a requeue."""
         return bool(self.scheduler)
 
 

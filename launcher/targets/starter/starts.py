@@ -25,7 +25,7 @@ PLAN_LIMIT_S = 300.0
 """How long a node waits for node 0's plan: starters start nodes at about the same time, and a
 network file system may take a minute to show a new file."""
 STALE_LIMIT_S = 10.0
-"""How long a node takes an error of node 0 for one of an earlier start."""
+"""For so long a node takes an error of node 0 for one that an earlier start left."""
 LOOK_S = 0.2
 SET_ASIDE = "outcome-{number}.json"
 
@@ -48,24 +48,27 @@ class StartFiles:
         return self.run.path / STARTS_DIR / f"{self.key}.stop"
 
     def begin(self) -> None:
-        """By node 0, before it plans: forgets an earlier start of the same name."""
+        """Called by node 0 before it plans: removes what an earlier start of the same name left."""
         make_folders((str(self.ready.parent),))
         for path in (self.ready, self.stop):
             path.unlink(missing_ok=True)
 
     def tell_ready(self) -> None:
-        """By node 0: the plan is in place."""
+        """Called by node 0 once the plan is in place."""
         write_atomically(self.ready, json.dumps({"error": None}))
 
     def tell_error(self, error: LauncherError) -> None:
-        """By node 0: there will be no plan."""
+        """Called by node 0 where there will be no plan."""
         told = {"error": {"what": error.what, "hint": error.hint}}
         with contextlib.suppress(OSError):
             self.ready.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.ready, json.dumps(told))
 
     def wait_for_plan(self, clock: Clock) -> LaunchPlan:
-        """By all others. Raises ``InputError`` for node 0's error, ``TargetError`` for silence."""
+        """Node 0's plan, for all other nodes.
+
+        Raises ``InputError`` with node 0's error, ``TargetError`` where node 0 says nothing.
+        """
         began = clock.monotonic()
         while True:
             waited_s, told = clock.monotonic() - began, _read(self.ready)
@@ -145,7 +148,7 @@ def claim_incarnation(run: RunFolder, index: int) -> int:
 
 
 def set_outcome_aside(run: RunFolder) -> None:
-    """What is recorded of an earlier end no longer holds: the run goes on."""
+    """Renames the outcome of an earlier start, which no longer holds: the run goes on."""
     old = run.path / protocol.OUTCOME_FILE
     if old.exists():
         names = (run.path / SET_ASIDE.format(number=number) for number in itertools.count())
