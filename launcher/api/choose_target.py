@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, SilentTargetError, TargetError
@@ -46,9 +46,17 @@ def room_of(name: str) -> Room:
     """The room of the target of that name. Raises ``InputError`` where there is none."""
     if name not in ROOMS:
         raise InputError(f"--on {name}: no such target", f"one of: {', '.join(ROOMS)}")
-    module, _, kind = ROOMS[name].partition(":")
-    room: Room = getattr(importlib.import_module(module), kind)()
+    room: Room = load(ROOMS[name])()
     return room
+
+
+def load(named: str) -> Any:
+    """A class or function, named as ``MODULE:NAME``; imports its module.
+
+    By this alone commands and rooms are imported later than the command line itself.
+    """
+    module, _, name = named.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def rooms() -> Iterator[Room]:

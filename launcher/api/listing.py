@@ -25,6 +25,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import Outcome
+from launcher.runs.summary import render_clocks, render_failure
 
 POLL_S = 0.1
 ORPHANED = "orphaned"
@@ -203,8 +204,6 @@ def without_folder(run: RunFolder, outcome: Outcome) -> Outcome:
 
 def render_status(status: RunStatus) -> str:
     """The status for a person."""
-    from launcher.runs.summary import render_clocks, render_failure
-
     lines = [f"{status.run_id}: {status.state} on {status.target}, attempt {status.attempt}"]
     if outcome := status.outcome:
         ended = f"exit code {outcome.exit_code}, {outcome.duration_s} s"

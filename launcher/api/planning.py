@@ -6,11 +6,14 @@ What only a run needs is imported where it is used, as rendering takes no longer
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
 from launcher.api.choose_target import Choice, choose_target, open_target
 from launcher.code.place import IN_IMAGE, CodePlace, find_code
 from launcher.contract import protocol
@@ -20,6 +23,7 @@ from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.nnodes import decide_nnodes
 from launcher.plan.run_id import new_run_id
+from launcher.runs.folder import find_run
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -65,8 +69,6 @@ class PlannedRun:
             return create_run(self.plan, target, fill)
         except BaseException:
             if self.copy:
-                import shutil
-
                 shutil.rmtree(self.copy.parent, ignore_errors=True)
             raise
 
@@ -194,8 +196,6 @@ def resume_job(
             f"--resume {earlier}: {what}",
             f"leave it out; {target.traits.own_checkpoints} says where they are",
         )
-    from launcher.runs.folder import find_run
-
     run = find_run(run_root, earlier)
     checkpoint_dir = run.read_plan().checkpoint_dir
     # ``latest`` is another run by the time it is printed.
@@ -204,8 +204,6 @@ def resume_job(
 
 def note_no_checkpoint(job: JobSpec, earlier: str) -> list[str]:
     """A line for a run to go on from that has left no checkpoint; none where it has."""
-    from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
-
     folder = Path(job.checkpoint_dir or "")
     with contextlib.suppress(PermissionError):
         if not folder.is_dir() or all(path.name == OF_AGENTS for path in folder.iterdir()):
@@ -221,8 +219,6 @@ def _read_in_background(place: CodePlace, run_root: Path) -> Future[PackedCode]:
 
 
 def _in_background(work: Callable[[], PackedCode]) -> Future[PackedCode]:
-    from concurrent.futures import ThreadPoolExecutor
-
     pool = ThreadPoolExecutor(1, thread_name_prefix="code")
     reading = pool.submit(work)
     pool.shutdown(wait=False)

@@ -8,15 +8,14 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from pathspec import GitIgnoreSpec
 
 from launcher.code.git import find_repository, read_git
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.yamlfile.problem import render_value
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
 
 MAX_BYTES = 100 << 20
 """Of all files together: what is larger is data, which belongs into a mount or shared folder."""
@@ -149,8 +148,6 @@ def _read_ignore_file(root: Path) -> GitIgnoreSpec | None:
         lines = path.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
-    from pathspec import GitIgnoreSpec
-
     for number, line in enumerate(lines, 1):
         try:
             GitIgnoreSpec.from_lines([line])

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from launcher.code.git import find_repository
 from launcher.contract.errors import KeyInputError
 
 IN_IMAGE = "image"
@@ -41,8 +42,6 @@ def find_code(
     script = _find_script(command, start)
     if script is None and code is None:
         return None
-    from launcher.code.git import find_repository
-
     home = start if script is None else script.parent
     root = _given_root(code, cwd) if code is not None else find_repository(home) or home
     # The folder may be reached by a link: compare what both names lead to.

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from typing import Any
 
-from launcher.commands.arguments import add_command
 from launcher.contract.errors import ExitCode
+from launcher.manifests.check import MAX_FILE_BYTES, STDIN_NAME, check_manifests, render_checked
+from launcher.yamlfile.source import decode_text, read_text
 
 STDIN = "-"
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the program's parser."""
-    text = "find the mistakes of Kubernetes manifests and batch scripts before they are submitted"
-    add_command(commands, "check", _check, text, _add_arguments)
-
-
-def _add_arguments(check: argparse.ArgumentParser) -> None:
-    check.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="manifests that are applied together, or batch scripts; - is stdin",
-    )
-    check.add_argument("--json", action="store_true")
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    import json
-
-    from launcher.manifests.check import (
-        MAX_FILE_BYTES,
-        STDIN_NAME,
-        check_manifests,
-        render_checked,
-    )
-    from launcher.yamlfile.source import decode_text, read_text
+def check(arguments: argparse.Namespace) -> int:
+    """Prints what is wrong with the files; the exit code."""
 
     def read(file: str) -> tuple[str, str]:
         if file != STDIN:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
-from launcher.api.choose_target import rooms
-from launcher.commands import build, check, completion, doctor, env, jobs, node, play, runs, schema
-from launcher.commands.arguments import add_command
+from launcher.api.choose_target import load, rooms
+from launcher.commands.arguments import is_job_named, open_named
+from launcher.commands.options import add_commands
 from launcher.commands.other_programs import check_command, names_training
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.printed_commands import options_to_find_runs, program_name
@@ -26,8 +25,8 @@ from launcher.contract.errors import ExitCode, InputError, KeyInputError, Launch
 if TYPE_CHECKING:
     from launcher.targets.room import Plugin
 
-GROUPS = (jobs, node, build, runs, doctor, env, check, play, schema, completion)
-"""In the order of ``launcher --help``."""
+ASKED = "_ARGCOMPLETE"
+"""In the environment while a shell asks what may follow."""
 MAY_BE_EMPTY = ("include", "exclude")
 POSITIONAL = ("job", "run")
 EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
@@ -43,7 +42,8 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     own, extra = _split_extra(list(argv))
     plugin = next(room.plugin for room in rooms() if room.plugin) if is_plugin else None
     parser = _parser(plugin.typed if plugin else program_name())
-    completion.complete(parser)
+    if ASKED in os.environ:
+        load("launcher.commands.completion:complete")(parser)
     own = _place_last(own, plugin.options) if plugin else own
     with typed.as_called(parser.prog):
         return _run_command(parser, own, extra, plugin)
@@ -64,7 +64,12 @@ def _run_command(
             arguments.given = {room.name: room.read_options(arguments) for room in rooms()}
             found_by = options_to_find_runs(arguments)
             arguments.until_end.enter_context(typed.as_called(parser.prog, found_by))
-            return int(arguments.handler(arguments))
+            if "resume" in arguments:
+                arguments.opened = open_named(arguments)
+            made = load(arguments.handler)(arguments)
+            text, code = made if isinstance(made, tuple) else ("", made)
+            sys.stdout.write(text)
+            return int(code)
     except LauncherError as error:
         return _tell(_placed(error, arguments))
     except KeyboardInterrupt:
@@ -124,12 +129,10 @@ def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherErro
     """With the file and line of the key, where the error is about one."""
     if not isinstance(error, KeyInputError) or not hasattr(arguments, "module"):
         return error
-    from launcher.commands.arguments import is_job_named, place_of
-
     if not is_job_named(arguments):
         return error
     try:
-        place = place_of(error.key, arguments)
+        place = load("launcher.commands.job_named:place_of")(error.key, arguments)
     except LauncherError:
         return error
     return InputError(f"{place}: {error.what}", error.hint)
@@ -178,26 +181,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in GROUPS:
-        group.add(commands)
-    for room in rooms():
-        room.add_commands(functools.partial(_add_of_room, commands))
+    add_commands(commands)
     return parser
-
-
-def _add_of_room(
-    commands: Any,
-    name: str,
-    handler: Callable[[argparse.Namespace], tuple[str, int]],
-    text: str,
-    add: Callable[[argparse.ArgumentParser], None],
-) -> None:
-    def show(arguments: argparse.Namespace) -> int:
-        told, code = handler(arguments)
-        sys.stdout.write(told)
-        return code
-
-    add_command(commands, name, show, text, add)
 
 
 def _split_extra(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 """What TAB completes in bash, zsh and fish: commands, options, choices and files.
 
 The shell calls the launcher at each TAB and argcomplete answers from the launcher's own parser, so
-that there is no list to be kept. Without a TAB, argcomplete is not imported.
+that there is no list to be kept. Without a TAB, this module is not imported.
 """
 
 from __future__ import annotations
@@ -12,42 +12,25 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import argcomplete
+from argcomplete import completers
+from argcomplete.shell_integration import shellcode
+
 from launcher.api.choose_target import targets_of_jobs
-from launcher.commands.arguments import add_command
 from launcher.contract.errors import ExitCode
 
-SHELLS = ("bash", "zsh", "fish")
-ASKED = "_ARGCOMPLETE"
-"""In the environment while a shell asks what may follow."""
 JOB_FILES = ("py", "yaml", "yml")
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the program's parser."""
-    text = (
-        'print what makes TAB complete commands, runs and files: eval "$(launcher completion bash)"'
-    )
-    add_command(commands, "completion", _completion, text, _add_arguments)
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
-
-
-def _completion(arguments: argparse.Namespace) -> int:
-    from argcomplete.shell_integration import shellcode
-
+def completion(arguments: argparse.Namespace) -> int:
+    """Prints what the shell is to read; the exit code."""
     # Without bash's own offer of files, where an argument is no file.
     sys.stdout.write(shellcode(["launcher"], use_defaults=False, shell=arguments.shell))
     return int(ExitCode.OK)
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answers the shell that asks, and ends the process; returns where none asks."""
-    if ASKED not in os.environ:
-        return
-    import argcomplete
-
+    """Answers the shell that asks what may follow, and ends the process."""
     if "--" in os.environ["COMP_LINE"].split()[:-1]:
         # Words of the training, whose options are not known here.
         parser = argparse.ArgumentParser(add_help=False)
@@ -72,8 +55,6 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def _completer(action: argparse.Action) -> Any:
     """Files and folders where the argument is one, the targets, and else nothing."""
-    from argcomplete import completers
-
     if action.dest == "job":
         return completers.FilesCompleter(JOB_FILES)
     if action.dest == "on":

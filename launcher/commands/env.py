@@ -5,33 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from launcher.commands.arguments import add_command, add_job_file, is_job_named, read_job, run_root
-from launcher.commands.parser import natural
+from launcher.api.choose_target import open_target
+from launcher.api.joining import join_run, write_task
+from launcher.commands.arguments import is_job_named, run_root
+from launcher.commands.job_named import read_job
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
+from launcher.runs.folder import find_run
+from launcher.targets.by_hand import plan_by_hand, render_by_hand
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the program's parser."""
-    text = 'print a node\'s settings for a shell: eval "$(launcher env ...)"'
-    add_command(commands, "env", _env, text, _add_arguments)
-
-
-def _add_arguments(env: argparse.ArgumentParser) -> None:
-    add_job_file(env, optional=True)
-    env.add_argument(
-        "--join", metavar="RUN", help="instead of a job: a script that adds a node to this run"
-    )
-    env.add_argument("--node-rank", type=natural, default=0, metavar="N", help="this node, 0-based")
-    env.add_argument("--rdzv-endpoint", metavar="HOST[:PORT]", help="where all nodes reach node 0")
-    env.add_argument("--local-addr", metavar="HOST", help="where the others reach this node")
-
-
-def _env(arguments: argparse.Namespace) -> int:
-    from launcher.targets.by_hand import plan_by_hand, render_by_hand
-
+def env(arguments: argparse.Namespace) -> int:
+    """Prints the settings of a node; the exit code."""
     if is_job_named(arguments) == (arguments.join is not None):
         both = "both were given" if is_job_named(arguments) else "none was given"
         raise InputError(
@@ -55,10 +41,6 @@ def _env(arguments: argparse.Namespace) -> int:
 
 
 def _render_join(arguments: argparse.Namespace) -> str:
-    from launcher.api.choose_target import open_target
-    from launcher.api.joining import join_run, write_task
-    from launcher.runs.folder import find_run
-
     plan, index = join_run(find_run(run_root(arguments), arguments.join))
     write_task(plan, index)
     target = open_target(plan.target, run_root(arguments))

@@ -1,29 +1,100 @@
-"""``play``: a PyTorchJob's manifest in local containers, as the operator would run it."""
+"""What ``play`` does: a PyTorchJob in local containers, followed on this terminal."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from launcher.commands.arguments import add_command
+from launcher.api.launch import open_streams
+from launcher.commands.arguments import run_root
+from launcher.commands.printed_commands import given
+from launcher.contract import typed
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import ExitCode, InputError
+from launcher.follow.console import Console
+from launcher.follow.lines import LineBlock
+from launcher.follow.signals import raise_on_signals
+from launcher.follow.tails import Stream
+from launcher.manifests.docker_play import LABEL
+from launcher.manifests.play import Machine, Play, plan_play
+from launcher.manifests.player import Player
+from launcher.manifests.source import Together, Value, object_name, parse_manifest
+from launcher.plan.run_id import new_run_id
+from launcher.targets.docker.engine import Engine
+from launcher.targets.docker.target import has_nvidia
+from launcher.targets.machine import read_gpus
+from launcher.yamlfile.source import read_text
 
 
-def add(commands: Any) -> None:
-    """Adds the command to the program's parser."""
-    text = "run a PyTorchJob's manifest in local containers, as the training operator would"
-    add_command(commands, "play", _play, text, _add_arguments)
+def play(arguments: argparse.Namespace) -> int:
+    """Plays the manifest; the exit code."""
+    item, together = _read_job(arguments)
+    engine = Engine(SystemClock(), label=LABEL)
+    play = plan_play(item, together, _read_machine(engine), arguments.image)
+    # A reader that pauses must not keep pods from being restarted, nor from being removed.
+    options = given(arguments, ("job", "image"))
+    shows = f"{typed.command('play', *arguments.files, *options)} > FILE"
+    with open_streams(shows=shows) as console:
+        return _play_here(play, engine, console, run_root(arguments))
 
 
-def _add_arguments(play: argparse.ArgumentParser) -> None:
-    play.epilog = "The pods' stdout goes to stdout; their stderr and what happens go to stderr."
-    play.add_argument(
-        "files", nargs="+", metavar="FILE", help="the job's manifest, and those it refers to"
+def _play_here(play: Play, engine: Engine, console: Console, root: Path) -> int:
+    names = [pod.name for pod in play.pods]
+    stage = _Stage(console, play.job_name, names)
+    for note in play.notes:
+        console.note(note)
+    console.note(f"{play.job_name}: {', '.join(names)}; {play.success_rule}")
+    play_id = new_run_id(play.job_name)
+    with raise_on_signals():
+        player = Player(play, play_id, engine, SystemClock(), stage, root / play_id)
+        try:
+            outcome = player.play()
+        finally:
+            player.close()
+    console.note(f"{'Succeeded' if outcome.succeeded else 'Failed'}: {outcome.why}")
+    return int(ExitCode.OK if outcome.succeeded else ExitCode.TRAINING_FAILED)
+
+
+class _Stage:
+    """A console; each pod's lines behind its name."""
+
+    def __init__(self, console: Console, job_name: str, names: list[str]) -> None:
+        self._console, self._job_name, self._names = console, job_name, names
+
+    def note(self, text: str) -> None:
+        self._console.note(text)
+
+    def show(self, pod: str, stream: Stream, block: LineBlock) -> None:
+        lines = replace(block, data=block.data + b"\n") if block.is_progress else block
+        self._console.show(
+            lines,
+            stream=stream,
+            prefix=f"[{pod.removeprefix(f'{self._job_name}-')}]",
+            colour_key=self._names.index(pod),
+        )
+
+
+def _read_job(arguments: argparse.Namespace) -> tuple[Value, Together]:
+    objects = [item for file in arguments.files for item in parse_manifest(read_text(file), file)]
+    jobs = [item for item in objects if item["kind"].text == "PyTorchJob"]
+    if arguments.job is not None:
+        jobs = [item for item in jobs if object_name(item) == arguments.job]
+    if len(jobs) != 1:
+        names = ", ".join(object_name(job) for job in jobs)
+        found = f"{len(jobs)} PyTorchJobs{f': {names}' if names else ''}"
+        fix = "--job NAME" if jobs else "a file with kind: PyTorchJob, such as k8s/job.yaml"
+        raise InputError(f"{', '.join(arguments.files)}: found {found}", fix)
+    return jobs[0], Together(objects=tuple(objects))
+
+
+def _read_machine(engine: Any) -> Any:
+    info = engine.read_info()
+    return Machine(
+        cpu_count=info["NCPU"],
+        gpus=read_gpus() if has_nvidia(info) else (),
+        environ=os.environ,
+        node_name=info["Name"],
     )
-    play.add_argument("--job", metavar="NAME", help="which, where the files hold several")
-    play.add_argument("--image", metavar="REF", help="instead of the manifest's image")
-
-
-def _play(arguments: argparse.Namespace) -> int:
-    from launcher.commands.playing import play
-
-    return play(arguments)

@@ -1,98 +1,172 @@
-"""Commands about runs: ``ps`` of all, the others of one."""
+"""What the commands about runs do: ``ps`` of all, the others of one."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+import json
+import shlex
+import sys
+from pathlib import Path
 
-from launcher.api.choose_target import rooms
-from launcher.commands.arguments import add_command, add_run
-from launcher.commands.parser import natural, seconds
+from launcher.api.choose_target import room_of, rooms
+from launcher.api.listing import (
+    describe_none,
+    find_elsewhere,
+    find_going_on,
+    list_runs,
+    read_status,
+    render_status,
+    render_table,
+    show_logs,
+)
+from launcher.api.scaling import scale_run
+from launcher.api.stopping import stop_run
+from launcher.commands.arguments import rooms_of_runs, run_root
+from launcher.contract import typed
+from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.protocol import LATEST_LINK
+from launcher.contract.reasons import RunState
+from launcher.runs.folder import RunFolder, find_run, name_newest
 
 
-def add(commands: Any) -> None:
-    """Adds the commands to the program's parser."""
-    text = "list runs"
-    add_command(commands, "ps", _later("ps"), text, _add_to_ps)
-    text = "show one run and its nodes"
-    add_command(commands, "status", _later("status"), text, _add_to_status)
-    text = "tell what happened: first cause, restarts, nodes, timeline"
-    add_command(commands, "report", _later("report"), text, _add_to_report)
-    text = "print a run's output, each line with its node and rank"
-    add_command(commands, "logs", _later("logs"), text, _add_to_logs)
-    text = "end a run and remove what is left of it"
-    add_command(commands, "stop", _later("stop"), text, _add_to_stop)
-    text = "change the number of nodes of an elastic run"
-    add_command(commands, "scale", _later("scale"), text, _add_to_scale)
+def ps(arguments: argparse.Namespace) -> int:
+    """Lists runs."""
+
+    def note(line: str) -> None:
+        print(f"note: {line}", file=sys.stderr)
+
+    root, everything = run_root(arguments), arguments.all
+    named = [room_of(name) for name in rooms_of_runs(arguments)]
+    alone = any(room.finds_runs == "alone" for room in named)
+    rows = [] if alone else list_runs(root, everything=everything)
+    for room in named:
+        rows += room.list_runs(arguments, root, note, everything=everything)
+    if arguments.json:
+        print(json.dumps([row.to_jsonable() for row in rows], indent=2))
+    elif rows:
+        sys.stdout.write(render_table(rows))
+    else:
+        none = describe_none(root, everything=everything, is_here=not alone)
+        sys.stdout.write(none)
+        if not alone:
+            _name_elsewhere(root)
+    return int(ExitCode.OK)
 
 
-def _add_to_ps(listing: argparse.ArgumentParser) -> None:
-    listing.add_argument("-a", "--all", action="store_true", help="ended runs too")
-    listing.add_argument("--json", action="store_true")
-    listing.add_argument(
-        "--on",
-        choices=[room.name for room in rooms() if room.finds_runs == "alone"],
-        help="the runs of a cluster, whoever started them",
-    )
+def _name_elsewhere(root: Path) -> None:
+    """Lines on the runs of this machine that have their folder in another place."""
+
+    for live in find_elsewhere(root):
+        where = shlex.quote(str(Path(live.run_dir).parent))
+        see = f"{typed.program()} status {live.run_id} --runs {where}"
+        print(f"{live.run_id} runs here; see: {see}")
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Shows one run and its nodes."""
+    run = find(arguments)
+    status = read_status(run)
+    if arguments.json:
+        print(json.dumps(status.to_jsonable(), indent=2))
+    else:
+        sys.stdout.write(render_status(status))
+    return int(ExitCode.OK)
+
+
+def logs(arguments: argparse.Namespace) -> int:
+    """Prints a run's output."""
+    run = find(arguments)
+    if arguments.rank is not None:
+        _check_rank(run, arguments.rank)
+    try:
+        show_logs(
+            run,
+            sys.stdout.buffer,
+            sys.stderr.buffer,
+            follow=arguments.follow,
+            rank=arguments.rank,
+            agents=arguments.verbose,
+        )
+    except KeyboardInterrupt:
+        print(_tell_left(run), file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+    # Only as recorded: what a run without an outcome came to is for `ps` and `stop` to find out.
+    outcome = run.read_outcome() if arguments.follow else None
+    if outcome is None or outcome.state != RunState.FAILED.value:
+        return int(ExitCode.OK)
+    ended = f"{outcome.state}, {outcome.reason}, exit code {outcome.exit_code}"
+    told = f"launcher: {run.run_id}: {ended}; see: {typed.command('report', run.run_id)}"
+    print(told, file=sys.stderr)
+    return outcome.exit_code
+
+
+def _check_rank(run: RunFolder, rank: int) -> None:
+    """Raises ``InputError`` for a rank that the run cannot have, also with all of its nodes."""
+    node = run.read_plan().nodes[0]
+    last = node.max_nodes * node.nproc_per_node - 1
+    if rank > last:
+        has = f"ranks 0 to {last}" if last else "rank 0 alone"
+        raise InputError(f"--rank {rank}: {run.run_id} has {has}", f"--rank {last}")
+
+
+def _tell_left(run: RunFolder) -> str:
+    """What the run does of which nobody reads the output any more; asks no target."""
+    if (outcome := run.read_outcome()) is not None:
+        return f"interrupted; {run.run_id} has ended: {outcome.state}"
+    goes_on = "goes on" if run.launcher_pid() is not None else "is left as it is"
+    return f"{run.run_id} {goes_on}; end it: {typed.command('stop', run.run_id)}"
+
+
+def stop(arguments: argparse.Namespace) -> int:
+    """Ends a run."""
+    run, others = _find_to_stop(arguments)
+    said = stop_run(run, arguments.grace, keep=arguments.keep)
+    print(said, file=sys.stderr)
+    for other in others:
+        told = f"{other.run_id} still runs; end it: {typed.command('stop', other.run_id)}"
+        print(told, file=sys.stderr)
+    return int(ExitCode.OK)
+
+
+def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFolder]]:
+    """The run that was named, and others that go on where none was named by its whole id.
+
+    Of several that fit, those that go on come before newer ones that have ended.
+    """
+
+    root, name, is_open = run_root(arguments), arguments.run, arguments.run == LATEST_LINK
+    is_exact = not is_open and (root / name).is_dir()
+    if is_exact or rooms_of_runs(arguments):
+        return find(arguments), []
+    going_on = find_going_on(root, name)
+    if not going_on:
+        return find(arguments), []
+    if len(going_on) > 1 and not is_open:
+        what = f"{name!r} may be any of {name_newest(going_on)}"
+        raise InputError(what, f"{typed.command('ps')} lists the runs that go on")
+    return going_on[-1], going_on[:-1]
+
+
+def scale(arguments: argparse.Namespace) -> int:
+    """Changes the number of nodes of a run."""
+    said = scale_run(find(arguments), arguments.nodes)
+    print(said, file=sys.stderr)
+    return int(ExitCode.OK)
+
+
+def find(arguments: argparse.Namespace) -> RunFolder:
+    """The run that was named, in a folder here or where it runs. Raises ``InputError``.
+
+    Of a run of a target without a folder here, what it returns is gone when the command ends.
+    """
+    root = run_root(arguments)
     for room in rooms():
-        room.add_options(listing, "run")
-
-
-def _add_to_status(status: argparse.ArgumentParser) -> None:
-    add_run(status)
-    status.add_argument("--json", action="store_true")
-
-
-def _add_to_report(report: argparse.ArgumentParser) -> None:
-    add_run(report)
-    report.add_argument("--json", action="store_true")
-    report.add_argument(
-        "--png", metavar="FILE", help="also draw loss, workers and failures over time (matplotlib)"
-    )
-    report.add_argument(
-        "--claim",
-        metavar="DIR",
-        help="Kubernetes, without the run's folder: where its claim is mounted on this machine",
-    )
-
-
-def _add_to_logs(logs: argparse.ArgumentParser) -> None:
-    add_run(logs)
-    logs.epilog = (
-        "The workers' stdout goes to stdout; their stderr and the agents' lines to stderr. With"
-        " --follow the exit code of a failed run is its own; Ctrl-C ends the output, not the run."
-    )
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
-    logs.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
-    logs.add_argument("-v", "--verbose", action="store_true", help="the agents' own lines too")
-
-
-def _add_to_stop(stop: argparse.ArgumentParser) -> None:
-    add_run(stop)
-    stop.epilog = "Without RUN: the newest run that goes on; the others that go on are named."
-    stop.add_argument(
-        "--grace",
-        type=seconds,
-        metavar="S",
-        help="seconds until the kill (default: stop_grace_s of the job)",
-    )
-    stop.add_argument(
-        "--keep", action="store_true", help="on Kubernetes: keep the job's object, suspended"
-    )
-
-
-def _add_to_scale(scale: argparse.ArgumentParser) -> None:
-    add_run(scale)
-    scale.add_argument("nodes", type=natural, metavar="N", help="from MIN to MAX of its nnodes")
-
-
-def _later(name: str) -> Callable[[argparse.Namespace], int]:
-    """The function of that name, whose imports only a command about a run needs."""
-
-    def call(arguments: argparse.Namespace) -> int:
-        from launcher.commands import asked_of_runs
-
-        return int(getattr(asked_of_runs, name)(arguments))
-
-    return call
+        if room.name in rooms_of_runs(arguments) and (run := room.find_run(arguments, root)):
+            return run
+    try:
+        return find_run(root, arguments.run)
+    except InputError as error:
+        for room in rooms():
+            if (run := room.find_run(arguments, root, error)) is not None:
+                return run
+        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from pathlib import Path, PurePosixPath
 
 from launcher.contract.did_you_mean import closest
@@ -42,8 +43,6 @@ def write_job(command: tuple[str, ...]) -> str:
 
 def name_of(command: tuple[str, ...]) -> str:
     """``my-script`` for ``src/My script.py``; always a name that a job may have."""
-    import unicodedata
-
     if command[0] == "-m":
         words = command[1].removesuffix(".__main__")
     else:

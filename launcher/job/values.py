@@ -6,6 +6,7 @@ place (file, line, key), and the words of the schema (``types.py``) where the er
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 
@@ -146,8 +147,6 @@ def parse_label(name: str) -> str:
 
 def parse_host_address(address: str) -> str:
     """An IP address, or ``host-gateway``, which Docker replaces by the host's own."""
-    import ipaddress
-
     if address == "host-gateway":
         return address
     try:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib.util
 import io
 import marshal
 import os
 import re
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -77,8 +79,6 @@ def read_compiled_archive() -> bytes:
 @functools.cache
 def read_agent_version() -> str:
     """Which agent this is: equal for equal sources, wherever the archive was made."""
-    import hashlib
-
     # Of the sources, as machines compress the same files to different bytes.
     text = "\0".join(f"{path}\0{text}" for path, text in sorted(read_agent_sources().items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -113,8 +113,6 @@ def render_agent_archive(
 
     ``comment`` is what its bytes end with.
     """
-    import zipfile
-
     files: dict[str, str | bytes] = {
         f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()
     }

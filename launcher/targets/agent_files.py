@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import sys
@@ -87,8 +88,6 @@ class AgentFiles:
 
 def render_base64() -> list[str]:
     """The archive as lines of base64, for a script that works without this project."""
-    import base64
-
     # Without bytecode: a third of the size, and the nodes' Python may be any.
     text = base64.b64encode(read_archive()).decode()
     return [text[i : i + _BASE64_WIDTH] for i in range(0, len(text), _BASE64_WIDTH)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,8 +43,6 @@ def in_background(work: Callable[[Tell], None], log: Path) -> str:
         code = 0
     except BaseException:
         with contextlib.suppress(OSError):
-            import traceback
-
             traceback.print_exc()
     finally:
         # Neither may lead back into the caller's frames, whatever a full disk says.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -55,8 +56,6 @@ def _dying_with_parent() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
     # Here and not in the child, which must import nothing.
-    import ctypes
-
     prctl = ctypes.CDLL(None).prctl
     # SIGTERM, not SIGKILL: torchrun must still end its workers, which have no such tie to it.
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

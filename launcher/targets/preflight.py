@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from launcher.code.files import NOT_CODE
 from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
@@ -168,8 +169,6 @@ def _fix_module(name: str, workdir: Path, cwd: Path) -> str:
 
 def _find_homes(name: str, workdir: Path) -> Iterator[Path]:
     """Folders below, at most two levels, from which ``python -m name`` would find it."""
-    from launcher.code.files import NOT_CODE
-
     inner = name.replace(".", "/")
     folders = (path for level in ("*/", "*/*/") for path in workdir.glob(level))
     for folder in itertools.islice(folders, MAX_FOLDERS):

@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
 
-AddCommand = Callable[
-    [str, Callable[[Namespace], tuple[str, int]], str, Callable[[ArgumentParser], None]], None
-]
-"""Adds a command of that name with its handler, its help, and what adds its arguments. The handler
-gives what is printed, and the exit code."""
+AddCommand = Callable[[str, str, str, Callable[[ArgumentParser], None]], None]
+"""Adds a command of that name with its handler (``MODULE:FUNCTION``), its help, and what adds its
+arguments. The handler takes the arguments, and gives what is printed and the exit code."""
 Note = Callable[[str], None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import io
 import shlex
@@ -40,8 +41,6 @@ def render_start(cwd: str, env: Env, argv: tuple[str, ...]) -> list[str]:
 
 def render_csv(fields: list[str]) -> str:
     """Fields as docker's --mount and --gpus read them: one line, a comma inside a field quoted."""
-    import csv
-
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(fields)
     return text.getvalue()

@@ -39,10 +39,10 @@ PLAYS_IN_DOCKER = (
     "manifests.docker_play",
     "manifests.play",
     "manifests.player",
-    "commands.playing",
+    "commands.play",
 )
 """``launcher play`` runs anybody's manifests in containers, on no target."""
-BUILDS_IN_DOCKER = ("commands.building",)
+BUILDS_IN_DOCKER = ("commands.build",)
 """``launcher build`` makes an image, for every target that takes one."""
 HOST = "targets.hosts.program"
 OF_HOSTS = ("protocol", "keeper_record", "process_stat")

@@ -19,10 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+import docker.errors
+from pydantic import TypeAdapter, ValidationError
+
 from launcher.code.record import PackedCode
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, LauncherError, TargetError
+from launcher.job.types import Image
 from launcher.targets import short_command
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.conversation import Conversation
@@ -112,10 +116,6 @@ class Built:
 
 def check_tag(tag: str, *, pushes: bool) -> None:
     """Raises ``InputError`` for what no image may be called, or what leads to no registry."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from launcher.job.types import Image
-
     fix = "--tag registry.example/me/train:1, in small letters"
     try:
         TypeAdapter(Image).validate_python(tag)
@@ -186,8 +186,6 @@ class Builder:
             raise TargetError(what, "correct --base; docker images lists what is here")
 
     def _id_of(self, image: str) -> str:
-        import docker.errors
-
         with engine_errors(f"inspect {image}"):
             try:
                 found = self._engine.api.inspect_image(image)  # type: ignore[no-untyped-call]
@@ -197,8 +195,6 @@ class Builder:
 
     def _remove_untagged(self, id: str) -> None:
         """Removes an image without a name, as each edit would leave one behind."""
-        import docker.errors
-
         # It stays where another image or a container is made of it.
         with engine_errors("remove an image"), contextlib.suppress(docker.errors.APIError):
             if not self._engine.api.inspect_image(id)["RepoTags"]:  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import venv
 from pathlib import Path
 from typing import NoReturn
 
@@ -80,8 +81,6 @@ def _enter_venv() -> None:
         # Ended by whoever builds the image; ensurepip asks no network.
         subprocess.run((sys.executable, "-m", "ensurepip"), check=True)
         return
-    import venv
-
     venv.create(VENV, system_site_packages=True, with_pip=True)
     os.execv(f"{VENV}/bin/python3", [f"{VENV}/bin/python3", *sys.argv])
 

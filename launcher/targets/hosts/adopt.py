@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, TargetError
 from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
-from launcher.runs.folder import RunFolder
+from launcher.runs.folder import RunFolder, find_run, list_runs
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import ListRuns, RunOnHost
 from launcher.targets.hosts.settings import Host, HostsSettings
@@ -19,6 +20,19 @@ from launcher.targets.hosts.target import HostsTarget
 
 Copies = list[tuple[Host, RunOnHost]]
 """What several hosts say of one run."""
+
+
+def find_named(inventory: Inventory | None, run_root: Path, name: str) -> RunFolder:
+    """The run in its folder here, or else on the hosts where some are named."""
+    try:
+        run = find_run(run_root, name)
+        if inventory is None or not run.is_foreign:
+            return run
+        name = run.run_id
+    except InputError:
+        if inventory is None:
+            raise
+    return adopt_run(inventory, run_root, name)
 
 
 def adopt_run(inventory: Inventory, run_root: Path, name: str) -> RunFolder:
@@ -62,8 +76,9 @@ def read_runs(inventory: Inventory, wanted: str = "") -> dict[str, Copies]:
     return found
 
 
-def list_on_hosts(inventory: Inventory, known: Collection[str], now: float) -> list[ListedRun]:
-    """A row for each run on these hosts that is not among the ``known`` ones."""
+def list_on_hosts(inventory: Inventory, run_root: Path) -> list[ListedRun]:
+    """A row for each run on these hosts that has no folder here."""
+    known, now = [run.run_id for run in list_runs(run_root)], time.time()
     rows = []
     for run_id, copies in sorted(read_runs(inventory).items()):
         if run_id not in known:

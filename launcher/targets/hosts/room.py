@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from launcher.contract import typed
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import InputError
 from launcher.targets.room import AddCommand, GivenOptions, Note, Room, words_given
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ class HostsRoom(Room):
 
     def add_commands(self, add: AddCommand) -> None:
         text = "show hosts, their GPUs, and who holds them"
-        add("hosts", _show_hosts, text, self._add_to_hosts)
+        add("hosts", "launcher.targets.hosts.table:show_hosts", text, self._add_to_hosts)
 
     def _add_to_hosts(self, parser: ArgumentParser) -> None:
         self.add_options(parser, "run")
@@ -93,31 +91,18 @@ class HostsRoom(Room):
     ) -> RunFolder | None:
         if otherwise is not None:
             return None
-        from launcher.runs.folder import find_run
+        from launcher.targets.hosts.adopt import find_named
 
-        name, inventory = arguments.run, read_hosts(arguments)
-        try:
-            run = find_run(run_root, name)
-            if inventory is None or not run.is_foreign:
-                return run
-            name = run.run_id
-        except InputError:
-            if inventory is None:
-                raise
-        from launcher.targets.hosts.adopt import adopt_run
-
-        return adopt_run(inventory, run_root, name)
+        return find_named(read_hosts(arguments), run_root, arguments.run)
 
     def list_runs(
         self, arguments: Namespace, run_root: Path, note: Note, *, everything: bool
     ) -> list[ListedRun]:
-        from launcher.runs.folder import list_runs
-        from launcher.targets.hosts.adopt import list_on_hosts
-
         if (inventory := read_hosts(arguments)) is None:
             return []
-        known = [run.run_id for run in list_runs(run_root)]
-        return list_on_hosts(inventory, known, time.time())
+        from launcher.targets.hosts.adopt import list_on_hosts
+
+        return list_on_hosts(inventory, run_root)
 
 
 def _sample_job(arguments: Namespace) -> str:
@@ -147,20 +132,3 @@ def read_hosts_of(job: JobSpec, arguments: Namespace | None) -> Inventory:
         return read_inventory_of(job)
     include, exclude, accept_new = (getattr(arguments, name) for name in FILTERS)
     return read_inventory_of(job, include, exclude, accept_new=accept_new)
-
-
-def _show_hosts(arguments: Namespace) -> tuple[str, int]:
-    """``launcher hosts``: what each machine of an inventory has, and who holds it."""
-    import json
-
-    from launcher.targets.hosts.table import read_hosts_now, render_hosts_table
-
-    inventory = read_hosts(arguments)
-    if inventory is None:
-        raise InputError("no hosts are named", typed.command("hosts", "--hosts", "hosts.yaml"))
-    rows = read_hosts_now(inventory)
-    text = render_hosts_table(rows)
-    if arguments.json:
-        text = json.dumps([row.to_jsonable() for row in rows], indent=2) + "\n"
-    failed = any(row.error for row in rows)
-    return text, int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.contract.errors import TargetError
+from launcher.contract import typed
+from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.follow.table import render_columns
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import HostReport, Lease, ReadHost
+from launcher.targets.hosts.room import read_hosts
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import free_gpus
@@ -32,6 +36,19 @@ class HostRow:
         known = ("host", "error", "hint", "leases") if self.error else vars(self)
         data = {key: getattr(self, key) for key in known}
         return {**data, "leases": [vars(lease) for lease in self.leases]}
+
+
+def show_hosts(arguments: Namespace) -> tuple[str, int]:
+    """``launcher hosts``: what each machine of an inventory has, and who holds it."""
+    inventory = read_hosts(arguments)
+    if inventory is None:
+        raise InputError("no hosts are named", typed.command("hosts", "--hosts", "hosts.yaml"))
+    rows = read_hosts_now(inventory)
+    text = render_hosts_table(rows)
+    if arguments.json:
+        text = json.dumps([row.to_jsonable() for row in rows], indent=2) + "\n"
+    failed = any(row.error for row in rows)
+    return text, int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)
 
 
 def read_hosts_now(inventory: Inventory) -> list[HostRow]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.code.record import read_kept_code
 from launcher.contract import protocol, typed
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
@@ -197,8 +198,6 @@ class HostsTarget(Target):
 
     def _read_code(self, plan: LaunchPlan) -> PackedCode | None:
         if self.code is None and plan.code is not None:
-            from launcher.code.record import read_kept_code
-
             self.code = read_kept_code(Path(plan.run_dir))
         return self.code
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from launcher.contract import typed
 from launcher.contract.clock import Clock
@@ -29,7 +30,9 @@ from launcher.targets.kubernetes.pod_states import (
     newest_of_each,
     reason_of_end,
 )
-from launcher.targets.kubernetes.target import KubernetesTarget
+
+if TYPE_CHECKING:
+    from launcher.targets.kubernetes.target import KubernetesTarget
 
 POLL_S = 0.3
 READ_END_S = 2.0

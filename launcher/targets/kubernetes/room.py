@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from launcher.contract import protocol, typed
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract import protocol
+from launcher.contract.errors import InputError
 from launcher.targets.room import GivenOptions, Note, Plugin, Room, words_given
 
 if TYPE_CHECKING:
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from launcher.follow.target import ListedRun, Target
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
-    from launcher.targets.kubernetes.api import Cluster
 
 KINDS = ("pytorchjob", "trainjob", "jobset", "job")
-UNASKED_LIMIT_S = 3.0
 OVERRIDES = ("kind", "namespace")
 """Options that stand for ``kubernetes.KEY`` of the job file."""
 PLACE = ("context", "namespace")
@@ -97,77 +95,26 @@ class KubernetesRoom(Room):
         self, arguments: Namespace, run_root: Path, otherwise: InputError | None = None
     ) -> RunFolder | None:
         """As ``Room.find_run``: the cluster is asked before beginnings of ids are looked at."""
+        if otherwise is not None and not _may_be_there(arguments, otherwise):
+            return None
+        from launcher.targets.kubernetes import named_runs
+
         if otherwise is not None:
-            return self._look_for_run(arguments, run_root, otherwise)
-        from launcher.runs.folder import RunFolder
-
-        name, exact = arguments.run, run_root / arguments.run
-        is_here = (exact / protocol.PLAN_FILE).is_file()
-        if is_here and not (name == protocol.LATEST_LINK and arguments.on == self.name):
-            run = RunFolder(exact.resolve())
-        else:
-            run = self._borrow(arguments, run_root, name) or _find_here(run_root, name)
-        if (arguments.context or arguments.namespace) and not run.is_borrowed:
-            move_run(run, arguments.context, arguments.namespace)
-        return run
-
-    def _look_for_run(
-        self, arguments: Namespace, run_root: Path, otherwise: InputError
-    ) -> RunFolder | None:
-        from launcher.targets.kubernetes.api import Cluster
-
-        name = arguments.run
-        fits_several = "may be any of" in otherwise.what
-        if fits_several or name == protocol.LATEST_LINK or not _has_kubeconfig():
-            return None
-        try:
-            Cluster().read_version(UNASKED_LIMIT_S)
-            return self._borrow(arguments, run_root, name)
-        except TargetError as error:
-            raise InputError(f"{otherwise.what}; and {error.what}", otherwise.hint) from error
-
-    def _borrow(self, arguments: Namespace, run_root: Path, name: str) -> RunFolder | None:
-        """A folder of the run that lasts as long as the command."""
-        import tempfile
-
-        from launcher.runs.folder import RunFolder
-        from launcher.targets.kubernetes.find_runs import borrow_run, find_on_cluster
-
-        there = _cluster_of(arguments)
-        if (found := find_on_cluster(there, name)) is None:
-            return None
-        if (run_root / found.run_id / protocol.PLAN_FILE).is_file():
-            return RunFolder(run_root / found.run_id)
-        folder = tempfile.TemporaryDirectory(prefix="launcher-run-", ignore_cleanup_errors=True)
-        return borrow_run(there, found, Path(arguments.until_end.enter_context(folder)))
+            return named_runs.look_for_run(arguments, run_root, otherwise)
+        return named_runs.find_run(arguments, run_root)
 
     def list_runs(
         self, arguments: Namespace, run_root: Path, note: Note, *, everything: bool
     ) -> list[ListedRun]:
-        from launcher.contract.clock import SystemClock
-        from launcher.targets.kubernetes.find_runs import list_cluster_runs
+        from launcher.targets.kubernetes import named_runs
 
-        now, there = SystemClock().wall(), _cluster_of(arguments)
-        rows, notes = list_cluster_runs(run_root, there, now, everything=everything)
-        for line in notes:
-            note(line)
-        return rows
+        return named_runs.list_runs(arguments, run_root, note, everything=everything)
 
 
-def _find_here(run_root: Path, name: str) -> RunFolder:
-    from launcher.runs.folder import find_run
-
-    try:
-        return find_run(run_root, name)
-    except InputError as error:
-        # There is no folder to cd to, of a run of a cluster.
-        raise InputError(error.what, f"{typed.command('ps', '--all')} lists the runs") from error
-
-
-def _cluster_of(arguments: Namespace) -> Cluster:
-    from launcher.targets.kubernetes.api import Cluster
-
-    return Cluster(context=arguments.context, namespace=arguments.namespace)
+def _may_be_there(arguments: Namespace, otherwise: InputError) -> bool:
+    """Whether a run without a folder here may be meant, and a cluster is there to ask."""
+    fits_several = "may be any of" in otherwise.what
+    return not fits_several and arguments.run != protocol.LATEST_LINK and _has_kubeconfig()
 
 
 def _has_kubeconfig() -> bool:
@@ -175,31 +122,3 @@ def _has_kubeconfig() -> bool:
     files = (os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
     inside = "KUBERNETES_SERVICE_HOST" in os.environ
     return inside or any(Path(file).expanduser().is_file() for file in files if file)
-
-
-def move_run(run: RunFolder, context: str | None, namespace: str | None) -> None:
-    """Looks for a run in the place that was named, and remembers it from then on.
-
-    For a context that was renamed, or another kubeconfig. Raises ``InputError`` where the run is
-    on no cluster or not there, ``TargetError`` where the cluster does not answer.
-    """
-    from launcher.contract.clock import SystemClock
-    from launcher.targets.kubernetes.api import Cluster
-    from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster, write_cluster
-
-    plan = run.read_plan()
-    option = f"--context {context}" if context else f"--namespace {namespace}"
-    if plan.target != KubernetesRoom.name:
-        raise InputError(f"{option}: {run.run_id} is on no cluster", f"leave {option} out")
-    known = read_cluster(run.path)
-    old = (known.context, known.namespace) if known else (None, None)
-    new = (context or old[0], namespace or old[1])
-    if known is not None and new == old:
-        return
-    there = Cluster(context=new[0], namespace=new[1])
-    if ClusterJob(there, plan, SystemClock()).read() is None:
-        raise InputError(
-            f"{run.run_id} is not in namespace {there.namespace} of context {there.context}",
-            f"leave {option} out: the run knows where it was submitted to",
-        )
-    write_cluster(run.path, there)

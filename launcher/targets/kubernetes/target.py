@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.code.record import read_kept_code
 from launcher.contract import typed
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError
@@ -17,7 +18,11 @@ from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target,
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes.api import Cluster
+from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
 from launcher.targets.kubernetes.code import repack_code
+from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
+from launcher.targets.kubernetes.history import bring_story
 from launcher.targets.kubernetes.plan import PodSettings, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
 
@@ -25,8 +30,6 @@ if TYPE_CHECKING:
     from launcher.code.record import PackedCode
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
-    from launcher.targets.kubernetes.api import Cluster
-    from launcher.targets.kubernetes.cluster_job import ClusterJob
 
 
 class KubernetesTarget(Target):
@@ -59,9 +62,6 @@ class KubernetesTarget(Target):
     def _cluster(self, run_id: str, namespace: str | None) -> Cluster:
         """Where the run was submitted to, or else where new ones go."""
         if self._given is None:
-            from launcher.targets.kubernetes.api import Cluster
-            from launcher.targets.kubernetes.cluster_job import read_cluster
-
             known = read_cluster(self._run_root / run_id)
             self._given = known or Cluster(context=self._context, namespace=namespace)
         return self._given
@@ -69,8 +69,6 @@ class KubernetesTarget(Target):
     def job(self, plan: LaunchPlan) -> ClusterJob:
         """The run's job; a target is asked about one run alone."""
         if self._job is None:
-            from launcher.targets.kubernetes.cluster_job import ClusterJob
-
             cluster = self._cluster(plan.run_id, PodSettings.of(plan).namespace)
             self._job = ClusterJob(cluster, plan, self._clock)
         return self._job
@@ -103,8 +101,6 @@ class KubernetesTarget(Target):
         """The code that the plan takes along; that of a run is in its folder."""
         if plan.code is None or self.code is not None:
             return self.code
-        from launcher.code.record import read_kept_code
-
         return read_kept_code(Path(plan.run_dir))
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
@@ -164,21 +160,13 @@ class KubernetesTarget(Target):
         clock: Clock,
         show: Callable[[], None],
     ) -> Driver:
-        from launcher.targets.kubernetes.follow import ClusterDriver
-
         return ClusterDriver(run, plan, self.job(plan), console, clock)
 
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
-        from launcher.targets.kubernetes.follow import find_end
-
         return find_end(run, self.job(plan))
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
-        from launcher.targets.kubernetes.follow import bring_output
-
         return bring_output(run, plan, self, self._clock, follow=follow)
 
     def bring_story(self, run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:
-        from launcher.targets.kubernetes.history import bring_story
-
         bring_story(run, plan, self.job(plan), claim)

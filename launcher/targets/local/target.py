@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import KeyInputError, TargetError
@@ -25,11 +26,14 @@ from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
 from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
+from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets import children, process_table
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.interpreter import find_torch
 from launcher.targets.local.render import LocalArtifact, LocalSettings, Process, render_local
 from launcher.targets.machine import read_capacity, read_gpus
+from launcher.targets.preflight import check_here, read_secrets
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -82,9 +86,6 @@ class LocalTarget(Target):
         )
 
     def check(self, plan: LaunchPlan) -> None:
-        from launcher.runs.folder import check_folder
-        from launcher.targets.preflight import check_here, read_secrets
-
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))
         self.notes += find_overruled(plan, os.environ)
@@ -101,8 +102,6 @@ class LocalTarget(Target):
         return render_local(plan, only)
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
-        from launcher.runs.folder import make_folders
-
         artifact = self.render(plan, only)
         make_folders(artifact.folders)
         write_agent_files(artifact.agent)
@@ -120,9 +119,6 @@ class LocalTarget(Target):
                 process.argv, cwd=process.cwd, env=env, console=Path(process.console)
             )
         except OSError as error:
-            from launcher.agent import disk
-            from launcher.runs.folder import full_disk
-
             self.stop(run_id, 0)
             if disk.is_full(error):
                 raise full_disk(Path(process.console).parent) from error
@@ -213,9 +209,6 @@ def _observe_other(
     """A node that another launcher started: by its processes, else by the outcome it has left."""
     if (node.node_index, node.incarnation) in seen:
         return _observation(node, True, None)
-    from launcher.runs.folder import RunFolder
-    from launcher.runs.node_outcomes import read_node_outcome
-
     outcome = read_node_outcome(RunFolder(Path(run_dir)), node.node_index, node.incarnation)
     return _observation(node, outcome is not None, outcome.exit_code if outcome else None)
 

@@ -24,6 +24,7 @@ from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.reasons import Reason
+from launcher.follow.loop import fold
 from launcher.follow.requests import write_size
 from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
@@ -313,8 +314,6 @@ class SlurmTarget(Target):
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
         """As ``Target.bring_output``: the nodes write into the folder themselves."""
-        from launcher.follow.loop import fold
-
         next_look_at = float("-inf")
         while follow and run.read_outcome() is None:
             starts, wanted = read_starts(run), wanted_elements(run, plan)

@@ -406,7 +406,7 @@ def test_a_run_whose_start_is_interrupted_late_ends_all_the_same(
     reached = place.folder / "reached"
     slow = f"""
 import pathlib, time
-import launcher.commands.jobs as jobs
+import launcher.commands.run as jobs
 def wait(*words, **options):
     print(*words, **options)
     pathlib.Path({str(reached)!r}).touch()

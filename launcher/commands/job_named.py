@@ -1,0 +1,149 @@
+"""The job that the arguments name, read and planned."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.api.choose_target import choose_engine, room_of
+from launcher.api.planning import (
+    PlannedRun,
+    note_no_checkpoint,
+    plan_job,
+    read_job_of,
+    resume_job,
+)
+from launcher.code.place import IN_IMAGE
+from launcher.commands.arguments import run_root
+from launcher.job import script
+from launcher.job.file import Override, find_place, option_override, parse_job, parse_override
+from launcher.job.script import SCRIPT_ENDINGS, is_script
+from launcher.job.spec import JobSpec
+from launcher.runs.folder import RunFolder, find_run
+from launcher.yamlfile.problem import FileError
+from launcher.yamlfile.source import read_text
+
+OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image", "code")
+"""Keys of the job file that have an option of their own; ``--set`` takes all others."""
+
+
+def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
+    """The job file with its overrides, under the engine that the environment allows.
+
+    ``otherwise`` is the text of a job file for where none is named.
+    """
+    text, file = _read_text(arguments, otherwise)
+    overrides = _read_overrides(arguments)
+    try:
+        job = parse_job(text, file, overrides)
+    except FileError as error:
+        known = (*SCRIPT_ENDINGS, ".yaml", ".yml", ".json")
+        if file.endswith(known) or not Path(file).is_file():
+            raise
+        *others, last = error.problems
+        fix = "; ".join(filter(None, (last.fix, "a script's name ends in .py")))
+        raise FileError([*others, replace(last, fix=fix)]) from None
+    return choose_engine(job, os.environ)
+
+
+def _earlier(arguments: argparse.Namespace) -> RunFolder | None:
+    """The run that is to run again."""
+    if getattr(arguments, "again", None) is None:
+        return None
+
+    run = find_run(run_root(arguments), arguments.again)
+    arguments.again = run.run_id  # ``latest`` is another run by the time it is printed
+    return run
+
+
+def _read_text(arguments: argparse.Namespace, otherwise: str = "") -> tuple[str, str]:
+    """The text of the job file, or one made for the script or module, and what it is called.
+
+    Read once: the job file may be a pipe.
+    """
+    if "text_and_file" not in arguments:
+        arguments.text_and_file = _read_text_now(arguments, otherwise)
+    text, file = arguments.text_and_file
+    return text, file
+
+
+def _read_text_now(arguments: argparse.Namespace, otherwise: str) -> tuple[str, str]:
+
+    if (earlier := _earlier(arguments)) is not None:
+        return read_job_of(earlier)
+    if arguments.module is not None:
+        return script.write_job(("-m", arguments.module)), f"-m {arguments.module}"
+    if arguments.job is None:
+        return otherwise, "no job file"
+    if not script.is_script(arguments.job):
+        return read_text(arguments.job), arguments.job
+    if arguments.code != IN_IMAGE:
+        held = f"; if {arguments.image} holds it: --code image" if arguments.image else ""
+        script.check_script(arguments.job, held)
+    return script.write_job((arguments.job,)), arguments.job
+
+
+def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
+
+    settings = [*arguments.set]
+    settings += ["agent.in_image=false"] if getattr(arguments, "embed", False) else []
+    overrides = [parse_override(setting) for setting in settings]
+    for name, given in arguments.given.items():
+        for key, value in given.settings.items():
+            overrides.append(option_override(f"--{key}", value, name))
+    for key in OVERRIDES:
+        value = getattr(arguments, key)
+        if value is not None:
+            overrides.append(option_override(f"--{key.replace('_', '-')}", value))
+    return overrides
+
+
+def place_of(key: tuple[str | int, ...], arguments: argparse.Namespace) -> str:
+    """``file:line`` of a key of the job, the option that gave it, or the file alone."""
+    text, file = _read_text(arguments)
+    place = find_place(key, text, file, _read_overrides(arguments))
+    is_made = arguments.module is not None or is_script(file)
+    return file if is_made and place == f"{file}:1" else place
+
+
+def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedRun:
+    """Where the job will run, and the plan of a new run there.
+
+    ``preview``: for a target that is asked nothing to render a job, without chance.
+    """
+    root, again, opened = run_root(arguments), _earlier(arguments), arguments.opened
+    if again and opened is None:
+        opened = room_of(again.read_plan().target).open(root, arguments)
+    job = read_job(arguments)
+    if arguments.resume:
+        job, arguments.resume = resume_job(job, root, arguments.resume, opened)
+    run = plan_job(
+        job,
+        root,
+        on=opened.name if opened else None,
+        opened=opened,
+        again=again,
+        extra_args=arguments.extra,
+        detached=getattr(arguments, "detach", False),
+        preview=preview,
+    )
+    if arguments.resume and not run.choice.target.traits.sends_code:
+        run.choice.target.notes += note_no_checkpoint(job, arguments.resume)
+    if run.plan.image is None:
+        run.choice.target.notes += _only_for_containers(arguments)
+    return run
+
+
+def _only_for_containers(arguments: argparse.Namespace) -> Iterator[str]:
+    """Lines about options that change nothing where nodes are processes without a container."""
+    given = ["--code image"] if arguments.code == "image" else []
+    given += [f"--image {arguments.image}"] if arguments.image else []
+    for setting in arguments.set:
+        key = setting.partition("=")[0]
+        if key.partition(".")[0] in ("image", "mounts"):
+            given.append(f"--set {key}")
+    for option in given:
+        yield f"{option} is for containers, and these nodes are processes: it has no use here"

@@ -1,0 +1,22 @@
+"""``render``: what would be run. Apart from ``run``, whose imports take as long as all its work."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+from launcher.commands.job_named import planned
+from launcher.contract.errors import ExitCode
+
+
+def render(arguments: argparse.Namespace) -> int:
+    """Prints what would be run; the exit code."""
+    planned_run = planned(arguments, preview=True)
+    choice, plan = planned_run.choice, planned_run.plan
+    made_by = shlex.join(["launcher", *sys.argv[1:]])
+    text = choice.target.preview(plan, made_by, embed=arguments.embed)
+    for note in choice.target.notes:
+        print(f"note: {note}", file=sys.stderr)
+    sys.stdout.write(plan.to_json() if arguments.json else text)
+    return int(ExitCode.OK)
