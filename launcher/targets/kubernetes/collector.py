@@ -54,8 +54,12 @@ class PodCollector:
         self._watch = PodWatch(cluster, selector_of(plan.run_id), masters)
         self._followers: dict[LogSource, LogFollower] = {}
         self._lock: IO[bytes] | None = None
-        self.refusal: ApiError | None = None
+
+    @property
+    def refusal(self) -> ApiError | None:
         """Why this user gets no logs; None while the server gives them."""
+        refusals = (follower.refusal for follower in self._followers.values())
+        return next((found for found in refusals if found), None)
 
     @property
     def watch(self) -> PodWatch:
@@ -123,27 +127,26 @@ class PodCollector:
             pods = self.watch.pods()
             self._save()
             self._start(pods, once=False)
-            self._look_for_refusals()
 
     def read_logs(self) -> None:
         """Brings what all containers have written by now, within ``LOG_LIMIT_S``, and outcomes.
 
         Raises ``ApiError`` where this user may not read logs.
         """
-        pods = self.watch.refresh()
+        pods, refusal = self.watch.refresh(), self.refusal
         if self.writes_output():
             self._save()
             if not self._followers:
                 self._start(pods, once=True)
                 self._finish(self._followers.values())
-                self._look_for_refusals()
+                refusal = self.refusal
                 self._followers.clear()
                 if self._lock is not None:
                     # Lets other processes write.
                     self._lock.close()
                     self._lock = None
-        if self.refusal is not None:
-            raise self.refusal
+        if refusal is not None:
+            raise refusal
 
     def collect(self) -> None:
         """Brings the logs' last lines, within ``LOG_LIMIT_S``, and outcomes."""
@@ -167,10 +170,6 @@ class PodCollector:
 
     def _save(self) -> None:
         self._recorder.save(self._watch.seen(), self._watch.pods())
-
-    def _look_for_refusals(self) -> None:
-        refusals = (follower.refusal for follower in self._followers.values())
-        self.refusal = next((found for found in refusals if found), None)
 
     def _finish_ended(self) -> None:
         self._finish([f for s, f in self._followers.items() if self._fate(s).is_over])

@@ -22,40 +22,37 @@ JOB = ("jobs", "digits")
 BY_HAND = "kubectl delete job digits -n team --context fake"
 
 
-def lose_answer(server: FakeCluster, then: Callable[[], None]) -> None:
-    """The server makes the job and does not say so; ``then`` happens before the next request."""
+def break_off(server: FakeCluster, do: Callable[[Callable[[], object]], object]) -> None:
+    """The connection breaks at each write of a job; ``do`` gets what would make it, before that."""
     put = server.put
 
-    def losing(plural: str, item: Object, event: str = "MODIFIED") -> Object:
-        put(plural, item, event)
+    def breaking(plural: str, item: Object, event: str = "MODIFIED") -> Object:
         if plural == "jobs" and event != "DELETED":
-            then()
-            raise BrokenPipeError
-        return item
-
-    server.put = losing  # type: ignore[method-assign]
-
-
-def be_slow(server: FakeCluster) -> Callable[[], None]:
-    """The server gives up the connection first; it makes the job when what is returned is called.
-
-    As for a request that takes longer than the launcher waits.
-    """
-    put, late = server.put, list[tuple[str, Object]]()
-
-    def slow(plural: str, item: Object, event: str = "MODIFIED") -> Object:
-        if plural == "jobs" and event != "DELETED":
-            late.append((plural, item))
+            do(lambda: put(plural, item, event))
             raise BrokenPipeError
         return put(plural, item, event)
 
-    server.put = slow  # type: ignore[method-assign]
+    server.put = breaking  # type: ignore[method-assign]
 
-    def make() -> None:
-        for plural, item in late:
-            put(plural, item)
 
-    return make
+def lose_answer(server: FakeCluster, then: Callable[[], None]) -> None:
+    """The server makes the job and does not say so; ``then`` happens before the next request."""
+
+    def make(job: Callable[[], object]) -> None:
+        job()
+        then()
+
+    break_off(server, make)
+
+
+def be_slow(server: FakeCluster) -> list[Callable[[], object]]:
+    """The server gives up the connection first; what is returned makes the job.
+
+    As for a request that takes longer than the launcher waits.
+    """
+    late = list[Callable[[], object]]()
+    break_off(server, late.append)
+    return late
 
 
 def says_that_it_may_run(run: ClusterRun) -> str:
@@ -116,10 +113,11 @@ def test_a_job_that_is_made_after_the_launcher_has_looked_is_said_to_run_perhaps
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make = be_slow(server)
+    late = be_slow(server)
     run = ClusterRun(server, tmp_path, plan_in(tmp_path))
     assert "does not answer" in says_that_it_may_run(run)
-    make()
+    for make in late:
+        make()
     assert "running" in show(run, capfd)
     assert run_command(("stop", RUN_ID, "--grace", "0")) == 0
     assert not server.objects

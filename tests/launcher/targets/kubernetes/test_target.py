@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,15 +13,13 @@ import pytest
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.reasons import Reason
-from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.api import ApiError, Cluster, ObjectPlace
 from launcher.targets.kubernetes.logs import Cursor, Fate, LogFollower, LogSource
-from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.target import KubernetesTarget
 from launcher.targets.kubernetes.watch import PodWatch
-from tests.launcher.cluster_run import ClusterRun
+from tests.launcher.cluster_run import ClusterRun, plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -37,15 +36,7 @@ def cluster(server: FakeCluster) -> Cluster:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., LaunchPlan]:
-    def make(kind: str = "job", **fields: Any) -> LaunchPlan:
-        kubernetes = {"kind": kind, "checkpoint": "ephemeral"}
-        given = {"name": "digits", "command": ["-m", "train"], "max_restarts": 3, **fields}
-        job = JobSpec.model_validate({"kubernetes": kubernetes, "nnodes": "1:2", **given})
-        return plan_kubernetes(
-            job, run_id="digits-0a1b2c", run_root=str(tmp_path / "runs"), cwd=str(tmp_path)
-        )
-
-    return make
+    return functools.partial(plan_in, tmp_path)
 
 
 @pytest.fixture
@@ -201,9 +192,8 @@ def test_a_cluster_without_the_operator_names_the_kind_that_needs_none(
     plan: Callable[..., LaunchPlan],
 ) -> None:
     server.kinds -= {"pytorchjobs", "jobsets", "trainjobs"}
-    nodes = {} if kind == "pytorchjob" else {"nnodes": 2}
     with pytest.raises(TargetError, match=f"this cluster has no {word}") as told:
-        target.submit(plan(kind, **nodes))
+        target.submit(plan(kind=kind))
     assert "--kind job needs no operator" in told.value.hint
     assert told.value.exit_code is ExitCode.TARGET_UNREACHABLE
     assert not server.objects
@@ -388,12 +378,6 @@ def run(
     started.end()
 
 
-def condition(server: FakeCluster, kind: str, **fields: str) -> None:
-    job = server.objects["jobs", "digits"]
-    job["status"] = {"conditions": [{"type": kind, "status": "True", **fields}]}
-    server.put("jobs", job)
-
-
 def test_a_run_is_followed_through_a_lost_pod_to_its_end(
     server: FakeCluster, run: ClusterRun, target: KubernetesTarget
 ) -> None:
@@ -412,7 +396,7 @@ def test_a_run_is_followed_through_a_lost_pod_to_its_end(
     server.until(lambda: "[1/1] back" in run.text)
     for name, index in (("digits-0-a", 0), ("digits-1-b", 1)):
         server.put("pods", pod(name, labelled(index), phase="Succeeded", state=ended(0)))
-    condition(server, "Complete")
+    run.condition("Complete")
     # The controller's garbage collection, which this server has none of.
     server.until(lambda: ("jobs", "digits") not in server.objects)
     for name in ("digits-0-a", "digits-1-b"):
@@ -431,7 +415,7 @@ def test_a_failed_run_says_why_and_keeps_its_object(server: FakeCluster, run: Cl
     state = ended(1, message="ValueError: no data")
     server.put("pods", pod("digits-0-a", labelled(0), phase="Failed", state=state))
     server.log("digits-0-a", (stamp(1), "[0/0] dying"), ended=True)
-    condition(server, "Failed", reason="PodFailurePolicy", message="x")
+    run.condition("Failed", reason="PodFailurePolicy", message="x")
     outcome = run.end()
     assert (outcome.reason, outcome.exit_code) == ("training-failed", 1)
     assert outcome.detail == "digits-0-a: ValueError: no data"
@@ -482,9 +466,9 @@ def test_pods_that_do_not_end_are_told_after_the_limit(
 def test_scaling_a_pytorchjob_patches_its_workers(
     server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
-    target.submit(plan("pytorchjob"))
+    target.submit(plan(kind="pytorchjob"))
     before = server.objects["pytorchjobs", "digits"]["spec"]
-    made = plan("pytorchjob")
+    made = plan(kind="pytorchjob")
     target.scale(RunFolder(Path(made.run_dir)), made, 1)
     after = server.objects["pytorchjobs", "digits"]["spec"]
     assert after["pytorchReplicaSpecs"]["Worker"].pop("replicas") == 1
@@ -507,7 +491,7 @@ def test_every_operators_kind_is_suspended_where_it_reads_that(
     target: KubernetesTarget,
     plan: Callable[..., LaunchPlan],
 ) -> None:
-    made = plan(kind) if kind == "pytorchjob" else plan(kind, nnodes=2)
+    made = plan(kind=kind)
     target.submit(made)
     target.job(made).suspend()
     found = server.objects[f"{kind}s", "digits"]["spec"]
@@ -519,7 +503,7 @@ def test_every_operators_kind_is_suspended_where_it_reads_that(
 def test_a_kind_that_keeps_its_size_refuses_to_scale(
     target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
-    made = plan("jobset", nnodes=2)
+    made = plan(kind="jobset")
     with pytest.raises(InputError, match="a jobset keeps its size"):
         target.scale(RunFolder(Path(made.run_dir)), made, 1)
 
