@@ -113,13 +113,6 @@ def a_newcomer_after_success(group: Group) -> str:
     return _newcomer(group, newcomer)
 
 
-def a_newcomer_after_failure(group: Group) -> str:
-    group.start("/bin/sh", group.script(), "7", least=1, most=2)
-    group.endings()
-    newcomer = group.start(workers.echo, "value", least=1, most=2, join_timeout_s=20)
-    return _newcomer(group, newcomer)
-
-
 def _newcomer(group: Group, newcomer: Node) -> str:
     group.wait(newcomer.ended)
     assert newcomer.starts() == []

@@ -7,9 +7,6 @@ import json
 from tests.conformance import workers
 from tests.conformance.nodes import Group, Node
 
-FAR_S = 18.0
-"""Well beyond the ten seconds for which a roster's host keeps its store after its own work."""
-
 
 def one_worker_fails_every_time(group: Group) -> str:
     node = group.start(workers.fail_if_odd, nproc=4, max_restarts=2)
@@ -77,15 +74,6 @@ def _restarts(group: Group, nodes: list[Node]) -> str:
     return "starts again, " + group.endings()
 
 
-def restarts_are_used_up(group: Group) -> str:
-    nodes = group.start_all(2, workers.obey_together, max_restarts=1)
-    group.told(nodes, 1)
-    group.order(nodes[1].ranks()[0], "exit 7")
-    group.wait(lambda: all(node.runs_in(2, rounds=2) for node in nodes))
-    group.order(nodes[1].ranks()[0], "exit 8")
-    return "starts again, " + _and_the_other_ends(group, nodes)
-
-
 # -- workers that drift apart ------------------------------------------------------------------
 def one_ends_long_before_the_other(group: Group) -> str:
     return _drift(group, barrier_s=60.0, then_s=3.0, order="return")
@@ -101,14 +89,6 @@ def one_outlives_the_exit_barrier(group: Group) -> str:
 
 def one_outlives_the_exit_barrier_and_fails(group: Group) -> str:
     return _drift(group, barrier_s=1.0, then_s=4.0, order="exit 7")
-
-
-def one_outlives_the_exit_barrier_by_far(group: Group) -> str:
-    return _drift(group, barrier_s=1.0, then_s=FAR_S, order="return")
-
-
-def one_outlives_the_exit_barrier_by_far_and_fails(group: Group) -> str:
-    return _drift(group, barrier_s=1.0, then_s=FAR_S, order="exit 7")
 
 
 def no_exit_barrier(group: Group) -> str:

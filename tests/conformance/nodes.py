@@ -45,7 +45,6 @@ class Task:
     launch: dict[str, Any]
     exit_barrier_s: float
     logs: dict[str, Any]
-    start_method: str
     master: tuple[str, int] | None
 
 
@@ -87,7 +86,7 @@ def _launch(task: Task) -> dict[str, Any]:
         api.WorkerSpec = lambda **given: spec(**given | master)
     logs = DefaultLogsSpecs(log_dir=str(Path(task.folder, "logs")), **task.logs)
     config = api.LaunchConfig(
-        logs_specs=logs, rdzv_backend=task.backend, start_method=task.start_method, **task.launch
+        logs_specs=logs, rdzv_backend=task.backend, start_method="fork", **task.launch
     )
     try:
         values = record(api.elastic_launch(config, task.worker))(*task.args)
@@ -220,7 +219,6 @@ class Group:
         role: str = "trainer",
         join_timeout_s: int = 300,
         exit_barrier_s: float = 30.0,
-        start_method: str = "fork",
         master: tuple[str, int] | None = None,
         prefix: str | None = None,
         **logs: Any,
@@ -253,7 +251,6 @@ class Group:
             launch=launch,
             exit_barrier_s=exit_barrier_s,
             logs=logs,
-            start_method=start_method,
             master=master,
         )
         process = CONTEXT.Process(target=run_node, args=(task,))

@@ -17,13 +17,6 @@ def a_function(group: Group) -> str:
     return ending
 
 
-def a_function_in_fresh_interpreters(group: Group) -> str:
-    group.start(workers.echo, "value", nproc=2, start_method="spawn")
-    ending = group.endings()
-    assert group.values() == {0: "value 0", 1: "value 1"}
-    return ending
-
-
 def a_command(group: Group) -> str:
     node = group.start("/bin/sh", group.script(), nproc=2)
     ending = group.endings()
@@ -34,14 +27,6 @@ def a_command(group: Group) -> str:
 def a_command_that_fails(group: Group) -> str:
     group.start("/bin/sh", group.script(), "7")
     return group.endings()
-
-
-def output_redirected(group: Group) -> str:
-    node = group.start("/bin/sh", group.script(), nproc=2, redirects=Std.ALL)
-    ending = group.endings()
-    assert output_of(node) == {("out of 0", "err of 0"), ("out of 1", "err of 1")}
-    assert "out of" not in node.log()
-    return ending
 
 
 def output_teed(group: Group) -> str:
@@ -97,11 +82,6 @@ def ranks_of_25_workers(group: Group) -> str:
     return _ranks(group, (*sizes, ("reader", 5), ("reader", 2)))
 
 
-def ranks_of_23_workers(group: Group) -> str:
-    sizes = (("chief", 1), *(("trainer", 4),) * 4, ("reader", 3), ("reader", 3))
-    return _ranks(group, sizes)
-
-
 def _ranks(group: Group, sizes: tuple[tuple[str, int], ...]) -> str:
     """A node for each (role, number of workers): ranks are without gap in run, role and node."""
     for role, nproc in sizes:
@@ -130,13 +110,6 @@ def _ranks(group: Group, sizes: tuple[tuple[str, int], ...]) -> str:
     return ending
 
 
-def a_sum_of_equal_nodes(group: Group) -> str:
-    group.start_all(2, workers.add_ranks, nproc=2)
-    ending = group.endings()
-    assert group.values() == dict.fromkeys(range(4), 6)
-    return ending
-
-
 def a_sum_of_unequal_nodes(group: Group) -> str:
     for nproc in (1, 2, 3):
         group.start(workers.add_ranks, nproc=nproc, least=3, most=3)
@@ -145,24 +118,10 @@ def a_sum_of_unequal_nodes(group: Group) -> str:
     return ending
 
 
-def a_store_for_all_ranks(group: Group) -> str:
-    group.start_all(2, workers.share_store, nproc=2)
-    ending = group.endings()
-    assert group.values() == dict.fromkeys(range(4), "shared")
-    return ending
-
-
 def a_remote_call(group: Group) -> str:
     group.start_all(2, workers.call_the_other, "hello")
     ending = group.endings()
     assert group.values() == {0: "hello of rank 1", 1: ""}
-    return ending
-
-
-def fewer_than_the_most(group: Group) -> str:
-    group.start_all(2, workers.echo, "value", most=3)
-    ending = group.endings()
-    assert group.values() == {0: "value 0", 1: "value 1"}
     return ending
 
 

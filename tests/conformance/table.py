@@ -55,12 +55,6 @@ STARTING = (
         roster="completes",
         stock_fast=True,
     ),
-    Row(
-        play=starting.a_function_in_fresh_interpreters,
-        says="The same with `start_method=spawn`.",
-        roster="completes",
-        slow=True,
-    ),
     Row(play=starting.a_command, says="Two workers run a command.", roster="completes"),
     Row(
         play=starting.a_command_that_fails,
@@ -68,13 +62,9 @@ STARTING = (
         roster="exit code 7",
     ),
     Row(
-        play=starting.output_redirected,
-        says="Each worker's stdout and stderr lie in files of their own, and on no console.",
-        roster="completes",
-    ),
-    Row(
         play=starting.output_teed,
-        says="They lie in files and go to the console, each line with its prefix.",
+        says="Each worker's stdout and stderr lie in files of their own and go to the console, each "
+        "line with its prefix.",
         roster="completes",
     ),
     Row(
@@ -96,33 +86,13 @@ STARTING = (
         roster="completes",
     ),
     Row(
-        play=starting.ranks_of_23_workers,
-        says="The same with nodes of equal size in each role.",
-        roster="completes",
-    ),
-    Row(
-        play=starting.a_sum_of_equal_nodes,
-        says="Two nodes of two workers add up their ranks over gloo.",
-        roster="completes",
-    ),
-    Row(
         play=starting.a_sum_of_unequal_nodes,
-        says="Nodes of 1, 2 and 3 workers do.",
-        roster="completes",
-    ),
-    Row(
-        play=starting.a_store_for_all_ranks,
-        says="All ranks read what rank 0 wrote into a store at the master's address.",
+        says="Nodes of 1, 2 and 3 workers add up their ranks over gloo.",
         roster="completes",
     ),
     Row(
         play=starting.a_remote_call,
         says="Rank 0 calls a function of rank 1 by torch's RPC.",
-        roster="completes",
-    ),
-    Row(
-        play=starting.fewer_than_the_most,
-        says="Two nodes come where 2 to 3 are asked for.",
         roster="completes",
     ),
     Row(
@@ -177,12 +147,6 @@ FAILING = (
         roster="starts again, completes",
         slow=True,
     ),
-    Row(
-        play=failing.restarts_are_used_up,
-        says="A worker fails once more than is allowed.",
-        roster="starts again, node 1 exit code 8, node 0 ends too",
-        slow=True,
-    ),
 )
 
 DRIFTING = (
@@ -208,20 +172,6 @@ DRIFTING = (
     Row(
         play=failing.one_outlives_the_exit_barrier_and_fails,
         says="The same, and node 1 fails in the end: its own failure is what is told.",
-        roster="node 0 completes, node 1 exit code 7",
-        c10d=GONE,
-        slow=True,
-    ),
-    Row(
-        play=failing.one_outlives_the_exit_barrier_by_far,
-        says="Node 1 needs 18 s more than the exit barrier.",
-        roster="completes",
-        c10d=GONE,
-        slow=True,
-    ),
-    Row(
-        play=failing.one_outlives_the_exit_barrier_by_far_and_fails,
-        says="The same, and node 1 fails in the end.",
         roster="node 0 completes, node 1 exit code 7",
         c10d=GONE,
         slow=True,
@@ -346,12 +296,6 @@ CHANGING = (
     Row(
         play=changing.a_newcomer_after_success,
         says="A node comes to a run that has succeeded; the store is served apart.",
-        roster="RendezvousClosedError",
-        apart=True,
-    ),
-    Row(
-        play=changing.a_newcomer_after_failure,
-        says="A node comes to a run that has failed.",
         roster="RendezvousClosedError",
         apart=True,
     ),

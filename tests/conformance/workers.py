@@ -45,27 +45,6 @@ def add_ranks() -> int:
     return int(total.item())
 
 
-def share_store() -> str:
-    """Rank 0 leaves a word in the store at the master's address, and everybody reads it."""
-    from torch.distributed import TCPStore
-
-    rank, size = tell(), int(os.environ["WORLD_SIZE"])
-    theirs = os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-    store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        size,
-        is_master=rank == 0 and not theirs,
-    )
-    if rank == 0:
-        store.set("word", "shared")
-    word = store.get("word").decode()
-    store.add("read", 1)
-    while rank == 0 and store.add("read", 0) < size:  # it may be this process that serves it
-        time.sleep(0.01)
-    return word
-
-
 def call_the_other(word: str) -> str:
     """Rank 0 has rank 1 say the word, by torch's RPC."""
     from torch.distributed import rpc

@@ -24,7 +24,7 @@ from launcher.agent.worker import guard
 from launcher.api import scaling
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.errors import TargetError
 from launcher.contract.keeper_record import write_record
 from launcher.follow import tails
 from launcher.manifests import docker_play
@@ -42,7 +42,6 @@ from launcher.targets.hosts.program.node_state import read_state
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.kubernetes import api
-from launcher.targets.local.target import find_agents
 from tests.launcher.runner import WAITING, Runner, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -160,19 +159,6 @@ def test_a_container_that_cleans_up_and_never_ends_is_not_waited_for(
     monkeypatch.setattr(docker_play, "REMOVE_LIMIT_S", 0.5)
     with within(10):
         docker_play._remove_as_root(Engine(SystemClock()), "image", tmp_path)
-
-
-@pytest.mark.slow
-def test_a_run_on_an_engine_that_stands_still_ends_as_not_reachable(
-    launcher: Runner, tmp_path: Path
-) -> None:
-    engine = FrozenEngine(tmp_path / "engine", {})
-    launcher.env["DOCKER_HOST"] = f"unix://{tmp_path / 'engine'}"
-    launcher.write(WAITING)
-    with within(60):
-        done = launcher("run", "job.yaml", "--on", "docker")
-    engine.close()
-    assert done.returncode == ExitCode.TARGET_UNREACHABLE, done.stderr
 
 
 # -- a cluster ---------------------------------------------------------------------------------
@@ -491,21 +477,6 @@ def test_a_detached_run_whose_folder_is_removed_ends(launcher: Runner) -> None:
             (follower, *process_table.find(**{protocol.RUN_ID: run_id})), signal.SIGKILL
         )
     assert not (launcher.folder / "runs" / run_id / protocol.OUTCOME_FILE).exists()
-
-
-@pytest.mark.slow
-def test_a_node_of_this_machine_that_is_frozen_ends_with_its_run(launcher: Runner) -> None:
-    launcher.write(WAITING)
-    process = launcher.start("run", "job.yaml", "--on", "local", "--set", "stop_grace_s=1")
-    wait_until(lambda: is_up(launcher))
-    (run_id,) = launcher.run_ids()
-    (node,) = find_agents(process_table.find(**{protocol.RUN_ID: run_id}))
-    freeze(node)
-    with within(25):
-        assert launcher("stop", run_id).returncode == 0
-    assert process.wait(timeout=60) == 143
-    process.communicate()
-    assert launcher.processes() == []
 
 
 def test_a_launcher_that_takes_up_no_request_is_told_after_the_limit(

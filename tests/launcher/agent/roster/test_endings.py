@@ -44,7 +44,7 @@ def test_nodes_that_finish_together_close_the_run_within_a_second() -> None:
 def test_a_node_that_finishes_long_before_the_others_waits_for_them() -> None:
     world, (early, late) = formed(FIXED, 2)
     early.finish()
-    world.run(3600)
+    world.run(600)
     assert not early.has_ended()
     assert late.running
     late.finish()
@@ -61,14 +61,6 @@ def test_a_worker_that_fails_after_another_node_has_finished_ends_a_run_of_fixed
     world.until(lambda: have_ended(early, late), 5)
     assert closed(world) == "stranded"
     assert late.refused
-
-
-def test_a_worker_that_fails_just_before_another_node_finishes_ends_it_too() -> None:
-    world, (early, late) = formed(FIXED, 2)
-    late.rejoin()
-    early.finish()
-    world.until(lambda: have_ended(early, late), 5)
-    assert closed(world) == "stranded"
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -126,18 +118,6 @@ def test_nobody_is_let_in_once_a_member_has_finished() -> None:
     world.until(lambda: have_ended(*nodes, newcomer), 5)
     assert newcomer.refused
     assert "finished" in newcomer.refused.text
-
-
-def test_a_finished_leader_that_dies_is_nobody_who_is_missed() -> None:
-    world, nodes = formed(FIXED, 2)
-    nodes[0].finish()
-    world.run(1)
-    nodes[0].kill()
-    world.run(600)
-    assert len(nodes[1].history) == 1
-    nodes[1].finish()
-    world.until(lambda: have_ended(*nodes), LIMIT_S + 2)
-    assert closed(world) == "finished"
 
 
 def test_a_finished_node_that_is_stopped_leaves_the_others_alone() -> None:
@@ -256,7 +236,7 @@ class Schedule:
         return any(w.killed_after_s is not None for w in self.works)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(100))
 def test_no_schedule_of_endings_hangs_or_starts_finished_work_again(seed: int) -> None:
     schedule = Schedule(seed)
     fails = any(work.codes for work in schedule.works)
