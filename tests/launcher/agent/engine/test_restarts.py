@@ -106,33 +106,6 @@ def test_the_same_failure_again_and_again_ends_the_run_and_says_so(
     assert "no data" in (place.rank() / "stderr").read_text()
 
 
-@pytest.mark.slow
-def test_restarts_are_used_up_by_worker_faults(place: Place) -> None:
-    place.write("import os, sys; sys.exit(10 + int(os.environ['TORCHELASTIC_RESTART_COUNT']))")
-    place.plan(max_restarts=1)
-    assert place.run() == 1
-    outcome = place.outcome()
-    assert (outcome["reason"], outcome["attempts"]) == ("restarts-exhausted", 2)
-    assert "all 1 restarts are used up; last: rank 0: exit code 11" in outcome["detail"]
-
-
-@pytest.mark.slow
-def test_without_restarts_a_failure_is_the_training_s(place: Place) -> None:
-    place.write("import sys; sys.exit(3)")
-    place.plan(max_restarts=0)
-    assert place.run() == 1
-    assert place.outcome()["reason"] == "training-failed"
-    assert place.outcome()["first"]["exit_code"] == 3
-
-
-@pytest.mark.slow
-def test_bad_input_is_not_tried_again(place: Place) -> None:
-    place.write("import argparse; argparse.ArgumentParser().parse_args(['--unknown'])")
-    place.plan(max_restarts=5)
-    assert place.run() == 2
-    assert (place.outcome()["reason"], place.outcome()["attempts"]) == ("bad-input", 1)
-
-
 HANGING = """
 import os, time
 import torch

@@ -47,8 +47,7 @@ def signal_all(place: Place, signum: int = signal.SIGTERM) -> None:
             process.send_signal(signum)
 
 
-@pytest.mark.parametrize("start", ["fresh", "fork"])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("start", "signum"), [("fresh", signal.SIGINT), ("fork", signal.SIGTERM)])
 def test_a_training_that_speaks_commits_though_it_was_signalled_itself(
     place: Place, start: str, signum: signal.Signals
 ) -> None:

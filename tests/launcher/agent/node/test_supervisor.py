@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -237,20 +236,6 @@ def test_a_third_signal_ends_everything_at_once(place: Place) -> None:
     assert process.wait(LIMIT_S) == 143
 
 
-@pytest.mark.slow
-def test_usr1_reaches_the_scripts(place: Place) -> None:
-    place.write(
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0)); print('up')\n"
-        "while True: time.sleep(1)\n"
-    )
-    place.plan(nproc=2)
-    process = place.start()
-    wait_until(lambda: "up" in place.stdout() and "up" in place.stdout(1))
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(LIMIT_S) == 0
-
-
 @pytest.mark.parametrize("start", [pytest.param("fresh", marks=pytest.mark.slow), "fork"])
 def test_usr1_to_all_processes_of_a_node_reaches_the_scripts_alone(
     place: Place, start: str
@@ -290,11 +275,3 @@ def test_a_plan_that_cannot_be_read_is_bad_input(place: Place, text: str) -> Non
     (place.folder / "node-plan-0.json").write_text(text)
     assert place.run() == 2
     assert "node plan cannot be read" in place.console()
-
-
-@pytest.mark.slow
-def test_the_scratch_folder_is_removed(place: Place) -> None:
-    place.write("print(__import__('os').environ['LAUNCHER_HEARTBEAT'])")
-    place.plan()
-    assert place.run() == 0
-    assert not os.path.exists(os.path.dirname(place.stdout().strip()))

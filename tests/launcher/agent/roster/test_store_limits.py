@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.roster import store
-from launcher.agent.roster.store import Endpoint, StoreClient, name_descriptor_limit, serve_forked
+from launcher.agent.roster.store import name_descriptor_limit
 
 ROOT = Path(__file__).parents[4]
 FEW = """
@@ -87,13 +86,3 @@ def test_too_low_a_hard_limit_is_named_before_it_is_reached(
     assert "allows 4096 (ulimit -Hn)" in told
     monkeypatch.setattr(store.resource, "getrlimit", lambda _: (1024, resource.RLIM_INFINITY))
     assert name_descriptor_limit(10**6) == ""
-
-
-def test_a_store_answers_as_before() -> None:
-    process = serve_forked(0)
-    try:
-        client = StoreClient(Endpoint(host="127.0.0.1", port=process.port), "r", 20)
-        assert client.phase() is None
-        assert socket.create_connection(("127.0.0.1", process.port)).close() is None
-    finally:
-        process.stop()
