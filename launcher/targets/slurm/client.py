@@ -90,7 +90,7 @@ class QueuedJob:
 
     @property
     def held_until(self) -> float | None:
-        """The earliest time at which Slurm begins it, as after a requeue; None if it may begin now."""
+        """When Slurm begins it at the earliest, as after a requeue; None if it may begin now."""
         # Right after a requeue Slurm has no reason to tell yet.
         is_held = self.state == "PENDING" and self.why in ("BeginTime", "None")
         return self.begins_at if is_held else None
