@@ -138,7 +138,7 @@ def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
     check = "all-reduce"
     if not measured or not measured.rates:
         return failed(check, world, "did not finish", "see the rows above, and the run's output")
-    # Not the best rate of all: a link that is limited may let small messages pass at full speed.
+    # The largest message's rate: a link that passes small ones at full speed may still be slow.
     first, last = measured.rates[0], max(measured.rates, key=lambda rate: rate.bytes)
     found = (
         f"{measured.backend}: {last.bytes_per_s / 1e6:.0f} MB/s per node at "

@@ -33,7 +33,7 @@ def in_background(work: Callable[[Tell], None], log: Path) -> str:
 
     def tell(line: str) -> None:
         if open_ends:
-            # Whoever waited may be gone; the work goes on without them.
+            # The process that waited may have ended; the work goes on without it.
             with contextlib.suppress(BrokenPipeError), os.fdopen(open_ends.pop(), "w") as stream:
                 stream.write(line + "\n")
 
@@ -45,7 +45,7 @@ def in_background(work: Callable[[Tell], None], log: Path) -> str:
         with contextlib.suppress(OSError):
             traceback.print_exc()
     finally:
-        # Neither may lead back into the caller's frames, whatever a full disk says.
+        # A full disk may fail both; this process must not return into its caller all the same.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

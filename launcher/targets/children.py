@@ -55,7 +55,7 @@ def _dying_with_parent() -> Callable[[], None] | None:
     """What a child calls before its program starts, on Linux."""
     if sys.platform != "linux":
         return None
-    # Here and not in the child, which must import nothing.
+    # Imported by this process: between fork and exec a child must import nothing.
     prctl = ctypes.CDLL(None).prctl
     # SIGTERM, not SIGKILL: torchrun must still end its workers, which have no such tie to it.
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

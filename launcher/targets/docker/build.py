@@ -107,7 +107,10 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What became of an order; ``torch`` and ``cuda`` are in torch's own words."""
+    """The image that was built; ``torch`` and ``cuda`` are in torch's own words.
+
+    ``is_same``: the tag named this very image before.
+    """
 
     torch: str
     cuda: str
@@ -149,7 +152,7 @@ class Builder:
         self._engine.read_info()
 
     def build(self, order: Order) -> Built:
-        """Makes the image; one that lost its tag to it is removed if it has no other.
+        """Makes the image. The one that had the tag before is removed, unless it has another name.
 
         Raises ``LauncherError``. On Ctrl-C the engine gives the build up.
         """
@@ -194,7 +197,7 @@ class Builder:
             return str(found["Id"])
 
     def _remove_untagged(self, id: str) -> None:
-        """Removes an image without a name, as each edit would leave one behind."""
+        """Removes an image that has no name any more: each edit of the code would leave one."""
         # It stays where another image or a container is made of it.
         with engine_errors("remove an image"), contextlib.suppress(docker.errors.APIError):
             if not self._engine.api.inspect_image(id)["RepoTags"]:  # type: ignore[no-untyped-call]
@@ -224,7 +227,7 @@ class Builder:
         talk = Conversation(merged, env={"DOCKER_BUILDKIT": "1"})
         lines = []
         try:
-            # A client that fails at once reads nothing: its lines say why.
+            # A client that fails at once reads nothing, and its output tells why.
             with contextlib.suppress(BrokenPipeError):
                 if send is not None:
                     send(talk.stdin)

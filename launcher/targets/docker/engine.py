@@ -213,13 +213,13 @@ class Engine:
                     undo.callback(self.remove, created["Id"])
                     return str(created["Id"])
 
-            # A container needs its network when it starts, not before.
+            # The network is made beside the containers, which need it only when they start.
             with ThreadPoolExecutor(1) as pool:
                 networked = pool.submit(create_network)
                 ids = at_once(create, containers)
                 # Ended by the limit of the request to the engine.
                 networked.result()
-            # All exist before the first starts: no rendezvous waits for what cannot come.
+            # All containers exist before the first starts: no node waits for one that cannot come.
             names = [container.name for container in containers]
             at_once(lambda created: self._start(*created), zip(names, ids, strict=True))
             undo.pop_all()
@@ -264,7 +264,7 @@ class Engine:
             self.api.remove_network(id)
 
     def _until_gone(self, left: Callable[[], list[str]], remove: Callable[[str], None]) -> None:
-        # Repeated: another call may be removing the same, and a network is held until then.
+        # Tried again: another call may be removing a container, which holds its network until then.
         deadline = self._clock.monotonic() + SWEEP_LIMIT_S
         while ids := left():
             try:
@@ -298,7 +298,7 @@ def at_once(
 
 @contextlib.contextmanager
 def engine_errors(doing: str, image: str = "") -> Iterator[None]:
-    """Turns the SDK's errors into ``TargetError``; ``image`` is what may be absent."""
+    """Turns the SDK's errors into ``TargetError``; ``image`` is one that may be absent."""
     import docker.errors
     import requests
 

@@ -181,7 +181,7 @@ class DockerTarget(Target):
         def end(container: OwnContainer) -> None:
             self._engine.end(container, timeout_s if hears(container) else 0)
 
-        # A second Ctrl-C cuts the grace short.
+        # A second Ctrl-C does not wait for the containers' grace.
         at_once(end, containers, may_leave=True)
         at_once(self._save, containers)
         self._engine.sweep(containers)
@@ -291,7 +291,7 @@ class Consoles:
         """
         if id in self._followers:
             self._followers.pop(id).join(JOIN_LIMIT_S)
-        # On a full disk the engine's own log has the rest, as long as the container is there.
+        # On a full disk the rest stays in the engine's own log, until the container is removed.
         with contextlib.suppress(OSError):
             if path.parent.is_dir():
                 path.touch()

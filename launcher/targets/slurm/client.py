@@ -216,7 +216,7 @@ def _parse(line: str) -> QueuedJob:
 
 
 def _parse_time(text: str) -> float | None:
-    with contextlib.suppress(ValueError, OverflowError):
+    with contextlib.suppress(ValueError):
         return time.mktime(time.strptime(text, _TIME))
     return None
 
@@ -244,14 +244,9 @@ def start_within(names: Iterable[str], after_s: int) -> None:
 
 def find_jobs(run_id: str) -> tuple[int, ...]:
     """Jobs of a run that the queue knows, found by their comment: also those made by hand."""
-    out = run_command("squeue", "--me", "--noheader", "--format=%A|%F|%k")
-    found = set()
-    for line in out.splitlines():
-        job, array, comment = (*line.strip().split("|", 2), "", "")[:3]
-        if comment == comment_of(run_id):
-            with contextlib.suppress(ValueError):
-                found.add(int(array or job))
-    return tuple(sorted(found))
+    out = run_command("squeue", "--me", "--noheader", "--format=%F|%k")
+    pairs = (line.strip().partition("|")[::2] for line in out.splitlines())
+    return tuple(sorted({int(job) for job, comment in pairs if comment == comment_of(run_id)}))
 
 
 def comment_of(run_id: str) -> str:

@@ -6,7 +6,8 @@ Only times of the file system that all nodes share are compared: clocks of machi
 from __future__ import annotations
 
 import contextlib
-import uuid
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -55,12 +56,6 @@ def _last_sign(node_dir: Path) -> float:
 
 def _read_now(folder: Path) -> float | None:
     """The file system's own time; None where this process may not write there."""
-    probe = folder / f".now-{uuid.uuid4().hex}"
-    try:
-        probe.touch()
-        return probe.stat().st_mtime
-    except OSError:
-        return None
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink(missing_ok=True)
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
+        return os.fstat(probe.fileno()).st_mtime
+    return None

@@ -89,6 +89,16 @@ def test_a_cluster_that_is_out_of_reach_is_no_wrong_input(
     assert fix in str(caught.value)
 
 
+def test_jobs_of_a_run_are_found_by_their_comment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "12|launcher:tiny-1\\n13|(null)\\n12|launcher:tiny-1\\n14|launcher:tiny-12\\n"
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert client.find_jobs("tiny-1") == (12,)
+
+
 SQUEUE = """#!/bin/bash
 [ "$SLURM_TIME_FORMAT$SQUEUE_PARTITION" = standard ] || exit 1
 echo '12|12|N/A|RUNNING|None|n[1-2]|2026-11-22T18:43:24'
