@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.api.choose_target import open_target
-from launcher.api.listing import ORPHANED, read_state
+from launcher.api.listing import GOES_ON, read_state
 from launcher.contract.errors import TargetError
-from launcher.contract.reasons import RunState
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.report import Postmortem, read_postmortem
-
-GOES_ON = (RunState.RUNNING.value, ORPHANED)
 
 
 def report_run(run: RunFolder, now: float, claim: Path | None = None) -> Postmortem:

@@ -74,9 +74,6 @@ def _tell_start(values: Mapping[str, Any]) -> str:
 
 def _tell_hang(values: Mapping[str, Any]) -> str:
     words = "rank {rank} hangs: silent for {silent_s:.1f} s, limit {limit_s:.1f} s"
-    # Older agents wrote no more than that.
-    if "cpu_share" not in values:
-        return words.format(**values)
     first, second = values["read_at"]
     words += "; beat {beat} twice in {apart_s:.1f} s, {cpu_share:.1%} of a core"
     return words.format(**values, apart_s=second - first)

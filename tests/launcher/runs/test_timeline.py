@@ -31,10 +31,6 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
         "rank 3 ended: SIGKILL (9) (hang)",
     ),
     (
-        {"event": "hang", "rank": 2, "silent_s": 12.34, "limit_s": 10},
-        "rank 2 hangs: silent for 12.3 s, limit 10.0 s",
-    ),
-    (
         {
             "event": "hang",
             "rank": 2,

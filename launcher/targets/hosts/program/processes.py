@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -30,8 +31,6 @@ def read_output(
     argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] | None = None
 ) -> str | None:
     """What a short command prints; None where it is missing, fails or takes too long."""
-    import subprocess
-
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             argv,
@@ -48,7 +47,6 @@ def read_output(
 
 def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
     """Feeds ``chunks`` to a command; returns its error output if it fails, else nothing."""
-    import subprocess
     import tempfile
 
     with tempfile.TemporaryFile() as said:
@@ -75,8 +73,6 @@ def start_keeper(
 
     The spec has secrets, so it goes through standard input and not through a file or arguments.
     """
-    import subprocess
-
     with log.open("ab") as output:
         child = subprocess.Popen(
             argv,
@@ -98,7 +94,6 @@ def start_keeper(
 def start_child(argv: Sequence[str], cwd: str, env: Mapping[str, str], console: Path) -> Child:
     """Starts the program of a node, which gets SIGTERM when its keeper dies."""
     import ctypes
-    import subprocess
 
     prctl = ctypes.CDLL(None).prctl
 
