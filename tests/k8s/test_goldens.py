@@ -130,9 +130,8 @@ def test_a_pod_whose_image_has_another_agent_says_so_and_ends_for_good(
 
 
 @pytest.mark.parametrize("policy", [None, "Always"])
-@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
-def test_every_container_pulls_its_image_as_the_job_says(kind: str, policy: str | None) -> None:
-    fields = TABLE[f"{kind}-code"]
+def test_every_container_pulls_its_image_as_the_job_says(policy: str | None) -> None:
+    fields = TABLE["job-code"]
     section = {**fields["kubernetes"], "image_pull_policy": policy}
     objects = manifest_of(**{**fields, "kubernetes": section}).objects
     (pod,) = pod_specs(list(objects))
