@@ -109,11 +109,6 @@ def test_loader_processes_that_read_ahead_do_not_move_the_position():
         assert shard.tolist() == read_step(first_step)[:6]
 
 
-def test_fabric_finds_no_epoch_counter_to_overwrite():
-    # Fabric calls set_epoch with a count that starts at 0 after every restart.
-    assert not hasattr(GlobalBatchSampler, "set_epoch")
-
-
 @pytest.mark.parametrize("world_size", range(1, 17))
 def test_the_default_batch_is_shared_whole_by_any_number_of_processes_up_to_16(world_size):
     for exact in (True, False):

@@ -222,12 +222,6 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is(training, monkeypatch, tm
 # -- several ranks ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_what_many_worlds_saved_others_resume_to_the_bit(processes, finish, tmp_path, kind):
-    walk(processes, finish, tmp_path, kind, ((2, 3), (3, 5), (1, 6), (2, 6)))
-
-
 @pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_what_one_world_saved_another_size_resumes_to_the_bit(processes, finish, tmp_path, kind):
     walk(processes, finish, tmp_path, kind, ((2, 3), (1, 3)))

@@ -104,7 +104,6 @@ ROWS = (
         options=("--strategy_options.pipeline_size=2", "--strategy_options.microbatches=2"),
         worlds=(2, 4),
     ),
-    Row(name="ddp2"),
     Row(name="local_sgd", options=EVERY, like_one=None),
     Row(name="diloco", options=EVERY, like_one=None),
     Row(name="powersgd", like_one=None),

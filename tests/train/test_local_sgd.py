@@ -3,56 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
-
-import pytest
 
 from fabric_train.sampler import GlobalBatchSampler
 from fabric_train.worker_env import parse_worker_env
 from tests.fabric_train.forked import run_forked
-from tests.train.test_main import committed, metrics_in, worker_of
 from train.config import parse_config
 from train.loop import train
 
 LOCAL_SGD = ("--strategy=local_sgd",)
-DILOCO = ("--strategy=diloco", "--strategy_options.every=10")
-BOTH = pytest.mark.parametrize("options", [LOCAL_SGD, DILOCO], ids=["local_sgd", "diloco"])
-
-
-@pytest.mark.slow
-@BOTH
-def test_two_workers_reach_the_accuracy_on_digits(processes, finish, options):
-    run = processes.start_torchrun(2, "-m", "train", *options, RUN_DIR="run")
-    code, _, err = finish(run)
-    assert code == 0, err
-    metrics = metrics_in(processes.folder / "run")
-    assert (metrics["steps"], metrics["world_size"]) == (150, 2)
-    assert metrics["test_accuracy"] >= 0.97
-    assert metrics["test_samples"] == 357
-
-
-@pytest.mark.slow  # the strategies' own tests have a short form
-@BOTH
-def test_a_killed_worker_changes_no_bit_of_the_weights(processes, finish, wait_until, options):
-    digests = []
-    for name, kill in (("killed", True), ("whole", False)):
-        run = processes.start_torchrun(
-            *(3, "--max-restarts=1", "-m", "train", "--epochs=4", "--checkpoint_every_steps=5"),
-            *options,
-            RUN_DIR=name,
-        )
-        folder = processes.folder / name
-        if kill:
-            wait_until(lambda folder=folder: committed(folder / "checkpoints"), run)
-            os.kill(worker_of(run.pid, rank=1), signal.SIGKILL)
-        code, _, err = finish(run)
-        assert code == 0, err
-        metrics = metrics_in(folder)
-        assert (metrics["resumed_from_step"] > 0) == kill
-        digests.append(metrics["weights_sha256"])
-    assert digests[0] == digests[1]
 
 
 def test_resized_worlds_take_each_sample_of_an_epoch_once(tmp_path, monkeypatch):

@@ -148,15 +148,6 @@ def test_a_finished_training_only_tests_again_and_says_so(env, capsys):
         assert again[same] == first[same]
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_resumed(env, capsys):
-    train(TrainConfig(epochs=2, max_steps=20), env)
-    before, newest = checkpoints(env)[-2:]
-    (newest / "__0_0.distcp").write_bytes(b"not a checkpoint")
-    metrics = train(TrainConfig(epochs=2, max_steps=21), env)
-    assert metrics["resumed_from_step"] == int(before.name[5:15])
-    assert f"skips the damaged checkpoint {newest}" in capsys.readouterr().out
-
-
 def test_a_checkpoint_of_other_options_is_refused_and_left_alone(env):
     train(TrainConfig(max_steps=2), env)
     before = newest_weights(env)

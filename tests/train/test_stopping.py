@@ -10,9 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from fabric_train.preemption import PreemptedError
 from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig
 from train.loop import train
@@ -75,22 +72,6 @@ def test_a_stop_commits_first_and_is_no_failure(tmp_path, clean):
     outcome = json.loads((run / "nodes/0/0/outcome.json").read_text())
     assert outcome["exit_code"] == 143
     assert outcome["restarts"] == {}
-
-
-def test_a_second_start_goes_on_from_the_step_of_the_stop(tmp_path):
-    node_dir = tmp_path / "node"
-    node_dir.mkdir()
-    now = time.time()
-    (node_dir / "stop-request").write_text(
-        json.dumps({"reason": "preempted", "at": now, "deadline": now + 0.5})
-    )
-    env = WorkerEnv(run_dir=tmp_path, node_dir=node_dir)
-    with pytest.raises(PreemptedError):
-        train(TrainConfig(max_steps=9), env)
-    answer = json.loads((node_dir / "stop-ack").read_text())
-    (node_dir / "stop-request").unlink()
-    metrics = train(TrainConfig(max_steps=9), env)
-    assert metrics["resumed_from_step"] == answer["step"] < 9
 
 
 def test_room_for_newcomers_is_made_by_a_commit_and_the_training_goes_on(tmp_path):

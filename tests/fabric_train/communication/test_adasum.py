@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from fabric_train.communication.adasum import adasum, check_power_of_two, combine
 from fabric_train.errors import InputError
@@ -54,31 +53,6 @@ def test_each_tensor_becomes_the_tree_of_pairs_on_all_ranks(world):
         np.testing.assert_allclose(results[0][number], expected, rtol=1e-6, atol=1e-6)
         for other in results[1:]:
             assert np.array_equal(results[0][number], other[number])
-
-
-def test_a_plain_loop_with_adasum_ends_where_numpy_does():
-    def train() -> np.ndarray:
-        model = nn.Linear(3, 1, bias=False)
-        nn.init.ones_(model.weight)
-        for step in range(5):
-            model.zero_grad()
-            (model(inputs(dist.get_rank(), step)) ** 2).mean().backward()
-            adasum([model.weight.grad])
-            model.weight.data -= 0.1 * model.weight.grad
-        return model.weight.detach().numpy()
-
-    def inputs(rank: int, step: int) -> torch.Tensor:
-        return torch.tensor(np.random.default_rng(10 * step + rank).normal(size=(4, 3)).tolist())
-
-    weight = np.ones((1, 3))
-    for step in range(5):
-        grads = []
-        for rank in range(2):
-            x = inputs(rank, step).double().numpy()
-            grads.append(2 * (x @ weight.T).T @ x / 4)
-        weight = weight - 0.1 * tree_sum(grads)
-    for result in run_forked(train, 2):
-        np.testing.assert_allclose(result, weight, rtol=1e-5)
 
 
 def test_three_ranks_are_refused_as_by_horovod():

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from fabric_train.communication.diloco import OuterSteps
-from fabric_train.communication.local_sgd import Averaging
 from fabric_train.communication.mean import average_gradients
 from tests.fabric_train.communication.small_quadratic import SIZE, Weights, draw
 from tests.fabric_train.forked import run_forked
@@ -68,37 +67,3 @@ def test_each_ranks_weights_follow_the_published_rule(ranks, every, after):
     options = (every, after, 0.7, 0.9)
     found = np.stack(run_forked(train, ranks, *options))
     np.testing.assert_allclose(found, follow_rule(ranks, *options), rtol=1e-10, atol=1e-12)
-
-
-def test_the_outer_step_is_torchs_own_sgd_with_nesterov():
-    weights = torch.nn.Parameter(torch.ones(SIZE, dtype=torch.float64))
-    torchs = torch.optim.SGD([weights], lr=0.7, momentum=0.9, nesterov=True)
-    model = Weights()
-    meeting = OuterSteps(model, every=1)
-    for number in range(4):
-        moved = torch.full((SIZE,), 0.1 * (number + 1), dtype=torch.float64)
-        weights.grad = moved
-        torchs.step()
-        with torch.no_grad():
-            model.weights.sub_(moved)
-        meeting.after_step(number)
-    torch.testing.assert_close(model.weights, weights, rtol=1e-13, atol=0)
-
-
-def test_with_outer_lr_1_and_no_momentum_it_is_local_sgd():
-    def difference() -> float:
-        found = []
-        for meet in (Averaging, OuterSteps):
-            model, quadratic = Weights(), draw(dist.get_rank())
-            options = {"lr": 1.0, "momentum": 0.0} if meet is OuterSteps else {}
-            meeting = meet(model, every=3, **options)
-            inner = torch.optim.SGD(model.parameters(), lr=0.1)
-            for number in range(STEPS):
-                inner.zero_grad()
-                quadratic.loss(model.weights).backward()
-                inner.step()
-                meeting.after_step(number)
-            found.append(model.weights.detach())
-        return (found[0] - found[1]).abs().max().item()
-
-    assert max(run_forked(difference, 2)) < 1e-14

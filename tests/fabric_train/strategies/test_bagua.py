@@ -35,10 +35,31 @@ ALL = {name: options for name, (options, _) in CASES.items()} | {
 }
 
 
+SHIFT = {"peer_selection_mode": "shift_one", "communication_interval": 2}
+MORE = (
+    (
+        "bagua:decentralized",
+        SHIFT,
+        partial(quadratic.run_decentralized, peers="shift_one", interval=2),
+    ),
+    (
+        "bagua:qadam",
+        {"warmup_steps": 5, "bits": 1},
+        partial(quadratic.run_qadam, warmup=5, bits=1, feedback=True),
+    ),
+    (
+        "bagua:qadam",
+        {"warmup_steps": 5, "error_feedback": False},
+        partial(quadratic.run_qadam, warmup=5, bits=8, feedback=False),
+    ),
+)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", CASES)
-def test_weights_follow_the_published_rule(name, ranks):
-    options, rule = CASES[name]
+@pytest.mark.parametrize(
+    ("name", "options", "rule"), [*((name, *case) for name, case in CASES.items()), *MORE]
+)
+def test_weights_follow_the_published_rule(name, options, rule, ranks):
     expected = list(rule(ranks))
     found = run_forked(partial(train, name, options, adam=name == "bagua:qadam"), ranks)
     for rank, seen in enumerate(found):

@@ -6,14 +6,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fabric_train.errors import DivergedError, InputError
-from fabric_train.saver import Saver
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Strategy
 from fabric_train.worker_env import World
@@ -127,44 +125,3 @@ def test_a_step_that_deepspeed_leaves_out_ends_the_training(package):
         return str(caught.value)
 
     assert all("a gradient is not finite in step 1" in told for told in run_forked(work, 2))
-
-
-# -- checkpoints -------------------------------------------------------------------------------
-
-
-def go_on(name: str, folder: Path, stop: int) -> tuple[int, list[float], dict[str, Tensor]]:
-    """Trains from the newest checkpoint up to ``stop``, and saves."""
-    strategy = make_strategy(name)
-    one.set_up(strategy, lambda: build(freeze=True))
-    saver = Saver(folder)
-    found = saver.resume(strategy.bare, strategy.optimizer, strategy)
-    first = found.step if found else 0
-    losses = one.train_steps(strategy, first, stop)
-    saver.save(stop, strategy.bare, strategy.optimizer, block=True, strategy=strategy)
-    weights = {name: each.clone() for name, each in strategy.gather_weights().items()}
-    strategy.close()
-    return first, losses, weights
-
-
-def test_a_resumed_training_is_the_undisturbed_one_to_the_bit(package, tmp_path):
-    def run(folder: str, stop: int) -> tuple[int, list[float], dict[str, Tensor]]:
-        return go_on("deepspeed", tmp_path / folder, stop)
-
-    undisturbed = run_forked(run, 2, "undisturbed", 5)
-    run_forked(run, 2, "stopped", 2)
-    for (first, losses, weights), (_, expected, whole) in zip(
-        run_forked(run, 2, "stopped", 5), undisturbed, strict=True
-    ):
-        assert (first, losses) == (2, expected[2:])
-        assert one.differ(weights, whole) == 0
-
-
-def test_other_worlds_and_strategies_load_its_moments_and_it_loads_theirs(package, tmp_path):
-    losses, whole = one.train_alone(6, lambda: build(freeze=True))
-    run_forked(go_on, 2, "deepspeed", tmp_path, 2)
-    for number, (name, ranks) in enumerate((("ddp", 2), ("deepspeed", 4), ("ddp", 1)), 3):
-        for first, found, _ in run_forked(go_on, ranks, name, tmp_path, number):
-            assert first == number - 1
-            assert found == pytest.approx(losses[first:number], abs=1e-5)
-    ((_, _, weights),) = run_forked(go_on, 1, "deepspeed", tmp_path, 6)
-    assert one.differ(weights, whole) < 2e-5

@@ -49,20 +49,18 @@ def train(name: str, options: dict[str, Any], steps: int) -> dict[str, Any]:
         "losses": losses,
         "weights": strategy.gather_weights(),
         "outputs": outputs,
-        "held": sum(weight.numel() for weight in strategy.bare.parameters()),
     }
 
 
-def check_equal(name: str, options: dict[str, Any], processes: int, steps: int = 3) -> list[int]:
+def check_equal(name: str, options: dict[str, Any], processes: int, steps: int = 3) -> None:
     losses, weights = train_alone(steps, build)
     model = build()
     model.load_state_dict(weights)
     expected = model.eval()(draw_text(99)[0][:5])
-    for rank in (results := run_forked(train, processes, name, options, steps)):
+    for rank in run_forked(train, processes, name, options, steps):
         assert rank["losses"] == pytest.approx(losses, abs=LOSS_TOLERANCE)
         assert differ(rank["weights"], weights) < TOLERANCE
         torch.testing.assert_close(rank["outputs"], expected, atol=TOLERANCE, rtol=0)
-    return [rank["held"] for rank in results]
 
 
 CASES: list[tuple[str, dict[str, Any], int]] = [
@@ -75,36 +73,19 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("pipeline", {"schedule": "interleaved_1f1b"}, 2),
     ("pipeline", {"pipeline_size": 2, "schedule": "gpipe"}, 4),
 ]
-MORE: list[tuple[str, dict[str, Any], int]] = [
-    ("tp", {}, 4),
-    ("tp", {"tensor_size": 1}, 2),
-    ("fsdp+tp", {}, 2),
-    ("fsdp+tp", {"tensor_size": 4, "units": "whole"}, 4),
-    ("pipeline", {"schedule": "gpipe", "microbatches": 1}, 2),
-    ("pipeline", {"schedule": "gpipe"}, 4),
-    ("pipeline", {"schedule": "1f1b", "microbatches": 16}, 4),
-    ("pipeline", {"schedule": "interleaved_1f1b", "stages_per_rank": 3}, 2),
-    ("pipeline", {"pipeline_size": 2}, 4),
-    ("pipeline", {"pipeline_size": 1, "microbatches": 2}, 2),
-    ("pipeline", {"pipeline_size": 2, "schedule": "interleaved_1f1b"}, 4),
-]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "processes"),
-    [*CASES, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)],
-)
+@pytest.mark.parametrize(("name", "options", "processes"), CASES)
 def test_losses_and_weights_are_those_of_one_process(
     name: str, options: dict[str, Any], processes: int
 ) -> None:
     check_equal(name, options, processes)
 
 
-@pytest.mark.parametrize(("name", "most"), [("tp", 0.6), ("pipeline", 0.6)])
-def test_each_of_two_processes_holds_about_half_of_the_weights(name: str, most: float) -> None:
+@pytest.mark.parametrize("name", ["tp", "pipeline"])
+def test_each_of_two_processes_holds_about_half_of_the_weights(name: str) -> None:
     whole = sum(weight.numel() for weight in build().parameters())
-    held = run_forked(count_held, 2, name)
-    assert max(held) < most * whole
+    assert max(run_forked(count_held, 2, name)) < 0.6 * whole
 
 
 def count_held(name: str) -> int:
@@ -134,34 +115,20 @@ WAYS: dict[str, tuple[str, dict[str, Any], int]] = {
     "ddp": ("ddp", {}, 2),
     "tp": ("tp", {}, 2),
     "tp of 4": ("tp", {}, 4),
-    "copies of tp": ("tp", {"tensor_size": 2}, 4),
-    "fsdp": ("fsdp", {}, 2),
     "fsdp+tp": ("fsdp+tp", {"unit_elements": 1000}, 4),
     "pipeline": ("pipeline", {}, 2),
-    "pipeline of 4": ("pipeline", {}, 4),
     "interleaved": ("pipeline", {"schedule": "interleaved_1f1b"}, 2),
-    "copies of a pipeline": ("pipeline", {"pipeline_size": 2}, 4),
-}
-SHORT = {
-    ("tp", "one"),
-    ("ddp", "pipeline"),
-    ("interleaved", "tp of 4"),
-    ("pipeline", "fsdp+tp"),
-    ("fsdp+tp", "one"),
 }
 
 
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        pytest.param(
-            first,
-            then,
-            marks=() if (first, then) in SHORT else pytest.mark.slow,
-            id=f"{first}-{then}",
-        )
-        for first in WAYS
-        for then in WAYS
+        ("tp", "one"),
+        ("ddp", "pipeline"),
+        ("interleaved", "tp of 4"),
+        ("pipeline", "fsdp+tp"),
+        ("fsdp+tp", "one"),
     ],
 )
 def test_a_checkpoint_of_one_way_goes_on_in_another(tmp_path: Path, first: str, then: str) -> None:
