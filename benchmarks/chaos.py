@@ -247,7 +247,7 @@ def train_in_chaos(folder: Path, faults: Sequence[str], dice: random.Random) -> 
             starts = experiment.first_steps()
             if process.poll() is not None:
                 break
-            say(f"{number:3}/{len(faults)}  {kind}")
+            print(f"{number:3}/{len(faults)}  {kind}")
             experiment.strike(kind)
             if not experiment.wait_for_training(starts + 1):
                 break
@@ -328,11 +328,6 @@ def render_result(
     yield "the weights are the same" if disturbed == quiet else "THE WEIGHTS DIFFER"
 
 
-def say(text: str) -> None:
-    """One line, at once."""
-    print(text, flush=True)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Makes the experiment and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
@@ -342,6 +337,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--image", default="fabric-train:cpu")
     parser.add_argument("--png", type=Path, help="where to draw loss, workers and failures")
     options = parser.parse_args(arguments)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     dice = random.Random(options.seed)
     steps = options.steps_per_fault * (options.faults + 1)
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
@@ -358,7 +354,7 @@ def main(arguments: Sequence[str]) -> int:
             )
             (folder / file).write_text(job)
         try:
-            say(f"{steps} steps undisturbed, then with {options.faults} failures")
+            print(f"{steps} steps undisturbed, then with {options.faults} failures")
             quiet = train_quietly(folder)
             experiment = train_in_chaos(folder, plan_faults(options.faults, dice), dice)
             goodput = read_goodput(experiment.run)
@@ -367,7 +363,7 @@ def main(arguments: Sequence[str]) -> int:
             return 1
         metrics = read_outcome(folder)["metrics"]
         for line in render_result(experiment, goodput, quiet, metrics):
-            say(line)
+            print(line)
         if options.png:
             write_plot(experiment.run.run_id, goodput, options.png)
     met = experiment.survived.total()
