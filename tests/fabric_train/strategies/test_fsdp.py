@@ -43,7 +43,6 @@ CASES = (
     Case(workload="charlm"),
     Case(workload="charlm", options={"reshard": False, "units": "size"}),
     Case(workload="charlm", options={"offload": True, "units": "whole"}),
-    Case(workload="charlm", options={"unit_elements": 1}),
 )
 BF16 = Case(precision="bf16-mixed")
 
