@@ -117,16 +117,9 @@ class Host:
 
     # -- an engine of its own ---------------------------------------------------------------------
 
-    def start_engine(self, seed: Path | None = None) -> None:
-        """A Docker engine in the host; ``seed`` is the data of one that ended, with its images."""
+    def start_engine(self) -> None:
+        """A Docker engine in the host."""
         data = self.folder / "docker"
-        if seed is not None and not data.exists():
-            # Layers are only read: by links, four engines have them for the price of one.
-            sh("cp", "-al", seed, data)
-            for name in ("image", "buildkit", "containers", "network", "volumes"):
-                if (data / name).exists():
-                    shutil.rmtree(data / name)
-                    sh("cp", "-a", seed / name, data / name)
         script, containerd = self.folder / "etc/start", self.folder / "docker-exec/containerd"
         script.write_text(
             # Else the engine takes another process with an old number for its own: /run is empty
@@ -139,14 +132,6 @@ class Host:
         )
         script.chmod(0o755)
         self.run(str(script))
-        wait_until(self._engine_answers, 90, f"engine of {self.name}")
-
-    def restart_engine(self) -> None:
-        """As an upgrade does: the engine stops its containers, and ends; then a new one starts."""
-        pid = int((self.folder / "docker.pid").read_text())
-        self.run("kill", "-TERM", str(pid))
-        wait_until(lambda: not (self.folder / "docker.pid").exists(), 60, "the engine's end")
-        self.run(str(self.folder / "etc/start"))
         wait_until(self._engine_answers, 90, f"engine of {self.name}")
 
     def _engine_answers(self) -> bool:

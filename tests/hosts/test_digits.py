@@ -95,16 +95,3 @@ def jumping(typist: Typist, four_hosts: Network) -> Iterator[Typist]:
 @SLOW  # ssh's own option, in people's configuration
 def test_digits_trains_with_a_host_behind_another(jumping: Typist) -> None:
     train_digits(jumping, "2", *BARE)
-
-
-@SLOW  # where nodes meet is decided before the training, which every CI sees in test_faults.py
-def test_digits_trains_where_the_default_route_is_not_the_training_network(
-    tmp_path: Path, two_networks: Network
-) -> None:
-    typist = Typist(tmp_path, two_networks)
-    for host in two_networks.hosts:
-        assert "dev eth0" in host.run("ip", "route", "show", "default")
-    plan = train_digits(typist, "2", *BARE)
-    addresses = [host.training_address for host in two_networks.hosts]
-    assert [node["local_addr"] for node in plan["nodes"]] == addresses
-    typist.assert_nothing_left()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -22,20 +24,6 @@ dist.all_gather_object(all_of_them, mine)
 print("world", sorted(sum(all_of_them, [])), "rank", dist.get_rank(), flush=True)
 dist.destroy_process_group()
 """
-
-
-@pytest.mark.slow  # digits trains on two hosts in every CI
-@pytest.mark.parametrize(
-    "job",
-    ["engine: torchrun\n", ""],
-    ids=["torchrun", "agent"],
-)
-def test_two_hosts_train_together_and_are_clean_afterwards(typist: Typist, job: str) -> None:
-    typist.write(WHO, job)
-    done = typist("run", "job.yaml", "--nnodes", "2")
-    assert done.returncode == 0, done.stderr
-    assert "[0/0] world ['gpu1', 'gpu2'] rank 0" in done.stdout
-    assert "[1/1] world ['gpu1', 'gpu2'] rank 1" in done.stdout
 
 
 def test_an_elastic_job_runs_on_all_hosts(typist: Typist, four_hosts: Network) -> None:
@@ -66,3 +54,17 @@ def test_what_is_printed_runs_by_hand_without_this_project(typist: Typist) -> No
     assert "[1/1] world ['gpu1', 'gpu2'] rank 1" in done.stdout
     for host in typist.network.hosts:
         host.run("rm", "-rf", f"{HOME}/.launcher/runs", f"{HOME}/.launcher/checkpoints")
+
+
+def test_nodes_meet_on_the_network_that_they_reach_each_other_by(
+    tmp_path: Path, two_networks: Network
+) -> None:
+    typist = Typist(tmp_path, two_networks)
+    typist.write(WHO, "engine: agent\n")
+    done = typist("run", "job.yaml", "--nnodes", "2")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads((tmp_path / "runs/latest/plan.json").read_text())
+    addresses = [host.training_address for host in two_networks.hosts]
+    assert [node["local_addr"] for node in plan["nodes"]] == addresses
+    assert ["NCCL_SOCKET_IFNAME", "=train0"] in plan["nodes"][1]["env"]
+    typist.assert_nothing_left()

@@ -50,13 +50,6 @@ def test_each_host_tells_its_facts(four_hosts: Network) -> None:
         assert found.state_dir == "/root/.launcher"
 
 
-def test_one_conversation_answers_many_requests(four_hosts: Network) -> None:
-    ssh, hosts = ssh_of(four_hosts)
-    with ssh.open(hosts[0]) as session:
-        for _ in range(3):
-            assert not session.call(CODE)
-
-
 def test_a_host_is_reached_though_the_folder_of_the_connections_was_removed(
     four_hosts: Network,
 ) -> None:
@@ -103,29 +96,6 @@ def test_an_unknown_host_key_is_refused_and_accepted_by_choice_alone(
     known.write_text(f"{four_hosts.hosts[2].address} {key}\n")
     with pytest.raises(TargetError, match="host key is another one than before"):
         ssh.open(host)
-
-
-def test_a_key_that_is_not_accepted_is_told(four_hosts: Network, tmp_path: Path) -> None:
-    from tests.hosts.places import sh
-
-    sh("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "id")
-    config = tmp_path / "config"
-    text = four_hosts.ssh_config.read_text()
-    config.write_text(text.replace(f"{four_hosts.folder}/id\n", f"{tmp_path}/id\n"))
-    ssh, hosts = ssh_of(four_hosts, ssh_config=str(config))
-    ssh.disconnect(hosts[0])
-    with pytest.raises(TargetError, match="gpu1: it does not accept any key") as error:
-        ssh.open(hosts[0])
-    assert error.value.hint.startswith("ssh-copy-id gpu1")
-
-
-def test_a_closed_port_and_an_unknown_name_are_told_together(four_hosts: Network) -> None:
-    ssh, hosts = ssh_of(four_hosts)
-    bad = [replace(hosts[0], port=9), replace(hosts[1], name="no-such-host.invalid")]
-    with pytest.raises(TargetError) as error:
-        ssh.each(ssh.open, bad)
-    assert "gpu1: nothing listens at its ssh port" in error.value.what
-    assert "no-such-host.invalid: its name is not resolved" in error.value.what
 
 
 def test_what_a_host_cannot_do_is_told_with_its_name(four_hosts: Network) -> None:

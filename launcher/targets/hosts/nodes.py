@@ -60,12 +60,6 @@ def own_lease(plan: LaunchPlan, node: HostNode) -> messages.Lease:
     )
 
 
-def launch(plan: LaunchPlan, node: HostNode, secrets: dict[str, str], session: Session) -> None:
-    """Starts the node's keeper, which starts the node."""
-    spec = node.spec.having(secrets=secrets)
-    session.call(messages.StartNode(node=spec))
-
-
 @dataclass(kw_only=True)
 class Ended:
     """What came of the end of nodes: lines for a person, and why hosts were not reached."""
@@ -85,14 +79,22 @@ def end_all(
 ) -> Ended:
     """Ends ``only`` these nodes, or a run, whose files it then brings here; all hosts at once.
 
+    ``tell_launcher``: a launcher elsewhere that follows the run ends it, and starts no new nodes.
     Nothing is removed before all nodes have ended: hosts with one home have one folder of the run.
     """
     found, opened = Ended(), dict[int, Session]()
 
     def end(host: HostFacts, index: int) -> None:
-        opened[index] = session = open_to(host, index)
-        mine = None if only is None else [index]
-        end_on(session, plan, host, mine, grace_s, tell_launcher=tell_launcher)
+        opened[index] = open_to(host, index)
+        asked = messages.StopNodes(
+            run_id=plan.run_id,
+            nodes=None if only is None else [index],
+            grace_s=grace_s,
+            run_dir=run_dir_on(host, plan.run_id),
+            tell_launcher=tell_launcher,
+            containers=host.runtime == "docker",
+        )
+        opened[index].call(asked, limit_s=grace_s + STOP_MARGIN_S)
 
     def bring(host: HostFacts, index: int) -> None:
         found.notes += bring_last(opened[index], plan, host, index)
@@ -115,60 +117,28 @@ def end_all(
     return found
 
 
-def end_on(
-    session: Session,
-    plan: LaunchPlan,
-    host: HostFacts,
-    nodes: list[int] | None,
-    grace_s: float,
-    *,
-    tell_launcher: bool,
-) -> None:
-    """Ends a run's nodes on a host, only ``nodes`` if given.
+def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) -> list[str]:
+    """Copies what a run has written on a host here, and removes it there; returns notes.
 
-    ``tell_launcher``: a launcher elsewhere that follows the run ends it, and starts no new nodes.
+    Checkpoints stay, and so does what the training wrote beside its code and is not copied here.
     """
-    asked = messages.StopNodes(
-        run_id=plan.run_id,
-        nodes=nodes,
-        grace_s=grace_s,
-        run_dir=run_dir_on(host, plan.run_id),
-        tell_launcher=tell_launcher,
-        containers=host.runtime == "docker",
-    )
-    session.call(asked, limit_s=grace_s + STOP_MARGIN_S)
-
-
-def remove_on(
-    session: Session, plan: LaunchPlan, host: HostFacts, brought_bytes: int = 0
-) -> list[str]:
-    """Removes a run's files on a host; returns a note if files of the training are kept.
-
-    Checkpoints stay, and so does what the training wrote beside its code, except what was copied
-    here with ``brought_bytes``.
-    """
+    # All nodes have the same code, and most write the same beside it.
+    limit = BROUGHT_BYTES if index == plan.nodes[0].node_index else 0
+    here = Path(plan.run_dir)
+    brought = here / CODE_DIR
+    is_new = limit > 0 and not brought.exists()
+    copy_once(session, host, [index], plan.run_id, here, beside_code_bytes=limit, is_last=True)
     folder = f"{host.state_dir}/outputs/{plan.run_id}"
     asked = messages.RemoveRun(
         run_dir=run_dir_on(host, plan.run_id),
         checkpoint_dir=f"{host.state_dir}/checkpoints/{plan.run_id}",
         outputs_dir=folder,
-        brought_bytes=brought_bytes,
+        brought_bytes=limit,
     )
-    if not session.call(asked):
-        return []
-    name = host.name
-    return [f"{name} keeps what the training wrote beside its code: scp -r {name}:{folder} ."]
-
-
-def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) -> list[str]:
-    """Copies what a run has written on a host here, and removes it there; returns notes."""
-    # All nodes have the same code, and most write the same beside it.
-    limit = BROUGHT_BYTES if index == plan.nodes[0].node_index else 0
-    brought = Path(plan.run_dir, CODE_DIR)
-    is_new = limit > 0 and not brought.exists()
-    here = brought.parent
-    copy_once(session, host, [index], plan.run_id, here, beside_code_bytes=limit, is_last=True)
-    notes = remove_on(session, plan, host, limit)
+    notes = []
+    if session.call(asked):
+        fetch = f"scp -r {host.name}:{folder} ."
+        notes.append(f"{host.name} keeps what the training wrote beside its code: {fetch}")
     if is_new and brought.exists():
         notes.append(f"what the training wrote beside its code: {brought}")
     return notes

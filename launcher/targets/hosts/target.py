@@ -40,7 +40,7 @@ from launcher.targets.hosts.plan import (
     plan_facts,
     run_dir_on,
 )
-from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen
+from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen, StartNode
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -174,7 +174,7 @@ class HostsTarget(Target):
                 ssh.each(lambda node: work(node, sessions[node.host.name]), reached)
 
             def launch(node: HostNode, session: Session) -> None:
-                nodes.launch(plan, node, secrets, session)
+                session.call(StartNode(node=node.spec.having(secrets=secrets)))
                 self._lines[node.node.node_index].started(nodes.key_of(node.node))
 
             # Leases before anything travels, which may take minutes.

@@ -20,7 +20,7 @@ from launcher.contract.process_stat import start_of
 from launcher.targets.hosts.program import leases, processes
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed, mark_followed
-from launcher.targets.hosts.program.records import TYPE_CHECKING, Record
+from launcher.targets.hosts.program.records import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -71,11 +71,8 @@ class _Keeper:
             if disk.f_bavail * disk.f_frsize < FULL_BYTES:
                 # The program had no room to say so itself.
                 self._why = f"{os.strerror(errno.ENOSPC)}: {self._folder}"
-        found = inspect(self._spec.container) if self._spec.container else None
-        if found is None:
-            self._close(code, self._why)
-        else:
-            self._close(code, found.error or self._why, out_of_memory=found.out_of_memory)
+        out_of_memory, error = inspect(name) if (name := self._spec.container) else (False, "")
+        self._close(code, error or self._why, out_of_memory=out_of_memory)
 
     def _follow(self, spec: KeeperSpec) -> int:
         """Runs the program, and returns its exit code as in a shell."""
@@ -164,32 +161,11 @@ def start(spec: KeeperSpec, program: str, held: list[int]) -> None:
 # -- containers ------------------------------------------------------------------------------------
 
 
-class ContainerState(Record):
-    """A container's state in its engine."""
-
-    is_there: bool
-    is_running: bool = False
-    out_of_memory: bool = False
-    error: str = ""
-
-
-def inspect(name: str) -> ContainerState | None:
-    """A container's state; None where the engine does not answer."""
-    fields = "{{.State.Running}} {{.State.OOMKilled}} {{.State.Error}}"
-    argv = ("docker", "inspect", "--format", fields, name)
-    if (text := processes.read_output(argv)) is None:
-        if processes.read_output(("docker", "version", "--format", "{{.Server.Version}}")) is None:
-            return None
-        # The engine may have started between the two commands: ask once more.
-        if (text := processes.read_output(argv)) is None:
-            return ContainerState(is_there=False)
-    running, oom, error = text.strip("\n").split(" ", 2)
-    return ContainerState(
-        is_there=True,
-        is_running=running == "true",
-        out_of_memory=oom == "true",
-        error=error.strip(),
-    )
+def inspect(name: str) -> tuple[bool, str]:
+    """Whether a container was out of memory, and its engine's error, if it is there."""
+    argv = ("docker", "inspect", "--format", "{{.State.OOMKilled}} {{.State.Error}}", name)
+    out_of_memory, _, error = (processes.read_output(argv) or "").strip().partition(" ")
+    return out_of_memory == "true", error
 
 
 def remove_container(name: str) -> None:
