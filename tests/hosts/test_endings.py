@@ -36,24 +36,14 @@ def start_waiting(typist: Typist, *options: str, nodes: int = 2):  # type: ignor
 
 
 @pytest.mark.parametrize(
-    "signum",
-    [
-        signal.SIGINT,
-        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
-    ],
+    "signum", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
 )
 def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: signal.Signals) -> None:
     launcher = start_waiting(typist)
     launcher.send_signal(signum)
-    code = launcher.wait(40)
-    # SIGKILL leaves what was written; a later call collects and removes it.
+    assert launcher.wait(40) == 130
     wait_until(lambda: not any(h.commands() for h in typist.network.hosts), 40)
-    if signum is signal.SIGKILL:
-        assert typist("ps").returncode == 0
-        assert typist.outcome["reason"] == "launcher-lost"
-    else:
-        assert (code, typist.outcome["reason"]) == (130, "interrupted")
+    assert typist.outcome["reason"] == "interrupted"
 
 
 @pytest.mark.slow  # a killed launcher shows the same in every CI
@@ -80,14 +70,6 @@ def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
     else:
         assert typist.outcome["state"] == "failed"
     assert typist("stop", "latest").returncode == 0
-
-
-def test_a_run_is_stopped_from_another_terminal(typist: Typist) -> None:
-    launcher = start_waiting(typist)
-    stopped = typist("stop", "latest")
-    assert stopped.returncode == 0, stopped.stderr
-    launcher.wait(30)
-    assert typist.outcome["reason"] == "stop-requested"
 
 
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])

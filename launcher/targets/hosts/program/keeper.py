@@ -71,8 +71,8 @@ class _Keeper:
             if disk.f_bavail * disk.f_frsize < FULL_BYTES:
                 # The program had no room to say so itself.
                 self._why = f"{os.strerror(errno.ENOSPC)}: {self._folder}"
-        out_of_memory, error = inspect(name) if (name := self._spec.container) else (False, "")
-        self._close(code, error or self._why, out_of_memory=out_of_memory)
+        out_of_memory, told = inspect(name) if (name := self._spec.container) else (False, "")
+        self._close(code, told or self._why, out_of_memory=out_of_memory)
 
     def _follow(self, spec: KeeperSpec) -> int:
         """Runs the program, and returns its exit code as in a shell."""

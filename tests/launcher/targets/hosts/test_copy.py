@@ -124,16 +124,18 @@ def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_r
             assert (pair.here / name).read_bytes() == (pair.there / name).read_bytes()
 
 
-def test_an_empty_file_is_there_too(pair: Pair) -> None:
-    pair.append("nodes/0/0/stderr", b"")
-    pair.copy()
-    assert (pair.here / "nodes/0/0/stderr").read_bytes() == b""
-
-
-def test_code_agent_and_checkpoints_stay_on_the_host(pair: Pair) -> None:
+def test_code_agent_and_checkpoints_stay_on_the_host_and_what_a_training_calls_so_travels(
+    pair: Pair,
+) -> None:
     for name in ("code/train.py", "agent.pyz", "checkpoints/step-1/weights", ".hidden"):
         pair.append(name, b"x")
     assert pair.copy() == 0
+    names = ("lightning_logs/version_0/checkpoints/last.ckpt", "out/code/x.txt")
+    for name in names:
+        pair.append(name, b"")
+    pair.copy()
+    # Empty files too.
+    assert all((pair.here / name).exists() for name in names)
 
 
 @pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "plan.json", "outcome.json", ""])
@@ -224,11 +226,3 @@ def test_a_launcher_that_never_says_a_word_is_not_waited_for(pair: Pair) -> None
     ALARMS.clear()
     assert watch_through(Link(lambda number: None), pair, hears) is False
     assert ALARMS == [SILENCE_LIMIT_S]
-
-
-def test_what_a_training_calls_code_or_checkpoints_travels_too(pair: Pair) -> None:
-    names = ("lightning_logs/version_0/checkpoints/last.ckpt", "out/code/x.txt")
-    for name in names:
-        pair.append(name, b"1")
-    pair.copy()
-    assert all((pair.here / name).exists() for name in names)

@@ -50,40 +50,34 @@ ADDRESSES = (
 ALL = {(1, 0, "10.0.0.1"): "10.0.0.2", (1, 0, "10.1.0.1"): "10.1.0.2"}
 
 
-def chosen(hosts: tuple[Host, ...] = HOSTS, **fields: Any) -> list[str]:
-    given: dict[str, Any] = {"candidates": ADDRESSES, "reached": ALL, **fields}
-    found = decide_addresses(hosts, given["candidates"], given["reached"])
-    return [f"{address.interface} {address.address}" for address in found]
+FAST = tuple((slow, ib.having(speed=200_000)) for slow, ib in ADDRESSES)
+NAMED = (replace(HOSTS[0], interface="eth0"), replace(HOSTS[1], address="10.1.0.2"))
 
 
-def test_the_first_address_that_all_others_reach_is_taken() -> None:
-    assert chosen() == ["eth0 10.0.0.1", "eth0 10.0.0.2"]
+@pytest.mark.parametrize(
+    ("hosts", "candidates", "reached", "chosen"),
+    [
+        (HOSTS, ADDRESSES, ALL, ["eth0 10.0.0.1", "eth0 10.0.0.2"]),
+        # From where the other calls.
+        (HOSTS, ADDRESSES, {(1, 0, "10.1.0.1"): "10.1.0.2"}, ["ib0 10.1.0.1", "ib1 10.1.0.2"]),
+        (HOSTS, FAST, ALL, ["ib0 10.1.0.1", "ib1 10.1.0.2"]),
+        (NAMED, ADDRESSES, ALL, ["eth0 10.0.0.1", "ib1 10.1.0.2"]),
+    ],
+    ids=["the first", "the one that is reached", "the faster", "the named"],
+)
+def test_an_address_is_taken_that_all_others_reach(
+    hosts: tuple[Host, ...], candidates: Any, reached: Any, chosen: list[str]
+) -> None:
+    found = decide_addresses(hosts, candidates, reached)
+    assert [f"{address.interface} {address.address}" for address in found] == chosen
 
 
-def test_of_the_others_the_address_is_taken_from_where_they_call() -> None:
-    only = {(1, 0, "10.1.0.1"): "10.1.0.2"}
-    assert chosen(reached=only) == ["ib0 10.1.0.1", "ib1 10.1.0.2"]
-
-
-def test_the_faster_link_is_taken() -> None:
-    fast = tuple((slow, ib.having(speed=200_000)) for slow, ib in ADDRESSES)
-    assert chosen(candidates=fast) == ["ib0 10.1.0.1", "ib1 10.1.0.2"]
-
-
-def test_what_the_inventory_says_wins() -> None:
-    hosts = (replace(HOSTS[0], interface="eth0"), replace(HOSTS[1], address="10.1.0.2"))
-    assert chosen(hosts) == ["eth0 10.0.0.1", "ib1 10.1.0.2"]
-
-
-def test_a_pair_that_does_not_meet_is_named() -> None:
+def test_a_pair_that_does_not_meet_is_named_and_an_interface_that_a_host_lacks() -> None:
     with pytest.raises(TargetError) as error:
-        chosen(reached={})
+        decide_addresses(HOSTS, ADDRESSES, {})
     assert error.value.what == "gpu1: gpu2 cannot reach it at 10.0.0.1 (eth0), 10.1.0.1 (ib0)"
-
-
-def test_an_interface_that_a_host_lacks_is_told() -> None:
     with pytest.raises(TargetError, match="gpu1: found no wg0"):
-        chosen((replace(HOSTS[0], interface="wg0"), HOSTS[1]))
+        decide_addresses((replace(HOSTS[0], interface="wg0"), HOSTS[1]), ADDRESSES, ALL)
 
 
 def host(name: str, address: str, **fields: Any) -> HostFacts:
@@ -156,17 +150,6 @@ def test_each_node_has_the_address_interface_and_folders_of_its_host(
     assert second.workdir == "/home/gpu2/.launcher/runs/digits-0a1b2c/code/examples"
     assert second.log_dir == "/home/gpu2/.launcher/runs/digits-0a1b2c/nodes/1/0"
     assert dict(second.env)["LAUNCHER_RDZV_ENDPOINT"] == "10.1.0.1:23456"
-
-
-def test_a_container_has_the_code_where_it_has_it_on_docker(
-    make_host_plan: Callable[..., LaunchPlan],
-) -> None:
-    plan = make_host_plan(image="fabric-train:cpu", inner="examples", hosts={})
-    node = render_hosts(plan).nodes[1]
-    source = "/home/gpu2/.launcher/runs/digits-0a1b2c/code"
-    assert f"type=bind,source={source},target=/launcher/code" in node.spec.argv
-    words = list(node.spec.argv)
-    assert words[words.index("--workdir") + 1] == "/launcher/code/examples"
 
 
 @pytest.mark.parametrize(
@@ -279,11 +262,14 @@ def test_the_script_brings_each_host_its_agent_and_task(
 def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(
     make_host_plan: Callable[..., LaunchPlan],
 ) -> None:
-    node = render_hosts(make_host_plan(image="fabric-train:cpu", hosts={})).nodes[1]
+    plan = make_host_plan(image="fabric-train:cpu", inner="examples", hosts={})
+    node = render_hosts(plan).nodes[1]
     words = list(node.spec.argv)
     assert words[words.index("--network") + 1] == "host"
+    assert words[words.index("--workdir") + 1] == "/launcher/code/examples"
     run_dir = "/home/gpu2/.launcher/runs/digits-0a1b2c"
     assert f"type=bind,source={run_dir},target=/launcher/run" in words
+    assert f"type=bind,source={run_dir}/code,target=/launcher/code" in words
     assert "/home/gpu2/.launcher/checkpoints/digits-0a1b2c" in node.folders
     assert node.spec.container == "digits-0a1b2c-1"
 

@@ -88,25 +88,24 @@ def bring(run_dir: Path, here: Path, limit_bytes: int) -> None:
         copy.take(*frame)
 
 
-def test_a_run_goes_without_a_trace(run_dir: Path) -> None:
-    assert remove(run_dir) == 0
-    assert not run_dir.exists()
-    assert not (run_dir.parents[1] / "outputs").exists()
-    assert remove(run_dir) == 0
-
-
-def test_what_a_training_wrote_beside_its_code_is_kept_and_named(run_dir: Path) -> None:
+def test_a_run_goes_without_a_trace_but_for_what_its_training_wrote_beside_its_code(
+    run_dir: Path, tmp_path: Path
+) -> None:
     # As Lightning does without being asked to.
     log = run_dir / "code/lightning_logs/version_0/metrics.csv"
     log.parent.mkdir(parents=True)
     log.write_text("loss\n0.5\n")
     (run_dir / "code/train.py").write_text("print(2)")
-    answer = remove(run_dir)
+    (run_dir / "code/empty").touch()
+    # Without a limit nothing is brought or lost.
+    bring(run_dir, tmp_path / "here", 0)
+    assert not (tmp_path / "here").exists()
+    assert remove(run_dir) == 3
     folder = run_dir.parents[1] / "outputs/r"
     kept = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-    assert kept == ["lightning_logs/version_0/metrics.csv", "train.py"]
-    assert answer == 2
+    assert kept == ["empty", "lightning_logs/version_0/metrics.csv", "train.py"]
     assert not run_dir.exists()
+    assert remove(run_dir) == 0
 
 
 def test_small_files_that_a_training_wrote_beside_its_code_are_brought(
@@ -125,15 +124,6 @@ def test_small_files_that_a_training_wrote_beside_its_code_are_brought(
     assert remove(run_dir, 12) == 1
     left = [path for path in (run_dir.parents[1] / "outputs").rglob("*") if path.is_file()]
     assert [path.name for path in left] == ["big"]
-
-
-def test_without_a_limit_nothing_that_a_training_wrote_is_brought_or_lost(
-    run_dir: Path, tmp_path: Path
-) -> None:
-    (run_dir / "code/empty").touch()
-    bring(run_dir, tmp_path / "here", 0)
-    assert not (tmp_path / "here").exists()
-    assert remove(run_dir) == 1
 
 
 def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path: Path) -> None:
