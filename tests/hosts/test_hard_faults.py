@@ -80,7 +80,8 @@ def test_a_host_whose_disk_is_full_is_named_before_anything_starts(
     host = small_disk
     host.run("sh", "-c", "head -c 16m /dev/zero >/root/.launcher/full", check=False)
     typist.write("print('never')")
-    done = typist("run", "job.yaml", "--nnodes", "2")
+    # Else the run would begin on others.
+    done = typist("run", "job.yaml", "--nnodes", "2", "--include", "gpu1,gpu2")
     assert done.returncode == 3
     assert "gpu2: " in done.stderr
     assert "No space left on device" in done.stderr
