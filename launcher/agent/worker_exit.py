@@ -10,12 +10,13 @@ import json
 import os
 import re
 import signal
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent import disk
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
+from launcher.contract.records import dump_record
 from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause, sort_ends
 
 TAIL_BYTES = 32 * 1024
@@ -27,28 +28,28 @@ _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 def judge_exit(
     folder: Path, end: WorkerEnd, *, was_asked: bool, had_failed: bool, kills_before: int
 ) -> WorkerEnd:
-    """The end of a worker with its cause, and its message from the worker's folder.
+    """The end of a worker with its cause, and its exception from the worker's folder.
 
     ``was_asked``: the agent had asked it to end; ``had_failed``: its exception was written before
     that; ``kills_before`` is what ``read_oom_kills`` said at its start.
     """
-    message = _read_message(folder, end.exit_code) if end.exit_code else ""
+    exception = _read_exception(folder, end.exit_code) if end.exit_code else ""
     # It failed by itself, and was still on its way out when the agent ended them all.
-    failed_first = had_failed and is_own_failure(message)
-    is_silent = end.exit_code != 0 and not message
+    failed_first = had_failed and is_own_failure(exception)
+    is_silent = end.exit_code != 0 and not exception
     cause = name_cause(
         end.exit_code,
         terminated=was_asked and not failed_first,
         out_of_memory=is_out_of_memory(end.exit_code, kills_before),
-        disk_full=disk.says_full(message) or (is_silent and not disk.has_room(folder)),
+        disk_full=disk.says_full(exception) or (is_silent and not disk.has_room(folder)),
     )
-    at = min(end.at, _failed_at(folder, otherwise=end.at))
-    return replace(end, at=at, cause=cause, message=message)
+    failed_at = min(end.failed_at, _failed_at(folder, otherwise=end.failed_at))
+    return replace(end, failed_at=failed_at, cause=cause, exception=exception)
 
 
 def write_end(folder: Path, end: WorkerEnd) -> None:
     """Leaves it in the worker's folder. Raises OSError."""
-    write_atomically(folder / protocol.EXIT_FILE, json.dumps(asdict(end)))
+    write_atomically(folder / protocol.EXIT_FILE, dump_record(end))
 
 
 def read_ends(folder: Path, run_dir: Path) -> tuple[WorkerEnd, ...]:
@@ -82,7 +83,7 @@ def _failed_at(folder: Path, *, otherwise: float) -> float:
         return otherwise
 
 
-def _read_message(folder: Path, exit_code: int) -> str:
+def _read_exception(folder: Path, exit_code: int) -> str:
     """The uncaught exception's line; else the last on stderr, of an abort or of a full disk."""
     if error := read_error(folder):
         return error[:500]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 
 from launcher.contract import protocol
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
+from launcher.contract.records import changed_fields
 from launcher.contract.worker_end import WorkerEnd
 
 
@@ -43,8 +44,8 @@ class NodeOutcome:
     def to_json(self, indent: int | None = None) -> str:
         """The text of the file; ``protocol.NODE_OUTCOME_SCHEMA`` is its version."""
         told = {"reason": self.reason.value, "exit_code": self.exit_code}
-        data = {"schema": protocol.NODE_OUTCOME_SCHEMA, **asdict(self), **told}
-        return json.dumps(data, indent=indent)
+        data = {"schema": protocol.NODE_OUTCOME_SCHEMA, **vars(self), **told}
+        return json.dumps(data, indent=indent, default=changed_fields)
 
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:

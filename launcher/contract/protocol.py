@@ -146,7 +146,7 @@ LEDGER_DIR = "ledger"
 
 # -- what the agent leaves in a node's folder, nodes/<index>/<incarnation>/ ---------------------
 # OUTCOME_FILE is the node's own there: see ``node_outcome.py``.
-NODE_OUTCOME_SCHEMA = 1
+NODE_OUTCOME_SCHEMA = 2
 ALIVE_FILE = "alive"
 """Touched every ``ALIVE_S`` seconds by an agent whose node nobody else watches (``meet_dir``)."""
 ALIVE_S = 5.0

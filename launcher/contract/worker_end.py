@@ -19,28 +19,56 @@ _ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15")
 _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
 
-@dataclass(frozen=True, kw_only=True)
+REPR_CHARACTERS = 200
+"""Of an exception, in what a Python shell shows of a failure unasked."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class WorkerEnd:
     """How one worker ended.
 
-    ``exit_code`` is negative for a signal; ``at`` is in seconds since the epoch; ``cause`` is exit,
-    signal, hang, out-of-memory, disk-full or terminated; ``log`` is relative to RUN_DIR.
+    ``exit_code`` is negative for a signal; ``failed_at`` is in seconds since the epoch; ``cause``
+    is exit, signal, hang, out-of-memory, disk-full or terminated; ``exception`` is one line; the
+    agent's ``log`` is the worker's folder, relative to RUN_DIR.
+
+    The launcher adds the fields that follow ``steps``, and puts ``failed_at`` by its own clock:
+    ``host`` is the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is
+    ahead. Its ``log`` is a file, and its ``exception`` says how the worker ended in any case.
     """
 
     attempt: int
     rank: int
     local_rank: int
     exit_code: int
-    at: float
+    failed_at: float
     cause: str
-    message: str
+    exception: str
     log: str
     steps: int = 0
+    node_index: int = 0
+    host: str = ""
+    clock_offset_s: float = 0.0
+    log_tail: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<WorkerEnd {self.headline}>"
+
+    @property
+    def place(self) -> str:
+        """Its rank, node and host in words."""
+        host = f" ({self.host})" if self.host else ""
+        return f"rank {self.rank} on node {self.node_index}{host}"
+
+    @property
+    def headline(self) -> str:
+        """Its place and its exception, on one line."""
+        what = self.exception.partition("\n")[0][:REPR_CHARACTERS]
+        return f"{self.place}: {what}"
 
     @property
     def is_collateral(self) -> bool:
         """Whether it only follows from another worker's failure."""
-        return self.cause == "terminated" or bool(COLLATERAL.search(self.message))
+        return self.cause == "terminated" or bool(COLLATERAL.search(self.exception))
 
     @property
     def has_left(self) -> bool:
@@ -50,13 +78,13 @@ class WorkerEnd:
 
 def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     """Causes before collateral, those ended by the agent last, then by time and rank."""
-    order = lambda end: (end.is_collateral, end.cause == "terminated", end.at, end.rank)  # noqa: E731
+    order = lambda end: (end.is_collateral, end.cause == "terminated", end.failed_at, end.rank)  # noqa: E731
     return tuple(sorted(ends, key=order))
 
 
-def is_own_failure(message: str) -> bool:
+def is_own_failure(exception: str) -> bool:
     """Whether an exception speaks neither of another worker nor of being asked to end."""
-    return bool(message) and not COLLATERAL.search(message) and not _ASKED.search(message)
+    return bool(exception) and not COLLATERAL.search(exception) and not _ASKED.search(exception)
 
 
 def name_cause(
@@ -83,4 +111,4 @@ def describe(end: WorkerEnd) -> str:
         how = "it hung"
     if end.cause == "out-of-memory":
         how = "out of memory"
-    return f"rank {end.rank}: {how}" + (f" ({end.message})" if end.message else "")
+    return f"rank {end.rank}: {how}" + (f" ({end.exception})" if end.exception else "")

@@ -14,12 +14,12 @@ from launcher.contract.errors import ExitCode, name_signal
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import Reason
-from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause
+from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause, sort_ends
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerFailure, WorkerLog, parse_failures, split_console
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome
-from launcher.runs.outcome import FailureReport, RankFailure
+from launcher.runs.outcome import FailureReport
 
 TAIL_LINES = 12
 TAIL_BYTES = 32 * 1024
@@ -37,19 +37,17 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of a traceback once the process group exists."""
 
 
-def decide_report(failures: Iterable[RankFailure], console_tail: tuple[str, ...]) -> FailureReport:
-    """Orders failures: causes before collateral, workers that their agent ended last, then by time
-    and rank."""
-    order = lambda f: (f.is_collateral, f.cause == "terminated", f.failed_at, f.rank)  # noqa: E731
-    ordered = sorted(failures, key=order)
+def decide_report(failures: Iterable[WorkerEnd], console_tail: tuple[str, ...]) -> FailureReport:
+    """The first cause and what fell with it; ``console_tail`` counts where no worker spoke."""
+    ordered = sort_ends(failures)
     return FailureReport(
         first=ordered[0] if ordered else None,
-        collateral=tuple(ordered[1:]),
+        collateral=ordered[1:],
         console_tail=() if ordered else console_tail,
     )
 
 
-def refine_by_first(reason: Reason, detail: str, first: RankFailure | None) -> tuple[Reason, str]:
+def refine_by_first(reason: Reason, detail: str, first: WorkerEnd | None) -> tuple[Reason, str]:
     """Bad input if the first failed worker says so, under either engine. Pure.
 
     Python ends with 2 for a missing script, as argparse does for bad arguments. For a missing
@@ -67,7 +65,7 @@ def refine_by_first(reason: Reason, detail: str, first: RankFailure | None) -> t
 
 def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
     """The failure of the plan's attempt, from what its nodes left in the run folder."""
-    failures: list[RankFailure] = []
+    failures: list[WorkerEnd] = []
     tail: tuple[str, ...] = ()
     logs = run.worker_logs()
     for node in plan.nodes:
@@ -80,7 +78,7 @@ def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
     return decide_report(failures, tail)
 
 
-def _placed(failure: RankFailure, plan: LaunchPlan) -> RankFailure:
+def _placed(failure: WorkerEnd, plan: LaunchPlan) -> WorkerEnd:
     """With its machine, and its time by the launcher's clock."""
     if failure.node_index >= len(plan.machines):
         return failure
@@ -98,7 +96,7 @@ class _NodeReader:
         self._folder = run.node_dir(node.node_index, node.incarnation)
         self.console = run.console(node.node_index, node.incarnation)
 
-    def by_agent(self) -> list[RankFailure]:
+    def by_agent(self) -> list[WorkerEnd]:
         """From the node's outcome; from its workers' files where the node left none."""
         outcome = read_node_outcome(self._run, self._node.node_index, self._node.incarnation)
         if outcome is not None:
@@ -109,7 +107,7 @@ class _NodeReader:
         silent = self._unreported({end.log for end in ends})
         return [*map(self._of_end, ends), *silent] or self._by_keeper()
 
-    def by_torchrun(self) -> list[RankFailure]:
+    def by_torchrun(self) -> list[WorkerEnd]:
         """From torchrun's report on the console; from the workers' files where it made none."""
         found = []
         for failure in parse_failures(read_tail(self.console, CONSOLE_BYTES)):
@@ -120,7 +118,7 @@ class _NodeReader:
     def _newest_attempt(self) -> int:
         return max((log.attempt for log in self._logs), default=0)
 
-    def _unreported(self, reported: Set[str]) -> list[RankFailure]:
+    def _unreported(self, reported: Set[str]) -> list[WorkerEnd]:
         """Workers that left an exception, though their agent was killed before it told of them."""
         found = []
         nproc = self._node.nproc_per_node
@@ -133,16 +131,18 @@ class _NodeReader:
                 found.append(self._of_worker(failure, log))
         return found
 
-    def _by_keeper(self) -> list[RankFailure]:
+    def _by_keeper(self) -> list[WorkerEnd]:
         """The host's record of a node that could not write anything, for example on a full disk."""
         record = read_record(self._folder)
         if not record.get("exit_code") or record.get("detail", "") in ("", protocol.LAUNCHER_GONE):
             return []
-        failure = RankFailure(
+        failure = WorkerEnd(
             node_index=self._node.node_index,
             rank=self._node.node_index * self._node.nproc_per_node,
             local_rank=0,
+            attempt=0,
             exit_code=record["exit_code"],
+            cause="exit",
             exception=record["detail"],
             failed_at=(self._folder / RECORD).stat().st_mtime,
             log=str(self.console),
@@ -150,7 +150,7 @@ class _NodeReader:
         )
         return [failure]
 
-    def _of_end(self, end: WorkerEnd) -> RankFailure:
+    def _of_end(self, end: WorkerEnd) -> WorkerEnd:
         # For a hang the stacks come first: its output simply stops.
         names = [protocol.STACKS_FILE] if end.cause == "hang" else []
         folder = self._run.path / end.log
@@ -158,17 +158,12 @@ class _NodeReader:
         if not folder.is_dir():
             # The log is on the cluster's claim; the node's console has a copy.
             log, tail = str(self.console), self._read_of_worker(end.rank)
-        return RankFailure(
+        return replace(
+            end,
             node_index=self._node.node_index,
-            rank=end.rank,
-            local_rank=end.local_rank,
-            exit_code=end.exit_code,
             exception=_describe_end(end),
-            failed_at=end.at,
             log=log,
             log_tail=tail,
-            cause=end.cause,
-            attempt=end.attempt,
         )
 
     def _read_of_worker(self, rank: int) -> tuple[str, ...]:
@@ -178,7 +173,7 @@ class _NodeReader:
         pieces = split_console(whole.encode(), self._node.node_index)
         return _last_lines(b"".join(text for who, text in pieces if who == rank).decode())
 
-    def _of_worker(self, failure: WorkerFailure, worker: WorkerLog | None) -> RankFailure:
+    def _of_worker(self, failure: WorkerFailure, worker: WorkerLog | None) -> WorkerEnd:
         exception, failed_at = _read_exception(self._run, worker)
         log, tail = "", tuple[str, ...]()
         if worker is not None:
@@ -188,7 +183,7 @@ class _NodeReader:
         # torchrun sends SIGTERM to the siblings of a failed worker. A sibling that had already
         # failed by itself may still be exiting at that moment.
         terminated = failure.exit_code == SIGTERM_EXIT and not is_own_failure(exception)
-        return RankFailure(
+        return WorkerEnd(
             node_index=self._node.node_index,
             rank=failure.rank,
             local_rank=failure.local_rank,
@@ -205,9 +200,9 @@ class _NodeReader:
 def _describe_end(end: WorkerEnd) -> str:
     own_words = {"hang": "it hung", "out-of-memory": "out of memory"}.get(end.cause)
     if own_words:
-        return own_words + (f" ({end.message})" if end.message else "")
-    if end.message or end.cause == "terminated":
-        return end.message or "ended by its agent"
+        return own_words + (f" ({end.exception})" if end.exception else "")
+    if end.exception or end.cause == "terminated":
+        return end.exception or "ended by its agent"
     return _describe_code(end.exit_code)
 
 

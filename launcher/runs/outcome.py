@@ -8,62 +8,22 @@ from dataclasses import dataclass, field, replace
 
 from launcher.contract import typed
 from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
-from launcher.contract.worker_end import COLLATERAL
-
-REPR_CHARACTERS = 200
-"""Of an exception, in what a Python shell shows of a failure unasked."""
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class RankFailure:
-    """One worker that failed.
-
-    ``failed_at`` is seconds since the epoch by the launcher's clock, for ordering only; ``host`` is
-    the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is ahead.
-    ``cause`` and ``attempt`` are those of ``WorkerEnd``.
-    """
-
-    node_index: int
-    rank: int
-    local_rank: int
-    exit_code: int
-    exception: str
-    failed_at: float
-    log: str
-    log_tail: tuple[str, ...]
-    cause: str = "exit"
-    attempt: int = 0
-    host: str = ""
-    clock_offset_s: float = 0.0
-
-    def __repr__(self) -> str:
-        return f"<RankFailure {self._line}>"
-
-    @property
-    def _line(self) -> str:
-        host = f" ({self.host})" if self.host else ""
-        what = self.exception.partition("\n")[0][:REPR_CHARACTERS]
-        return f"rank {self.rank} on node {self.node_index}{host}: {what}"
-
-    @property
-    def is_collateral(self) -> bool:
-        """Whether its exception only names another worker, or its own agent ended it."""
-        return self.cause == "terminated" or bool(COLLATERAL.search(self.exception))
+from launcher.contract.worker_end import WorkerEnd
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FailureReport:
     """The first cause and the workers that fell with it; ``console_tail`` where no worker spoke."""
 
-    first: RankFailure | None
-    collateral: tuple[RankFailure, ...]
+    first: WorkerEnd | None
+    collateral: tuple[WorkerEnd, ...]
     console_tail: tuple[str, ...]
 
     def __repr__(self) -> str:
         if self.first is None:
             return "<FailureReport without a worker's error>"
         more = f"; {len(self.collateral)} more fell with it" if self.collateral else ""
-        return f"<FailureReport {self.first._line}{more}>"
+        return f"<FailureReport {self.first.headline}{more}>"
 
     def __str__(self) -> str:
         from launcher.runs.summary import render_failure
@@ -71,7 +31,7 @@ class FailureReport:
         return textwrap.dedent("\n".join(render_failure(self, reason="")))
 
     @property
-    def ranks(self) -> tuple[RankFailure, ...]:
+    def ranks(self) -> tuple[WorkerEnd, ...]:
         """All workers that failed, the first one first."""
         return (*((self.first,) if self.first else ()), *self.collateral)
 

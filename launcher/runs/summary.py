@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from launcher.contract import typed
 from launcher.contract.reasons import Reason, RunState
-from launcher.contract.worker_end import is_own_failure
-from launcher.runs.outcome import FailureReport, Outcome, RankFailure
+from launcher.contract.worker_end import WorkerEnd, is_own_failure
+from launcher.runs.outcome import FailureReport, Outcome
 
 COLLATERAL_LINES = 8
 
@@ -76,7 +76,7 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
     return lines
 
 
-def _fix_missing_module(first: RankFailure | None, image: str, python: str) -> list[str]:
+def _fix_missing_module(first: WorkerEnd | None, image: str, python: str) -> list[str]:
     """What to do about a package that the launcher's own image, or a local Python, lacks."""
     missing = _NO_MODULE.search(first.exception) if first and (image or python) else None
     if missing is None:
@@ -94,10 +94,8 @@ def _fix_missing_module(first: RankFailure | None, image: str, python: str) -> l
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'")
 
 
-def _who(failure: RankFailure) -> str:
-    host = f" ({failure.host})" if failure.host else ""
-    attempt = f", attempt {failure.attempt}" if failure.attempt else ""
-    return f"rank {failure.rank} on node {failure.node_index}{host}{attempt}"
+def _who(failure: WorkerEnd) -> str:
+    return failure.place + (f", attempt {failure.attempt}" if failure.attempt else "")
 
 
 def without_first(detail: str, failure: FailureReport | None) -> str:
@@ -116,7 +114,7 @@ _WORKER_AT_END = re.compile(
 """How ``contract.worker_end.describe`` names a worker, after what the agent says of the run."""
 
 
-def fell_with_a_node(first: RankFailure, reason: str) -> bool:
+def fell_with_a_node(first: WorkerEnd, reason: str) -> bool:
     """Whether the first worker failed only because a node was lost. Pure."""
     return reason == Reason.NODE_LOST.value and not is_own_failure(first.exception)
 

@@ -118,11 +118,11 @@ def agents_outcome(
 ) -> str:
     """What an agent leaves as its pod's termination message; ``at`` is when its worker failed."""
     end = {
-        "attempt": 0, "rank": rank, "local_rank": 0, "exit_code": 1, "at": at, "cause": "exit",
-        "message": message, "log": f"nodes/{rank}/0/attempt-0/rank-{rank}",
+        "attempt": 0, "rank": rank, "local_rank": 0, "exit_code": 1, "failed_at": at,
+        "cause": "exit", "exception": message, "log": f"nodes/{rank}/0/attempt-0/rank-{rank}",
     }  # fmt: skip
     told = {
-        "schema": 1, "node_index": rank, "incarnation": 0, "reason": reason, "exit_code": 1,
+        "schema": 2, "node_index": rank, "incarnation": 0, "reason": reason, "exit_code": 1,
         "detail": f"rank {rank}: {message}", "attempts": 4, "restarts": {"exit": 3},
         "started_at": 1.0, "finished_at": at + 1.0, "first": end, "collateral": [],
     }  # fmt: skip

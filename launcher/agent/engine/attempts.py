@@ -136,9 +136,9 @@ class Attempts:
                 rank=worker.rank,
                 local_rank=worker.local_rank,
                 exit_code=1,
-                at=time.time(),
+                failed_at=time.time(),
                 cause="exit",
-                message="it ended before its script began",
+                exception="it ended before its script began",
                 log=os.path.relpath(worker.folder, self._run_dir),
             )
             for worker in self.running()
@@ -169,9 +169,9 @@ class Attempts:
             rank=worker.rank,
             local_rank=worker.local_rank,
             exit_code=-signal.SIGKILL,
-            at=time.time(),
+            failed_at=time.time(),
             cause=cause,
-            message="with the process that guards it" if has_room else unwritten,
+            exception="with the process that guards it" if has_room else unwritten,
             log=os.path.relpath(worker.folder, self._run_dir),
             steps=steps,
         )

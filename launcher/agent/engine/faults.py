@@ -92,7 +92,7 @@ class FaultBook:
         self.restarts[cause] += 1
 
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> GiveUp | None:
-        signature = (first.cause, first.exit_code, first.message) if first else ("lost-peer",)
+        signature = (first.cause, first.exit_code, first.exception) if first else ("lost-peer",)
         last, last_steps = self._last
         # The same failure comes after about the same number of steps.
         is_near = abs(last_steps - steps) <= max(last_steps, steps) // 10

@@ -132,7 +132,7 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
         case ChildFailedError():
             node.ends = node.attempts.end()
             if node.ends and node.ends[0].cause == CAUSE:
-                return Reason.DISK_FULL, node.attempts.describe_disk(node.ends[0].message)
+                return Reason.DISK_FULL, node.attempts.describe_disk(node.ends[0].exception)
             return Reason.TRAINING_FAILED, ""
         case preload.ServerGoneError():
             return Reason.AGENT_FAILED, str(error)

@@ -208,9 +208,9 @@ def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
         rank=place.rank,
         local_rank=place.local_rank,
         exit_code=code,
-        at=time.time(),
+        failed_at=time.time(),
         cause="",
-        message="",
+        exception="",
         log="",
         steps=beat.steps if beat else 0,
     )

@@ -172,8 +172,8 @@ def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
             if outcome := parse_node_outcome(ending.message):
                 word = outcome.reason.value
                 if first := outcome.first:
-                    words = f"rank {first.rank} ended: {first.message or first.cause}"
-                    yield f"{key}/first", first.at, words
+                    words = f"rank {first.rank} ended: {first.exception or first.cause}"
+                    yield f"{key}/first", first.failed_at, words
             why = f" ({word})" if word else ""
             at = seconds_of(ending.finished) or seconds_of(pod.created)
             code = name_exit_code(ending.exit_code)

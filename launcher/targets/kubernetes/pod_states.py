@@ -344,7 +344,7 @@ def order_of_failure(
     """Permanent failures first; causes before the failures that followed them; then by time."""
     is_worth_a_retry = exit_code >= RETRY_FROM and trouble is not Trouble.START
     if (outcome := parse_node_outcome(message)) and (first := outcome.first):
-        return is_worth_a_retry, first.is_collateral, first.at
+        return is_worth_a_retry, first.is_collateral, first.failed_at
     finished = seconds_of(ending.finished) if ending else 0.0
     return is_worth_a_retry, False, finished or float("inf")
 

@@ -74,7 +74,7 @@ def test_a_worker_that_fails_in_a_collective_another_has_left_ends_the_run(
     outcome = two[1].outcome()
     assert outcome["reason"] == "training-failed"
     assert outcome["first"]["rank"] == 1
-    assert "RuntimeError" in outcome["first"]["message"]
+    assert "RuntimeError" in outcome["first"]["exception"]
     assert outcome["restarts"].get("lost-peer", 0) == 0
     assert two[0].outcome()["reason"] == "completed"
     assert two[0].outcome()["attempts"] == 1

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
+from launcher.contract.worker_end import WorkerEnd
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import RankFailure
 
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
 
 
-def failure(rank: int, exception: str, at: float = 0.0, exit_code: int = 1) -> RankFailure:
-    return RankFailure(
+def failure(rank: int, exception: str, at: float = 0.0, exit_code: int = 1) -> WorkerEnd:
+    return WorkerEnd(
+        attempt=0,
         node_index=0,
         rank=rank,
         local_rank=rank,
@@ -45,7 +46,7 @@ def failure(rank: int, exception: str, at: float = 0.0, exit_code: int = 1) -> R
     ],
 )
 def test_the_cause_is_told_from_those_that_fell_with_it(
-    failures: list[RankFailure], first: int
+    failures: list[WorkerEnd], first: int
 ) -> None:
     report = decide_report(failures, ())
     assert report.first is not None

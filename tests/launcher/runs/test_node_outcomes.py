@@ -70,9 +70,16 @@ class Folder:
         ledger.write("restart", attempt=1, cause="lost-peer")
 
 
-def end(rank: int, message: str = "", **fields: Any) -> WorkerEnd:
-    values = {"attempt": 0, "local_rank": 0, "exit_code": 1, "at": 10.0, "cause": "exit", "log": ""}
-    return WorkerEnd(rank=rank, message=message, **{**values, **fields})
+def end(rank: int, exception: str = "", **fields: Any) -> WorkerEnd:
+    values = {
+        "attempt": 0,
+        "local_rank": 0,
+        "exit_code": 1,
+        "failed_at": 10.0,
+        "cause": "exit",
+        "log": "",
+    }
+    return WorkerEnd(rank=rank, exception=exception, **{**values, **fields})
 
 
 @pytest.fixture
@@ -98,8 +105,10 @@ def test_the_first_cause_is_found_over_all_nodes_with_its_log(
     folder: Folder, make_plan: MakePlan
 ) -> None:
     log = folder.worker(1, 1, attempt=2, stderr="Traceback\nValueError: boom\n")
-    folder.node(0, Reason.TRAINING_FAILED, end(0, PEER, at=1.0))
-    folder.node(1, Reason.TRAINING_FAILED, end(1, "ValueError: boom", at=9.0, attempt=2, log=log))
+    folder.node(0, Reason.TRAINING_FAILED, end(0, PEER, failed_at=1.0))
+    folder.node(
+        1, Reason.TRAINING_FAILED, end(1, "ValueError: boom", failed_at=9.0, attempt=2, log=log)
+    )
     report = read_report(folder.run, make_plan(nnodes=2))
     assert report.first is not None
     assert (report.first.node_index, report.first.rank, report.first.attempt) == (1, 1, 2)
@@ -141,7 +150,7 @@ def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> N
 def test_a_node_that_was_killed_is_reported_by_its_workers_files(
     folder: Folder, make_plan: MakePlan
 ) -> None:
-    record = asdict(end(2, "RuntimeError: from the exit file", at=5.0))
+    record = asdict(end(2, "RuntimeError: from the exit file", failed_at=5.0))
     folder.worker(0, 2, attempt=0, exit=json.dumps({**record, "exit_code": 4}))
     folder.worker(0, 2, attempt=1, exit=json.dumps(record))
     folder.worker(
@@ -149,7 +158,7 @@ def test_a_node_that_was_killed_is_reported_by_its_workers_files(
     )
     report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
     assert report.first is not None
-    assert (report.first.rank, report.first.exception) == (2, record["message"])
+    assert (report.first.rank, report.first.exception) == (2, record["exception"])
     assert [(f.rank, f.local_rank, f.exception) for f in report.collateral] == [(3, 1, PEER)]
 
 
@@ -204,11 +213,11 @@ def test_the_node_that_ended_first_says_why(folder: Folder, make_plan: MakePlan)
 def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(
     folder: Folder, make_plan: MakePlan
 ) -> None:
-    peer = end(0, "RuntimeError: Connection closed by peer", at=1.0)
+    peer = end(0, "RuntimeError: Connection closed by peer", failed_at=1.0)
     folder.node(
         0, Reason.TRAINING_FAILED, peer, detail="last: rank 0: exit code 1", finished_at=8.0
     )
-    cause = end(1, "ValueError: boom", at=2.0)
+    cause = end(1, "ValueError: boom", failed_at=2.0)
     told = "all 2 restarts are used up; last: rank 1: exit code 1 (ValueError: boom)"
     folder.node(1, Reason.RESTARTS_EXHAUSTED, cause, detail=told, finished_at=9.0)
     plan = make_plan(nnodes=2)

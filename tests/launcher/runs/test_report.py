@@ -75,10 +75,12 @@ def run(tmp_path: Path, make_plan: MakePlan) -> RunFolder:
         (folder / "stderr").write_text("Traceback\nValueError: boom\n")
         logs[node_index] = str(folder.relative_to(run.path))
     boom = WorkerEnd(
-        attempt=0, rank=1, local_rank=0, exit_code=1, at=1020.0, cause="exit",
-        message="ValueError: boom", log=logs[1],
+        attempt=0, rank=1, local_rank=0, exit_code=1, failed_at=1020.0, cause="exit",
+        exception="ValueError: boom", log=logs[1],
     )  # fmt: skip
-    peer = replace(boom, rank=0, message="Connection closed by peer", log=logs[0], at=1019.0)
+    peer = replace(
+        boom, rank=0, exception="Connection closed by peer", log=logs[0], failed_at=1019.0
+    )
     outcomes = (
         NodeOutcome(
             node_index=0, incarnation=0, reason=Reason.TRAINING_FAILED, attempts=2, first=peer,

@@ -8,8 +8,9 @@ import pytest
 
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
 from launcher.contract.typed import as_called
+from launcher.contract.worker_end import WorkerEnd
 from launcher.plan.records import parse_record
-from launcher.runs.outcome import FailureReport, Outcome, RankFailure
+from launcher.runs.outcome import FailureReport, Outcome
 from launcher.runs.summary import COLLATERAL_LINES, render_summary
 
 
@@ -41,21 +42,23 @@ def summary(
         )
 
 
-def rank(number: int, exception: str) -> RankFailure:
-    return RankFailure(
+def rank(number: int, exception: str) -> WorkerEnd:
+    return WorkerEnd(
+        attempt=0,
         node_index=number // 2,
         rank=number,
         local_rank=number % 2,
         exit_code=1,
         exception=exception,
         failed_at=0.0,
+        cause="exit",
         log=f"/logs/{number}/stderr.log",
         log_tail=("Traceback", exception),
     )
 
 
 def report(
-    first: RankFailure | None = None, *others: RankFailure, console_tail: tuple[str, ...] = ()
+    first: WorkerEnd | None = None, *others: WorkerEnd, console_tail: tuple[str, ...] = ()
 ) -> FailureReport:
     return FailureReport(first=first, collateral=others, console_tail=console_tail)
 

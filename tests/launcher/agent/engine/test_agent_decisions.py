@@ -71,8 +71,15 @@ STORES = (
 
 
 def end(**values: Any) -> WorkerEnd:
-    given = {"attempt": 0, "rank": 0, "local_rank": 0, "exit_code": 1, "at": 1.0, "cause": "exit"}
-    return WorkerEnd(**{**given, "message": "", "log": "", **values})
+    given = {
+        "attempt": 0,
+        "rank": 0,
+        "local_rank": 0,
+        "exit_code": 1,
+        "failed_at": 1.0,
+        "cause": "exit",
+    }
+    return WorkerEnd(**{**given, "exception": "", "log": "", **values})
 
 
 def book(**values: Any) -> FaultBook:
@@ -90,9 +97,9 @@ def book(**values: Any) -> FaultBook:
         ((end(),), "worker-fault", True),
         ((end(exit_code=-9, cause="signal"),), "worker-fault", True),
         ((end(exit_code=-9, cause="hang"),), "hang", True),
-        ((end(message="RuntimeError: Connection closed by peer"),), "lost-peer", False),
+        ((end(exception="RuntimeError: Connection closed by peer"),), "lost-peer", False),
         ((end(exit_code=143),), "preempted", False),
-        ((end(message="reset by peer"), end(rank=1, message="KeyError")), "worker-fault", True),
+        ((end(exception="reset by peer"), end(rank=1, exception="KeyError")), "worker-fault", True),
     ],
 )
 def test_a_restart_has_a_cause_and_only_worker_faults_count(
@@ -110,30 +117,30 @@ def test_bad_input_ends_the_run_at_once() -> None:
 
 def test_equal_failures_at_the_same_step_end_the_run_at_the_limit() -> None:
     one = book()
-    verdicts = [one.judge((end(message="ValueError"),), steps) for steps in (100, 104, 99)]
+    verdicts = [one.judge((end(exception="ValueError"),), steps) for steps in (100, 104, 99)]
     assert [type(verdict) for verdict in verdicts] == [RestartWorkers, RestartWorkers, GiveUp]
 
 
 @pytest.mark.parametrize(
     "others",
     [
-        [(end(message="ValueError"), 200)],
-        [(end(message="KeyError"), 100)],
-        [(end(message="ValueError", exit_code=7), 100)],
+        [(end(exception="ValueError"), 200)],
+        [(end(exception="KeyError"), 100)],
+        [(end(exception="ValueError", exit_code=7), 100)],
     ],
 )
 def test_progress_or_another_failure_begins_the_count_anew(
     others: list[tuple[WorkerEnd, int]],
 ) -> None:
     one = book()
-    first = (end(message="ValueError"), 100)
+    first = (end(exception="ValueError"), 100)
     for failure, steps in [first, first, *others, first, first]:
         assert isinstance(one.judge((failure,), steps), RestartWorkers)
 
 
 def test_losing_peers_for_ever_without_a_step_ends_the_run_too() -> None:
     one = book()
-    ends = (end(message="Connection reset by peer"),)
+    ends = (end(exception="Connection reset by peer"),)
     verdicts = [one.judge(ends, 0) for _ in range(9)]
     assert [type(verdict) for verdict in verdicts] == [RestartWorkers] * 8 + [GiveUp]
 
@@ -157,7 +164,7 @@ def test_one_fault_more_than_allowed_ends_the_run(
 
 
 def test_causes_come_before_collateral_however_late_they_were_written() -> None:
-    cause, fallen = end(rank=3, at=9.0), end(rank=0, at=1.0, cause="terminated")
+    cause, fallen = end(rank=3, failed_at=9.0), end(rank=0, failed_at=1.0, cause="terminated")
     assert sort_ends([fallen, cause]) == (cause, fallen)
 
 
@@ -538,11 +545,11 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path: Path) ->
     folder = tmp_path / protocol.RANK_FOLDER.format(rank=1)
     folder.mkdir()
     (folder / protocol.STDERR_FILE).write_text(said + frames)
-    aborted = end(rank=1, exit_code=-6, at=1.0)
+    aborted = end(rank=1, exit_code=-6, failed_at=1.0)
     judged = judge_exit(folder, aborted, was_asked=False, had_failed=False, kills_before=0)
     write_end(folder, judged)
     (found,) = read_ends(tmp_path, tmp_path)
-    assert found.message.startswith("c10::DistBackendError: [PG ID 0")
+    assert found.exception.startswith("c10::DistBackendError: [PG ID 0")
     assert found.is_collateral
 
 

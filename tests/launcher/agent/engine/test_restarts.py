@@ -100,7 +100,7 @@ def test_the_same_failure_again_and_again_ends_the_run_and_says_so(
     outcome = place.outcome()
     assert (outcome["reason"], outcome["attempts"]) == ("restarts-exhausted", 3)
     assert "the same failure 3 times without progress" in place.console()
-    assert outcome["first"]["message"] == "ValueError: no data"
+    assert outcome["first"]["exception"] == "ValueError: no data"
     error = json.loads((place.rank(attempt=2) / "error.json").read_text())
     assert error["message"]["message"] == "ValueError: no data"
     assert "no data" in (place.rank() / "stderr").read_text()

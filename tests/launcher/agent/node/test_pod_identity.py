@@ -148,9 +148,9 @@ def end_of(rank: int, message: str = "m") -> WorkerEnd:
         rank=rank,
         local_rank=0,
         exit_code=1,
-        at=0.0,
+        failed_at=0.0,
         cause="exit",
-        message=message,
+        exception=message,
         log="",
     )
 
