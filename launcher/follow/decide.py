@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from launcher.contract.errors import ExitCode, name_exit_code
 from launcher.contract.node_plan import Elastic
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
-from launcher.follow.target import NodeObservation, Observation, RunEnd
+from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.outcome import RunEnd
 
 FALL_S = 5.0
 """How long the other nodes get to fail too, so that the report can name the first cause."""
@@ -138,7 +139,7 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     if worst.out_of_memory:
         return RunEnd(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
     if lost:
-        reason = _reason_of_loss(worst) if plan.agent is not None else Reason.NODE_LOST
+        reason = _reason_of(worst) if plan.agent is not None else Reason.NODE_LOST
         return RunEnd(reason=reason, detail=describe(worst))
     used_up = plan.max_restarts > 0
     reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
@@ -221,17 +222,18 @@ def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
 
 
 def _give_up(node: NodeObservation) -> RunEnd:
-    if _is_permanent(node) and not node.out_of_memory:
-        # The node's own report names rank and cause, which says more than its exit code.
-        return RunEnd(reason=reason_of_exit_code(node.exit_code or 0), detail=node.detail)
-    return RunEnd(reason=_reason_of_loss(node), detail=describe_agent(node))
+    # The node's own report names rank and cause, which says more than its exit code.
+    detail = node.detail if _is_permanent(node) and not node.out_of_memory else describe_agent(node)
+    return RunEnd(reason=_reason_of(node), detail=detail)
 
 
-def _reason_of_loss(node: NodeObservation) -> Reason:
+def _reason_of(node: NodeObservation) -> Reason:
+    """What the end of an agent means for its run, as far as its target sees."""
     if node.out_of_memory:
         return Reason.OUT_OF_MEMORY
     code = node.exit_code or 0
-    return reason_of_exit_code(code) if code in _OWN_CODES else Reason.NODE_LOST
+    is_told = _is_permanent(node) or code in _OWN_CODES
+    return reason_of_exit_code(code) if is_told else Reason.NODE_LOST
 
 
 _OWN_CODES = frozenset(code for code in ExitCode if code >= ExitCode.RENDEZVOUS_UNREACHABLE)

@@ -16,14 +16,15 @@ from launcher.follow.nodes import FOLDER_REMOVED
 from launcher.follow.prefix import prefix_of
 from launcher.follow.requests import is_stop_requested, take_scale_request
 from launcher.follow.tails import Output, RunTails
-from launcher.follow.target import RunEnd, Target
+from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.ranks import node_rank_of
 from launcher.plan.torchrun import WorkerLog, describe_loss
-from launcher.runs.failure import read_report, refine_by_first
+from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder, check_folder, full_disk
-from launcher.runs.node_outcomes import read_outcomes_of, read_restarts, refine_reason
-from launcher.runs.outcome import Outcome
+from launcher.runs.node_outcomes import read_outcomes_of, read_restarts
+from launcher.runs.outcome import Outcome, RunEnd
+from launcher.runs.reason import decide_reason
 
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
 """Errors of a network file system while its server restarts."""
@@ -130,7 +131,7 @@ class Follower:
 
     def _record_as(self, end: RunEnd) -> Outcome:
         plan = self._target.as_run(self._driver.plan)
-        return write_outcome(self._run, plan, end.reason, end.detail, self._clock.wall())
+        return write_outcome(self._run, plan, end, self._clock.wall())
 
     def _loop(self) -> RunEnd:
         while True:
@@ -210,22 +211,17 @@ class Follower:
         return worker.rank_on(node_rank_of(node_index, live), plan.nodes[0].nproc_per_node)
 
 
-def write_outcome(
-    run: RunFolder, plan: LaunchPlan, reason: Reason, detail: str, finished_at: float
-) -> Outcome:
+def write_outcome(run: RunFolder, plan: LaunchPlan, seen: RunEnd, now: float) -> Outcome:
     """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
-    report = read_report(run, plan) if STATE_OF_REASON[reason] is RunState.FAILED else None
-    if plan.agent is not None:
-        first_node = report.first.node_index if report and report.first else None
-        nodes = read_outcomes_of(run, plan)
-        reason, detail = refine_reason(reason, detail, nodes, first_node)
-        if reason is Reason.DISK_FULL and reason not in {node.reason for node in nodes}:
-            # The node's disk had no room for its own words.
-            detail = f"{detail}; {disk.describe(detail, run.path)}"
-    failure = None
-    if STATE_OF_REASON[reason] is RunState.FAILED:
-        failure = report or read_report(run, plan)
-        reason, detail = refine_by_first(reason, detail, failure.first)
+    has_failed = STATE_OF_REASON[seen.reason] is RunState.FAILED
+    failure = read_report(run, plan) if has_failed else None
+    nodes = read_outcomes_of(run, plan) if plan.agent is not None else ()
+    end = decide_reason(seen, nodes, failure.first if failure else None)
+    reason, detail = end.reason, end.detail
+    if plan.agent and reason is Reason.DISK_FULL and reason not in {node.reason for node in nodes}:
+        # The node's disk had no room for its own words.
+        detail = f"{detail}; {disk.describe(detail, run.path)}"
+    finished_at = end.at or now
     # A folder that was removed cannot tell it.
     started_at = run.submitted_at() or finished_at
     outcome = Outcome(
@@ -271,4 +267,4 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
         return None
     if (end := target.find_end(run, plan)) is None:
         return None
-    return write_outcome(run, target.as_run(plan), end.reason, end.detail, end.at or now)
+    return write_outcome(run, target.as_run(plan), end, now)

@@ -14,10 +14,11 @@ from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
 from launcher.follow import decide
 from launcher.follow.console import Console
 from launcher.follow.requests import count_nodes, read_withdrawn, without
-from launcher.follow.target import Observation, RunEnd, Target
+from launcher.follow.target import Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_outcomes_of
+from launcher.runs.outcome import RunEnd
 
 POLL_S = 0.1
 FOLDER_REMOVED = "its folder was removed while it ran"

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from launcher.contract.reasons import NodeState, Reason
+from launcher.contract.reasons import NodeState
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.target_facts import TargetFacts
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
+    from launcher.runs.outcome import RunEnd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +61,6 @@ class LiveRun:
     run_id: str
     run_dir: str
     running_nodes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunEnd:
-    """Why a run is over; ``at`` is when, in seconds since the epoch, None for just now."""
-
-    reason: Reason
-    detail: str = ""
-    at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

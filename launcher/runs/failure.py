@@ -10,10 +10,9 @@ from pathlib import Path
 
 from launcher.agent.worker_exit import read_ends, read_error, read_tail
 from launcher.contract import protocol
-from launcher.contract.errors import ExitCode, name_signal
+from launcher.contract.errors import name_signal
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause, sort_ends
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerFailure, WorkerLog, parse_failures, split_console
@@ -30,9 +29,6 @@ _EXCEPTION = re.compile(
     r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$"
 )
 
-_NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module .+)")
-"""What ``python -m`` prints if it cannot start the module."""
-
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of a traceback once the process group exists."""
 
@@ -45,22 +41,6 @@ def decide_report(failures: Iterable[WorkerEnd], console_tail: tuple[str, ...]) 
         collateral=ordered[1:],
         console_tail=() if ordered else console_tail,
     )
-
-
-def refine_by_first(reason: Reason, detail: str, first: WorkerEnd | None) -> tuple[Reason, str]:
-    """Bad input if the first failed worker says so, under either engine. Pure.
-
-    Python ends with 2 for a missing script, as argparse does for bad arguments. For a missing
-    module it ends with 1, and one line on stderr.
-    """
-    if first is None or reason not in (Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED):
-        return reason, detail
-    last = next((line for line in reversed(first.log_tail) if line.strip()), "")
-    if missing := _NO_MODULE.fullmatch(last):
-        return Reason.BAD_INPUT, f"rank {first.rank}: {missing[1]}"
-    if first.exit_code == ExitCode.BAD_INPUT:
-        return Reason.BAD_INPUT, f"rank {first.rank}: exit code {first.exit_code}"
-    return reason, detail
 
 
 def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.contract import protocol
 from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
-from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import agent_ledger, clock_offsets, count_restarts, read_ledger
@@ -37,28 +35,6 @@ def read_restarts(run: RunFolder) -> dict[str, int]:
         elif outcome:
             total.update(outcome.restarts)
     return dict(sorted(total.items()))
-
-
-def refine_reason(
-    reason: Reason, detail: str, outcomes: Sequence[NodeOutcome], first_node: int | None = None
-) -> tuple[Reason, str]:
-    """Replaces a reason that was taken from an exit code by the nodes' own reason. Pure.
-
-    Several reasons share exit code 1: the node of the first failure (``first_node``) knows which it
-    was, or else the node that ended first.
-    """
-    code = int(EXIT_CODE_OF_REASON[reason])
-    order = lambda o: (o.node_index != first_node, o.finished_at)  # noqa: E731
-    same = sorted((o for o in outcomes if o.exit_code == code), key=order)
-    told = next((o for o in same if o.reason is reason), None)
-    if reason is Reason.TRAINING_FAILED and same:
-        told = same[0]
-    if told is None or told.detail == protocol.OTHERS_GO_ON:
-        return reason, detail
-    if told.reason is Reason.DISK_FULL:
-        # It names the disk, which an exit code does not.
-        return told.reason, f"node {told.node_index}: {told.detail}"
-    return told.reason, detail or told.detail
 
 
 def read_outcomes_of(run: RunFolder, plan: LaunchPlan) -> tuple[NodeOutcome, ...]:

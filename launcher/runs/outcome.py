@@ -11,6 +11,15 @@ from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
 from launcher.contract.worker_end import WorkerEnd
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """Why a run is over; ``at`` is when, in seconds since the epoch, None for just now."""
+
+    reason: Reason
+    detail: str = ""
+    at: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FailureReport:
     """The first cause and the workers that fell with it; ``console_tail`` where no worker spoke."""

@@ -14,9 +14,9 @@ from launcher.follow.console import Console
 from launcher.follow.loop import fold
 from launcher.follow.nodes import FOUND_LATER
 from launcher.follow.requests import count_nodes, is_to_be_kept, read_withdrawn
-from launcher.follow.target import RunEnd
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import RunEnd
 from launcher.targets.kubernetes.api import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import ClusterJob, MayRunError
 from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S

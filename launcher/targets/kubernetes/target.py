@@ -14,10 +14,11 @@ from launcher.code.record import read_kept_code
 from launcher.contract import typed
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError
-from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target, Traits
+from launcher.follow.target import Driver, LiveRun, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import RunEnd
 from launcher.targets.kubernetes.api import Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
 from launcher.targets.kubernetes.code import repack_code

@@ -12,10 +12,11 @@ from launcher.contract.reasons import NodeState, Reason, reason_of_exit_code
 from launcher.follow.console import Console
 from launcher.follow.nodes import FOUND_LATER
 from launcher.follow.requests import count_nodes, read_withdrawn
-from launcher.follow.target import NodeObservation, Observation, RunEnd
+from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome
+from launcher.runs.outcome import RunEnd
 from launcher.targets.shared_folder import changed_at
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import QueuedJob

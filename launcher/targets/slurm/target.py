@@ -26,10 +26,11 @@ from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import fold
 from launcher.follow.requests import write_size
-from launcher.follow.target import Driver, LiveRun, Observation, RunEnd, Target, Traits
+from launcher.follow.target import Driver, LiveRun, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
+from launcher.runs.outcome import RunEnd
 from launcher.targets.agent_archive import read_compiled_archive
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 from launcher.targets.shared_folder import MEET_DIR, plan_as_run

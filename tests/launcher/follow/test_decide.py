@@ -19,8 +19,9 @@ from launcher.follow.decide import (
     decide_action,
     is_lost,
 )
-from launcher.follow.target import NodeObservation, Observation, RunEnd
+from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.outcome import RunEnd
 
 MakePlan = Callable[..., LaunchPlan]
 RUNS, GONE = "runs", "gone"

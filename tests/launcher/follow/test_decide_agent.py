@@ -20,8 +20,8 @@ from launcher.follow.decide import (
     Wait,
     decide_action,
 )
-from launcher.follow.target import RunEnd
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.outcome import RunEnd
 from tests.launcher.follow.test_decide import GONE, RUNS, observe
 
 MakePlan = Callable[..., LaunchPlan]

@@ -17,9 +17,9 @@ from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import NodeState, Reason
 from launcher.follow.console import Console
 from launcher.follow.requests import write_size
-from launcher.follow.target import RunEnd
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, name_machine, process_space
+from launcher.runs.outcome import RunEnd
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import ENDED_STATES, QueuedJob
 from launcher.targets.slurm.follow import (

@@ -1,0 +1,63 @@
+"""Why a run ended: the one place that decides it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launcher.contract import protocol
+from launcher.contract.errors import ExitCode
+from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
+from launcher.contract.worker_end import WorkerEnd
+from launcher.runs.outcome import RunEnd
+
+_NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module .+)")
+"""What ``python -m`` prints if it cannot start the module."""
+
+
+def decide_reason(seen: RunEnd, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> RunEnd:
+    """How a run ended, from all that is known of it.
+
+    ``seen`` is what its driver saw, ``nodes`` is what the agents left, ``first`` is the worker that
+    failed first. Each of them knows more than the one before.
+    """
+    end = _by_nodes(seen, nodes, first)
+    if first is None or end.reason not in (Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED):
+        return end
+    wrong = _find_bad_input(first)
+    return replace(end, reason=Reason.BAD_INPUT, detail=wrong) if wrong else end
+
+
+def _by_nodes(seen: RunEnd, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> RunEnd:
+    """Several reasons share exit code 1: the node where ``first`` ran knows which one it was.
+
+    Without such a node it is the one that ended first.
+    """
+    first_node = first.node_index if first else None
+    order = lambda node: (node.node_index != first_node, node.finished_at)  # noqa: E731
+    code = EXIT_CODE_OF_REASON[seen.reason]
+    same = sorted((node for node in nodes if node.exit_code == code), key=order)
+    if seen.reason is not Reason.TRAINING_FAILED:
+        same = [node for node in same if node.reason is seen.reason]
+    if not same or same[0].detail == protocol.OTHERS_GO_ON:
+        return seen
+    told = same[0]
+    if told.reason is Reason.DISK_FULL:
+        # It names the disk, which an exit code does not.
+        return replace(seen, detail=f"node {told.node_index}: {told.detail}")
+    return replace(seen, reason=told.reason, detail=seen.detail or told.detail)
+
+
+def _find_bad_input(first: WorkerEnd) -> str:
+    """Words for input that its user has to correct; empty where the worker says nothing of it.
+
+    Python ends with 2 for a missing script, as argparse does for bad arguments. For a missing
+    module it ends with 1, and one line on stderr.
+    """
+    last = next((line for line in reversed(first.log_tail) if line.strip()), "")
+    if missing := _NO_MODULE.fullmatch(last):
+        return f"rank {first.rank}: {missing[1]}"
+    is_bad = first.exit_code == ExitCode.BAD_INPUT
+    return f"rank {first.rank}: exit code {first.exit_code}" if is_bad else ""
