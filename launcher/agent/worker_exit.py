@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,13 @@ from launcher.agent import disk
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
 from launcher.contract.records import dump_record
-from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause, sort_ends
+from launcher.contract.worker_end import (
+    WorkerEnd,
+    is_out_of_memory,
+    is_own_failure,
+    name_cause,
+    sort_ends,
+)
 
 TAIL_BYTES = 32 * 1024
 _FATAL = "Fatal Python error: "
@@ -40,7 +45,7 @@ def judge_exit(
     cause = name_cause(
         end.exit_code,
         terminated=was_asked and not failed_first,
-        out_of_memory=is_out_of_memory(end.exit_code, kills_before),
+        out_of_memory=is_out_of_memory([end.exit_code], oom_killed=read_oom_kills() > kills_before),
         disk_full=disk.says_full(exception) or (is_silent and not disk.has_room(folder)),
     )
     failed_at = min(end.failed_at, _failed_at(folder, otherwise=end.failed_at))
@@ -116,11 +121,6 @@ def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
             return file.read().decode(errors="backslashreplace")
     except OSError:
         return ""
-
-
-def is_out_of_memory(exit_code: int, kills_before: int) -> bool:
-    """Whether the kernel killed a process for memory since ``read_oom_kills`` was asked before."""
-    return exit_code == -signal.SIGKILL and read_oom_kills() > kills_before
 
 
 def read_oom_kills(path: Path = _CGROUP_EVENTS) -> int:

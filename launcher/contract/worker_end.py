@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import signal
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from launcher.contract.errors import ExitCode, name_ending
@@ -85,6 +86,15 @@ def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
 def is_own_failure(exception: str) -> bool:
     """Whether an exception speaks neither of another worker nor of being asked to end."""
     return bool(exception) and not COLLATERAL.search(exception) and not _ASKED.search(exception)
+
+
+def is_out_of_memory(exit_codes: Collection[int], *, oom_killed: bool) -> bool:
+    """Whether processes that ended so, negative for a signal, count as out of memory.
+
+    ``oom_killed``: the kernel, or an engine, has killed one of this container for memory since they
+    began. That alone decides where no exit code is known.
+    """
+    return oom_killed and (not exit_codes or -signal.SIGKILL in exit_codes)
 
 
 def name_cause(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from launcher.agent import disk, signals
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
-from launcher.agent.worker_exit import has_succeeded, is_out_of_memory, read_ends, read_oom_kills
+from launcher.agent.worker_exit import has_succeeded, read_ends, read_oom_kills
 from launcher.contract import protocol
-from launcher.contract.worker_end import WorkerEnd, name_cause, sort_ends
+from launcher.contract.worker_end import WorkerEnd, is_out_of_memory, name_cause, sort_ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,9 @@ class Attempts:
             -signal.SIGKILL,
             # One that was asked to end, and that the kernel has kept from it for too long.
             terminated=worker.asked.exists(),
-            out_of_memory=is_out_of_memory(-signal.SIGKILL, self._oom_kills),
+            out_of_memory=is_out_of_memory(
+                [-signal.SIGKILL], oom_killed=read_oom_kills() > self._oom_kills
+            ),
             disk_full=not has_room,
         )
         return WorkerEnd(

@@ -24,13 +24,14 @@ from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node import outcome as outcomes
 from launcher.agent.node.identity import claim_incarnation, identify, source_of
 from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles, read_stop_file
-from launcher.agent.worker_exit import is_out_of_memory, read_oom_kills
+from launcher.agent.worker_exit import read_oom_kills
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError, name_ending
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason, reason_of_exit_code
+from launcher.contract.worker_end import is_out_of_memory
 
 say = partial(streams.say, who="supervisor")
 
@@ -155,15 +156,16 @@ class Supervisor:
         processes.end_children()
         code = os.waitstatus_to_exitcode(status)
         told = outcomes.read_told(file)
-        return self._judge(code, told, oom_killed=is_out_of_memory(code, oom_kills))
+        is_oom = is_out_of_memory([code], oom_killed=read_oom_kills() > oom_kills)
+        return self._judge(code, told, is_oom=is_oom)
 
-    def _judge(self, code: int, told: NodeOutcome | None, *, oom_killed: bool) -> NodeOutcome:
+    def _judge(self, code: int, told: NodeOutcome | None, *, is_oom: bool) -> NodeOutcome:
         """The outcome of a node whose agent ended somehow; every ending has a reason."""
         if self._stop and (told is None or told.reason is not Reason.COMPLETED):
             return replace(told or self._outcome, reason=self._stop.reason, detail="")
         if told is not None:
             return told
-        if oom_killed:
+        if is_oom:
             reason, detail = Reason.OUT_OF_MEMORY, "the agent itself"
         else:
             reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED

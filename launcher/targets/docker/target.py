@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import shlex
-import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
-from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
+from launcher.contract.worker_end import is_out_of_memory
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
@@ -153,8 +152,11 @@ class DockerTarget(Target):
             if told and state is NodeState.MISSING:
                 # Somebody has pruned containers, or another call has found its end and removed it.
                 state, exit_code = NodeState.EXITED, told.exit_code
-            if told and ending and not was_killed(told):
-                ending = replace(ending, out_of_memory=False)
+            if told and ending:
+                # The engine tells of every kill in a container's life.
+                codes = [end.exit_code for end in told.ends]
+                is_oom = is_out_of_memory(codes, oom_killed=ending.out_of_memory)
+                ending = replace(ending, out_of_memory=is_oom)
         return NodeObservation(
             node_index=node.node_index,
             incarnation=node.incarnation,
@@ -225,11 +227,6 @@ def has_nvidia(info: Mapping[str, Any]) -> bool:
     return "nvidia" in info.get("Runtimes", {}) or any(
         str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in devices
     )
-
-
-def was_killed(told: NodeOutcome) -> bool:
-    """Whether a kill for memory may have ended the node: the engine tells of earlier ones too."""
-    return not told.ends or any(end.exit_code == -signal.SIGKILL for end in told.ends)
 
 
 def describe(ending: ContainerEnding) -> str:

@@ -36,7 +36,7 @@ from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpo
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.node_plan import Elastic, NodePlan, Static
 from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
-from launcher.contract.worker_end import WorkerEnd, name_cause, sort_ends
+from launcher.contract.worker_end import WorkerEnd, is_out_of_memory, name_cause, sort_ends
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
 
 NODE = NodePlan(
@@ -161,6 +161,17 @@ def test_one_fault_more_than_allowed_ends_the_run(
     verdict = one.judge_count(max_restarts + 1, end(cause=cause))
     assert verdict is not None
     assert verdict.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("codes", "oom_killed", "expected"),
+    [([-9], True, True), ([1, -9], True, True), ([1], True, False), ([-9], False, False)],
+)
+def test_out_of_memory_takes_a_kill_and_the_word_of_the_kernel(
+    codes: list[int], oom_killed: bool, expected: bool
+) -> None:
+    assert is_out_of_memory(codes, oom_killed=oom_killed) is expected
+    assert is_out_of_memory([], oom_killed=oom_killed) is oom_killed
 
 
 def test_causes_come_before_collateral_however_late_they_were_written() -> None:
