@@ -6,11 +6,14 @@ these figures, and a test compares them).
 
 from __future__ import annotations
 
+from benchmarks.checking import checks
 from benchmarks.command_line import answers, helps, renders
 from benchmarks.containers import containers
 from benchmarks.hosts import hosts
+from benchmarks.manifests import manifests
 from benchmarks.output import outputs
 from benchmarks.own_script import own_scripts
+from benchmarks.plan import plans
 from benchmarks.pods import pods
 from benchmarks.recovery import losses, recoveries
 from benchmarks.rendezvous import rendezvous
@@ -27,6 +30,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "render": Benchmark(trials=renders, limit_s=60),
     "help": Benchmark(trials=helps, limit_s=60),
     "answers": Benchmark(trials=answers, limit_s=60),
+    "plan": Benchmark(trials=plans, limit_s=60),
+    "manifests": Benchmark(trials=manifests, limit_s=60),
+    "check": Benchmark(trials=checks, limit_s=300),
     "pods": Benchmark(trials=pods, limit_s=300, pairs=3),
     "output": Benchmark(trials=outputs, limit_s=180),
     "step": Benchmark(trials=steps, limit_s=120),

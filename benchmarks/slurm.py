@@ -1,4 +1,4 @@
-"""``slurm``: starts and lost nodes on a real slurmctld, beside srun with torchrun.
+"""``slurm``: starts, lost nodes and large jobs on a real slurmctld, beside srun with torchrun.
 
 The cluster is that of the tests: three nodes on this machine, each a slurmd of its own. A node is
 lost by SIGKILL to its slurmd and to all that runs on it.
@@ -36,9 +36,19 @@ if TYPE_CHECKING:
     from tests.slurm.cluster import Cluster
 
 NODES = 2
+MANY = 1_000
 KINDS = ("allocation", "array")
 LIMIT_S = 120.0
 POLL_S = 0.02
+MANY_NODES = """\
+SuspendTime=86400
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+SuspendExcNodes=n[1-3]
+NodeName=m[1-{count}] NodeAddr=127.0.0.1 Port=19999 CPUs=2 RealMemory=4000 State=CLOUD
+PartitionName=many Nodes=m[1-{count}] MaxTime=INFINITE State=UP
+"""
+"""Nodes that are switched off: to slurmctld they are there, and jobs for them are taken."""
 SHORTEST = """\
 #!/bin/bash
 #SBATCH --nodes={nodes} --ntasks-per-node=1 --exclusive --output={folder}/log
@@ -64,6 +74,11 @@ def runs_on_slurm() -> Generator[Trial]:
             Goal(of="ratio", most=1.05),
         )
         yield from lose_nodes(cluster)
+        yield compare(
+            f"launcher run --detach of {MANY:,} nodes, until it is submitted",
+            partial(submit_many, cluster),
+            goal=Goal(of="seconds", most=2.0),
+        )
 
 
 def lose_nodes(cluster: Cluster) -> Generator[Trial]:
@@ -84,7 +99,7 @@ def lose_nodes(cluster: Cluster) -> Generator[Trial]:
 
 @contextmanager
 def started_cluster() -> Iterator[Cluster]:
-    """Three nodes that run jobs."""
+    """Three nodes that run jobs, and many that are only declared."""
     # Only where they are asked for: tests are no part of an installation.
     from tests.conftest import why_no_slurm
     from tests.slurm.cluster import Cluster
@@ -92,6 +107,9 @@ def started_cluster() -> Iterator[Cluster]:
     if reason := why_no_slurm():
         raise BenchmarkError(f"there is {reason}; fix: .ci/setup")
     cluster = Cluster()
+    conf = cluster.folder / "slurm.conf"
+    text = conf.read_text().replace("Nodes=ALL", "Nodes=n[1-3]")
+    conf.write_text(text + MANY_NODES.format(count=MANY))
     try:
         cluster.start()
         yield cluster
@@ -160,6 +178,19 @@ def lose_by_hand(cluster: Cluster, conf: Mapping[str, str]) -> float:
         finally:
             cluster.ask("scancel", "--user=root")
             cluster.mend()
+
+
+def submit_many(cluster: Cluster) -> float:
+    """Seconds of the whole command; the job is cancelled afterwards, and never starts."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as runs:
+        options = (*_options(runs, str(MANY)), "--set", "slurm.partition=many")
+        # What would start would have to be ended.
+        later = ("--set", "slurm.extra=[--begin=now+1hour]", "--detach")
+        job = ("run", "jobs/digits.yaml", *options, *later)
+        ran = run((*find_launcher(), *job), _environment(cluster))
+        cluster.ask("scancel", "--user=root")
+        cluster.wait_idle()
+        return ran.duration_s
 
 
 # -- within ------------------------------------------------------------------------------------

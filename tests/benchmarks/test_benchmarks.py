@@ -14,11 +14,14 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks import record
 from benchmarks.catalog import BENCHMARKS
+from benchmarks.checking import check_manifests, run_check
 from benchmarks.command_line import renders
 from benchmarks.commands import ROOT
 from benchmarks.machine import wait_until_quiet
+from benchmarks.manifests import KINDS, plan_and_render_kind
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.page import BEGIN, END
+from benchmarks.plan import plan_and_render
 from benchmarks.pods import read_memory
 from benchmarks.start import start_launcher, start_torchrun
 from benchmarks.step_ranks import take_pair
@@ -234,6 +237,16 @@ def test_without_torchx_its_row_says_how_to_get_it(
     assert row.theirs is None
     assert row.ok is None
     assert "pip install torchx" in row.note
+
+
+def test_checking_is_measured_with_every_file_read() -> None:
+    assert check_manifests(2) > 0
+    assert run_check(5) > 0  # one of each kind
+
+
+def test_planning_is_measured_up_to_the_rendered_text() -> None:
+    assert plan_and_render(3) > 0
+    assert all(plan_and_render_kind(kind, 3) > 0 for kind in KINDS)
 
 
 @pytest.mark.slow  # make bench is its user, and takes longer

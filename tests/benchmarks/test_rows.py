@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from benchmarks import (
+    checking,
     command_line,
     containers,
     hosts,
     hosts_runs,
     hosts_sessions,
+    manifests,
     output,
     own_script,
+    plan,
     pods,
     save,
     start,
@@ -99,6 +102,21 @@ def test_the_command_line_is_compared_by_whole_processes(patch: Patch) -> None:
     assert ratios(rows_of("render")) == [0.25]
     assert ratios(rows_of("help")) == [0.125, 0.125]
     assert [row.ok for row in rows_of("answers")] == [True] * 4
+
+
+def test_one_of_many_is_compared_with_one_of_few(patch: Patch) -> None:
+    # A quarter more for each of many.
+    patch(plan, "plan_and_render", lambda n: n * (1.25e-6 if n == plan.MANY else 1e-6))
+    patch(checking, "check_manifests", lambda n: n * (1.25e-6 if n == checking.MANY else 1e-6))
+    patch(checking, "run_check", lambda n: 4.0)
+    assert ratios(rows_of("plan")) == [None, None, 1.25]
+    assert ratios(rows_of("check")) == [None, 1.25]
+    assert [row.ok for row in rows_of("check")] == [True, True]
+
+
+def test_each_kind_of_manifest_has_a_goal(patch: Patch) -> None:
+    patch(manifests, "plan_and_render_kind", lambda kind, nodes: 0.5)
+    assert [row.ok for row in rows_of("manifests")] == [True] * len(manifests.KINDS)
 
 
 def test_memory_of_followers_is_compared_with_a_peer_and_with_fewer_lines(patch: Patch) -> None:

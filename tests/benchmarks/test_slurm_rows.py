@@ -17,6 +17,7 @@ from benchmarks.slurm import (
     start_by_hand,
     start_launcher,
     started_cluster,
+    submit_many,
 )
 from benchmarks.trials import measure
 from tests.slurm.cluster import Cluster
@@ -37,15 +38,21 @@ def test_every_row_has_its_goal_or_its_peer(monkeypatch: pytest.MonkeyPatch) -> 
     def no_cluster() -> Iterator[None]:
         yield
 
-    for name in ("start_launcher", "lose_launcher"):
+    for name in ("start_launcher", "lose_launcher", "submit_many"):
         monkeypatch.setattr(slurm, name, lambda *_: 1.0)
     for name in ("start_by_hand", "lose_by_hand"):
         monkeypatch.setattr(slurm, name, lambda *_: 10.0)
     monkeypatch.setattr(slurm, "started_cluster", no_cluster)
     rows = [row for trial in runs_on_slurm() for row in measure("slurm", trial, 2, 0)]
-    assert len({row.what for row in rows}) == len(rows) == 5
+    assert len({row.what for row in rows}) == len(rows) == 6
     assert all(row.theirs or row.goal for row in rows)
-    assert [row.ok for row in rows if row.goal] == [True]
+    assert [row.ok for row in rows if row.goal] == [True, True]
+
+
+@pytest.mark.slurm
+def test_a_thousand_nodes_are_submitted_to_slurm_itself(cluster: Cluster) -> None:
+    assert 0 < submit_many(cluster) < 60
+    assert cluster.queue() == []
 
 
 @pytest.mark.slurm
