@@ -68,7 +68,8 @@ def _run_command(
                 arguments.opened = open_named(arguments)
             made = load(arguments.handler)(arguments)
             text, code = made if isinstance(made, tuple) else ("", made)
-            sys.stdout.write(text)
+            if text:  # else stdout may be closed, or its disk full
+                sys.stdout.write(text)
             return int(code)
     except LauncherError as error:
         return _tell(_placed(error, arguments))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ class Site:
         self.launcher.env |= cluster.env | {"PYTHONPATH": self.launcher.env["PYTHONPATH"]}
         self.started: list[subprocess.Popen[str]] = []
         command = folder / "launcher"
-        command.write_text(f'#!/bin/sh\nexec {self.launcher.argv()[0]} -m launcher "$@"\n')
+        command.write_text(
+            f'#!/bin/sh\nexec {shlex.quote(self.launcher.argv()[0])} -m launcher "$@"\n'
+        )
         command.chmod(0o755)
 
     def type(self, *argv: str) -> subprocess.Popen[str]:

@@ -94,11 +94,11 @@ def test_an_end_that_nothing_tells_of_on_a_full_disk_is_the_disk_s(
     attempts.begin({0: 0})
     (worker,) = attempts.make()
     HeartbeatWriter(worker.heartbeat)
-    assert attempts.end()[0].message == "with the process that guards it"
+    assert attempts.end()[0].exception == "with the process that guards it"
     disk.fill()
     (told,) = attempts.end()
     assert told.cause == "disk-full"
-    assert told.message == "its end could not be written down: No space left on device"
+    assert told.exception == "its end could not be written down: No space left on device"
 
 
 @pytest.mark.mount

@@ -160,11 +160,11 @@ def collect_garbage(server: FakeCluster) -> threading.Thread:
 def end_with(server: FakeCluster, process: subprocess.Popen[str], kind: str, code: int) -> str:
     """The run's pod and job end so; what its launcher said in all."""
     first = {
-        "attempt": 0, "rank": 0, "local_rank": 0, "exit_code": 1, "at": 2.0, "cause": "exit",
-        "message": "ValueError: no data", "log": "nodes/0/0/attempt-0/rank-0",
+        "attempt": 0, "rank": 0, "local_rank": 0, "exit_code": 1, "failed_at": 2.0, "cause": "exit",
+        "exception": "ValueError: no data", "log": "nodes/0/0/attempt-0/rank-0",
     }  # fmt: skip
     outcome = {
-        "schema": 1, "node_index": 0, "incarnation": 0, "reason": "training-failed",
+        "schema": 2, "node_index": 0, "incarnation": 0, "reason": "training-failed",
         "exit_code": 1, "detail": "", "attempts": 1, "restarts": {}, "started_at": 1.0,
         "finished_at": 2.0, "first": first, "collateral": [],
     }  # fmt: skip

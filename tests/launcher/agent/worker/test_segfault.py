@@ -84,6 +84,6 @@ def test_an_abort_is_told_by_what_was_said_before_the_stacks(place: Place, stack
     assert place.run() == 1
     assert ("Fatal Python error" in (place.rank() / "stderr").read_text()) is stacks
     (end,) = read_ends(place.rank().parent, place.run_dir)
-    assert end.message == "terminate called after throwing an instance of 'std::bad_alloc'"
+    assert end.exception == "terminate called after throwing an instance of 'std::bad_alloc'"
     assert not (place.rank() / ERROR_FILE).exists()
     assert "rank 0: SIGABRT (6) (terminate called" in place.console()

@@ -171,7 +171,7 @@ def test_a_run_of_others_is_stopped(submitted: FakeCluster, typed: Typed) -> Non
 def outcome_of(index: int, **fields: Any) -> str:
     """What an agent leaves in its pod's status."""
     told = {
-        "schema": 1, "node_index": index, "incarnation": 0, "reason": "training-failed",
+        "schema": 2, "node_index": index, "incarnation": 0, "reason": "training-failed",
         "exit_code": 1, "detail": "", "attempts": 2, "restarts": {"exit": 1},
         "started_at": 1767225605.0, "finished_at": 1767225640.0, "first": None, "collateral": [],
     }  # fmt: skip
@@ -179,8 +179,8 @@ def outcome_of(index: int, **fields: Any) -> str:
 
 
 FIRST = {
-    "attempt": 1, "rank": 1, "local_rank": 0, "exit_code": 1, "at": 1767225638.0, "cause": "exit",
-    "message": "ValueError: no data", "log": "nodes/1/0/attempt-1/rank-1",
+    "attempt": 1, "rank": 1, "local_rank": 0, "exit_code": 1, "failed_at": 1767225638.0,
+    "cause": "exit", "exception": "ValueError: no data", "log": "nodes/1/0/attempt-1/rank-1",
 }  # fmt: skip
 
 
