@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ class Starting:
         self.started: list[subprocess.Popen[str]] = []
         for name, text in (("launcher", LAUNCHER), ("remote", REMOTE)):
             path = folder / name
-            path.write_text(text.format(python=self.launcher.argv()[0]))
+            path.write_text(text.format(python=shlex.quote(self.launcher.argv()[0])))
             path.chmod(0o755)
         others = ("SLURM_", "OMPI_", "PMI", "PBS_")
         self.env = {k: v for k, v in self.launcher.env.items() if not k.startswith(others)}
