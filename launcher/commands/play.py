@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from launcher.api.launch import open_streams
-from launcher.commands.arguments import run_root
 from launcher.commands.printed_commands import given
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
@@ -38,10 +36,10 @@ def play(arguments: argparse.Namespace) -> int:
     options = given(arguments, ("job", "image"))
     shows = f"{typed.command('play', *arguments.files, *options)} > FILE"
     with open_streams(shows=shows) as console:
-        return _play_here(play, engine, console, run_root(arguments))
+        return _play_here(play, engine, console)
 
 
-def _play_here(play: Play, engine: Engine, console: Console, root: Path) -> int:
+def _play_here(play: Play, engine: Engine, console: Console) -> int:
     names = [pod.name for pod in play.pods]
     stage = _Stage(console, play.job_name, names)
     for note in play.notes:
@@ -49,7 +47,7 @@ def _play_here(play: Play, engine: Engine, console: Console, root: Path) -> int:
     console.note(f"{play.job_name}: {', '.join(names)}; {play.success_rule}")
     play_id = new_run_id(play.job_name)
     with raise_on_signals():
-        player = Player(play, play_id, engine, SystemClock(), stage, root / play_id)
+        player = Player(play, play_id, engine, SystemClock(), stage)
         try:
             outcome = player.play()
         finally:

@@ -12,12 +12,10 @@ from launcher.manifests.batch.script import is_batch_script
 from launcher.manifests.checks.jobs import check_job, check_jobset, check_runtime, check_trainjob
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.pytorchjob import check_pytorchjob
-from launcher.manifests.checks.rules import ERROR, Breach, Breaches, Rule, hit
+from launcher.manifests.checks.rules import ERROR, Breach, Breaches, Rule
 from launcher.manifests.source import Together, Value, object_name, parse_manifest
 from launcher.yamlfile.problem import FileError
 
-ANNOTATION_BYTES = 256 * 1024
-"""The most that ``kubectl apply`` may copy into an object's annotations."""
 MAX_FILE_BYTES = 64 * 2**20
 """Of one file: what is rendered for a whole cluster is larger than any job file."""
 
@@ -49,13 +47,6 @@ def _check_workload(item: Value, together: Together) -> Breaches:
     return check_pod(spec["template"]["spec"] if spec["template"] else spec, training=False)
 
 
-def _check_crd(item: Value, together: Together) -> Breaches:
-    size = len(str(item.data))
-    if size > ANNOTATION_BYTES:
-        what = f"a definition of about {size // 1024} KiB"
-        yield hit(Rule.LARGE_CRD, item["kind"], what, "kubectl apply --server-side")
-
-
 Check = Callable[[Value, Together], Breaches]
 CHECKS: Mapping[str, Check] = {
     "PyTorchJob": check_pytorchjob,
@@ -67,7 +58,6 @@ CHECKS: Mapping[str, Check] = {
     "Pod": _check_workload,
     "Deployment": _check_workload,
     "StatefulSet": _check_workload,
-    "CustomResourceDefinition": _check_crd,
 }
 """The check of each kind. Objects of other kinds are only looked up by these checks."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,8 +32,6 @@ class PlayFolders:
         self.root = Path(tempfile.mkdtemp(prefix="launcher-play-"))
         # Containers' users are not this one, and shall reach what lies below.
         self.root.chmod(0o755)
-        self._unpacked: dict[str, dict[str, tuple[int, int]]] = {}
-        """By pod, the files that its code had at the start, with time and size."""
 
     def make(self, pod: PlayedPod) -> None:
         """Makes all that a pod mounts. Idempotent: what a container has left there stays."""
@@ -73,33 +70,6 @@ class PlayFolders:
         """The folder that is mounted into a pod's container."""
         return self._of(pod, mount.volume) / mount.sub_path
 
-    # -- what a pod writes beside its code -------------------------------------------------------
-
-    def remember_code(self, pod: PlayedPod) -> None:
-        """Looks at a pod's code, before its program starts the first time."""
-        if pod.name not in self._unpacked:
-            self._unpacked[pod.name] = _read_files(self._code(pod))
-
-    def keep_written(self, pod: PlayedPod, folder: Path) -> list[str]:
-        """Copies what a pod has written beside its code to a folder, and returns the names.
-
-        Raises ``OSError`` for what cannot be read or written.
-        """
-        code, unpacked = self._code(pod), self._unpacked.get(pod.name)
-        if unpacked is None:
-            return []
-        names = [name for name, seen in _read_files(code).items() if unpacked.get(name) != seen]
-        for name in names:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            # Not its owner, which is the container's user.
-            shutil.copyfile(code / name, folder / name, follow_symlinks=False)
-        return names
-
-    def _code(self, pod: PlayedPod) -> Path:
-        targets = {mount.target: mount for mount in pod.mounts}
-        mount = targets.get(protocol.CONTAINER_CODE)
-        return self.source(pod, mount) if mount else self.root / "none"
-
     def _of(self, pod: PlayedPod, volume: PlayedVolume) -> Path:
         if volume.claim:
             return self.root / "claims" / volume.claim
@@ -109,24 +79,10 @@ class PlayFolders:
         """Removes everything, or only a pod's own folders, for a new pod of the same name."""
         folder = self.root if pod is None else self.root / "pods" / pod.name
         shutil.rmtree(folder, ignore_errors=True)
-        if pod is not None:
-            self._unpacked.pop(pod.name, None)
         if folder.exists() and os.getuid() != 0:
             # Some belongs to a container's user: removed by one that may.
             _remove_as_root(engine, image, folder)
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _read_files(root: Path) -> dict[str, tuple[int, int]]:
-    """Times and sizes of the files below a folder, without what Python keeps for itself."""
-    found = {}
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = Path(folder, name)
-            seen = path.lstat()
-            if stat.S_ISREG(seen.st_mode) and path.parent.name != "__pycache__":
-                found[str(path.relative_to(root))] = seen.st_mtime_ns, seen.st_size
-    return found
 
 
 def _make_open(folder: Path) -> None:

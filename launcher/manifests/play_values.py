@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from launcher.contract import typed
 from launcher.contract.errors import InputError
-from launcher.job.quantity import parse_whole
 from launcher.manifests.source import SHM, Together, Value
 
 REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
@@ -87,17 +86,18 @@ def read_env(container: Value, around: Surroundings) -> dict[str, str]:
         name = variable["name"].text
         if not variable["valueFrom"]:
             env[name] = expand(variable["value"].text, env)
-        elif (value := _value_from(variable, container, around)) is not None:
+        elif (value := _value_from(variable, around)) is not None:
             env[name] = value
     return env
 
 
-def _value_from(variable: Value, container: Value, around: Surroundings) -> str | None:
+def _value_from(variable: Value, around: Surroundings) -> str | None:
     source, name = variable["valueFrom"], variable["name"].text
     if path := source["fieldRef"]["fieldPath"].text:
         return _field(path, around)
-    if resource := source["resourceFieldRef"]["resource"].text:
-        return _resource(source["resourceFieldRef"], resource, container)
+    if source["resourceFieldRef"]:
+        what = f"{variable.where}: {name}: resourceFieldRef is not played"
+        raise InputError(what, f"value: in a copy of the file, in place of what {name} comes from")
     for field_name, kind in KINDS.items():
         if reference := source[f"{field_name}KeyRef"]:
             if name in around.environ and kind == "Secret":
@@ -112,19 +112,6 @@ def _value_from(variable: Value, container: Value, around: Surroundings) -> str 
                 )
             return found
     return None
-
-
-def _resource(reference: Value, resource: str, container: Value) -> str | None:
-    """A limit or request as the kubelet tells it: a whole number of cores or bytes."""
-    section, _, name = resource.partition(".")
-    if (divisor := reference["divisor"]).text not in ("", "0", "1"):
-        what = f"{divisor.where}: divisor {divisor.text}: play tells limits in cores and bytes"
-        raise InputError(what, "leave divisor out, and divide in the program")
-    quantity = container["resources"][section][name]
-    try:
-        return str(parse_whole(quantity.text)) if quantity else None
-    except ValueError as error:
-        raise InputError(f"{quantity.where}: {error}", "512Mi, 1.5G or 500m") from error
 
 
 def _field(path: str, around: Surroundings) -> str:

@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Protocol
 
 from launcher.contract.clock import Clock
@@ -79,16 +78,9 @@ class Player:
     """One play. ``play`` blocks until the job has ended; ``close`` leaves nothing behind."""
 
     def __init__(
-        self,
-        play: Play,
-        play_id: str,
-        engine: Engine,
-        clock: Clock,
-        stage: Stage,
-        kept: Path,
+        self, play: Play, play_id: str, engine: Engine, clock: Clock, stage: Stage
     ) -> None:
-        """What pods write beside their code is copied to ``kept``, which is made for it."""
-        self._play, self._id, self._kept = play, play_id, kept
+        self._play, self._id = play, play_id
         self._engine, self._clock, self._stage = engine, clock, stage
         self._folders = PlayFolders()
         self._pods = [_Pod(index, played) for index, played in enumerate(play.pods)]
@@ -130,20 +122,7 @@ class Player:
                 if told != (told := error.what):
                     self._stage.note(f"{told}; trying again")
             self._clock.sleep(RETRY_S)
-        self._keep_written()
         self._folders.remove(self._engine, self._play.pods[0].image)
-
-    def _keep_written(self) -> None:
-        for pod in self._play.pods:
-            folder = self._kept / pod.name
-            try:
-                names = self._folders.keep_written(pod, folder)
-            except OSError as error:
-                self._stage.note(f"what {pod.name} has written beside its code is lost: {error}")
-                continue
-            if names:
-                more = f" and {len(names) - 1} more" * (len(names) > 1)
-                self._stage.note(f"{pod.name} wrote {names[0]}{more} beside its code: {folder}")
 
     def _still_running(self, why: TargetError) -> TargetError:
         held = f"docker ps --all --quiet --filter label={LABEL}={self._id}"
@@ -158,8 +137,6 @@ class Player:
     def _start(self, pods: Sequence[_Pod]) -> None:
         for pod in pods:
             self._folders.make(pod.container)
-            if not pod.is_preparing:
-                self._folders.remember_code(pod.played)
             if self._engine.is_here:
                 self._folders.make_termination_log(pod.played)
         group = PlayedGroup(run_id=self._id, containers=tuple(map(self._container, pods)))

@@ -5,7 +5,6 @@ Sources: Kubernetes' Job and Service, JobSet at v0.12, Kubeflow Trainer at v2.3.
 
 from __future__ import annotations
 
-from launcher.manifests.checks.fields import check_fields
 from launcher.manifests.checks.pods import check_env, check_pod
 from launcher.manifests.checks.rules import Breaches, Rule, expect, hit
 from launcher.manifests.pytorchjob import DNS_1035
@@ -18,10 +17,6 @@ POD_SUFFIX = 6
 """How many characters a controller adds to make a pod's name unique."""
 NODE = "node"
 """The name of the replicated job, and of its container, that get the trainer's variables."""
-RESERVED = (
-    *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK"),
-    *("PET_MASTER_ADDR", "PET_MASTER_PORT"),
-)
 
 
 def check_length(item: Value, longest: str, suffix: int = 0) -> Breaches:
@@ -122,7 +117,6 @@ def _check_selector(item: Value, service: Value) -> Breaches:
 
 def check_jobset(item: Value, together: Together) -> Breaches:
     """A JobSet whose pods are started again all together."""
-    yield from check_fields(item)
     spec = item["spec"]
     if spec["network"]["publishNotReadyAddresses"].data is False:
         place = spec["network"]["publishNotReadyAddresses"]
@@ -156,22 +150,12 @@ def _check_replicated(item: Value, replicated: Value) -> Breaches:
 
 def check_trainjob(item: Value, together: Together) -> Breaches:
     """One TrainJob; its runtime is an object of its own, checked if it is among the files."""
-    yield from check_fields(item)
-    spec = item["spec"]
-    trainer = spec["trainer"]
+    trainer = item["spec"]["trainer"]
     nodes = trainer["numNodes"].number or 1
     yield from check_length(item, f"{object_name(item)}-{NODE}-0-{nodes - 1}", POD_SUFFIX)
-    if not spec["runtimeRef"]["name"].text:
-        fix = "runtimeRef: {name: torch-distributed}"
-        yield hit(Rule.TRAINJOB_RUNTIME, spec["runtimeRef"], "no runtimeRef", fix)
     if not trainer:
         what, fix = "no spec.trainer", "trainer: {numNodes: ...}"
         yield hit(Rule.TRAINJOB_NO_TRAINER, trainer, what, fix)
-    for variable in trainer["env"]:
-        if variable["name"].text in RESERVED:
-            what = f"{variable['name'].text} is set"
-            fix = "remove it; write numNodes and numProcPerNode"
-            yield hit(Rule.TRAINJOB_RESERVED_ENV, variable, what, fix)
     yield from check_env(trainer)
 
 

@@ -12,13 +12,10 @@ YAML_1_1_TRUTH = re.compile(r"(?i:y|yes|n|no|on|off)")
 SECRET_NAME = re.compile(
     r"(?i)(^|_)(token|password|passwd|secret|api_?key|access_?key|credentials?)$"
 )
-RESTRICTED = "pod-security.kubernetes.io/enforce"
 
 
 def check_pod(pod: Value, *, training: bool = True) -> Breaches:
     """A pod's ``spec``; shared memory matters where it takes part in a ``training``."""
-    if not list(pod["containers"]):
-        yield hit(Rule.CONTAINERS, pod["containers"], "no containers", "write containers:")
     if pod["hostNetwork"].data is True and pod["dnsPolicy"].text != "ClusterFirstWithHostNet":
         yield hit(
             Rule.HOST_NETWORK_DNS,
@@ -83,18 +80,3 @@ def _check_shm(pod: Value, container: Value) -> Breaches:
     elif (size.quantity or 0) >= (limit.quantity or float("inf")):
         what = f"sizeLimit {size.text} of {SHM}, memory limit {limit.text}"
         yield hit(Rule.SHM_OVER_MEMORY, size, what, "a memory limit above the sizeLimit")
-
-
-def is_restricted(pod: Value, namespace: Value | None) -> bool:
-    """Whether the namespace enforces Pod Security ``restricted``, or the pod is made for it."""
-    if namespace is not None:
-        return namespace["metadata"]["labels"][RESTRICTED].text == "restricted"
-    containers = list(pod["containers"])
-    return bool(containers) and all(_is_made_for_it(pod, container) for container in containers)
-
-
-def _is_made_for_it(pod: Value, container: Value) -> bool:
-    own, shared = container["securityContext"], pod["securityContext"]
-    drops = [word.text for word in own["capabilities"]["drop"]]
-    seccomp = [context["seccompProfile"]["type"].text for context in (own, shared)]
-    return "ALL" in drops and "RuntimeDefault" in seccomp

@@ -1,4 +1,4 @@
-"""Rules for PyTorchJobs: what the operator's webhook refuses, and what nothing refuses.
+"""Rules for PyTorchJobs: what the operator's webhook lets through.
 
 Source: the training operator's webhook, defaults and controller at v1.9.4.
 """
@@ -7,24 +7,14 @@ from __future__ import annotations
 
 import re
 
-from launcher.manifests.checks.fields import check_fields
 from launcher.manifests.checks.jobs import check_length
-from launcher.manifests.checks.pods import check_pod, is_restricted
-from launcher.manifests.checks.rules import Breaches, Rule, expect, hit
-from launcher.manifests.pytorchjob import (
-    CONTAINER,
-    MASTER,
-    NPROC_WORDS,
-    WORKER,
-    PyTorchJob,
-    Replica,
-    operator_env,
-)
+from launcher.manifests.checks.pods import check_pod
+from launcher.manifests.checks.rules import Breaches, Rule, hit
+from launcher.manifests.pytorchjob import NPROC_WORDS, PyTorchJob, Replica, operator_env
 from launcher.manifests.source import Together, Value, count_gpus
 
 RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("Running", "All", "None")
-CONTROLLERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
 WRITTEN_OUT = ("minReplicas", "maxReplicas", "maxRestarts", "rdzvId")
 ENGINES = re.compile(
     r"torchrun|torch\.distributed|launcher|agent|accelerate|deepspeed|\.sh\b|\.pyz"
@@ -33,11 +23,9 @@ ENGINES = re.compile(
 
 
 def check_pytorchjob(item: Value, together: Together) -> Breaches:
-    """One PyTorchJob, with all that is applied together with it."""
+    """One PyTorchJob, whatever is applied together with it."""
     job = PyTorchJob(item=item)
-    yield from check_fields(item)
     yield from check_length(item, f"{job.name}-worker-999")
-    yield from _check_webhook(job)
     yield from _check_run_policy(job)
     yield from _check_world(job)
     if job.elastic:
@@ -45,30 +33,6 @@ def check_pytorchjob(item: Value, together: Together) -> Breaches:
     for replica in job.replicas:
         yield from _check_replica(job, replica)
         yield from check_pod(replica.pod)
-    yield from _check_restricted(job, together)
-
-
-def _check_webhook(job: PyTorchJob) -> Breaches:
-    specs, managed_by = job.spec["pytorchReplicaSpecs"], job.run_policy["managedBy"]
-    if not specs.items():
-        yield hit(Rule.REPLICA_SPECS, specs, "no replicas", "pytorchReplicaSpecs: {Worker: ...}")
-    for kind, replica_spec in specs.items():
-        if kind not in (MASTER, WORKER):
-            yield hit(Rule.REPLICA_TYPE, replica_spec, f"replicas of {kind}", "Master or Worker")
-    if job.elastic and job.worker is None:
-        fix = "pytorchReplicaSpecs: {Worker: ...}, or no elasticPolicy"
-        yield hit(Rule.ELASTIC_NEEDS_WORKER, job.elastic, "an elasticPolicy without a Worker", fix)
-    if job.spec["nprocPerNode"] and job.elastic["nProcPerNode"]:
-        place = job.elastic["nProcPerNode"]
-        yield hit(Rule.NPROC_TWICE, place, "nProcPerNode beside nprocPerNode", "remove this one")
-    if managed_by and managed_by.text not in CONTROLLERS:
-        yield hit(Rule.MANAGED_BY, managed_by, f"managedBy {managed_by.text}", CONTROLLERS[0])
-    for replica in job.replicas:
-        count = replica.spec["replicas"]
-        if replica.kind == MASTER:
-            yield from expect(Rule.MASTER_REPLICAS, count, "1")
-        if replica.kind == WORKER and count and replica.pods < 1:
-            yield hit(Rule.WORKER_REPLICAS, count, f"replicas {count.text}", "replicas: 1 or more")
 
 
 def _check_replica(job: PyTorchJob, replica: Replica) -> Breaches:
@@ -82,15 +46,7 @@ def _check_replica(job: PyTorchJob, replica: Replica) -> Breaches:
         fix = "remove it; write restartPolicy beside replicas"
         what = "restartPolicy in the pod's template"
         yield hit(Rule.POD_RESTART_POLICY, pod["restartPolicy"], what, fix)
-    for container in pod["containers"]:
-        if not container["image"].text:
-            what = f"container {container['name'].text} has no image"
-            yield hit(Rule.CONTAINER_IMAGE, container, what, "image: ...")
-    if replica.container is None:
-        names = ", ".join(c["name"].text for c in pod["containers"]) or "none"
-        fix = f"name: {CONTAINER}"
-        yield hit(Rule.CONTAINER_NAME, pod["containers"], f"containers: {names}", fix)
-    else:
+    if replica.container is not None:
         yield from _check_container(job, replica, replica.container)
 
 
@@ -181,12 +137,3 @@ def _check_elastic(job: PyTorchJob) -> Breaches:
         yield hit(Rule.ELASTIC_MASTER, policy, what, "Worker alone, or no elasticPolicy")
     if policy["standalone"].data is True:
         yield hit(Rule.STANDALONE, policy["standalone"], "standalone: true", "remove it")
-
-
-def _check_restricted(job: PyTorchJob, together: Together) -> Breaches:
-    if job.master is None or job.worker is None:
-        return
-    if is_restricted(job.worker.pod, together.find("Namespace", job.namespace)):
-        what = "workers beside a Master, for Pod Security restricted"
-        fix = "an elastic job (Worker alone), or an init container template of the operator's admin"
-        yield hit(Rule.INIT_CONTAINER_RESTRICTED, job.worker.spec, what, fix)

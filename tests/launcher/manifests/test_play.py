@@ -56,7 +56,6 @@ spec:
                 - {name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
                 - {name: NS, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
                 - {name: APP, valueFrom: {fieldRef: {fieldPath: "metadata.labels['app']"}}}
-                - {name: MEM, valueFrom: {resourceFieldRef: {resource: limits.memory}}}
                 - {name: LR, valueFrom: {configMapKeyRef: {name: settings, key: lr}}}
                 - {name: TOKEN, valueFrom: {secretKeyRef: {name: none, key: token}}}
                 - {name: KEY, valueFrom: {secretKeyRef: {name: keys, key: key}}}
@@ -152,7 +151,8 @@ def test_init_containers_of_the_pods_own_image_are_played() -> None:
          "container proxy is not played"),
         (CONTAINERS, f"          hostNetwork: true\n{CONTAINERS}", "hostNetwork is not played"),
         ("emptyDir: {}", "nfs: {path: /x}", "volume scratch is of kind nfs"),
-        ("resource: limits.memory", "resource: limits.memory, divisor: 1Mi", "divisor 1Mi"),
+        ("fieldRef: {fieldPath: metadata.name}", "resourceFieldRef: {resource: limits.memory}",
+         "POD: resourceFieldRef is not played"),
     ],
 )  # fmt: skip
 def test_what_play_does_not_do_is_refused_by_name(old: str, new: str, told: str) -> None:
@@ -244,7 +244,6 @@ def test_values_come_from_where_the_manifest_says(static: Play) -> None:
         "POD": "mnist-worker-0",
         "NS": "team",
         "APP": "mnist",
-        "MEM": str(2 * 2**30),
         "LR": "0.1",
         "TOKEN": "from-here",
         "KEY": "hello",
@@ -252,20 +251,6 @@ def test_values_come_from_where_the_manifest_says(static: Play) -> None:
     }
     assert {name: env.get(name) for name in wanted} == wanted
     assert "NOT" not in env
-
-
-@pytest.mark.parametrize(
-    ("reference", "value"),
-    [
-        ("resource: limits.memory", "2147483648"),
-        ("resource: limits.memory, divisor: '0'", "2147483648"),
-        ("resource: limits.cpu", "1"),
-        ("resource: limits.ephemeral-storage", None),
-    ],
-)
-def test_a_limit_is_told_as_a_whole_number(reference: str, value: str | None) -> None:
-    text = JOB.replace("resource: limits.memory", reference)
-    assert dict(plan(text).pods[0].env).get("MEM") == value
 
 
 def test_a_config_map_of_another_namespace_is_not_the_pods() -> None:
@@ -324,7 +309,6 @@ def test_what_counts_for_nothing_is_said(static: Play) -> None:
     ("old", "new", "told"),
     [
         ("name: settings, key: lr", "name: other, key: lr", "LR comes from ConfigMap other"),
-        ("memory: 2Gi", "memory: 2GB", "'2GB' is no quantity"),
         (
             "configMap: {name: settings}",
             "configMap: {name: other}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def play(project: Runner, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow  # the same by processes and containers is in test_here
-def test_rendered_pods_train_as_local_processes_do_and_what_they_write_is_found(
+def test_rendered_pods_train_as_local_processes_do(
     project: Runner,
 ) -> None:
     local = project("run", "train.py", "--on", "local", *TWO_BY_TWO, *ARGUMENTS)
@@ -58,12 +57,6 @@ def test_rendered_pods_train_as_local_processes_do_and_what_they_write_is_found(
     played = play(project, *TWO_BY_TWO, *ARGUMENTS)
     assert played.returncode == 0, played.stderr
     assert losses_in(played.stdout) == losses_in(local.stdout)
-    (written,) = (project.folder / "runs").glob("train-*/train-worker-*/*")
-    assert written.name == "out.txt"
-    assert written.read_text().split() == losses_in(local.stdout)
-    assert written.stat().st_uid == os.getuid()
-    folder = written.parent.relative_to(project.folder)
-    assert f"wrote out.txt beside its code: {folder}\n" in played.stderr
     assert "initContainers" not in played.stderr
     assert not (project.folder / "out.txt").exists()
 
