@@ -8,22 +8,17 @@ from typing import Literal
 
 from launcher.agent.roster import events
 from launcher.agent.roster.membership import Head, Member, Phase, Ring, format_head, parse_head
-from launcher.agent.roster.seats import DORMANT_LIMITS
 from launcher.agent.roster.settings import Rules
 from launcher.agent.roster.state_machine import start, step
 
 Role = Literal["leader", "leader of a forming round", "member"]
-DEAD_BEAT = "1 r1"
 PULSES = 40
-"""As many as the leader needs to look once at each dead seat."""
-SETTLE_LIMITS = DORMANT_LIMITS + 1
-"""Detection limits until the leader knows which seats are dead."""
 
 
 class LoneNode:
-    """One node's machine that pulses while all others live, but for ``dead`` seats outside."""
+    """One node's machine that pulses while all others live."""
 
-    def __init__(self, role: Role, nodes: int, dead: int = 0) -> None:
+    def __init__(self, role: Role, nodes: int) -> None:
         self.rules = Rules(min_nodes=1, max_nodes=nodes)
         seats = [f"{index}.0a1b2c3d-0" for index in range(nodes)]
         forms = role == "leader of a forming round"
@@ -36,7 +31,7 @@ class LoneNode:
             nodes=nodes,
         )
         self.text = format_head(head)
-        self.listing = "".join(f"{s} " for s in [*seats, *(f"0.dead-{i}" for i in range(dead))])
+        self.listing = "".join(f"{seat} " for seat in seats)
         self.says = "j2" if forms else "r1"
         self.late = seats[-1] if forms else ""
         """A member whose workers are slow to stop, for which the round waits."""
@@ -66,12 +61,6 @@ class LoneNode:
             self.state, actions = step(self.state, event, self.now)
             event = next((self._answer(action) for action in actions), None)
 
-    def settle(self) -> None:
-        """Until it is known which seats are dead."""
-        limit_s = SETTLE_LIMITS * self.rules.detection_limit_s
-        for _ in range(int(limit_s / self.rules.interval_s)):
-            self.pulse()
-
     def _answer(self, action: events.Action) -> events.Event:
         match action:
             case events.Write():
@@ -87,16 +76,12 @@ class LoneNode:
         if key == "seats":
             return self.listing
         seat = key.removeprefix("beat/")
-        if ".dead" in seat:
-            return DEAD_BEAT
         return f"{self.state.count} {'r1' if seat == self.late else self.says}"
 
 
-def time_pulse(role: Role, nodes: int, dead: int = 0) -> float:
+def time_pulse(role: Role, nodes: int) -> float:
     """Seconds of processor time of one pulse."""
-    node = LoneNode(role, nodes, dead)
-    if dead:
-        node.settle()
+    node = LoneNode(role, nodes)
     node.pulse()
     began = time.process_time()
     for _ in range(PULSES):

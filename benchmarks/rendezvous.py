@@ -11,7 +11,7 @@ from itertools import pairwise
 from benchmarks.commands import read
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.pulses import Role, time_pulse
-from benchmarks.trials import Comparison, Round, Trial, compare, in_turn
+from benchmarks.trials import Comparison, Round, Trial, in_turn
 
 PURE = (64, 256, 1_000, 4_000)
 LINEAR, CONSTANT = Goal(of="ratio", most=5.0), Goal(of="ratio", most=1.5)
@@ -21,7 +21,6 @@ GROWTH: dict[Role, Goal] = {
     "leader of a forming round": LINEAR,
     "member": CONSTANT,
 }
-DEAD = 2_000
 REAL = (64, 256, 1_000)
 LARGEST = REAL[-1]
 PEERS = (256, 64, 16)
@@ -38,12 +37,6 @@ def rendezvous() -> Generator[Trial]:
     """Processor time of one node's pulses, then real nodes around a real store."""
     for role, growth in GROWTH.items():
         yield pulses(role, growth)
-    yield compare(
-        f"a pulse of the leader, {PURE[0]} nodes, with {DEAD:,} dead seats against none",
-        partial(time_pulse, "leader", PURE[0], DEAD),
-        partial(time_pulse, "leader", PURE[0]),
-        Goal(of="ratio", most=2.0),
-    )
     peer, asked = find_peer_size()
     for nodes in sorted({*REAL, peer}):
         yield meetings(nodes, with_peer=nodes == peer, instead=asked.get(nodes, ""))

@@ -213,7 +213,7 @@ def main(side: str, nodes: int, limit_s: float) -> None:
     logging.disable(logging.WARNING)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     register()
-    store = serve_forked(0, HOST) if side == "roster" else None
+    store = serve_forked(0) if side == "roster" else None
     # A port of the store's own for the other side: its first node listens there.
     port = store.port if store else _free_port()
     gc.collect()

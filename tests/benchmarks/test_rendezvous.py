@@ -28,15 +28,6 @@ def test_a_lone_node_looks_at_as_many_keys_as_one_in_a_run(role: Role, few: int)
     assert time_pulse(role, 8) > 0
 
 
-def test_a_lone_leader_looks_at_dead_seats_in_turn() -> None:
-    node = LoneNode("leader", 8, dead=400)
-    node.settle()
-    node.keys = 0
-    for _ in range(PULSES):
-        node.pulse()
-    assert node.keys <= 4 * PULSES + 400, "four keys in each pulse, and each dead seat once"
-
-
 @pytest.mark.slow
 def test_real_nodes_meet_and_are_told_of_a_loss() -> None:
     found = meet("roster", 4, 60)
@@ -52,7 +43,7 @@ def test_rows_compare_sizes_and_the_peer_where_it_answers(monkeypatch: pytest.Mo
         return dict.fromkeys(("sealed_s", "told_s", "leader_s", "store_s", "pace"), nodes / 1000)
 
     monkeypatch.setattr(rendezvous, "meet", meet)
-    monkeypatch.setattr(rendezvous, "time_pulse", lambda role, nodes, dead=0: float(nodes + dead))
+    monkeypatch.setattr(rendezvous, "time_pulse", lambda role, nodes: float(nodes))
     rows = list(run_benchmark("rendezvous", BENCHMARKS["rendezvous"], 2, 0))
     by_what = {row.what: row for row in rows}
     assert len(by_what) == len(rows)

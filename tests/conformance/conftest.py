@@ -61,7 +61,7 @@ def group_on(
         if backend == "etcd-v2":
             endpoint = request.getfixturevalue("etcd")
         elif apart:
-            store = serve_forked(0, "127.0.0.1")
+            store = serve_forked(0)
             ends.append(store.stop)
             endpoint = f"127.0.0.1:{store.port}"
         else:

@@ -40,6 +40,8 @@ _STORE_ERRORS = (
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _TORCHS_HANDLER = "_terminate_process_handler"
+ADMIT_LIMIT_S = 120.0
+"""How long newcomers wait at most until the training has committed."""
 INEXHAUSTIBLE = 1_000_000_000
 """torch's own count of restarts; a loss inside a collective would use it up."""
 
@@ -108,7 +110,7 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
         "is_host": "1" if rendezvous.is_host else "0",
         "node_index": str(plan.node_index),
         "max_restarts": str(plan.max_restarts),
-        "hold_newcomers": "1",
+        "admit_limit_s": f"{ADMIT_LIMIT_S:g}",
         "workers": str(plan.nproc_per_node),
     }
 

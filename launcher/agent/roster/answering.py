@@ -12,13 +12,10 @@ import contextlib
 import functools
 import logging
 import os
-import queue
 import resource
 import socket
 import threading
 import uuid
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from launcher.agent.addresses import LOOPBACK
@@ -46,45 +43,13 @@ def keep_alive(writer: asyncio.StreamWriter) -> None:
                 connection.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
-class Lookups(ThreadPoolExecutor):
-    """Looks names up in threads that no end of a process waits for.
-
-    asyncio's own threads are joined at the exit, which a silent name server would hold up.
-    """
-
-    MOST = 8
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._started = 0
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future = Future[Any]()
-
-        def look_up() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(fn(*args, **kwargs))
-                except Exception as error:
-                    future.set_exception(error)
-
-        self._asked.put(look_up)
-        if self._started < self.MOST:
-            self._started += 1
-            threading.Thread(target=self._answer, name="lookup", daemon=True).start()
-        return future
-
-    def _answer(self) -> None:
-        while True:
-            self._asked.get()()
-
-
 @functools.cache
 def loop_of_process() -> asyncio.AbstractEventLoop:
-    """The loop in which this process keeps its lifelines: a thread of its own, until the end."""
+    """The loop in which this process keeps its lifelines: a thread of its own, until the end.
+
+    The agent ends by ``os._exit``, which waits neither for it nor for names that it looks up.
+    """
     loop = asyncio.new_event_loop()
-    loop.set_default_executor(Lookups())
     # Not on the node's console: tasks that the end of the process finds waiting are no error.
     loop.set_exception_handler(lambda _, context: log.debug("a lifeline: %s", context))
     threading.Thread(target=loop.run_forever, name="lifelines", daemon=True).start()

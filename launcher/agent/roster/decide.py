@@ -142,9 +142,7 @@ def _may_admit(state: State, head: Head, now: float) -> bool:
     if not state.leads:
         return False
     rules = state.rules
-    patience = (
-        rules.admit_limit_s if rules.hold_newcomers else min(rules.last_call_s, rules.interval_s)
-    )
+    patience = rules.admit_limit_s or min(rules.last_call_s, rules.interval_s)
     return now - state.waiters_at >= patience
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.agent.roster import membership as heads
+from launcher.agent.roster.settings import WATCHED
 from launcher.agent.roster.view import State, plan_watched
 
 
@@ -24,7 +25,7 @@ def plan_lines(state: State) -> tuple[heads.Member, ...] | None:
     away = {*head.gone, *head.finished} - {head.leader}
     seats, at = state.members, state.ring.ranks.get(state.seat)
     if at is not None:
-        width = len(seats) if state.leads else state.rules.watched
+        width = len(seats) if state.leads else WATCHED
         seats = plan_watched(seats, at, away, frozenset(), width)
     by_seat = {member.seat: member for member in state.ring}
     return tuple(by_seat[seat] for seat in seats if seat not in away)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from launcher.contract import protocol
 from launcher.contract.agent_settings import DETECTION_LIMIT_S
 
-FOREIGN_KEYS = frozenset({"timeout", "rank", "read_timeout"})
-"""Keys that torch's ``LaunchConfig`` and torchrun add."""
+TORCHS_KEY = "timeout"
+"""torch's ``LaunchConfig`` adds this key."""
+WATCHED = 2
+"""How many successors each node watches."""
 IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
 """torch's variable: all nodes have equally many workers. Scripts do not see it."""
 BEATS_PER_S = 4000
@@ -18,14 +19,18 @@ BEATS_PER_S = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
-class RosterSettings:
-    """The keys of ``rdzv_conf``; durations in seconds.
+class Rules:
+    """How many nodes a group may have, and the keys of ``rdzv_conf``; durations in seconds.
 
     None of them is about wall clocks: each node judges by its own monotonic clock.
     """
 
-    node_index: int
-    """This node's place in the plan, from 0; ranks follow it. Default: LAUNCHER_NODE_INDEX."""
+    min_nodes: int
+    """A group has at least so many nodes."""
+    max_nodes: int
+    """And at most so many."""
+    node_index: int = 0
+    """This node's place in the plan, from 0; ranks follow it."""
     is_host: bool = False
     """Whether this node serves the store if none answers at the endpoint yet."""
     detection_limit_s: float = DETECTION_LIMIT_S
@@ -41,19 +46,14 @@ class RosterSettings:
     """How long a later round waits for a living member whose workers are slow to stop."""
     connect_timeout_s: float = 60.0
     """How long the store may take to answer at first."""
-    silence_limit_s: float = 0.0
-    """A store silent for so long is gone. Default: the detection limit, at least 2 s."""
     growth_pause_s: float = 10.0
     """The least time between two admissions of newcomers."""
-    hold_newcomers: bool = False
-    """Newcomers wait until ``admit()`` is called on some node: after a commit."""
-    admit_limit_s: float = 120.0
-    """With ``hold_newcomers``, how long at most."""
+    admit_limit_s: float = 0.0
+    """How long newcomers wait at most until ``admit()`` is called on some node, after a commit; 0:
+    they wait for nothing."""
     workers: int = 0
     """How many workers this node has. Where all nodes say the same number, torch numbers them
     without the store, in which it would wait for a node that dies at that moment."""
-    watched: int = 2
-    """How many successors each node watches."""
     max_restarts: int = -1
     """Restarts by worker faults that the whole job may have; negative: any number."""
     fence_dir: str = ""
@@ -71,28 +71,18 @@ class RosterSettings:
     """The last generation under an earlier store; counts only without ``fence_dir``."""
     finished_before: int = 0
     """Nodes that had finished under an earlier store: they do not come back."""
-    host: str = "0.0.0.0"
-    """With ``is_host``, the address to listen on."""
     store_pid: int = 0
     """With ``is_host``, the process that serves the store at the endpoint already; else 0."""
 
     @property
     def silence_s(self) -> float:
-        return self.silence_limit_s or max(2.0, self.detection_limit_s)
+        """A store silent for so long is gone."""
+        return max(2.0, self.detection_limit_s)
 
     @property
     def fenced(self) -> bool:
         """Whether shared storage numbers the memberships; else a majority has to re-form."""
         return bool(self.fence_dir)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules(RosterSettings):
-    """What the state machine needs: the settings, and how many nodes a group may have."""
-
-    node_index: int = 0
-    min_nodes: int
-    max_nodes: int
 
     @property
     def interval_s(self) -> float:
@@ -107,50 +97,17 @@ class Rules(RosterSettings):
         return nodes + self.min_nodes > self.max_nodes
 
 
-def parse_settings(config: Mapping[str, object], environ: Mapping[str, str]) -> RosterSettings:
-    """Settings from text or typed values; raises ``ValueError`` naming all that is wrong."""
-    known = {f.name: f for f in fields(RosterSettings)}
-    problems = [
-        f"{key}: no such key; known are {', '.join(known)}"
-        for key in sorted(set(config) - set(known) - FOREIGN_KEYS)
-    ]
-    values: dict[str, Any] = {}
-    given = {key: value for key, value in config.items() if key in known}
-    if "node_index" not in given and protocol.NODE_INDEX in environ:
-        given["node_index"] = environ[protocol.NODE_INDEX]
-    if "node_index" not in given:
-        problems.append(f"node_index: missing, and {protocol.NODE_INDEX} is not set")
-    for key, value in given.items():
-        try:
-            values[key] = _parse(value, str(known[key].type))
-        except (ValueError, KeyError):
-            problems.append(f"{key}={value!r}: not a valid {known[key].type}")
-    # Written so that NaN is refused too.
-    problems += [
-        f"{key}: found {values[key]:g}; accepted: {least} or more"
-        for key, least in _LEAST.items()
-        if key in values and not values[key] >= least
-    ]
-    if problems:
-        raise ValueError("rdzv_conf of the backend roster: " + "; ".join(problems))
-    return RosterSettings(**values)
+def parse_rules(config: Mapping[str, object], *, min_nodes: int, max_nodes: int) -> Rules:
+    """Rules from text or typed values. Raises ValueError for a wrong value, TypeError for a key."""
+    kinds = {one.name: str(one.type) for one in fields(Rules)}
+    given = {key: value for key, value in config.items() if key != TORCHS_KEY}
+    values = {key: _READERS[kinds.get(key, "str")](value) for key, value in given.items()}
+    return Rules(min_nodes=min_nodes, max_nodes=max_nodes, **values)
 
 
-_BOOLS = {
-    **dict.fromkeys(("1", "true", "t", "yes", "y"), True),
-    **dict.fromkeys(("0", "false", "f", "no", "n"), False),
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": lambda value: str(value).lower() in ("1", "true"),
 }
-_LEAST = {
-    **dict.fromkeys(("node_index", "workers"), 0),
-    "detection_limit_s": 0.5,
-    "watched": 1,
-    **dict.fromkeys(("last_call_s", "join_timeout_s", "regroup_limit_s", "connect_timeout_s"), 0),
-    "rejoin_timeout_s": 0,
-}
-
-
-def _parse(value: Any, kind: str) -> Any:
-    """Raises ValueError or KeyError."""
-    if kind == "bool":
-        return _BOOLS[str(value).lower()]
-    return {"int": int, "float": float, "str": str}[kind](value)

@@ -33,8 +33,6 @@ TCPStore: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
 PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
 """Untyped, because torch's stub knows neither ``append`` nor that values are bytes."""
 
-TCP_THIN_LINEAR_TIMEOUTS = 16
-"""Linux: a connection with little in flight repeats a lost packet at even intervals."""
 READY_LIMIT_S = 10.0
 SIGN_S = 1.0
 TOKEN_KEY = "launcher/token"
@@ -68,7 +66,6 @@ class StoreClient:
                 timeout=timedelta(seconds=timeout_s),
                 wait_for_workers=False,
             )
-        repeat_evenly(endpoint.port)
 
     def carry_out(self, action: events.StoreAction) -> events.Done | events.Values | events.Swapped:
         """One operation, answered by the event that the machine expects."""
@@ -127,34 +124,6 @@ def _reaching(endpoint: Endpoint) -> Iterator[None]:
         raise RendezvousConnectionError(
             f"the rendezvous store at {where} is gone: {first_line}"
         ) from error
-
-
-def repeat_evenly(port: int) -> None:
-    """Lets this process' connections to or from ``port`` repeat lost packets at even intervals.
-
-    By default the interval doubles: five losses in a row are 6 s of silence and look like a lost
-    node. Of 12,000 reads over a network that lost 15 % each way, the slowest took 7.5 s so, and
-    2.2 s with even intervals (measured on loopback). torch offers no access to its sockets; where
-    the kernel does not know the option (any but Linux) the doubling remains.
-    """
-    for path in Path("/proc/self/fd").glob("*"):
-        # Closed since, or not TCP.
-        with contextlib.suppress(OSError):
-            if not os.readlink(path).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(path.name))) as ours:
-                if port in (_port(ours.getsockname), _port(ours.getpeername)):
-                    # BBR, for one, never tells the kernel that the connection has left its start,
-                    # and before that nothing is repeated evenly.
-                    ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-                    ours.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
-
-
-def _port(name: Callable[[], Any]) -> int | None:
-    """The port of a socket's address; None where it has none, as one that only listens."""
-    with contextlib.suppress(OSError, IndexError, TypeError):
-        return int(name()[1])
-    return None
 
 
 def find_store(candidates: Sequence[Endpoint], run_id: str, timeout_s: float) -> Endpoint | None:
@@ -243,7 +212,7 @@ class Sign:
     file: Path
 
 
-def serve_forked(port: int, host: str = "0.0.0.0", sign: Sign | None = None) -> StoreProcess:
+def serve_forked(port: int, sign: Sign | None = None) -> StoreProcess:
     """Forks a store that listens on ``port`` (0: any free one) and returns when it does.
 
     Call it from the main thread of a process that has imported torch: the child dies with the
@@ -251,17 +220,17 @@ def serve_forked(port: int, host: str = "0.0.0.0", sign: Sign | None = None) -> 
     """
     said = ""
     for _ in range(STARTS):
-        pid, said = _fork_store(port, host, sign)
+        pid, said = _fork_store(port, sign)
         if said.isdigit():
             return StoreProcess(pid=pid, port=int(said))
         StoreProcess(pid=pid, port=port).stop()
         if said:
             break
     said = said or f"it did not start within {READY_LIMIT_S:g} s, {STARTS} times"
-    raise RendezvousConnectionError(f"no rendezvous store can listen on {host}:{port}: {said}")
+    raise RendezvousConnectionError(f"no rendezvous store can listen on port {port}: {said}")
 
 
-def _fork_store(port: int, host: str, sign: Sign | None) -> tuple[int, str]:
+def _fork_store(port: int, sign: Sign | None) -> tuple[int, str]:
     """The child's pid, and its port or why it has none; empty where it said nothing in time."""
     # No collection before: the objects thaw again below, and looking at all of torch's takes 30 ms.
     gc.freeze()
@@ -270,7 +239,7 @@ def _fork_store(port: int, host: str, sign: Sign | None) -> tuple[int, str]:
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _serve(parent, host, port, writer, sign)
+        _serve(parent, port, writer, sign)
     os.close(writer)
     gc.unfreeze()
     ready, _, _ = select.select([reader], [], [], READY_LIMIT_S)
@@ -278,23 +247,6 @@ def _fork_store(port: int, host: str, sign: Sign | None) -> tuple[int, str]:
     said = os.read(reader, 4096).decode() if ready else ""
     os.close(reader)
     return pid, said
-
-
-CONNECTIONS_OF_A_NODE = 2
-SPARE_DESCRIPTORS = 64
-"""What a store's process has open besides, and connections that nobody has closed yet."""
-
-
-def name_descriptor_limit(nodes: int) -> str:
-    """What to say where a store here cannot have the connections of so many nodes; else empty."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    needed = CONNECTIONS_OF_A_NODE * nodes + SPARE_DESCRIPTORS
-    if hard == resource.RLIM_INFINITY or needed <= hard:
-        return ""
-    return (
-        f"{nodes} nodes need {needed} open files in the rendezvous store, and this machine allows "
-        f"{hard} (ulimit -Hn): raise it, or the last nodes are refused"
-    )
 
 
 def _raise_descriptor_limit() -> None:
@@ -322,7 +274,7 @@ def _look_up_no_names() -> None:
         ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")
 
 
-def _serve(parent: int, host: str, port: int, writer: int, sign: Sign | None) -> None:
+def _serve(parent: int, port: int, writer: int, sign: Sign | None) -> None:
     """The life of the store's process; never returns."""
     try:
         processes.die_with_parent(parent)
@@ -332,9 +284,7 @@ def _serve(parent: int, host: str, port: int, writer: int, sign: Sign | None) ->
             signal.signal(number, signal.SIG_IGN)
         _raise_descriptor_limit()
         _look_up_no_names()
-        store = TCPStore(host, port, is_master=True, wait_for_workers=False)
-        # Accepted connections inherit the option from the listening socket.
-        repeat_evenly(store.port)
+        store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
         if sign:
             store.set(TOKEN_KEY, sign.token)
         os.write(writer, str(store.port).encode())

@@ -22,7 +22,7 @@ from launcher.agent.roster import events
 from launcher.agent.roster.lifelines import Lifelines
 from launcher.agent.roster.lines import plan_lines
 from launcher.agent.roster.membership import Cause, HeadError, Phase, index_of
-from launcher.agent.roster.settings import Rules
+from launcher.agent.roster.settings import WATCHED, Rules
 from launcher.agent.roster.state_machine import start, step
 from launcher.agent.roster.store import StoreClient
 from launcher.agent.roster.view import State, lost, pause_s
@@ -81,7 +81,7 @@ class RosterThread:
 
     def ask_nodes(self) -> None:
         """Has the watched nodes dialled now: a worker's failure may come from the end of one."""
-        self._lines.ask(self.state.rules.watched)
+        self._lines.ask(WATCHED)
 
     def check(self) -> None:
         """Raises what ended the connection, also when the store has been silent too long."""

@@ -10,9 +10,7 @@ from itertools import chain, islice
 from launcher.agent.roster import events
 from launcher.agent.roster import membership as heads
 from launcher.agent.roster.copies import replace
-from launcher.agent.roster.seats import Beat as Beat
-from launcher.agent.roster.seats import sort_out_dormant, turn_of
-from launcher.agent.roster.settings import Rules
+from launcher.agent.roster.settings import WATCHED, Rules
 
 HEAD = "head"
 SEATS = "seats"
@@ -25,6 +23,16 @@ after which a node whose connection has closed is lost."""
 BEATS_OF_THE_LIVING = 2
 """Changes of a beat that show a node to live whose connection has closed: the last one that a node
 wrote may come late."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The last text seen of a node, for how many watched seconds it has not changed, and whether
+    it ever did: a first sight proves no life."""
+
+    text: str
+    silent_s: float = 0.0
+    moved: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +69,7 @@ class State:
     """Of the members under an earlier store, those that are gone."""
     listing: str = ""
     seats: tuple[str, ...] = ()
-    """In the order of the list, without those in ``dormant``."""
-    dormant: Mapping[str, Beat] = field(default_factory=dict)
-    """Seats outside that have been silent for long, as last seen; of the leader only."""
+    """In the order of the list."""
     finished_seats: tuple[str, ...] = ()
     cautious: bool = False
     looked_at: float = math.inf
@@ -290,11 +296,10 @@ def see(state: State, values: Mapping[str, str], now: float) -> State:
     # Not more: a node that slept has learned nothing of the others meanwhile.
     elapsed_s = min(max(0.0, now - state.looked_at), 2 * state.rules.interval_s)
     heard = {k.removeprefix("beat/"): v for k, v in values.items() if k.startswith("beat/")}
-    known = {s: state.dormant[s] for s in heard if s in state.dormant}
-    beats = listen({**known, **state.beats}, heard, elapsed_s)
+    beats = listen(state.beats, heard, elapsed_s)
     state = _note_signs_of_life(state, beats)
     state = replace(state, beats=beats, looked=True, looked_at=now)
-    state = _note_seats(state, values[SEATS]) if SEATS in values else _forget_list(state)
+    state = _note_seats(state, values.get(SEATS, state.listing))
     state = adopt(state, values[HEAD], now)
     if state.waiting and state.head and state.head.phase is heads.Phase.FORMING:
         state = replace(state, waited_s=state.waited_s + elapsed_s)
@@ -302,21 +307,13 @@ def see(state: State, values: Mapping[str, str], now: float) -> State:
 
 
 def _note_seats(state: State, listing: str) -> State:
-    limit_s = state.rules.detection_limit_s
-    beats, dormant = sort_out_dormant(state.beats, state.dormant, state.ring.ranks, limit_s)
-    if listing == state.listing and dormant is state.dormant:
-        return replace(state, beats=beats)
+    if listing == state.listing:
+        return state
     listed = listing.split()
     finished = tuple(s.removeprefix(FINISHED_MARK) for s in listed if s[0] == FINISHED_MARK)
-    seats = tuple(s for s in listed if s[0] != FINISHED_MARK and s not in dormant)
-    looked = {*state.seats, *beats}.issuperset(seats)  # at new seats right away
-    state = replace(state, listing=listing, seats=seats, finished_seats=finished)
-    return replace(state, beats=beats, dormant=dormant, looked=looked)
-
-
-def _forget_list(state: State) -> State:
-    """For a node that does not lead: another leader may have admitted a seat that was dormant."""
-    return replace(state, listing="", dormant={}) if state.listing else state
+    seats = tuple(s for s in listed if s[0] != FINISHED_MARK)
+    looked = {*state.seats, *state.beats}.issuperset(seats)  # at new seats right away
+    return replace(state, listing=listing, seats=seats, finished_seats=finished, looked=looked)
 
 
 def keys_to_look_at(state: State) -> tuple[str, ...]:
@@ -327,7 +324,6 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
         heard = tuple(dict.fromkeys((*state.seats, *state.members)))
         if head.phase is heads.Phase.SEALED:
             heard = tuple(s for s in heard if s not in state.ring.ranks)
-        heard += turn_of(state.dormant, state.count)
     elif head.phase is heads.Phase.FORMING or not state.belongs or head.leader in head.finished:
         heard = (head.leader,)
     if state.belongs or state.has_finished:
@@ -335,7 +331,7 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
         # A node that has finished and is no member any more stands behind the last.
         at = state.ring.ranks.get(state.seat, len(state.ring))
         skipped = {*head.gone, *head.finished}
-        heard += plan_watched(state.members, at, skipped, suspects, state.rules.watched)
+        heard += plan_watched(state.members, at, skipped, suspects, WATCHED)
     heard += tuple(state.closed_lines)
     beats = tuple(beat_key(s) for s in dict.fromkeys(heard) if s != state.seat)
     return (HEAD, SEATS, *beats) if state.leads and state.enlisted else (HEAD, *beats)

@@ -65,11 +65,11 @@ def test_the_roster_takes_the_jobs_limit_and_timeouts_under_its_own_names(
 
 
 def test_the_roster_understands_every_key_that_the_planner_gives_it(make_job: MakeJob) -> None:
-    from launcher.agent.roster.settings import parse_settings
+    from launcher.agent.roster.settings import parse_rules
 
     conf = {"read_timeout": 900, "join_timeout": 50, "last_call_timeout": 7}
     found = rendezvous(make_job(nnodes="1:2", rdzv={"conf": conf}), fence_dir="/checkpoints")
-    assert parse_settings({**dict(found.conf), "node_index": "0"}, {}).join_timeout_s == 50
+    assert parse_rules(dict(found.conf), min_nodes=1, max_nodes=2).join_timeout_s == 50
 
 
 def test_a_static_rendezvous_is_the_address_and_port_of_node_0(make_job: MakeJob) -> None:

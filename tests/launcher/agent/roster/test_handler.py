@@ -36,7 +36,7 @@ Make = Callable[..., RosterHandler]
 
 @pytest.fixture
 def store() -> Iterator[StoreProcess]:
-    process = serve_forked(0, "127.0.0.1")
+    process = serve_forked(0)
     yield process
     process.stop()
 
@@ -154,7 +154,7 @@ def test_a_node_that_waits_in_vain_raises_timeout_and_closes_nothing(make: Make)
 
 
 def test_no_store_raises_a_connection_error_within_the_limit() -> None:
-    store = serve_forked(0, "127.0.0.1")
+    store = serve_forked(0)
     store.stop()
     with pytest.raises(RendezvousConnectionError, match=str(store.port)):
         create_handler(params_of(store.port, connect_timeout_s=1.0))
@@ -163,7 +163,7 @@ def test_no_store_raises_a_connection_error_within_the_limit() -> None:
 def test_a_frozen_store_is_a_connection_error_after_the_silence_limit(
     make: Make, store: StoreProcess
 ) -> None:
-    handler = make(silence_limit_s=1.0)
+    handler = make()
     handler.next_rendezvous()
     os.kill(store.pid, signal.SIGSTOP)
     with pytest.raises(RendezvousConnectionError, match="silent"):
@@ -229,7 +229,7 @@ def test_in_a_store_to_which_nobody_came_nobody_waits(store: StoreProcess) -> No
 
 
 def test_a_host_finds_the_store_that_its_supervisor_started(store: StoreProcess) -> None:
-    handler = create_handler(params_of(store.port, is_host=True, host="127.0.0.1"))
+    handler = create_handler(params_of(store.port, is_host=True))
     assert handler.next_rendezvous().world_size == 1
     handler.shutdown()
 
@@ -320,9 +320,9 @@ def test_without_a_fence_the_majority_rule_is_said_aloud(
 
 
 def test_held_newcomers_are_told_of_and_come_in_after_admit(make: Make) -> None:
-    first = make((1, 2), hold_newcomers=True)
+    first = make((1, 2), admit_limit_s=120)
     first.next_rendezvous()
-    second = make((1, 2), node_index=1, hold_newcomers=True)
+    second = make((1, 2), node_index=1, admit_limit_s=120)
     joining = threading.Thread(target=second.next_rendezvous, daemon=True)
     joining.start()
     wait_until(lambda: first.head.newcomers == 1, 5)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -198,27 +196,6 @@ def test_a_node_is_reached_by_its_name_too(
     watcher.watch(answering().member.lifeline, addr="localhost")
 
 
-SILENT = """
-import socket, threading
-from launcher.agent.roster.lifelines import Lifelines
-from launcher.agent.roster.membership import Member
-asked = threading.Event()
-def never(*_, **__):
-    asked.set()
-    threading.Event().wait()
-socket.getaddrinfo = never
-lines = Lifelines(print)
-lines.follow((Member(seat="1.b-0", addr="some.name", port=1, lifeline="1/abcdef"),))
-assert asked.wait(60)
-lines.end()
-"""
-
-
-def test_a_silent_name_server_does_not_hold_up_the_end_of_a_process() -> None:
-    done = subprocess.run([sys.executable, "-c", SILENT], timeout=LIMIT_S, check=False)
-    assert done.returncode == 0
-
-
 def test_a_node_that_is_watched_no_longer_is_in_no_doubt_any_more(
     watcher: Watcher, answering: Callable[[], Answering]
 ) -> None:
@@ -238,7 +215,7 @@ def pair(
     """Two nodes that reach each other through a relay."""
     relay = Relay(lifeline_of(ADDR))
     monkeypatch.setattr("launcher.agent.roster.handler.lifeline_of", lambda _: relay.lifeline)
-    store = serve_forked(0, ADDR)
+    store = serve_forked(0)
     config = {"fence_dir": str(tmp_path), "detection_limit_s": 600.0}
     first, second = (
         create_handler(params_of(store.port, (1, 2), node_index=index, **config))

@@ -13,7 +13,6 @@ PURE = (
     "membership",
     "events",
     "settings",
-    "seats",
     "view",
     "lines",
     "decide",

@@ -1,45 +1,27 @@
-"""The keys of ``rdzv_conf``: as text or typed, with all problems told at once."""
+"""The keys of ``rdzv_conf``, as text or typed, and what follows from them."""
 
 from __future__ import annotations
 
 import ast
 import itertools
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from launcher.agent.roster import settings
-from launcher.agent.roster.settings import BEATS_PER_S, Rules, parse_settings
+from launcher.agent.roster.settings import BEATS_PER_S, Rules, parse_rules
 
 
-def test_values_come_as_text_from_a_command_line_or_typed_from_code() -> None:
-    text = {"node_index": "2", "is_host": "true", "detection_limit_s": "1", "max_restarts": "3"}
+def test_values_come_as_text_from_a_plan_or_typed_from_code() -> None:
+    text = {"node_index": "2", "is_host": "1", "detection_limit_s": "1", "max_restarts": "3"}
     typed = {"node_index": 2, "is_host": True, "detection_limit_s": 1.0, "max_restarts": 3}
-    assert parse_settings(text, {}) == parse_settings(typed, {})
-
-
-def test_the_node_index_comes_from_the_environment_unless_given() -> None:
-    assert parse_settings({}, {"LAUNCHER_NODE_INDEX": "4"}).node_index == 4
-    assert parse_settings({"node_index": 1}, {"LAUNCHER_NODE_INDEX": "4"}).node_index == 1
-
-
-def test_what_torch_adds_by_itself_is_no_problem() -> None:
-    parse_settings({"node_index": 0, "timeout": 900, "rank": 0}, {})
-
-
-def test_all_problems_are_told_at_once() -> None:
-    wrong = {"detection_limit": 3, "last_call_s": "soon", "watched": 0, "is_host": "maybe"}
-    with pytest.raises(ValueError, match="rdzv_conf") as caught:
-        parse_settings(wrong, {})
-    for word in (
-        "detection_limit: no such key",
-        "last_call_s='soon'",
-        "watched: found 0; accepted: 1 or more",
-    ):
-        assert word in str(caught.value)
-    assert "is_host='maybe'" in str(caught.value)
-    assert "node_index: missing" in str(caught.value)
+    read = partial(parse_rules, min_nodes=1, max_nodes=2)
+    assert read({**text, "timeout": 900}) == read(typed), "torch adds a timeout by itself"
+    assert not read({"is_host": "0"}).is_host
+    with pytest.raises(TypeError, match="detection_limit"):
+        read({"detection_limit": 3})
 
 
 @pytest.mark.parametrize(
@@ -64,9 +46,7 @@ def test_many_nodes_beat_less_often_and_still_ten_times_within_the_limit(nodes: 
 
 def test_every_key_says_what_it_means() -> None:
     tree = ast.parse(Path(settings.__file__).read_text())
-    body = next(
-        n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "RosterSettings"
-    )
+    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Rules")
     documented = {
         node.target.id
         for node, text in itertools.pairwise(body)
@@ -74,4 +54,4 @@ def test_every_key_says_what_it_means() -> None:
         and isinstance(node.target, ast.Name)
         and isinstance(text, ast.Expr)
     }
-    assert documented == {field.name for field in fields(settings.RosterSettings)}
+    assert documented == {field.name for field in fields(Rules)}

@@ -17,12 +17,9 @@ from launcher.agent.roster.events import Enlist, Fetch, Swap, Swapped, Values, W
 from launcher.agent.roster.leaving import EXIT_BARRIER, AgentStore
 from launcher.agent.roster.membership import Head, close, format_head
 from launcher.agent.roster.store import (
-    TCP_THIN_LINEAR_TIMEOUTS,
     Endpoint,
     StoreClient,
-    TCPStore,
     find_store,
-    repeat_evenly,
     serve_forked,
 )
 from tests.launcher.agent.place import wait_until
@@ -38,7 +35,7 @@ def private_bytes(pid: int) -> int:
 
 
 def test_the_stores_process_has_a_few_megabytes_of_its_own() -> None:
-    store = serve_forked(0, "127.0.0.1")
+    store = serve_forked(0)
     client = StoreClient(here(store.port), "run", 5)
     for number in range(1000):
         client.carry_out(Write(f"beat/{number}", "1 r1"))
@@ -49,40 +46,11 @@ def test_the_stores_process_has_a_few_megabytes_of_its_own() -> None:
     store.stop()
 
 
-def test_lost_packets_are_repeated_evenly_from_both_ends() -> None:
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    repeat_evenly(server.port)
-    client = StoreClient(here(server.port), "run", 5)
-    client.carry_out(Write("key", "value"))
-    told = {}
-    for path in Path("/proc/self/fd").glob("*"):
-        if path.is_symlink() and os.readlink(path).startswith("socket:"):
-            with socket.socket(fileno=os.dup(int(path.name))) as ours:
-                if ours.family in (socket.AF_INET, socket.AF_INET6) and ours.type == 1:
-                    ends = (ours.getsockname()[1], connected_to(ours))
-                    told[ends] = ours.getsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS)
-                    if told[ends]:
-                        name = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-                        assert name.rstrip(b"\0") == b"reno"
-    port = client.store.port
-    from_client = [set_ for (_, far), set_ in told.items() if far == port]
-    from_server = [set_ for (near, far), set_ in told.items() if near == port and far]
-    assert 1 in from_client
-    assert set(from_server) == {1}
-
-
-def connected_to(ours: socket.socket) -> int:
-    try:
-        return int(ours.getpeername()[1])
-    except OSError:
-        return 0
-
-
 def test_the_store_dies_with_the_process_that_started_it() -> None:
     reader, writer = os.pipe()
     parent = os.fork()
     if parent == 0:
-        os.write(writer, str(serve_forked(0, "127.0.0.1").pid).encode())
+        os.write(writer, str(serve_forked(0).pid).encode())
         signal.pause()
     pid = int(os.read(reader, 20))
     os.kill(parent, signal.SIGKILL)
@@ -102,7 +70,7 @@ def running(pid: int) -> bool:
 
 def test_the_store_keeps_no_open_file_of_its_parent() -> None:
     reader, writer = os.pipe()
-    store = serve_forked(0, "127.0.0.1")
+    store = serve_forked(0)
     os.close(writer)
     assert os.read(reader, 1) == b"", "the store holds the pipe open"
     os.close(reader)
@@ -113,11 +81,11 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(RendezvousConnectionError, match=str(port)):
-            serve_forked(port, "127.0.0.1")
+            serve_forked(port)
 
 
 def test_only_the_first_of_two_swaps_wins() -> None:
-    store = serve_forked(0, "127.0.0.1")
+    store = serve_forked(0)
     client = StoreClient(here(store.port), "run", 5)
     assert client.carry_out(Swap("", "a")) == Swapped("a")
     assert client.carry_out(Swap("", "b")) == Swapped("a")
@@ -130,7 +98,7 @@ def test_only_the_first_of_two_swaps_wins() -> None:
 
 
 def test_the_store_that_serves_the_run_is_found_among_dead_frozen_and_closed_ones() -> None:
-    stores = [serve_forked(0, "127.0.0.1") for _ in range(4)]
+    stores = [serve_forked(0) for _ in range(4)]
     head = Head(origin="o", leader="0.x-0")
     StoreClient(here(stores[2].port), "run", 5).carry_out(
         Swap("", format_head(close(head, "finished")))
@@ -165,7 +133,7 @@ def test_a_store_whose_process_hangs_at_its_start_is_started_again(
     monkeypatch.setattr(module, "READY_LIMIT_S", 3.0)
     monkeypatch.setattr(module, "_serve", hang_once)
     monkeypatch.setattr(module.gc, "freeze", freeze)
-    served = serve_forked(0, "127.0.0.1")
+    served = serve_forked(0)
     try:
         assert len(starts) == 2
         assert served.port > 0

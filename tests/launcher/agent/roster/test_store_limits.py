@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from launcher.agent.roster import store
-from launcher.agent.roster.store import name_descriptor_limit
 
 ROOT = Path(__file__).parents[4]
 FEW = """
@@ -74,15 +70,3 @@ def test_a_store_asks_no_name_server_who_calls(tmp_path: Path) -> None:
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert "accepted" in done.stdout, done.stderr
     assert "nobody asked" in done.stdout, done.stdout
-
-
-def test_too_low_a_hard_limit_is_named_before_it_is_reached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(store.resource, "getrlimit", lambda _: (1024, 4096))
-    assert name_descriptor_limit(2000) == ""
-    told = name_descriptor_limit(2100)
-    assert "2100 nodes need 4264 open files" in told
-    assert "allows 4096 (ulimit -Hn)" in told
-    monkeypatch.setattr(store.resource, "getrlimit", lambda _: (1024, resource.RLIM_INFINITY))
-    assert name_descriptor_limit(10**6) == ""

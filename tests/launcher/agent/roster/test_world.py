@@ -222,7 +222,7 @@ def test_newcomers_that_come_and_go_cannot_keep_the_group_from_training() -> Non
 
 def test_held_newcomers_that_come_one_by_one_come_in_together_after_the_pause() -> None:
     rules = limited(
-        min_nodes=1, max_nodes=8, fence_dir="shared", hold_newcomers=True, growth_pause_s=30
+        min_nodes=1, max_nodes=8, fence_dir="shared", admit_limit_s=120, growth_pause_s=30
     )
     world, nodes = formed(rules, 0, 1)
     for index in range(2, 8):
@@ -240,9 +240,7 @@ def test_held_newcomers_that_come_one_by_one_come_in_together_after_the_pause() 
 
 
 def test_held_newcomers_wait_for_the_commit_but_not_for_ever() -> None:
-    rules = limited(
-        min_nodes=1, max_nodes=4, fence_dir="shared", hold_newcomers=True, admit_limit_s=30
-    )
+    rules = limited(min_nodes=1, max_nodes=4, fence_dir="shared", admit_limit_s=30)
     world, nodes = formed(rules, 0, 1)
     late = world.add(2)
     world.run(20)
@@ -253,7 +251,7 @@ def test_held_newcomers_wait_for_the_commit_but_not_for_ever() -> None:
 
 
 def test_a_commit_on_any_node_admits_held_newcomers() -> None:
-    rules = limited(min_nodes=1, max_nodes=4, fence_dir="shared", hold_newcomers=True)
+    rules = limited(min_nodes=1, max_nodes=4, fence_dir="shared", admit_limit_s=120)
     world, nodes = formed(rules, 0, 1)
     late = world.add(2)
     world.run(2)
