@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.agent import disk
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
-from launcher.contract.records import dump_record
+from launcher.contract.records import dump_record, parse_record
 from launcher.contract.worker_end import (
     WorkerEnd,
     is_out_of_memory,
@@ -75,8 +75,8 @@ def has_succeeded(exit_file: Path) -> bool:
 
 def _read_end(path: Path) -> WorkerEnd | None:
     try:
-        return WorkerEnd(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return parse_record(WorkerEnd, json.loads(path.read_text()))
+    except (OSError, ValueError):
         return None
 
 

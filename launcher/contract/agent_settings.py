@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import Elastic, Mount, NodePlan, Static
-from launcher.contract.records import dump_record
+from launcher.contract.node_plan import NodePlan
+from launcher.contract.records import dump_record, parse_text
 
 SCHEMA = 1
 ROSTER = "roster"
@@ -97,47 +94,9 @@ class NodeTask:
 def parse_task(text: str) -> NodeTask:
     """Reads the file. Raises InputError, naming what is wrong with it."""
     try:
-        data = json.loads(text)
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']} is not {SCHEMA}")
-        settings = _parse_settings(data.get("settings", {}))
-        return NodeTask(node=parse_node(data["node"]), settings=settings)
-    except (KeyError, TypeError, ValueError) as error:
+        return parse_text(NodeTask, text, SCHEMA)
+    except ValueError as error:
         raise InputError(
-            f"the node plan cannot be read: {type(error).__name__}: {error}",
+            f"the node plan cannot be read: {error}",
             "use the agent archive and the plan of one version of the launcher",
         ) from error
-
-
-def parse_node(data: Mapping[str, Any]) -> NodePlan:
-    """One node's plan from plain data. Raises KeyError, TypeError or ValueError."""
-    rendezvous = data["rendezvous"]
-    kind: type[Static] | type[Elastic] = Static if "master_addr" in rendezvous else Elastic
-    rest = {
-        "rendezvous": kind(**_with_pairs(rendezvous, "conf")),
-        "mounts": tuple(Mount(**mount) for mount in data.get("mounts", ())),
-        "command": tuple(data["command"]),
-        "secrets": tuple(data.get("secrets", ())),
-        "device_ids": tuple(data.get("device_ids", ())),
-    }
-    return NodePlan(**{**_with_pairs(data, "env"), **rest})
-
-
-def _parse_settings(data: Mapping[str, Any]) -> AgentSettings:
-    known = {field.name for field in dataclasses.fields(AgentSettings)}
-    if unknown := sorted(set(data) - known):
-        raise ValueError(f"unknown settings: {', '.join(unknown)}")
-    values = dict(data)
-    if "preload" in values:
-        values["preload"] = tuple(values["preload"])
-    if "stores" in values:
-        values["stores"] = tuple(StoreEndpoint(**store) for store in values["stores"])
-    settings = AgentSettings(**values)
-    if settings.start not in ("fresh", "fork"):
-        raise ValueError(f"start {settings.start!r} is neither fresh nor fork")
-    return settings
-
-
-def _with_pairs(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    pairs = {name: tuple((key, value) for key, value in data[name])} if name in data else {}
-    return {**data, **pairs}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from launcher.contract import protocol
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
-from launcher.contract.records import changed_fields
+from launcher.contract.records import changed_fields, parse_text
 from launcher.contract.worker_end import WorkerEnd
 
 
@@ -50,17 +51,6 @@ class NodeOutcome:
 
 def parse_node_outcome(text: str) -> NodeOutcome | None:
     """Reads what ``to_json`` wrote; None for anything else."""
-    try:
-        data = json.loads(text)
-        if data["schema"] != protocol.NODE_OUTCOME_SCHEMA:
-            return None
-        first, rest = data["first"], data["collateral"]
-        known = {one.name: data[one.name] for one in fields(NodeOutcome)}
-        read = {
-            "reason": Reason(data["reason"]),
-            "first": WorkerEnd(**first) if first else None,
-            "collateral": tuple(WorkerEnd(**end) for end in rest),
-        }
-        return NodeOutcome(**{**known, **read})
-    except (ValueError, KeyError, TypeError):
-        return None
+    with contextlib.suppress(ValueError):
+        return parse_text(NodeOutcome, text, protocol.NODE_OUTCOME_SCHEMA)
+    return None

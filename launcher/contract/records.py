@@ -1,16 +1,27 @@
-"""Dataclasses as JSON that holds only what differs from the defaults.
+"""Dataclasses as JSON: written without what has its default, read back checked against their types.
 
 Reading fills the defaults in. So a default may change only together with the schema number of what
 was written: the plan's or the node task's.
+
+Not by pydantic, which reads job files: nodes have it not, and to import it and to build its schemas
+takes longer than all else that ``launcher ps`` does.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import json
-from collections.abc import Mapping
-from typing import Any
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Record = TypeVar("Record")
+Reader = Callable[[Any], Any]
+"""Gives the value of a field for its plain data, or raises ``ValueError``."""
+ACCEPTED = {str: (str,), int: (int,), bool: (bool,), float: (float, int)}
+"""What JSON has for each plain type."""
 
 
 def dump_record(value: object) -> str:
@@ -34,3 +45,124 @@ def changed_fields(record: Any) -> dict[str, object]:
 def _defaults_of(kind: Any) -> Mapping[str, object]:
     fields = dataclasses.fields(kind)
     return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+
+
+def parse_text(kind: type[Record], text: str, schema: int) -> Record:
+    """A record from JSON that names its ``schema`` too. Raises ``ValueError`` for anything else."""
+    data = json.loads(text)
+    if not isinstance(data, dict) or data.get("schema") != schema:
+        raise ValueError(f"it is no {kind.__name__} of schema {schema}")
+    return parse_record(kind, data)
+
+
+def parse_record(kind: type[Record], data: object) -> Record:
+    """A dataclass from what ``asdict`` made of one. Raises ``ValueError`` for anything else.
+
+    Names that the class does not know are passed over. A class may read itself, by a ``parse_data``
+    of its own.
+    """
+    record: Record = _reader(kind)(data)
+    return record
+
+
+def _make_reader(kind: Any) -> Reader:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _read_one_of([_reader(one) for one in args])
+    if origin is tuple and args[1:] == (...,):
+        return _read_items(_reader(args[0]))
+    if origin is tuple:
+        return _read_places([_reader(one) for one in args])
+    if origin in (dict, Mapping):
+        return _read_mapping(_reader(args[0]), _reader(args[1]))
+    if origin is Literal:
+        return lambda value: value if value in args else _refuse(value, map(repr, args))
+    if kind in ACCEPTED:
+        return _read_plain(kind, ACCEPTED[kind])
+    if kind in (object, Any):
+        return lambda value: value
+    if kind is types.NoneType:
+        return lambda value: value if value is None else _refuse(value, ["null"])
+    is_enum = issubclass(kind, enum.Enum)
+    reader: Reader = kind if is_enum else vars(kind).get("parse_data") or _read_fields(kind)
+    return reader
+
+
+_reader: Callable[[Any], Reader] = functools.cache(_make_reader)
+
+
+def _refuse(value: object, accepted: Iterable[str]) -> Any:
+    raise ValueError(f"found {repr(value)[:60]}; accepted: {' or '.join(accepted)}")
+
+
+def _read_plain(kind: type, accepted: tuple[type, ...]) -> Reader:
+    def read(value: Any) -> Any:
+        # Not isinstance: True is an int.
+        return kind(value) if type(value) in accepted else _refuse(value, [kind.__name__])
+
+    return read
+
+
+def _read_one_of(readers: list[Reader]) -> Reader:
+    def read(value: Any) -> Any:
+        whys = []
+        for one in readers:
+            try:
+                return one(value)
+            except ValueError as error:
+                whys.append(str(error))
+        raise ValueError("; ".join(whys))
+
+    return read
+
+
+def _read_items(item: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        return tuple(map(item, value)) if _is_list(value) else _refuse(value, ["a list"])
+
+    return read
+
+
+def _read_places(items: list[Reader]) -> Reader:
+    def read(value: Any) -> Any:
+        if not _is_list(value) or len(value) != len(items):
+            _refuse(value, [f"a list of {len(items)}"])
+        return tuple([one(part) for one, part in zip(items, value, strict=True)])
+
+    return read
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _read_mapping(key: Reader, item: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            _refuse(value, ["a mapping"])
+        return {key(name): item(one) for name, one in value.items()}
+
+    return read
+
+
+def _read_fields(kind: Any) -> Reader:
+    hints, fields = get_type_hints(kind), dataclasses.fields(kind)
+    readers = {field.name: _reader(hints[field.name]) for field in fields}
+    no_default = (dataclasses.MISSING, dataclasses.MISSING)
+    needed = [f.name for f in fields if (f.default, f.default_factory) == no_default]
+
+    def read(data: Any) -> Any:
+        if not isinstance(data, dict):
+            _refuse(data, [f"the fields of {kind.__name__}"])
+        if missing := [name for name in needed if name not in data]:
+            raise ValueError(f"no {missing[0]}, which {kind.__name__} has")
+        values = {}
+        for name, reader in readers.items():
+            if name in data:
+                try:
+                    values[name] = reader(data[name])
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+        return kind(**values)
+
+    return read

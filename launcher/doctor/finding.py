@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from launcher.follow.table import render_columns
-from launcher.plan.records import Jsonable
 
 
 class Status(enum.Enum):
@@ -28,7 +28,7 @@ class Finding:
     found: str
     fix: str = ""
 
-    def to_jsonable(self) -> Jsonable:
+    def to_jsonable(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
         return {**asdict(self), "status": self.status.value}
 

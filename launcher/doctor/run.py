@@ -13,6 +13,7 @@ from pathlib import Path
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
+from launcher.contract.records import Record, parse_record
 from launcher.doctor.finding import Finding, failed
 from launcher.doctor.judge import AllReduce, NodeAnswer, judge_all_reduce
 from launcher.follow.console import Console
@@ -20,7 +21,6 @@ from launcher.follow.loop import Follower, create_run
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec, MountSpec
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.records import Record, parse_record
 from launcher.runs.outcome import Outcome
 
 PROGRAM = Path(__file__).with_name("program.py")

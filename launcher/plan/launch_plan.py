@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.records import changed_fields, dump_record
+from launcher.contract.records import changed_fields, dump_record, parse_text
 from launcher.plan.agent_task import plan_agent, plan_stores
 from launcher.plan.devices import check_capacity, plan_devices
 from launcher.plan.nnodes import NodesThere, decide_nnodes
 from launcher.plan.nodes import NodePlanner, plan_incarnation
-from launcher.plan.records import parse_record
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.plan.target_settings import TargetSettings, dump_settings
 from launcher.plan.torchrun import check_torch_version
@@ -201,7 +199,4 @@ def plan_replacement(plan: LaunchPlan, node_index: int) -> LaunchPlan:
 
 def parse_plan(text: str) -> LaunchPlan:
     """Reads what ``LaunchPlan.to_json`` wrote. Raises ``ValueError`` for anything else."""
-    data = json.loads(text)
-    if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-        raise ValueError(f"it is no plan of schema {SCHEMA}")
-    return parse_record(LaunchPlan, data)
+    return parse_text(LaunchPlan, text, SCHEMA)

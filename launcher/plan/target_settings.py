@@ -8,8 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from launcher.contract.records import changed_fields
-from launcher.plan.records import parse_record
+from launcher.contract.records import changed_fields, parse_record
 from launcher.plan.target_facts import MachineFacts
 
 if TYPE_CHECKING:

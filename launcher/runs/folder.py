@@ -21,8 +21,8 @@ from launcher.agent.atomic_write import (
 from launcher.contract import protocol, typed
 from launcher.contract.errors import DiskFullError, InputError
 from launcher.contract.process_stat import boot_id, start_of
+from launcher.contract.records import parse_record
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
-from launcher.plan.records import parse_record
 from launcher.plan.torchrun import WORKER_FOLDERS, WorkerLog, parse_worker_folder
 from launcher.runs.outcome import Outcome
 

@@ -13,11 +13,11 @@ from launcher.code.files import CodeFile
 from launcher.code.place import CodePlace
 from launcher.code.record import pack_code
 from launcher.contract.errors import LauncherError, TargetError
+from launcher.contract.records import parse_record
 from launcher.doctor import judge, run
 from launcher.doctor.finding import Finding, Status, failed, warning
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
-from launcher.plan.records import parse_record
 from launcher.plan.rendezvous import plan_backend
 from launcher.plan.run_id import new_run_id
 from launcher.targets.hosts import doctor_judge

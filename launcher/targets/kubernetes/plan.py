@@ -14,11 +14,10 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import START_LIMIT_S, NodeTask
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Env
-from launcher.contract.records import dump_record
+from launcher.contract.records import dump_record, parse_record
 from launcher.job.storage import EPHEMERAL, Claim, Volume, parse_claim, parse_volume
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.plan.nodes import plan_node_like
-from launcher.plan.records import parse_record
 from launcher.plan.target_facts import (
     RUN_ID,
     AgentFacts,

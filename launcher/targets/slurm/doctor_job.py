@@ -12,9 +12,9 @@ from pathlib import Path
 
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError
+from launcher.contract.records import parse_record
 from launcher.doctor import judge, run
 from launcher.doctor.finding import Finding, failed, ok
-from launcher.plan.records import parse_record
 from launcher.targets.slurm import doctor_judge
 from launcher.targets.slurm.client import SlurmError, cancel, run_command
 from launcher.targets.slurm.script import quote_option

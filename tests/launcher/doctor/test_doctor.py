@@ -11,6 +11,7 @@ import pytest
 
 from launcher.api.doctor import is_fit
 from launcher.contract.errors import ExitCode
+from launcher.contract.records import parse_record
 from launcher.doctor.finding import Status, failed, ok, render_findings, warning
 from launcher.doctor.judge import (
     AllReduce,
@@ -23,7 +24,6 @@ from launcher.doctor.judge import (
 from launcher.doctor.program import parse_gpus, parse_xids
 from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.job.spec import JobSpec
-from launcher.plan.records import parse_record
 from tests.launcher.docker_runs import MOUNTED
 from tests.launcher.runner import PREFIX, Runner, wait_until
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason
+from launcher.contract.records import parse_record
 from launcher.contract.typed import as_called
 from launcher.contract.worker_end import WorkerEnd
-from launcher.plan.records import parse_record
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.runs.summary import COLLATERAL_LINES, render_summary
 

@@ -486,9 +486,7 @@ def test_a_task_is_read_back_as_it_was_written(task: NodeTask) -> None:
     assert parse_task(task.to_json()) == task
 
 
-@pytest.mark.parametrize(
-    "change", [{"schema": 2}, {"settings": {"start": "thread"}}, {"settings": {"strat": "fork"}}]
-)
+@pytest.mark.parametrize("change", [{"schema": 2}, {"settings": {"start": "thread"}}])
 def test_a_task_of_another_kind_is_refused(change: dict[str, Any]) -> None:
     data = {**json.loads(NodeTask(node=NODE).to_json()), **change}
     with pytest.raises(InputError, match="cannot be read"):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from launcher.plan.records import parse_record
+from launcher.contract.records import parse_record
 
 
 class Colour(Enum):
