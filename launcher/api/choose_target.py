@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,24 +94,18 @@ def open_target(name: str, run_root: Path) -> Target:
     return room_of(name).open(run_root)
 
 
-def choose_target(
-    job: JobSpec,
-    forced: str | None,
-    run_root: Path,
-    open_: Callable[[str, Path], Target] = open_target,
-) -> Choice:
-    """The first target that can run the job, of those that are tried unasked.
+def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) -> Choice:
+    """The forced target, or the first that can run the job of those that are tried unasked.
 
     Raises ``TargetError`` where a forced target cannot run the job, or none can.
     """
     if forced is not None:
-        target = open_(forced, run_root)
-        facts = target.facts(job)
-        why = f"{facts.describe()} ({target.taken_because or f'forced by --on {forced}'})"
-        return Choice(target=target, facts=facts, why=why)
+        facts = forced.facts(job)
+        why = f"{facts.describe()} ({facts.taken_because or f'forced by --on {forced.name}'})"
+        return Choice(target=forced, facts=facts, why=why)
     because = ""
     for name, after in zip(TRIED_UNASKED, (*TRIED_UNASKED[1:], ""), strict=True):
-        target = open_(name, run_root)
+        target = open_target(name, run_root)
         try:
             facts = target.facts(job)
         except SilentTargetError as error:

@@ -35,7 +35,12 @@ def become_node(
 
     def make(sized: JobSpec, target: Target) -> tuple[LaunchPlan, Callable[[], RunFolder]]:
         planned = plan_job(
-            sized, run_root, on=target.name, opened=target, extra_args=extra_args, detached=True
+            sized,
+            run_root,
+            opened=target,
+            extra_args=extra_args,
+            detached=True,
+            run_id=node.run_id,
         )
         # The job as it was given: another start may have another number of nodes.
         return planned.plan, replace(planned, job=ran).create

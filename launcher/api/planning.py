@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
-from launcher.api.choose_target import Choice, choose_target, open_target
+from launcher.api.choose_target import Choice, choose_target
 from launcher.code.place import IN_IMAGE, CodePlace, find_code
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
@@ -94,22 +94,23 @@ def plan_job(
     job: JobSpec,
     run_root: Path,
     *,
-    on: str | None = None,
     opened: Target | None = None,
     again: RunFolder | None = None,
     extra_args: tuple[str, ...] = (),
     detached: bool = False,
     preview: bool = False,
+    run_id: str = "",
 ) -> PlannedRun:
     """Decides where a job runs and plans a new run there.
 
-    ``on`` names the target and ``opened`` is that target, where it is open already. ``again`` is an
-    earlier run whose code is taken. ``preview``: a target that need not be asked anything to render
-    a job is not, and nothing is left to chance. Raises ``InputError`` and ``TargetError``.
+    ``opened`` is the target, where one is named. ``again`` is an earlier run whose code is taken.
+    ``preview``: a target that need not be asked anything to render a job is not, and nothing is
+    left to chance. ``run_id`` is the id of a run that has one already. Raises ``InputError`` and
+    ``TargetError``.
     """
     if opened and opened.there:
         job = decide_nnodes(job, opened.there)
-    run_id = (opened.run_id if opened else "") or new_run_id(job.name)
+    run_id = run_id or new_run_id(job.name)
     copy = run_root.absolute() / run_id / CODE_DIR if again else None
     if job.code == IN_IMAGE and opened and not opened.has_image(job):
         job = job.model_copy(update={"code": None})
@@ -127,8 +128,7 @@ def plan_job(
     if opened and preview and opened.traits.plans_offline:
         choice, run_id = Choice(target=opened, facts=opened.facts(job), why=""), job.name
     else:
-        open_ = (lambda name, root: opened) if opened else open_target
-        choice = choose_target(job, on, run_root, open_)
+        choice = choose_target(job, run_root, opened)
     plan = plan_run(
         job,
         choice.facts,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
 from launcher.api.choose_target import load, rooms
-from launcher.commands.arguments import is_job_named, open_named
+from launcher.commands.arguments import is_job_named
 from launcher.commands.options import add_commands
 from launcher.commands.other_programs import check_command, names_training
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
@@ -64,8 +64,6 @@ def _run_command(
             arguments.given = {room.name: room.read_options(arguments) for room in rooms()}
             found_by = options_to_find_runs(arguments)
             arguments.until_end.enter_context(typed.as_called(parser.prog, found_by))
-            if "resume" in arguments:
-                arguments.opened = open_named(arguments)
             made = load(arguments.handler)(arguments)
             text, code = made if isinstance(made, tuple) else ("", made)
             if text:  # else stdout may be closed, or its disk full

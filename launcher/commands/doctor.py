@@ -28,7 +28,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         )
         raise InputError("no job file is named", fix)
     job = read_job(arguments, otherwise=sample)
-    name = target_named(arguments) or choose_target(job, None, run_root(arguments)).facts.target
+    name = target_named(arguments) or choose_target(job, run_root(arguments)).facts.target
     with raise_on_signals():
         findings = list(diagnose(job, name, arguments.limit, arguments))
     if arguments.json:

@@ -17,7 +17,7 @@ from launcher.api.planning import (
     resume_job,
 )
 from launcher.code.place import IN_IMAGE
-from launcher.commands.arguments import run_root
+from launcher.commands.arguments import open_named, run_root
 from launcher.job import script
 from launcher.job.file import Override, find_place, option_override, parse_job, parse_override
 from launcher.job.script import SCRIPT_ENDINGS, is_script
@@ -114,7 +114,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
 
     ``preview``: for a target that is asked nothing to render a job, without chance.
     """
-    root, again, opened = run_root(arguments), _earlier(arguments), arguments.opened
+    root, again, opened = run_root(arguments), _earlier(arguments), open_named(arguments)
     if again and opened is None:
         opened = room_of(again.read_plan().target).open(root, arguments)
     job = read_job(arguments)
@@ -123,7 +123,6 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
     run = plan_job(
         job,
         root,
-        on=opened.name if opened else None,
         opened=opened,
         again=again,
         extra_args=arguments.extra,

@@ -26,6 +26,13 @@ from launcher.runs.node_outcomes import read_outcomes_of, read_restarts
 from launcher.runs.outcome import Outcome, RunEnd
 from launcher.runs.reason import decide_reason
 
+POLL_S = 0.1
+"""Seconds between two turns of a run whose nodes this process starts."""
+POLL_ALONE_S, LONGEST_POLL_S = 0.2, 2.0
+"""The same for a run that goes on alone, with few workers and with many."""
+WORKERS_PER_POLL = 20
+"""For so many workers such a run waits ``POLL_ALONE_S`` longer: each turn looks at the files of all
+workers, which may lie on a file server."""
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
 """Errors of a network file system while its server restarts."""
 STORAGE_LIMIT_S = 60.0
@@ -77,6 +84,10 @@ class Follower:
         )
         self._failing_since: float | None = None
         self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
+        self._poll_s = POLL_S
+        if target.traits.goes_on_alone:
+            share = max(1.0, self._workers / WORKERS_PER_POLL)
+            self._poll_s = min(LONGEST_POLL_S, POLL_ALONE_S * share)
         self._outcome: Outcome | None = None
 
     def interrupt(self, at_once: str = "") -> None:
@@ -99,13 +110,7 @@ class Follower:
                 self._tell_notes()
             submitted = True
             on_submitted()
-            try:
-                end = self._loop()
-            except KeyboardInterrupt:
-                if (hurried := self._driver.hurry()) is None:
-                    raise
-                end = hurried
-            return self._finish(end)
+            return self._finish(self._loop())
         except BaseException as error:
             # Such as an engine that died, or a second Ctrl-C: leave no node, record the reason.
             is_over = self._driver.abandon(error, submitted=submitted)
@@ -141,7 +146,7 @@ class Follower:
                 self._failing_since = None
             except OSError as error:
                 self._bear(error)
-            self._clock.sleep(self._driver.poll_s)
+            self._clock.sleep(self._poll_s)
 
     def _turn(self) -> RunEnd | None:
         # A signal is acted on whatever the run's folder answers.

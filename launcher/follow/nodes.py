@@ -20,7 +20,6 @@ from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_outcomes_of
 from launcher.runs.outcome import RunEnd
 
-POLL_S = 0.1
 FOLDER_REMOVED = "its folder was removed while it ran"
 FOLDER_LIMIT_S = 3.0
 """How long the run's folder may be missing, as when a file server pauses."""
@@ -31,8 +30,6 @@ FOUND_LATER = "found after its launcher had gone"
 
 class NodeDriver:
     """A ``Driver`` that replaces lost nodes and restarts failed ones."""
-
-    poll_s = POLL_S
 
     def __init__(
         self,
@@ -196,10 +193,6 @@ class NodeDriver:
         """As ``Driver.end``. An engine that died meanwhile must not hide how the run ended."""
         is_done = STATE_OF_REASON[why.reason] is RunState.SUCCEEDED
         self._stop(0 if is_done else self.plan.stop_grace_s)
-
-    def hurry(self) -> RunEnd | None:
-        """None: ``abandon`` ends the nodes at once."""
-        return None
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``. Ends the nodes, as they have no launcher any more."""

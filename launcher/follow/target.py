@@ -100,8 +100,6 @@ class Driver(Protocol):
     """The plan now in force."""
     live: tuple[int, ...]
     """Indices of the nodes that are in the world now; empty where all planned ones count."""
-    poll_s: float
-    """Seconds between two turns."""
 
     def turn(self) -> RunEnd | None:
         """Looks at the run and acts on what it finds; says how the run ended, if it has."""
@@ -118,14 +116,11 @@ class Driver(Protocol):
         """
         ...
 
-    def hurry(self) -> RunEnd | None:
-        """A second Ctrl-C: as what the run is to end, at once; None to abandon it."""
-        ...
-
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """The follower cannot go on. Whether nothing runs any more, so that there is an outcome.
 
-        Raises ``TargetError`` where the run cannot be ended.
+        An interrupt, as by a second Ctrl-C, ends the run at once. Raises ``TargetError`` where the
+        run cannot be ended.
         """
         ...
 
@@ -177,12 +172,8 @@ class Target(ABC):
         """The training code; set before ``facts`` where the target sends it, and the job has it."""
         self.is_sending = False
         """Whether ``submit`` only brings what nodes start from: an interrupt ends that at once."""
-        self.run_id = ""
-        """The id of the run to come, where something was started for it already."""
         self.there: NodesThere | None = None
         """The nodes that are there before the run is planned; None where the job says how many."""
-        self.taken_because = ""
-        """Why the launcher took this target, where nobody named one."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 
@@ -237,9 +228,12 @@ class Target(ABC):
         also for a run that the target does not know.
         """
 
-    @abstractmethod
     def live_runs(self) -> tuple[LiveRun, ...]:
-        """All runs of which the target holds something, also those of other people."""
+        """All runs of which the target holds something, also those of other people.
+
+        None where runs are meant to go on without a launcher.
+        """
+        return ()
 
     def drive(
         self,

@@ -116,6 +116,8 @@ class TargetFacts:
     target: str
     place: str = ""
     """Where jobs run, in words: ``local processes``. Empty: the target's name says it."""
+    taken_because: str = ""
+    """Why the launcher took this target, where nobody named one."""
     accelerator: str
     machine: MachineFacts
     image: str | None = None

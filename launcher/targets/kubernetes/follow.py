@@ -34,7 +34,6 @@ from launcher.targets.kubernetes.pod_states import (
 if TYPE_CHECKING:
     from launcher.targets.kubernetes.target import KubernetesTarget
 
-POLL_S = 0.3
 READ_END_S = 2.0
 """Between two looks at the job's object; its pods are watched."""
 RETRY_S = 1.0
@@ -48,7 +47,6 @@ class ClusterDriver:
     A cluster that stops answering is waited for: the run goes on without this process.
     """
 
-    poll_s = POLL_S
     live: tuple[int, ...] = ()
 
     def __init__(
@@ -150,17 +148,16 @@ class ClusterDriver:
         finally:
             self._tell()
 
-    def hurry(self) -> RunEnd | None:
-        """Deletes the job at once."""
-        self._is_hurried = True
-        return RunEnd(reason=Reason.INTERRUPTED)
-
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
-        """As ``Driver.abandon``: a job that was made goes on without a launcher."""
+        """As ``Driver.abandon``: a job that was made goes on without a launcher.
+
+        After an interrupt the job is deleted, or the error has the command to type.
+        """
         if not submitted:
             return isinstance(error, LauncherError) and not isinstance(error, MayRunError)
         if isinstance(error, KeyboardInterrupt) and not self._is_over:
-            raise self._still_running("interrupted") from None
+            self._is_hurried = True
+            self._delete()
         return isinstance(error, KeyboardInterrupt)
 
     def _collect(self) -> None:

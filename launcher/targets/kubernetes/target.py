@@ -14,7 +14,7 @@ from launcher.code.record import read_kept_code
 from launcher.contract import typed
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError
-from launcher.follow.target import Driver, LiveRun, Observation, Target, Traits
+from launcher.follow.target import Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
@@ -146,10 +146,6 @@ class KubernetesTarget(Target):
         job = self.job(RunFolder(self._run_root / run_id).read_plan())
         job.end(self.notes, keep=False)
         job.wait_gone(grace_s)
-
-    def live_runs(self) -> tuple[LiveRun, ...]:
-        """None are reported: runs of a cluster go on without a launcher, as they are meant to."""
-        return ()
 
     # -- following -------------------------------------------------------------------------------
 

@@ -32,9 +32,6 @@ from launcher.targets.slurm.starts import (
     read_starts,
 )
 
-POLL_S, LONGEST_POLL_S = 0.2, 2.0
-WORKERS_PER_POLL = 20
-"""A larger run is looked at less often: each look reads files of all workers on a file server."""
 GONE_LOOKS = 2
 """How many times in a row the queue must not know a job before it counts as gone."""
 SILENT_S = 3 * protocol.ALIVE_S
@@ -56,11 +53,6 @@ REASON_OF_STATE = {
 """What Slurm's word for a job's end means. Where it has another word, exit codes decide."""
 
 
-def decide_poll_s(workers: int) -> float:
-    """Seconds between two looks at the run folder."""
-    return min(LONGEST_POLL_S, POLL_S * max(1.0, workers / WORKERS_PER_POLL))
-
-
 class SlurmDriver:
     """A ``Driver`` that watches the jobs of a run; Slurm starts and requeues them."""
 
@@ -75,7 +67,6 @@ class SlurmDriver:
     ) -> None:
         """``stop`` and ``scale`` are the target's, for this run."""
         self.plan = plan
-        self.poll_s = decide_poll_s(len(plan.nodes) * plan.nodes[0].nproc_per_node)
         self.live: tuple[int, ...] = ()
         self._run, self._stop, self._scale = run, stop, scale
         self._console, self._clock = console, clock
@@ -172,21 +163,6 @@ class SlurmDriver:
         if is_left:
             self._stop(self._run.run_id, float(self.plan.stop_grace_s if asked else 0))
 
-    def hurry(self) -> RunEnd | None:
-        """A second Ctrl-C: cancels the jobs at once."""
-        self._cancel()
-        return RunEnd(reason=Reason.INTERRUPTED)
-
-    def _cancel(self) -> None:
-        """Cancels the run's jobs; says so first, as a third Ctrl-C does not end the wait."""
-        self._watch.close()
-        what, by_hand = self._cancelled()
-        self._console.note(
-            f"cancelled at once: waits until Slurm has ended {what}, at most {END_LIMIT_S:g} s; "
-            f"by hand: {by_hand}"
-        )
-        self._stop(self._run.run_id, 0.0)
-
     def _cancelled(self) -> tuple[str, str]:
         """What a stop at once cancels, and the command for it."""
         if job := SlurmSettings.of(self.plan).inside:
@@ -199,11 +175,17 @@ class SlurmDriver:
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``: a job that was submitted goes on without a launcher."""
         self._watch.close()
-        if isinstance(error, KeyboardInterrupt):
-            # A second Ctrl-C, which may have come while sbatch had an answer to give.
-            self._cancel()
-            return True
-        return not submitted and isinstance(error, LauncherError)
+        if not isinstance(error, KeyboardInterrupt):
+            return not submitted and isinstance(error, LauncherError)
+        # A second Ctrl-C, which may have come before sbatch has answered. A third does not end the
+        # wait.
+        what, by_hand = self._cancelled()
+        self._console.note(
+            f"cancelled at once: waits until Slurm has ended {what}, at most {END_LIMIT_S:g} s; "
+            f"by hand: {by_hand}"
+        )
+        self._stop(self._run.run_id, 0.0)
+        return True
 
 
 # -- what the files and the queue say, without a launcher too ------------------------------------

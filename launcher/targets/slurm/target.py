@@ -26,7 +26,7 @@ from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import fold
 from launcher.follow.requests import write_size
-from launcher.follow.target import Driver, LiveRun, Observation, Target, Traits
+from launcher.follow.target import Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
@@ -96,7 +96,6 @@ class SlurmTarget(Target):
         self._clock = clock or SystemClock()
         self._allocation = allocation
         if allocation is not None:
-            self.taken_because = f"this is its job {allocation.job}"
             self.there = inside.nodes_of(allocation)
 
     # -- before a run -----------------------------------------------------------------------------
@@ -292,10 +291,6 @@ class SlurmTarget(Target):
                 return
             self._clock.sleep(pause_s)
             pause_s = min(LOOK_S, 2 * pause_s)
-
-    def live_runs(self) -> tuple[LiveRun, ...]:
-        """None are reported: runs of a cluster go on without a launcher, as they are meant to."""
-        return ()
 
     # -- following --------------------------------------------------------------------------------
 

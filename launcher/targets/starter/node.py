@@ -70,7 +70,7 @@ class StartedNode:
         self._environ, self._clock = environ, clock or SystemClock()
         self.files: StartFiles = find_files(run_root, self.run_id, self.place)
         self._target = StarterTarget(run_root, self.place)
-        self._target.run_id, self._target.there = self.run_id, there
+        self._target.there = there
         self.notes: list[str] = unbind(environ)
 
     def join(self, make: Make, job_text: str) -> LaunchPlan:

@@ -15,7 +15,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
+from launcher.follow.target import NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder
@@ -138,9 +138,6 @@ class StarterTarget(Target):
 
     def _living(self, plan: LaunchPlan) -> list[int]:
         return [node.node_index for node in self.observe(plan).nodes if node.is_alive]
-
-    def live_runs(self) -> tuple[LiveRun, ...]:
-        return ()
 
 
 def _observed(

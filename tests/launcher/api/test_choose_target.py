@@ -43,8 +43,12 @@ def choose(
 
     def chosen(docker: TargetFacts | TargetError, forced: str | None = None, **job: Any) -> Any:
         found = {"docker": docker, "local": local_facts}
-        opened: Any = lambda name, root: known(name, found[name], monkeypatch)  # noqa: E731
-        return choose_target(make_job(**job), forced, tmp_path, opened)
+        targets = {name: known(name, facts, monkeypatch) for name, facts in found.items()}
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "launcher.api.choose_target.open_target", lambda name, root: targets[name]
+            )
+            return choose_target(make_job(**job), tmp_path, targets[forced] if forced else None)
 
     return chosen
 
@@ -94,11 +98,9 @@ def test_a_forced_target_is_taken_or_refused_but_never_replaced(
         choose(NO_ENGINE, forced="docker")
 
 
-def test_an_unknown_target_names_the_known_ones(
-    make_job: Callable[..., JobSpec], tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="lsf"):
-        choose_target(make_job(), "lsf", tmp_path)
+def test_an_unknown_target_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--on lsf: no such target"):
+        open_target("lsf", tmp_path)
 
 
 def test_a_job_without_gpus_says_how_many_cores_it_has(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands.cli import run_command
+from launcher.follow import loop
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import collector, follow, logs, missing_pods, watch
 from launcher.targets.kubernetes.target import KubernetesTarget
@@ -20,7 +21,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (logs, watch, follow):
         monkeypatch.setattr(module, "RETRY_S", 0.05)
     monkeypatch.setattr(follow, "READ_END_S", 0.2)
-    monkeypatch.setattr(follow.ClusterDriver, "poll_s", 0.05)
+    monkeypatch.setattr(loop, "POLL_ALONE_S", 0.05)
     monkeypatch.setattr(missing_pods, "MISSING_S", 0.5)
     monkeypatch.setattr(collector, "LOG_LIMIT_S", 5.0)
 

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -324,14 +324,8 @@ def test_a_run_that_another_machine_is_about_to_submit_has_not_ended(
 
 # -- a second Ctrl-C ------------------------------------------------------------------------------
 
-HURRIES: list[Callable[[SlurmDriver], object]] = [
-    lambda driver: driver.hurry(),
-    lambda driver: driver.abandon(KeyboardInterrupt(), submitted=True),
-]
-"""In the loop, and while the grace is waited for."""
 
-
-def said_before_the_stop(folder: Folder, hurry: Callable[[SlurmDriver], object]) -> str:
+def said_before_the_stop(folder: Folder) -> str:
     said, at_stop = io.StringIO(), list[str]()
 
     def stop(run_id: str, grace_s: float) -> None:
@@ -340,27 +334,26 @@ def said_before_the_stop(folder: Folder, hurry: Callable[[SlurmDriver], object])
 
     console = Console(said, terminal=False, colour=False)
     driver = SlurmDriver(folder.run, folder.plan, stop, lambda nodes: None, console, SystemClock())
-    hurry(driver)
+    assert driver.abandon(KeyboardInterrupt(), submitted=True)
     (text,) = at_stop
     return text
 
 
-@pytest.mark.parametrize("hurry", HURRIES, ids=["hurry", "abandon"])
 def test_a_second_interrupt_says_first_what_it_waits_for_and_how_to_end_it_by_hand(
-    tmp_path: Path, hurry: Callable[[SlurmDriver], object]
+    tmp_path: Path,
 ) -> None:
     folder = Folder(tmp_path)
     # Before sbatch has answered.
-    said = said_before_the_stop(folder, hurry)
+    said = said_before_the_stop(folder)
     assert "what was submitted, at most 60 s; by hand: squeue --me, then scancel JOBID" in said
     folder.write(j7_0_started="n1 n2")
-    assert said_before_the_stop(folder, hurry) == (
+    assert said_before_the_stop(folder) == (
         "launcher: cancelled at once: waits until Slurm has ended job 7, at most 60 s; "
         "by hand: scancel 7\n"
     )
     # Inside of an allocation the step alone is ended.
     folder.plan = replace(folder.plan, own=replace(SlurmSettings.of(folder.plan), inside=7))
-    said = said_before_the_stop(folder, hurry)
+    said = said_before_the_stop(folder)
     assert "its step of job 7, at most 60 s; by hand: squeue --steps --jobs=7" in said
 
 
