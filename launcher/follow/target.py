@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.contract.reasons import NodeState
@@ -266,12 +265,6 @@ class Target(ABC):
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
         """Brings the run's output into its folder, in turns; with ``follow`` until the run ends."""
         return iter(())
-
-    def bring_story(self, run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:  # noqa: B027
-        """Puts the target's own story of a borrowed run into its folder.
-
-        ``claim`` is where this machine sees the run's storage.
-        """
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         """Changes the number of nodes; False where only the run's own launcher could."""

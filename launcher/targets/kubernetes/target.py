@@ -23,7 +23,6 @@ from launcher.targets.kubernetes.api import Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
 from launcher.targets.kubernetes.code import repack_code
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
-from launcher.targets.kubernetes.history import bring_story
 from launcher.targets.kubernetes.plan import PodSettings, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
 
@@ -164,6 +163,3 @@ class KubernetesTarget(Target):
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
         return bring_output(run, plan, self, self._clock, follow=follow)
-
-    def bring_story(self, run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:
-        bring_story(run, plan, self.job(plan), claim)
