@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from launcher.code.record import CodeRecord, read_record
 from launcher.contract import protocol, typed
 from launcher.contract.reasons import TERMINAL_STATES, NodeState
-from launcher.contract.records import parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
