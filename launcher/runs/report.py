@@ -182,7 +182,7 @@ def _read_nodes(run: RunFolder, ledgers: Ledgers, now: float | None) -> list[Nod
             node = replace(
                 node,
                 attempts=outcome.attempts,
-                reason=outcome.reason.value,
+                reason=outcome.reason,
                 exit_code=outcome.exit_code,
                 detail=outcome.detail,
             )

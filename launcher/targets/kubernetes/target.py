@@ -18,7 +18,7 @@ from launcher.follow.target import Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
 from launcher.targets.kubernetes.code import repack_code
@@ -158,7 +158,7 @@ class KubernetesTarget(Target):
     ) -> Driver:
         return ClusterDriver(run, plan, self.job(plan), console, clock)
 
-    def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Outcome | None:
         return find_end(run, self.job(plan))
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
