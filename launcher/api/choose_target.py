@@ -101,8 +101,9 @@ def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) ->
     """
     if forced is not None:
         facts = forced.facts(job)
-        why = f"{facts.describe()} ({facts.taken_because or f'forced by --on {forced.name}'})"
-        return Choice(target=forced, facts=facts, why=why)
+        # Where nodes are there already, nobody need have named the target.
+        why = "" if forced.there else f" (forced by --on {forced.name})"
+        return Choice(target=forced, facts=facts, why=f"{facts.describe()}{why}")
     because = ""
     for name, after in zip(TRIED_UNASKED, (*TRIED_UNASKED[1:], ""), strict=True):
         target = open_target(name, run_root)

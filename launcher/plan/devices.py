@@ -79,15 +79,14 @@ def _check_no_gpus_wanted(job: JobSpec, facts: TargetFacts, machine: MachineFact
 
 def check_capacity(job: JobSpec, facts: TargetFacts, nproc_per_node: int) -> None:
     """Raises ``KeyInputError`` where one machine would have to start too many processes."""
-    nodes, agents_too, capacity = job.nnodes.max, nproc_per_node + 1, facts.machine.capacity
-    if capacity is None or nodes * agents_too <= capacity.processes:
+    nodes, agents_too, most = job.nnodes.max, nproc_per_node + 1, facts.machine.most_processes
+    if most is None or nodes * agents_too <= most:
         return
-    most = capacity.processes
     fits = most // agents_too
     fix = f"at most nnodes: {fits}" if fits else f"at most nproc_per_node: {most - 1}"
     raise KeyInputError(
         ("nnodes",) if nodes > 1 else ("nproc_per_node",),
         f"{nodes} nodes x ({nproc_per_node} workers + 1 agent) are {nodes * agents_too} processes; "
-        f"this machine can start about {most} ({capacity.why})",
+        f"this machine can start about {most} ({facts.machine.cpu_count} CPU cores)",
         f"{fix} with --on {facts.target}, or a target of several machines: --on TARGET",
     )

@@ -13,22 +13,14 @@ RUN_ID = "{run_id}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capacity:
-    """How many processes, agents and workers together, one machine can reasonably start."""
-
-    processes: int
-    why: str
-    """What bounds them, in words: ``2 CPU cores``."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class MachineFacts:
     """One machine as it was when the plan was made."""
 
     cpu_count: int
     device_ids: tuple[str, ...] | None = ()
     """Accelerators that a job may use; empty on CPU, None where a scheduler gives them out."""
-    capacity: Capacity | None = None
+    most_processes: int | None = None
+    """How many it can reasonably start, agents and workers together; None where nobody knows."""
     address: str | None = None
     """Where other nodes reach it; None: by the node's name, or by loopback."""
     interface: str | None = None
@@ -116,8 +108,6 @@ class TargetFacts:
     target: str
     place: str = ""
     """Where jobs run, in words: ``local processes``. Empty: the target's name says it."""
-    taken_because: str = ""
-    """Why the launcher took this target, where nobody named one."""
     accelerator: str
     machine: MachineFacts
     image: str | None = None

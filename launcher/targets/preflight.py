@@ -1,26 +1,18 @@
-"""Checks before the start: are the job's secrets, folder, script or module there?"""
+"""Checks before the start: are the job's secrets, folder and script there?"""
 
 from __future__ import annotations
 
-import itertools
 import os
-import shlex
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from launcher.code.files import NOT_CODE
 from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
-
-MAX_FOLDERS = 2000
-"""How many are searched for a module that is not where it was looked for."""
 
 
 def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -35,8 +27,12 @@ def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
     return {name: environ[name] for name in names}
 
 
-def check_here(node: NodePlan, python: str) -> None:
-    """Checks the folder, script or module of local processes. Raises ``KeyInputError``."""
+def check_here(node: NodePlan) -> None:
+    """Checks the folder and the script of local processes. Raises ``KeyInputError``.
+
+    Whether a module is there only Python can tell, when it starts: a package may have code that
+    says where its modules are.
+    """
     workdir = Path(node.workdir or ".")
     if not workdir.is_dir():
         what = "is not a folder" if workdir.exists() else "is not there"
@@ -46,31 +42,6 @@ def check_here(node: NodePlan, python: str) -> None:
         raise KeyInputError(("workdir",), f"{workdir}: Permission denied", f"chmod +x {workdir}")
     if node.command[0] != "-m":
         _check_file(workdir / node.command[0], node.command[0], f"in {workdir}")
-    elif python == sys.executable and not _finds_module(node, str(workdir)):
-        raise KeyInputError(
-            ("command",),
-            f"found -m {node.command[1]}; {python} finds no such module in {workdir}",
-            _fix_module(node.command[1], workdir, Path.cwd()),
-        )
-
-
-def check_in_mounts(node: NodePlan, workdir: str | None) -> None:
-    """Checks the script of a container if it lies in a mount, which is on this machine too.
-
-    ``workdir`` is where the container starts, None if that is unknown. Raises ``KeyInputError``.
-    """
-    script = PurePosixPath(node.command[0])
-    if node.command[0] == "-m" or (workdir is None and not script.is_absolute()):
-        return
-    inside = PurePosixPath(os.path.normpath(PurePosixPath(workdir or "/") / script))
-    holding = [mount for mount in node.mounts if inside.is_relative_to(mount.target)]
-    if not holding:
-        return  # in the image: only a container can tell
-    mount = max(holding, key=lambda one: len(one.target))
-    outside = Path(mount.source) / inside.relative_to(mount.target)
-    # A link may lead to a place that only the container has.
-    if not any(path.is_symlink() for path in (outside, *outside.parents)):
-        _check_file(outside, node.command[0], f"at {outside}, which is {inside} in the container")
 
 
 def check_in_code(code: PackedCode) -> None:
@@ -118,62 +89,3 @@ def _check_file(path: Path, written: str, where: str) -> None:
 def _close(name: str, names: Iterable[str]) -> str:
     found = closest(name, sorted(set(names)))
     return f"did you mean {found}?" if found else ""
-
-
-# -- modules --------------------------------------------------------------------------------------
-
-
-def _finds_module(node: NodePlan, workdir: str) -> bool:
-    """Whether this Python finds the node's module in that folder; True where it cannot tell.
-
-    Nothing is imported: a package's own code may take seconds, or start a GPU.
-    """
-    paths = [path for path in dict(node.env).get("PYTHONPATH", "").split(os.pathsep) if path]
-    top, *parts = node.command[1].split(".")
-    # Other finders have built-in modules, and packages that are installed as links.
-    found = (finder.find_spec(top, None) for finder in sys.meta_path)
-    spec = PathFinder.find_spec(top, [workdir, *paths, *sys.path]) or next(
-        filter(None, found), None
-    )
-    for part in (*parts, "__main__"):
-        if spec is None:
-            return False
-        if spec.submodule_search_locations is None:
-            return part == "__main__"
-        if _decides_itself(spec):
-            return True
-        # By its last name alone: of a dotted one, PathFinder wants the parents imported.
-        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
-    return spec is not None
-
-
-def _decides_itself(package: ModuleSpec) -> bool:
-    """Whether a package says by code where its modules are."""
-    try:
-        return "__path__" in Path(package.origin or "").read_text(errors="replace")
-    except OSError:
-        return package.origin is not None
-
-
-def _fix_module(name: str, workdir: Path, cwd: Path) -> str:
-    if name.endswith(".py"):
-        return f"a script is named without -m: [{name}]"
-    if (workdir / name.replace(".", "/")).is_dir():
-        return f"write {name}/__main__.py, or name a module in it"
-    if home := next(_find_homes(name, workdir), None):
-        if cwd.resolve() == workdir.resolve():
-            return f"cd {shlex.quote(os.path.relpath(home, cwd))}; -m starts at the current folder"
-        return f"workdir: {os.path.relpath(home, cwd)}"
-    return "check the name; cd to the folder that holds it, or install it for that interpreter"
-
-
-def _find_homes(name: str, workdir: Path) -> Iterator[Path]:
-    """Folders below, at most two levels, from which ``python -m name`` would find it."""
-    inner = name.replace(".", "/")
-    folders = (path for level in ("*/", "*/*/") for path in workdir.glob(level))
-    for folder in itertools.islice(folders, MAX_FOLDERS):
-        parts = folder.relative_to(workdir).parts
-        if any(part.startswith(".") or part in NOT_CODE for part in parts):
-            continue
-        if any((folder / file).is_file() for file in (f"{inner}.py", f"{inner}/__main__.py")):
-            yield folder

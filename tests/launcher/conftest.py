@@ -17,7 +17,7 @@ from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.targets.docker_options import ContainerSettings, plan_containers
 from launcher.targets.kubernetes.logs import LogFollower
 from launcher.targets.kubernetes.watch import PodWatch
-from launcher.targets.local.render import LocalSettings
+from launcher.targets.processes import ProcessSettings
 from tests.launcher.docker_runs import remove_left
 from tests.launcher.runner import Runner
 
@@ -35,7 +35,7 @@ LOCAL = TargetFacts(
     run_root="/work space/runs",
     cwd="/work space",
     ports=(23456,),
-    own=LocalSettings(python="/opt/venv/bin/python"),
+    own=ProcessSettings(python="/opt/venv/bin/python"),
 )
 DOCKER = TargetFacts(
     target="docker",

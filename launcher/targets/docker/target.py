@@ -36,8 +36,8 @@ from launcher.targets.docker.engine import (
 )
 from launcher.targets.docker.render import DockerArtifact, render_docker
 from launcher.targets.docker_options import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN, plan_containers
-from launcher.targets.machine import plan_capacity, read_gpus
-from launcher.targets.preflight import check_in_mounts, read_secrets
+from launcher.targets.machine import PROCESSES_PER_CORE, read_gpus
+from launcher.targets.preflight import read_secrets
 from launcher.targets.repository import OWN_IMAGE
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ class DockerTarget(Target):
         self._run_root = run_root
         self._engine = Engine(clock or SystemClock())
         self._consoles = Consoles()
-        self._image_workdir: str | None = None
 
     def facts(self, job: JobSpec) -> TargetFacts:
         info = self._engine.read_info()
@@ -77,7 +76,7 @@ class DockerTarget(Target):
             gpus = ()
         image = job.image or f"{OWN_IMAGE}:{'cuda' if gpus else 'cpu'}"
         config = self._engine.read_image_config(image)
-        labels, self._image_workdir = config.get("Labels") or {}, config.get("WorkingDir") or "/"
+        labels = config.get("Labels") or {}
         torch_version = labels.get(protocol.LABEL_TORCH) or None
         if torch_version is not None and not labels.get(protocol.LABEL_CUDA):
             # Labelled, and without CUDA: its torch could not use them.
@@ -91,7 +90,7 @@ class DockerTarget(Target):
             machine=MachineFacts(
                 cpu_count=info["NCPU"],
                 device_ids=gpus,
-                capacity=plan_capacity(info["NCPU"], info.get("MemTotal", 0)),
+                most_processes=info["NCPU"] * PROCESSES_PER_CORE,
             ),
             image=image,
             agent_in_image=in_image,
@@ -108,7 +107,6 @@ class DockerTarget(Target):
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))
         check_host(plan)
-        check_in_mounts(plan.nodes[0], plan.nodes[0].workdir or self._image_workdir)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> DockerArtifact:
         return render_docker(plan, only)

@@ -48,6 +48,7 @@ PLURALS = {
     "TrainingRuntime": "trainingruntimes",
     "PersistentVolumeClaim": "persistentvolumeclaims",
     "Secret": "secrets",
+    "ServiceAccount": "serviceaccounts",
     "Event": "events",
 }
 OPERATORS = {

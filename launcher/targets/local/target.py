@@ -31,9 +31,9 @@ from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets import children, process_table
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.interpreter import find_torch
-from launcher.targets.local.render import LocalArtifact, LocalSettings, Process, render_local
-from launcher.targets.machine import read_capacity, read_gpus
+from launcher.targets.machine import PROCESSES_PER_CORE, read_gpus
 from launcher.targets.preflight import check_here, read_secrets
+from launcher.targets.processes import Process, ProcessArtifact, ProcessSettings, render_processes
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -74,7 +74,7 @@ class LocalTarget(Target):
             machine=MachineFacts(
                 cpu_count=cores,
                 device_ids=devices,
-                capacity=read_capacity(cores),
+                most_processes=cores * PROCESSES_PER_CORE,
                 loopback="lo" if on_linux else "lo0",
             ),
             torch_version=torch_version,
@@ -82,14 +82,13 @@ class LocalTarget(Target):
             cwd=str(Path.cwd()),
             ports=ports,
             terminal=sys.stderr.isatty(),
-            own=LocalSettings(python=python),
+            own=ProcessSettings(python=python),
         )
 
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))
-        self.notes += find_overruled(plan, os.environ)
-        check_here(plan.nodes[0], LocalSettings.of(plan).python)
+        check_here(plan.nodes[0])
         rendezvous = plan.nodes[0].rendezvous
         serves = isinstance(rendezvous, Static) or rendezvous.is_host
         port = int(endpoint_of(rendezvous).rpartition(":")[2])
@@ -98,8 +97,8 @@ class LocalTarget(Target):
             fix = "name another, or leave it out: the launcher then takes a free one"
             raise KeyInputError(("rdzv", "port"), f"{port} is in use on this machine", fix)
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
-        return render_local(plan, only)
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ProcessArtifact:
+        return render_processes(plan, only)
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         artifact = self.render(plan, only)
@@ -172,22 +171,6 @@ class LocalTarget(Target):
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of the caller that agents inherit. Pure."""
     return {name: text for name, text in environ.items() if name not in protocol.STALE_VARIABLES}
-
-
-def find_overruled(plan: LaunchPlan, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A note on each variable of the caller that its workers find with another value. Pure.
-
-    None inside a worker of another run, where these variables are that run's.
-    """
-    if protocol.RUN_ID in environ:
-        return ()
-    env = dict(plan.nodes[0].env)
-    return tuple(
-        f"{name}={environ[name]} of this environment does not reach the workers, who find "
-        f"{name}={env[name]}; if it is the script's own, rename it: MY_{name}"
-        for name in (protocol.RUN_DIR, protocol.CHECKPOINT_DIR)
-        if environ.get(name, env[name]) != env[name]
-    )
 
 
 def find_nodes(run_id: str) -> frozenset[tuple[int, int]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import LauncherError
-from launcher.doctor.finding import Finding, Status, failed, ok, warning
+from launcher.doctor.finding import Finding, Status, failed, ok
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import plan_run
 from launcher.plan.run_id import new_run_id
@@ -33,7 +33,8 @@ MUNGE = 'munge --no-input "$@" | unmunge --no-output --metadata=/dev/null "$@"'
 NOT_INSTALLED = 127
 """How the shell ends where there is no such program."""
 NO_ANSWER = "an admin: systemctl status slurmctld there; jobs that run go on without it"
-MOUNTS = Path("/proc/self/mountinfo")
+FIND_MOUNT = ("findmnt", "--noheadings", "--output=FSTYPE,SOURCE", "--target")
+"""Prints the type and the source of the file system that holds a folder."""
 SLURM_CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 """Where the client finds its configuration without ``SLURM_CONF``."""
 
@@ -148,13 +149,10 @@ def _judge_stop(partition: str, grace_s: float) -> Iterator[Finding]:
 
 
 def _judge_folder(run_root: Path) -> Finding:
-    folder = str(run_root.resolve())
-    try:
-        mounts = MOUNTS.read_text(errors="replace")
-    except OSError as error:
-        fix = "--test-job asks a node whether it sees the folder"
-        return warning("run folder", folder, f"{MOUNTS}: {error.strerror}", fix)
-    return doctor_judge.judge_folder(folder, mounts)
+    folder = run_root.resolve()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    told = short_command.read_output((*FIND_MOUNT, str(there)), LIMIT_S)
+    return doctor_judge.judge_folder(str(folder), told or "an unknown type")
 
 
 def _judge_submission(script: Path) -> Finding:

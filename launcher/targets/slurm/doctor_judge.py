@@ -103,24 +103,14 @@ def _seconds_of(text: str) -> float:
 # -- the shared folder, a start -------------------------------------------------------------------
 
 
-def judge_folder(folder: str, mounts: str) -> Finding:
-    """The folder of the run folders; ``mounts`` is ``/proc/self/mountinfo``.
-
-    ``folder`` is absolute, without symbolic links.
-    """
-    best, kind, source = "", "?", "?"
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        point = before.split()[4]
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)
-        # A later mount hides an earlier one on the same folder.
-        if len(point) >= len(best) and f"{folder}/".startswith(f"{point.rstrip('/')}/"):
-            best, (kind, source, *_) = point, after.split()
+def judge_folder(folder: str, told: str) -> Finding:
+    """The folder of the run folders; ``told`` are the type and the source of its file system."""
+    kind, _, source = told.strip().partition(" ")
+    where = f"on {kind} ({source.strip()})"
     if SHARED_TYPES.fullmatch(kind):
-        return ok("run folder", folder, f"on {kind} ({source}), which other machines can see")
-    found = f"on {kind} ({source}), which other machines may not see"
+        return ok("run folder", folder, f"{where}, which other machines can see")
     fix = "--runs FOLDER on the cluster's shared file system; --test-job asks a node"
-    return warning("run folder", folder, found, fix)
+    return warning("run folder", folder, f"{where}, which other machines may not see", fix)
 
 
 def judge_submission(words: str, *, accepted: bool, now: float) -> Finding:

@@ -62,7 +62,6 @@ def fit_facts(facts: TargetFacts, allocation: SlurmProcess) -> TargetFacts:
     return replace(
         facts,
         place=f"Slurm, job {allocation.job}, {nodes}",
-        taken_because=f"this is its job {allocation.job}",
         own=replace(
             own, inside=allocation.job, kind="allocation", requeue=False, notice_s=0, options=()
         ),

@@ -21,10 +21,10 @@ from launcher.targets import children
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
+from launcher.targets.processes import Process, render_processes
 from launcher.targets.shared_folder import check_meeting
 from launcher.targets.slurm_process import read_slurm
-from launcher.targets.starter.plan import StarterSettings, nodes_of, plan_own_node
-from launcher.targets.starter.render import NodeProcess, render_node
+from launcher.targets.starter.plan import nodes_of, plan_own_node
 from launcher.targets.starter.starters import NodePlace, find_place
 from launcher.targets.starter.starts import (
     StartFiles,
@@ -104,7 +104,8 @@ class StartedNode:
         for folder in (plan.checkpoint_dir, *([plan.agent.meet_dir] if plan.agent else [])):
             if folder:
                 Path(folder).mkdir(parents=True, exist_ok=True)
-        write_agent_files(replace(render_node(plan, plan.nodes[0]).files, tasks=()))
+        if agent := self._target.render(plan).agent:
+            write_agent_files(replace(agent, tasks=()))
         return plan
 
     def tell(self, plan: LaunchPlan) -> list[str]:
@@ -117,13 +118,13 @@ class StartedNode:
             lines.append(f"run {plan.run_id}: {size}; folder {plan.run_dir}")
         return lines + [f"note: {note}" for note in self._target.notes]
 
-    def prepare(self, plan: LaunchPlan) -> NodeProcess:
+    def prepare(self, plan: LaunchPlan) -> Process:
         """What this process goes on as; claims a new incarnation of its node.
 
         Raises ``InputError`` where this node cannot do its part.
         """
         read_secrets(plan.nodes[0].secrets, self._environ)
-        check_here(plan.nodes[0], StarterSettings.of(plan).python)
+        check_here(plan.nodes[0])
         gpus = read_gpus() if plan.accelerator == "cuda" else ()
         incarnation = claim_incarnation(self.files.run, self.place.index)
         if self.place.index == 0:
@@ -132,11 +133,11 @@ class StartedNode:
         host, slurm = socket.gethostname(), read_slurm(self._environ)
         address = choose_address([slurm.peer] if slurm and slurm.peer else [])
         node = plan_own_node(plan, self.place.index, incarnation, host, address, gpus)
-        process = render_node(plan, node)
-        write_agent_files(process.files)
-        return process
+        artifact = render_processes(replace(plan, nodes=(node,)))
+        write_agent_files(artifact.agent)
+        return artifact.processes[0]
 
-    def become(self, process: NodeProcess) -> NoReturn:
+    def become(self, process: Process) -> NoReturn:
         """Goes on as the agent, in this very process: its starter's signals reach it."""
         # The agent's workers see nothing of the starter's own variables: it removes them.
         own = {protocol.STOP_FILE: str(self.files.stop)}

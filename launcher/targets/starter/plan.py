@@ -20,7 +20,7 @@ from launcher.plan.target_facts import (
     NodeFacts,
     TargetFacts,
 )
-from launcher.plan.target_settings import TargetSettings
+from launcher.targets.processes import ProcessSettings
 from launcher.targets.shared_folder import MEET_DIR, PLACEHOLDER_PORT
 
 if TYPE_CHECKING:
@@ -31,11 +31,10 @@ TARGET = "starter"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StarterSettings(TargetSettings):
-    """``python`` is the program that runs the agent, on every node. ``starter`` is what starts the
-    nodes, and ``scheduler`` the id of the scheduler's job around them, empty without one."""
+class StarterSettings(ProcessSettings):
+    """``starter`` is what starts the nodes, and ``scheduler`` the id of the scheduler's job around
+    them, empty without one."""
 
-    python: str
     starter: str
     scheduler: str = ""
 
@@ -83,7 +82,7 @@ def plan_facts(
         target=TARGET,
         place=f"nodes that {own.starter} started",
         accelerator="cuda" if machine.device_ids else "cpu",
-        machine=replace(machine, capacity=None),
+        machine=machine,
         torch_version=torch_version,
         run_root=run_root,
         cwd=cwd,

@@ -23,10 +23,10 @@ from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.interpreter import find_torch
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
+from launcher.targets.processes import ProcessArtifact, render_processes
 from launcher.targets.shared_folder import plan_as_run
 from launcher.targets.starter.left_behind import find_left_behind
 from launcher.targets.starter.plan import TARGET, StarterSettings, plan_facts
-from launcher.targets.starter.render import NodeProcess, render_node
 from launcher.targets.starter.starts import request_stop
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ class StarterTarget(Target):
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))
-        check_here(plan.nodes[0], StarterSettings.of(plan).python)
+        check_here(plan.nodes[0])
 
-    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> NodeProcess:
-        index = only[0] if only else 0
-        return render_node(plan, plan.nodes[index])
+    def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ProcessArtifact:
+        """Node 0, where no other is asked for: each is rendered on its own machine."""
+        return render_processes(plan, only or (0,))
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         raise InputError(f"{plan.run_id}: somebody else starts its nodes", STARTED_BY)

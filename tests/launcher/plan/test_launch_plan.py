@@ -23,10 +23,9 @@ from launcher.plan.launch_plan import (
     plan_replacement,
     plan_run,
 )
-from launcher.plan.target_facts import Capacity, MachineFacts, TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.targets.docker_options import ContainerSettings
-from launcher.targets.local.render import LocalSettings
-from launcher.targets.machine import plan_capacity
+from launcher.targets.processes import ProcessSettings
 
 MakePlan = Callable[..., LaunchPlan]
 MakeJob = Callable[..., JobSpec]
@@ -92,30 +91,14 @@ def test_gpus_of_a_target_without_any_are_refused(make_job: MakeJob, make_plan: 
     assert make_plan(resources={"gpus": 0}).accelerator == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("cores", "gib", "ids", "processes", "why"),
-    [
-        (2, 24, None, 384, "24 GiB of memory"),
-        (2, 512, None, 400, "2 CPU cores"),
-        (64, 512, 4096, 256, "4096 process ids"),
-        (1, 1, 100, 64, "100 process ids"),
-        (8, 0, None, 1600, "8 CPU cores"),
-    ],
-)
-def test_a_machine_starts_as_many_processes_as_its_scarcest_resource_bears(
-    cores: int, gib: int, ids: int | None, processes: int, why: str
-) -> None:
-    assert plan_capacity(cores, gib << 30, ids) == Capacity(processes=processes, why=why)
-
-
 def test_more_nodes_than_one_machine_can_start_are_refused_before_they_are_planned(
     make_plan: MakePlan, local_facts: TargetFacts
 ) -> None:
-    small = MachineFacts(cpu_count=8, capacity=Capacity(processes=100, why="1 CPU core"))
+    small = MachineFacts(cpu_count=8, most_processes=100)
     facts = replace(local_facts, machine=small)
     assert len(make_plan(facts, nnodes=50, nproc_per_node=1).nodes) == 50
     for nnodes in (51, "1:51", 100_000):
-        with pytest.raises(InputError, match=r"nnodes: .* about 100 \(1 CPU core\)") as caught:
+        with pytest.raises(InputError, match=r"nnodes: .* about 100 \(8 CPU cores\)") as caught:
             make_plan(facts, nnodes=nnodes, nproc_per_node=1)
         assert "at most nnodes: 50" in caught.value.hint
     with pytest.raises(InputError, match="nproc_per_node: ") as caught:
@@ -315,7 +298,7 @@ def test_a_plan_for_another_target_is_told_from_ones_own(
     plan = make_plan(docker_facts)
     assert ContainerSettings.of(plan).user == "1000:1000"
     with pytest.raises(AssertionError, match="planned for docker"):
-        LocalSettings.of(plan)
+        ProcessSettings.of(plan)
 
 
 @pytest.mark.parametrize(
@@ -332,6 +315,6 @@ def test_a_plan_for_another_target_is_told_from_ones_own(
 def test_a_plan_names_settings_of_a_target_and_no_other_class(
     make_plan: MakePlan, kind: str
 ) -> None:
-    text = make_plan().to_json().replace("launcher.targets.local.render.LocalSettings", kind)
+    text = make_plan().to_json().replace("launcher.targets.processes.ProcessSettings", kind)
     with pytest.raises(ValueError, match="names no settings"):
         parse_plan(text)

@@ -190,21 +190,6 @@ def test_the_same_script_works_under_plain_torchrun(tmp_path: Path) -> None:
     assert (tmp_path / "served-1").read_text() == "True"
 
 
-def test_a_shell_s_own_run_dir_is_overruled_with_a_word(tmp_path: Path) -> None:
-    runner = Runner(tmp_path)
-    runner.env |= {"RUN_DIR": "/data/mine", "CHECKPOINT_DIR": str(tmp_path / "kept")}
-    job = {"name": "seen", "command": ["script.py"], "checkpoint_dir": "kept"}
-    (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    done = runner("run", "job.yaml", "--on", "local")
-    assert done.returncode == 0, done.stderr
-    run_dir = json.loads((tmp_path / "seen-0.json").read_text())["RUN_DIR"]
-    told = "RUN_DIR=/data/mine of this environment does not reach the workers, who find RUN_DIR="
-    assert f"{told}{run_dir}; if it is the script's own, rename it: MY_RUN_DIR" in done.stderr
-    # It is what the job itself names.
-    assert "CHECKPOINT_DIR" not in done.stderr
-
-
 @pytest.mark.parametrize("section", ["env: {NAME: /data/mine}", "secrets: [NAME]"])
 @pytest.mark.parametrize(
     ("name", "fix"),

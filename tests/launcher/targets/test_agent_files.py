@@ -33,7 +33,7 @@ from launcher.targets.agent_files import (
     write_agent_files,
 )
 from launcher.targets.docker.render import render_docker
-from launcher.targets.local.render import render_local
+from launcher.targets.processes import render_processes
 from tests.launcher.agent_sources import sources_in
 
 MakePlan = Callable[..., LaunchPlan]
@@ -55,7 +55,7 @@ def test_the_whole_local_script(
     make_plan: MakePlan, expect_golden: Callable[[str, str], None]
 ) -> None:
     plan = make_plan(nnodes=2, nproc_per_node=1)
-    expect_golden("local-agent-2x1.sh", without_machine(render_local(plan).shell()))
+    expect_golden("local-agent-2x1.sh", without_machine(render_processes(plan).shell()))
 
 
 def test_the_whole_docker_script(
@@ -77,7 +77,7 @@ def test_the_script_for_an_image_that_holds_the_agent_names_no_archive(
 
 
 def test_an_embedded_script_holds_the_whole_archive(make_plan: MakePlan) -> None:
-    script = render_local(make_plan(nnodes="1:2")).shell(embed=True)
+    script = render_processes(make_plan(nnodes="1:2")).shell(embed=True)
     found = ARCHIVE.search(script)
     assert found is not None
     assert base64.b64decode(found[2]) == render_agent_archive(read_agent_sources())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.targets import repository
 from launcher.targets.docker.engine import _image_hint
 from launcher.targets.interpreter import how_to_install
-from launcher.targets.preflight import check_here, check_in_code, check_in_mounts, check_there
+from launcher.targets.preflight import check_here, check_in_code, check_there
 from tests.launcher.runner import ROOT, Runner
 
 MakePlan = Callable[..., LaunchPlan]
@@ -30,34 +29,24 @@ MakePlan = Callable[..., LaunchPlan]
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Scripts and packages of every kind."""
-    for name in ("pkg/sub", "bare", "odd", "folder"):
+    for name in ("pkg/sub", "bare", "folder"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("train.py", "pkg/__init__.py", "pkg/main.py", "pkg/sub/__main__.py"):
         (tmp_path / name).touch()
     (tmp_path / "folder/__main__.py").touch()
-    (tmp_path / "odd/__init__.py").write_text("__path__.append('/elsewhere')\n")
     return tmp_path
 
 
-GOOD = [
-    *(["train.py"], ["./train.py", "--x"], ["folder"], ["-m", "train"], ["-m", "pkg.main"]),
-    *(["-m", "pkg.sub"], ["-m", "odd.anything"], ["-m", "json.tool"], ["-m", "launcher"]),
-    ["-m", "timeit"],
-]
-BAD = [
-    *(["nothere.py"], ["bare"], ["train.py/x"], ["-m", "nothere"], ["-m", "pkg"]),
-    *(["-m", "pkg.nothere"], ["-m", "train.sub"], ["-m", "bare"], ["-m", "json.nothere"]),
-]
+GOOD = [["train.py"], ["./train.py", "--x"], ["folder"], ["-m", "only.python.knows"]]
+BAD = [["nothere.py"], ["bare"], ["train.py/x"]]
 
 
 @pytest.mark.parametrize("command", GOOD)
-def test_what_python_would_find_is_let_through(
+def test_what_python_may_find_is_let_through(
     make_plan: MakePlan, tree: Path, command: list[str]
 ) -> None:
     node = make_plan(command=command, workdir=str(tree)).nodes[0]
-    check_here(node, sys.executable)
-    argv = [sys.executable, "-c", "pass"]
-    assert subprocess.run(argv, cwd=tree, check=False).returncode == 0
+    check_here(node)
 
 
 @pytest.mark.parametrize("command", BAD)
@@ -66,96 +55,10 @@ def test_what_python_would_not_find_is_refused(
 ) -> None:
     node = make_plan(command=command, workdir=str(tree)).nodes[0]
     with pytest.raises(InputError, match="command: found "):
-        check_here(node, sys.executable)
+        check_here(node)
     # Python's own word on it.
     argv = [sys.executable, *command]
     assert subprocess.run(argv, cwd=tree, capture_output=True, check=False).returncode != 0
-
-
-@pytest.mark.parametrize("module", ["pkg.main", "pkg.sub"])
-def test_a_module_in_a_folder_below_is_told_with_the_way_there(
-    make_plan: MakePlan, tree: Path, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    above = tree / "above"
-    (above / "my src").mkdir(parents=True)
-    (tree / "pkg").rename(above / "my src/pkg")
-    node = make_plan(command=["-m", module], workdir=str(above)).nodes[0]
-    monkeypatch.chdir(above)
-    with pytest.raises(InputError) as raised:
-        check_here(node, sys.executable)
-    assert raised.value.hint == "cd 'my src'; -m starts at the current folder"
-    monkeypatch.chdir("/")
-    with pytest.raises(InputError) as raised:
-        check_here(node, sys.executable)
-    assert raised.value.hint == f"workdir: {os.path.relpath(above / 'my src')}"
-    node = make_plan(command=["-m", "absent.main"], workdir=str(above)).nodes[0]
-    with pytest.raises(InputError) as raised:
-        check_here(node, sys.executable)
-    assert raised.value.hint.startswith("check the name; cd to the folder that holds it")
-
-
-def test_modules_of_another_interpreter_are_left_to_it(make_plan: MakePlan, tree: Path) -> None:
-    node = make_plan(command=["-m", "nothere"], workdir=str(tree)).nodes[0]
-    check_here(node, "/opt/other/python")
-
-
-def test_pythonpath_of_the_job_counts(make_plan: MakePlan, tree: Path) -> None:
-    elsewhere = {"workdir": str(tree / "bare"), "command": ["-m", "pkg.main"]}
-    with pytest.raises(InputError, match="finds no such module"):
-        check_here(make_plan(**elsewhere).nodes[0], sys.executable)
-    check_here(make_plan(**elsewhere, env={"PYTHONPATH": str(tree)}).nodes[0], sys.executable)
-
-
-# -- containers -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("command", "workdir", "image_workdir", "is_there"),
-    [
-        ("train.py", "/code", None, True),
-        ("nothere.py", "/code", None, False),
-        ("nothere.py", None, "/code", False),
-        ("sub/../nothere.py", "/code/pkg", None, False),
-        ("/code/nothere.py", "/elsewhere", None, False),
-        ("/code/train.py", None, None, True),
-        ("nothere.py", "/in/the/image", "/code", True),
-        ("nothere.py", None, None, True),
-        ("nothere.py", "/code/link", None, True),
-        ("nested.py", "/code/pkg/sub", None, False),
-    ],
-)
-def test_a_script_in_a_mount_is_looked_at_and_one_in_the_image_is_not(
-    make_plan: MakePlan,
-    docker_facts: TargetFacts,
-    tree: Path,
-    command: str,
-    workdir: str | None,
-    image_workdir: str | None,
-    is_there: bool,
-) -> None:
-    (tree / "link").symlink_to("/only/in/the/container")
-    (tree / "pkg/sub/nested.py").touch()
-    mounts = [f"{tree}:/code", f"{tree / 'bare'}:/code/pkg/sub"]
-    plan = make_plan(docker_facts, command=[command], workdir=workdir, mounts=mounts)
-    node = plan.nodes[0]
-    if is_there:
-        check_in_mounts(node, workdir or image_workdir)
-    else:
-        with pytest.raises(InputError, match=r"command: found .*\.py; no such file at "):
-            check_in_mounts(node, workdir or image_workdir)
-
-
-@pytest.mark.docker
-def test_a_script_that_its_mount_lacks_ends_with_2_before_a_container_is_made(
-    launcher: Runner,
-) -> None:
-    job = "name: tiny\nmounts: ['.:/code']\nworkdir: /code\n"
-    launcher.write("print('trained')\n", job)
-    done = launcher("run", "job.yaml", "--on", "docker", "--set", "command=tran.py")
-    assert done.returncode == 2, done.stderr
-    assert "command: found tran.py; no such file at " in done.stderr
-    assert "fix: did you mean train.py?" in done.stderr
-    assert not (launcher.folder / "runs").exists()
 
 
 # -- hosts ----------------------------------------------------------------------------------------

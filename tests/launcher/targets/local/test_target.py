@@ -20,9 +20,9 @@ from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement, plan_run
 from launcher.targets import process_table
 from launcher.targets.interpreter import read_torch_version
-from launcher.targets.local.render import LocalSettings
 from launcher.targets.local.target import LocalTarget, find_free_ports
 from launcher.targets.machine import read_gpus
+from launcher.targets.processes import ProcessSettings
 from tests.launcher.runner import wait_until
 
 MakeJob = Callable[..., JobSpec]
@@ -56,7 +56,7 @@ def make_local(
     def make(run_id: str | None = None, **fields: object) -> LaunchPlan:
         run_id = run_id or f"digits-{os.urandom(3).hex()}"
         run_ids.append(run_id)
-        facts = replace(target.facts(make_job()), own=LocalSettings(python=str(agent)))
+        facts = replace(target.facts(make_job()), own=ProcessSettings(python=str(agent)))
         return plan_run(make_job(engine="torchrun", **fields), facts, run_id=run_id)
 
     yield make
@@ -177,7 +177,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(
 def test_a_program_that_is_missing_is_named_and_nothing_starts(
     target: LocalTarget, make_local: Callable[..., LaunchPlan]
 ) -> None:
-    plan = replace(make_local(), own=LocalSettings(python="/no/such/python"))
+    plan = replace(make_local(), own=ProcessSettings(python="/no/such/python"))
     with pytest.raises(TargetError, match="cannot start /no/such/python"):
         target.submit(plan)
     assert process_table.find(**{RUN_ID: plan.run_id}) == ()

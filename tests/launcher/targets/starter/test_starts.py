@@ -261,7 +261,7 @@ def test_the_outcome_of_an_earlier_start_is_set_aside_once_node_0_is_there(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node_module, "check_here", lambda node, python: None)
+    monkeypatch.setattr(node_module, "check_here", lambda node: None)
     monkeypatch.setattr(StarterTarget, "check", lambda self, plan: None)
     monkeypatch.setattr(node_module, "read_gpus", lambda: ("0", "1"))
     for index in (0, 1):

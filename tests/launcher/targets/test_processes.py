@@ -12,7 +12,7 @@ import pytest
 from launcher.contract.node_plan import Env
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
-from launcher.targets.local.render import LocalSettings, render_local
+from launcher.targets.processes import ProcessSettings, render_processes
 from launcher.targets.shell import render_exports, render_line
 
 MakePlan = Callable[..., LaunchPlan]
@@ -45,20 +45,20 @@ def test_the_whole_script(
     name: str,
     fields: dict[str, Any],
 ) -> None:
-    expect_golden(name, render_local(make_plan(**fields)).shell())
+    expect_golden(name, render_processes(make_plan(**fields)).shell())
 
 
 def test_gpus_of_nodes_on_one_machine_are_disjoint(
     make_plan: MakePlan, local_facts: TargetFacts, cuda_facts: TargetFacts
 ) -> None:
     facts = replace(local_facts, accelerator="cuda", machine=cuda_facts.machine)
-    artifact = render_local(make_plan(facts, nnodes=2, nproc_per_node=2))
+    artifact = render_processes(make_plan(facts, nnodes=2, nproc_per_node=2))
     visible = [dict(process.env)["CUDA_VISIBLE_DEVICES"] for process in artifact.processes]
     assert visible == ["0,1", "2,3"]
 
 
 def test_only_the_chosen_nodes_are_rendered(make_plan: MakePlan) -> None:
-    artifact = render_local(make_plan(nnodes=3), only=(1,))
+    artifact = render_processes(make_plan(nnodes=3), only=(1,))
     assert [process.node.node_index for process in artifact.processes] == [1]
 
 
@@ -81,12 +81,12 @@ def test_the_script_runs_by_hand_without_this_project(
     recorder = tmp_path / "python"
     recorder.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$MARK" "${RANK-unset}" "$@" >"$OUT"\n')
     recorder.chmod(0o755)
-    own = LocalSettings(python=str(recorder))
+    own = ProcessSettings(python=str(recorder))
     facts = replace(local_facts, own=own, run_root=str(tmp_path / "runs"), cwd=str(tmp_path))
     out = str(tmp_path / "out")
     plan = make_plan(facts, command=["t.py", AWKWARD], env={"MARK": "m", "OUT": out}, **PLAIN)
     script = tmp_path / "artifact.sh"
-    script.write_text(render_local(plan).shell())
+    script.write_text(render_processes(plan).shell())
     subprocess.run(["sh", str(script)], env={**os.environ, "RANK": "7"}, check=True, timeout=60)
     lines = Path(out).read_text()
     assert lines.startswith(f"{tmp_path}\nm\nunset\n-m\ntorch.distributed.run\n--nnodes=1\n")

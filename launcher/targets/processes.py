@@ -1,4 +1,4 @@
-"""Renders a plan as processes of this machine: one agent per node."""
+"""Renders nodes as processes of the machine on which they start: one agent per node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.targets.shell import render_block, render_start
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSettings(TargetSettings):
+class ProcessSettings(TargetSettings):
     """``python`` is the program that runs the nodes' agents."""
 
     python: str
@@ -35,7 +35,7 @@ class Process:
     @property
     def cwd(self) -> str:
         """The folder in which it is started."""
-        assert self.node.workdir is not None, "the planner gives local nodes a folder"
+        assert self.node.workdir is not None, "the planner gives such nodes a folder"
         return self.node.workdir
 
     @property
@@ -45,10 +45,9 @@ class Process:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalArtifact:
+class ProcessArtifact:
     """A plan as local processes; ``agent`` are the files they start from, if they need any."""
 
-    run_id: str
     folders: tuple[str, ...]
     agent: AgentFiles | None
     processes: tuple[Process, ...]
@@ -86,11 +85,10 @@ class LocalArtifact:
 _UNSET = render_block(("unset", *sorted(protocol.STALE_VARIABLES)), per_line=4)
 
 
-def render_local(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> LocalArtifact:
+def render_processes(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ProcessArtifact:
     """The plan's nodes (or ``only`` those) as processes."""
     chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
-    return LocalArtifact(
-        run_id=plan.run_id,
+    return ProcessArtifact(
         folders=(plan.run_dir, plan.checkpoint_dir, *(node.log_dir for node in chosen)),
         agent=render_agent_files(plan, chosen),
         processes=tuple(_process(plan, node) for node in chosen),
@@ -102,6 +100,6 @@ def _process(plan: LaunchPlan, node: NodePlan) -> Process:
     archive = f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"
     return Process(
         node=node,
-        argv=start_argv(plan, node, LocalSettings.of(plan).python, archive),
+        argv=start_argv(plan, node, ProcessSettings.of(plan).python, archive),
         env=(*node.env, devices) if plan.accelerator == "cuda" else node.env,
     )
