@@ -162,7 +162,7 @@ class RunStatus:
             }
             for node in self.nodes
         ]
-        return data | {"nodes": nodes}
+        return data | {"nodes": nodes, "outcome": self.outcome and self.outcome.to_jsonable()}
 
     def __repr__(self) -> str:
         nodes = f", {len(self.nodes)} nodes" if self.nodes else ""

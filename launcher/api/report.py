@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
 
 from launcher.api.choose_target import open_target
 from launcher.api.listing import GOES_ON, read_state
@@ -12,15 +12,16 @@ from launcher.runs.folder import RunFolder
 from launcher.runs.report import Postmortem, read_postmortem
 
 
-def report_run(run: RunFolder, now: float, claim: Path | None = None) -> Postmortem:
-    """``claim`` is where this machine sees the claim of a run that is only on its cluster.
+def report_run(run: RunFolder, now: float) -> Postmortem:
+    """``now`` is seconds since the epoch. Gives a run that ended unseen its outcome.
 
-    ``now`` is seconds since the epoch. Gives a run that ended unseen its outcome. Raises
-    ``InputError`` for a folder without a plan.
+    Raises ``InputError`` for a folder without a plan.
     """
     plan = run.read_plan()
     if run.is_borrowed:
-        open_target(plan.target, run.path.parent).bring_story(run, plan, claim)
+        # A user who may not read logs gets a report without them.
+        with contextlib.suppress(TargetError):
+            list(open_target(plan.target, run.path.parent).bring_output(run, plan, follow=False))
     state, outcome = read_state(run, plan)
     states = _read_node_states(run, plan) if state in GOES_ON else {}
     return read_postmortem(run, plan, state, outcome, now, states)

@@ -14,7 +14,7 @@ from launcher.follow.requests import forget_stop, is_stop_requested, is_to_be_ke
 from launcher.follow.target import Suspension
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import Outcome, RunEnd
+from launcher.runs.outcome import Outcome
 from launcher.targets.process_table import is_stopped
 
 MARGIN_S = 30.0
@@ -69,7 +69,7 @@ def stop_run(
         target.stop(run.run_id, grace_s)
     outcome = read_outcome_now(run, plan)
     if outcome is None:
-        outcome = write_outcome(run, plan, RunEnd(reason=Reason.STOP_REQUESTED), clock.wall())
+        outcome = write_outcome(run, plan, Outcome(reason=Reason.STOP_REQUESTED), clock.wall())
     left = _describe(kept) if kept else "nothing of it runs any more"
     return "\n".join(
         (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)

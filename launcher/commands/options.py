@@ -246,11 +246,6 @@ def _add_to_report(report: ArgumentParser) -> None:
     report.add_argument(
         "--png", metavar="FILE", help="also draw loss, workers and failures over time (matplotlib)"
     )
-    report.add_argument(
-        "--claim",
-        metavar="DIR",
-        help="Kubernetes, without the run's folder: where its claim is mounted on this machine",
-    )
 
 
 def _add_to_logs(logs: ArgumentParser) -> None:

@@ -10,17 +10,14 @@ from pathlib import Path
 from launcher.api.report import report_run
 from launcher.commands.runs import find
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode
 from launcher.runs.plot import write_plot
 from launcher.runs.report import render_postmortem
 
 
 def report(arguments: argparse.Namespace) -> int:
     """Tells what happened to a run."""
-    claim = Path(arguments.claim) if arguments.claim else None
-    if claim is not None and not claim.is_dir():
-        raise InputError(f"--claim {claim}: no such folder", "where the claim is mounted here")
-    told = report_run(find(arguments), SystemClock().wall(), claim)
+    told = report_run(find(arguments), SystemClock().wall())
     if arguments.png:
         write_plot(told.run_id, told.goodput, Path(arguments.png))
     if arguments.json:

@@ -44,8 +44,8 @@ class NodeOutcome:
 
     def to_json(self, indent: int | None = None) -> str:
         """The text of the file; ``protocol.NODE_OUTCOME_SCHEMA`` is its version."""
-        told = {"reason": self.reason.value, "exit_code": self.exit_code}
-        data = {"schema": protocol.NODE_OUTCOME_SCHEMA, **vars(self), **told}
+        version = {"schema": protocol.NODE_OUTCOME_SCHEMA}
+        data = {**version, **vars(self), "exit_code": self.exit_code}
         return json.dumps(data, indent=indent, default=changed_fields)
 
 

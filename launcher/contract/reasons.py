@@ -30,8 +30,8 @@ class RunState(enum.Enum):
     STOPPED = "stopped"
 
 
-class Reason(enum.Enum):
-    """Why a run or a node ended."""
+class Reason(enum.StrEnum):
+    """Why a run or a node ended; its text is what records and people are told."""
 
     COMPLETED = "completed"
     TRAINING_FAILED = "training-failed"

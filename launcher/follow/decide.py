@@ -10,7 +10,7 @@ from launcher.contract.node_plan import Elastic
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 
 FALL_S = 5.0
 """How long the other nodes get to fail too, so that the report can name the first cause."""
@@ -45,7 +45,7 @@ class Restart:
     left: int
 
 
-Action = Wait | Replace | Restart | RunEnd
+Action = Wait | Replace | Restart | Outcome
 
 
 def decide_action(
@@ -71,7 +71,7 @@ def decide_action(
         return Wait()
     if not bad:
         if len(ended) == len(observation.nodes):
-            return RunEnd(reason=Reason.COMPLETED)
+            return Outcome(reason=Reason.COMPLETED)
         return _decide_left_over(plan, observation) if late else Wait()
     if _uses_roster(plan):
         return _decide_agents(plan, observation, since_first_exit_s, late=late)
@@ -137,14 +137,14 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     if restarts_left and launcher_restarts:
         return Restart(why=describe(worst), left=plan.max_restarts - plan.attempt)
     if worst.out_of_memory:
-        return RunEnd(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
+        return Outcome(reason=Reason.OUT_OF_MEMORY, detail=describe(worst))
     if lost:
         reason = _reason_of(worst) if plan.agent is not None else Reason.NODE_LOST
-        return RunEnd(reason=reason, detail=describe(worst))
+        return Outcome(reason=reason, detail=describe(worst))
     used_up = plan.max_restarts > 0
     reason = Reason.RESTARTS_EXHAUSTED if used_up else Reason.TRAINING_FAILED
     # The report names the rank, which says more than a node's exit code.
-    return RunEnd(reason=reason, detail=worst.detail)
+    return Outcome(reason=reason, detail=worst.detail)
 
 
 # -- nodes under the agent: exit codes are those of ``contract.reasons`` ------------------------
@@ -171,7 +171,7 @@ def _decide_agents(
     if finished:
         # The roster tells which newcomers it refused because all had finished: they end well.
         if not bad or finished >= plan.nodes[0].min_nodes:
-            return RunEnd(reason=Reason.COMPLETED)
+            return Outcome(reason=Reason.COMPLETED)
         return _restart_all(plan, bad)
     if not live:
         return _restart_all(plan, lost or closed)
@@ -184,11 +184,11 @@ def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
     """A node has finished, and the living ones have no work: they are frozen, or came too late."""
     finished = sum(node.exit_code == 0 for node in observation.nodes)
     if finished >= plan.nodes[0].min_nodes:
-        return RunEnd(reason=Reason.COMPLETED)
+        return Outcome(reason=Reason.COMPLETED)
     if _uses_roster(plan):
         away = [node for node in observation.nodes if node.exit_code != 0]
         return _restart_all(plan, sorted(away, key=lambda node: not node.is_alive))
-    return RunEnd(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
+    return Outcome(reason=Reason.COMPLETED) if plan.is_elastic else Wait()
 
 
 def _decide_lost(
@@ -221,10 +221,10 @@ def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
     return limit - plan.nodes[node.node_index].incarnation
 
 
-def _give_up(node: NodeObservation) -> RunEnd:
+def _give_up(node: NodeObservation) -> Outcome:
     # The node's own report names rank and cause, which says more than its exit code.
     detail = node.detail if _is_permanent(node) and not node.out_of_memory else describe_agent(node)
-    return RunEnd(reason=_reason_of(node), detail=detail)
+    return Outcome(reason=_reason_of(node), detail=detail)
 
 
 def _reason_of(node: NodeObservation) -> Reason:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent import disk
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import DiskFullError, InputError, LauncherError, TargetError
-from launcher.contract.reasons import EXIT_CODE_OF_REASON, STATE_OF_REASON, Reason, RunState
+from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
 from launcher.follow.console import Console
 from launcher.follow.nodes import FOLDER_REMOVED
 from launcher.follow.prefix import prefix_of
@@ -23,7 +24,7 @@ from launcher.plan.torchrun import WorkerLog, describe_loss
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts
-from launcher.runs.outcome import Outcome, RunEnd
+from launcher.runs.outcome import Outcome
 from launcher.runs.reason import decide_reason
 
 POLL_S = 0.1
@@ -115,7 +116,7 @@ class Follower:
             # Such as an engine that died, or a second Ctrl-C: leave no node, record the reason.
             is_over = self._driver.abandon(error, submitted=submitted)
             if is_over and isinstance(error, OSError) and not self._run.is_there():
-                return self._record_as(RunEnd(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED))
+                return self._record_as(Outcome(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED))
             if is_over and self._outcome is None:
                 self._record(error)
             if isinstance(error, OSError) and disk.is_full(error):
@@ -132,13 +133,13 @@ class Follower:
         kinds = (reason for kind, reason in reasons.items() if isinstance(error, kind))
         reason = Reason.DISK_FULL if disk.is_full(error) else next(kinds, Reason.LAUNCHER_LOST)
         said = error.what if isinstance(error, LauncherError) else str(error)
-        self._record_as(RunEnd(reason=reason, detail=said.partition("\n")[0]))
+        self._record_as(Outcome(reason=reason, detail=said.partition("\n")[0]))
 
-    def _record_as(self, end: RunEnd) -> Outcome:
+    def _record_as(self, end: Outcome) -> Outcome:
         plan = self._target.as_run(self._driver.plan)
         return write_outcome(self._run, plan, end, self._clock.wall())
 
-    def _loop(self) -> RunEnd:
+    def _loop(self) -> Outcome:
         while True:
             try:
                 if (end := self._turn()) is not None:
@@ -148,7 +149,7 @@ class Follower:
                 self._bear(error)
             self._clock.sleep(self._poll_s)
 
-    def _turn(self) -> RunEnd | None:
+    def _turn(self) -> Outcome | None:
         # A signal is acted on whatever the run's folder answers.
         if self.stop_reason is None:
             self._show_new()
@@ -157,8 +158,8 @@ class Follower:
         if reason := self.stop_reason:
             grace_s = self._driver.plan.stop_grace_s
             self._console.is_ending = True
-            self._console.note(f"stopping ({reason.value}), at most {grace_s} s{self._at_once}")
-            return RunEnd(reason=reason)
+            self._console.note(f"stopping ({reason}), at most {grace_s} s{self._at_once}")
+            return Outcome(reason=reason)
         if (nodes := take_scale_request(self._run)) is not None:
             self._driver.scale(nodes)
         return self._driver.turn()
@@ -173,7 +174,7 @@ class Follower:
         if now == self._failing_since:
             self._console.note(f"{error}; waiting for it, at most {STORAGE_LIMIT_S:g} s")
 
-    def _finish(self, end: RunEnd) -> Outcome:
+    def _finish(self, end: Outcome) -> Outcome:
         try:
             self._driver.end(end, asked=self.stop_reason is not None)
             # Before the last output, as a reader that pauses must not delay the outcome.
@@ -216,7 +217,7 @@ class Follower:
         return worker.rank_on(node_rank_of(node_index, live), plan.nodes[0].nproc_per_node)
 
 
-def write_outcome(run: RunFolder, plan: LaunchPlan, seen: RunEnd, now: float) -> Outcome:
+def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -> Outcome:
     """Folds what is known of an ended run into its ``outcome.json``. Idempotent."""
     has_failed = STATE_OF_REASON[seen.reason] is RunState.FAILED
     failure = read_report(run, plan) if has_failed else None
@@ -226,21 +227,17 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: RunEnd, now: float) ->
     if plan.agent and reason is Reason.DISK_FULL and reason not in {node.reason for node in nodes}:
         # The node's disk had no room for its own words.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
-    finished_at = end.at or now
-    # A folder that was removed cannot tell it.
-    started_at = run.submitted_at() or finished_at
-    outcome = Outcome(
+    finished_at = end.finished_at or now
+    outcome = replace(
+        end,
+        detail=detail,
         run_id=run.run_id,
         job=plan.job_name,
         target=plan.target,
-        state=STATE_OF_REASON[reason].value,
-        reason=reason.value,
-        exit_code=int(EXIT_CODE_OF_REASON[reason]),
-        detail=detail,
         attempts=plan.attempt + 1,
-        started_at=started_at,
+        # A folder that was removed cannot tell it.
+        started_at=run.submitted_at() or finished_at,
         finished_at=finished_at,
-        duration_s=round(finished_at - started_at, 3),
         metrics=run.read_metrics(),
         failure=failure,
         checkpoint_dir=plan.checkpoint_dir,

@@ -18,7 +18,7 @@ from launcher.follow.target import Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_outcomes_of
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 
 FOLDER_REMOVED = "its folder was removed while it ran"
 FOLDER_LIMIT_S = 3.0
@@ -52,14 +52,14 @@ class NodeDriver:
         self._away_since: float | None = None
         self._ended: frozenset[int] = frozenset()
 
-    def turn(self) -> RunEnd | None:
+    def turn(self) -> Outcome | None:
         if self._has_lost_folder():
             self._console.note(f"stopping: {self._run.path} was removed")
-            return RunEnd(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED)
+            return Outcome(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED)
         if (observation := self._observe()) is None:
             return None
         action = self._decide(observation)
-        if isinstance(action, RunEnd):
+        if isinstance(action, Outcome):
             return action
         if isinstance(action, decide.Wait) or (
             isinstance(action, decide.Replace) and not self._may_replace(action.node_index)
@@ -189,7 +189,7 @@ class NodeDriver:
         self._run.write_plan(plan, self._target.render(plan).shell())
         self.plan = plan
 
-    def end(self, why: RunEnd, *, asked: bool) -> None:
+    def end(self, why: Outcome, *, asked: bool) -> None:
         """As ``Driver.end``. An engine that died meanwhile must not hide how the run ended."""
         is_done = STATE_OF_REASON[why.reason] is RunState.SUCCEEDED
         self._stop(0 if is_done else self.plan.stop_grace_s)
@@ -208,7 +208,7 @@ class NodeDriver:
             self._console.note(f"{error.what}; {once_more}")
 
 
-def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> RunEnd | None:
+def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Outcome | None:
     """As ``Target.find_end``: by what the target still holds and by what the nodes have left."""
     if any(live.run_id == run.run_id and live.running_nodes for live in target.live_runs()):
         return None
@@ -222,16 +222,16 @@ def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> RunEnd | None:
     return end
 
 
-def _judge(plan: LaunchPlan, observation: Observation) -> RunEnd:
+def _judge(plan: LaunchPlan, observation: Observation) -> Outcome:
     codes = [node.exit_code for node in observation.nodes]
     if all(code == 0 for code in codes):
-        return RunEnd(reason=Reason.COMPLETED, detail=FOUND_LATER)
+        return Outcome(reason=Reason.COMPLETED, detail=FOUND_LATER)
     lost = "its launcher died, and its processes with it"
     if any(node.detail == protocol.LAUNCHER_GONE for node in observation.nodes):
         lost = "its launcher died, and its hosts ended it"
     elif any(code is not None for code in codes):
         action = decide.decide_action(plan, observation, replaced={}, since_first_exit_s=1e9)
-        if isinstance(action, RunEnd):
+        if isinstance(action, Outcome):
             return replace(action, detail=FOUND_LATER)
         lost = FOUND_LATER
-    return RunEnd(reason=Reason.LAUNCHER_LOST, detail=lost)
+    return Outcome(reason=Reason.LAUNCHER_LOST, detail=lost)

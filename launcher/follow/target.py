@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.contract.reasons import NodeState
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
-    from launcher.runs.outcome import RunEnd
+    from launcher.runs.outcome import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ class Driver(Protocol):
     live: tuple[int, ...]
     """Indices of the nodes that are in the world now; empty where all planned ones count."""
 
-    def turn(self) -> RunEnd | None:
+    def turn(self) -> Outcome | None:
         """Looks at the run and acts on what it finds; says how the run ended, if it has."""
         ...
 
@@ -109,7 +108,7 @@ class Driver(Protocol):
         """Changes the number of nodes to one that the plan allows."""
         ...
 
-    def end(self, why: RunEnd, *, asked: bool) -> None:
+    def end(self, why: Outcome, *, asked: bool) -> None:
         """Ends what is left and brings the last output. ``asked``: a stop was asked for.
 
         Raises ``TargetError`` where the run cannot be ended and goes on.
@@ -253,7 +252,7 @@ class Target(ABC):
 
     # -- a run that no launcher here follows ------------------------------------------------------
 
-    def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Outcome | None:
         """How the run ended, after removing what is left of it; None while it goes on."""
         from launcher.follow.nodes import find_end
 
@@ -266,12 +265,6 @@ class Target(ABC):
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
         """Brings the run's output into its folder, in turns; with ``follow`` until the run ends."""
         return iter(())
-
-    def bring_story(self, run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:  # noqa: B027
-        """Puts the target's own story of a borrowed run into its folder.
-
-        ``claim`` is where this machine sees the run's storage.
-        """
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         """Changes the number of nodes; False where only the run's own launcher could."""

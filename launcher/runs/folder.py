@@ -10,7 +10,6 @@ import shlex
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +129,7 @@ class RunFolder:
         Raises ``OSError``.
         """
         path = self.path / protocol.OUTCOME_FILE
-        text = json.dumps(asdict(outcome), indent=2) + "\n"
+        text = json.dumps(outcome.to_jsonable(), indent=2) + "\n"
         try:
             write_atomically(path, text)
         except OSError as error:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from launcher.contract import typed
-from launcher.contract.reasons import FAULT_OF_REASON, Reason, RunState
+from launcher.contract.reasons import (
+    EXIT_CODE_OF_REASON,
+    FAULT_OF_REASON,
+    STATE_OF_REASON,
+    Reason,
+    RunState,
+)
 from launcher.contract.worker_end import WorkerEnd
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunEnd:
-    """Why a run is over; ``at`` is when, in seconds since the epoch, None for just now."""
-
-    reason: Reason
-    detail: str = ""
-    at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -58,29 +55,50 @@ class FailureReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended, as ``outcome.json`` tells it. Times are seconds since the Unix epoch."""
+    """How a run ended, as ``outcome.json`` tells it. Times are seconds since the Unix epoch.
 
-    run_id: str
-    job: str
-    target: str
-    state: str
-    reason: str
-    exit_code: int
-    detail: str
-    attempts: int
-    started_at: float
-    finished_at: float
-    duration_s: float
-    metrics: Mapping[str, object]
-    failure: FailureReport | None
-    checkpoint_dir: str
-    torch_version: str | None
-    restarts: dict[str, int] = field(default_factory=dict)
+    Its driver says the reason and the detail; ``finished_at`` only where it is not just now.
+    ``follow.loop.write_outcome`` adds the rest.
+    """
+
+    reason: Reason
+    detail: str = ""
+    run_id: str = ""
+    job: str = ""
+    target: str = ""
+    attempts: int = 1
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    metrics: Mapping[str, object] = field(default_factory=dict)
+    failure: FailureReport | None = None
+    checkpoint_dir: str = ""
+    torch_version: str | None = None
+    restarts: Mapping[str, int] = field(default_factory=dict)
     """Restarts of workers by cause, over all nodes: a lost node counts once on each of the others.
     Empty under plain torchrun."""
 
     @property
+    def state(self) -> str:
+        """``succeeded``, ``failed`` or ``stopped``."""
+        return STATE_OF_REASON[self.reason].value
+
+    @property
+    def exit_code(self) -> int:
+        """That of the launcher which followed the run."""
+        return int(EXIT_CODE_OF_REASON[self.reason])
+
+    @property
+    def duration_s(self) -> float:
+        """From the submission to the end."""
+        return round(self.finished_at - self.started_at, 3)
+
+    @property
     def fault(self) -> str | None:
         """Whose mistake a failed run is; None for others."""
-        fault = FAULT_OF_REASON[Reason(self.reason)]
+        fault = FAULT_OF_REASON[self.reason]
         return fault.value if fault and self.state == RunState.FAILED.value else None
+
+    def to_jsonable(self) -> dict[str, object]:
+        """Plain data, with what follows from the reason and the times."""
+        told = {"state": self.state, "exit_code": self.exit_code, "duration_s": self.duration_s}
+        return {**asdict(self), **told}

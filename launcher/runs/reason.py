@@ -11,13 +11,13 @@ from launcher.contract.errors import ExitCode
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.contract.worker_end import WorkerEnd
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 
 _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module .+)")
 """What ``python -m`` prints if it cannot start the module."""
 
 
-def decide_reason(seen: RunEnd, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> RunEnd:
+def decide_reason(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> Outcome:
     """How a run ended, from all that is known of it.
 
     ``seen`` is what its driver saw, ``nodes`` is what the agents left, ``first`` is the worker that
@@ -30,7 +30,7 @@ def decide_reason(seen: RunEnd, nodes: Sequence[NodeOutcome], first: WorkerEnd |
     return replace(end, reason=Reason.BAD_INPUT, detail=wrong) if wrong else end
 
 
-def _by_nodes(seen: RunEnd, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> RunEnd:
+def _by_nodes(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> Outcome:
     """Several reasons share exit code 1: the node where ``first`` ran knows which one it was.
 
     Without such a node it is the one that ended first.

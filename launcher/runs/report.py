@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,10 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from launcher.code.record import CodeRecord, read_record
 from launcher.contract import protocol, typed
 from launcher.contract.reasons import TERMINAL_STATES, NodeState
-from launcher.contract.records import parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import read_report
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, write_atomically
+from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.goodput import Goodput, measure_goodput
 from launcher.runs.ledger import (
     LedgerEvent,
@@ -33,21 +30,6 @@ TIMELINE_LINES = 40
 
 Ledgers = Mapping[tuple[int, int], Sequence[LedgerEvent]]
 """The agents' events by (node index, incarnation)."""
-
-STORY_FILE = "story.json"
-"""In a borrowed folder: what the target knows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """One thing that happened; ``at`` is seconds since the epoch.
-
-    ``place`` is a node's index and incarnation; None for the job as a whole.
-    """
-
-    at: float
-    place: tuple[int, int] | None
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,26 +51,6 @@ class NodeReport:
     @property
     def place(self) -> tuple[int, int]:
         return self.node_index, self.incarnation
-
-
-@dataclass(frozen=True, kw_only=True)
-class Story:
-    """What happened, oldest first, and the nodes that the target knows; both may be empty."""
-
-    said: tuple[Said, ...] = ()
-    nodes: tuple[NodeReport, ...] = ()
-
-
-def write_story(run: RunFolder, story: Story) -> None:
-    """Raises ``OSError``."""
-    write_atomically(run.path / STORY_FILE, json.dumps(asdict(story)))
-
-
-def read_story(run: RunFolder) -> Story:
-    """Empty if the target was not asked."""
-    with contextlib.suppress(OSError, ValueError):
-        return parse_record(Story, json.loads((run.path / STORY_FILE).read_text()))
-    return Story()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -156,9 +118,8 @@ def read_postmortem(
     over = state in {ended.value for ended in TERMINAL_STATES}
     events = [event for events in ledgers.values() for event in events]
     of_pods = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
-    story = read_story(run)
-    nodes = _complete(_read_nodes(run, ledgers, None if over else now), story.nodes)
-    nodes = tuple(_with_states(nodes, states, over=over))
+    nodes = _read_nodes(run, ledgers, None if over else now)
+    nodes = list(_with_states(nodes, states, over=over))
     # For a run that goes on: the failure of its present attempt, if there is one.
     failure = outcome.failure if outcome else read_report(run, plan)
     duration_s = outcome.duration_s if outcome else round(now - submitted_at, 3)
@@ -182,21 +143,10 @@ def read_postmortem(
         clock_offsets_s={plan.machines[i].name: offsets[i] for i in offsets},
         phases_s=_sum_phases(nodes),
         goodput=measure_goodput(trained, events, submitted_at, ended_at),
-        timeline=_merge(tell_timeline([*events, *of_pods], submitted_at), story.said, submitted_at),
+        timeline=tell_timeline([*events, *of_pods], submitted_at),
         folder="" if run.is_borrowed else str(run.path),
         code=read_record(run.path),
     )
-
-
-def _complete(nodes: Iterable[NodeReport], told: Iterable[NodeReport]) -> tuple[NodeReport, ...]:
-    """Adds what the target knows of nodes whose agents left no outcome."""
-    found = {node.place: node for node in nodes}
-    for one in told:
-        own = found.get(one.place, one)
-        phases_s = own.phases_s or one.phases_s
-        base = one if own.reason is None else own
-        found[one.place] = replace(base, attempts=own.attempts, phases_s=phases_s)
-    return tuple(found[place] for place in sorted(found))
 
 
 def _with_states(
@@ -208,20 +158,6 @@ def _with_states(
         is_gone = over or newest[node.node_index] != node.incarnation
         state = NodeState.MISSING.value if is_gone else states.get(node.place, "")
         yield node if node.reason else replace(node, state=state)
-
-
-def _merge(
-    moments: Iterable[Moment], said: Iterable[Said], submitted_at: float
-) -> tuple[Moment, ...]:
-    """The agents' moments and the target's, oldest first."""
-    of_target = []
-    for one in said:
-        index, incarnation = one.place or (None, None)
-        after_s = round(one.at - submitted_at, 3)
-        of_target.append(
-            Moment(after_s=after_s, node_index=index, incarnation=incarnation, text=one.text)
-        )
-    return tuple(sorted((*moments, *of_target), key=lambda moment: moment.after_s))
 
 
 def _read_nodes(run: RunFolder, ledgers: Ledgers, now: float | None) -> list[NodeReport]:
@@ -246,7 +182,7 @@ def _read_nodes(run: RunFolder, ledgers: Ledgers, now: float | None) -> list[Nod
             node = replace(
                 node,
                 attempts=outcome.attempts,
-                reason=outcome.reason.value,
+                reason=outcome.reason,
                 exit_code=outcome.exit_code,
                 detail=outcome.detail,
             )
@@ -350,6 +286,6 @@ def _render_timeline(timeline: Sequence[Moment]) -> list[str]:
     if left_out > 0:
         lines.append(f"    {left_out} earlier events; all of them: --json")
     for moment in timeline[-TIMELINE_LINES:]:
-        where = "job" if moment.node_index is None else f"{moment.node_index}.{moment.incarnation}"
+        where = f"{moment.node_index}.{moment.incarnation}"
         lines.append(f"    {moment.after_s:9.2f}  {where}  {moment.text}")
     return lines

@@ -116,7 +116,7 @@ _WORKER_AT_END = re.compile(
 
 def fell_with_a_node(first: WorkerEnd, reason: str) -> bool:
     """Whether the first worker failed only because a node was lost. Pure."""
-    return reason == Reason.NODE_LOST.value and not is_own_failure(first.exception)
+    return reason == Reason.NODE_LOST and not is_own_failure(first.exception)
 
 
 def render_clocks(offsets_s: Mapping[str, float]) -> list[str]:

@@ -24,11 +24,11 @@ _PHASE_FROM = {
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """One event of a node, or of the job (None); ``after_s`` is counted from the submission."""
+    """One event of a node; ``after_s`` is counted from the submission."""
 
     after_s: float
-    node_index: int | None
-    incarnation: int | None
+    node_index: int
+    incarnation: int
     text: str
 
 

@@ -25,7 +25,7 @@ from tests.launcher.fake_admission import CORE, CUSTOM, Write, refuse, warnings_
 
 Object = dict[str, Any]
 NAMED = {
-    *("persistentvolumeclaims", "secrets", "serviceaccounts", "resourcequotas"),
+    *("persistentvolumeclaims", "secrets", "resourcequotas"),
     "events",
 }
 """Kinds of which objects are only read."""
@@ -364,16 +364,11 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 
     def _of_cluster(self, parts: list[str]) -> None:
-        """Objects without a namespace: lists and single ones, to be read alone."""
-        known = ("nodes", "namespaces", "priorityclasses")
-        at = next((i for i, part in enumerate(parts) if part in known), None)
-        if at is None:
+        """A namespace, to be read alone."""
+        if parts[-2:-1] != ["namespaces"]:
             return self._text(404, "404 page not found\n")
-        if parts[at + 1 :]:
-            held = self.cluster.objects.get((parts[at], parts[at + 1]))
-            return self._send(200, held) if held else self._fail(404, "not found", "NotFound")
-        items = [o for (plural, _), o in self.cluster.objects.items() if plural == parts[at]]
-        return self._send(200, {"items": items})
+        held = self.cluster.objects.get(("namespaces", parts[-1]))
+        return self._send(200, held) if held else self._fail(404, "not found", "NotFound")
 
     def _object(
         self, method: str, plural: str, name: str, query: dict[str, str], body: Object

@@ -48,7 +48,6 @@ PLURALS = {
     "TrainingRuntime": "trainingruntimes",
     "PersistentVolumeClaim": "persistentvolumeclaims",
     "Secret": "secrets",
-    "ServiceAccount": "serviceaccounts",
     "Event": "events",
 }
 OPERATORS = {

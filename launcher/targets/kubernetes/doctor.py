@@ -10,20 +10,28 @@ from launcher.code.place import find_code
 from launcher.code.record import PackedCode, read_code
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
-from launcher.doctor.references import Object, Reference, parse_references, parse_template
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.run_id import new_run_id
-from launcher.targets.kubernetes import doctor_judge
 from launcher.targets.kubernetes.api import (
     FORBIDDEN,
     OPERATORS,
     PLURALS,
     ApiError,
     Cluster,
+    Object,
     ObjectPlace,
 )
 from launcher.targets.kubernetes.code import tell_code
+from launcher.targets.kubernetes.doctor_judge import (
+    CLAIM,
+    PULL_SECRET,
+    SECRET,
+    judge_claim,
+    judge_pull_secret,
+    judge_rights,
+    judge_secret,
+)
 from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
@@ -83,10 +91,6 @@ class _Diagnosis:
     def __init__(self, cluster: Cluster, plan: LaunchPlan, code: PackedCode | None) -> None:
         self._cluster, self._plan, self._namespace = cluster, plan, cluster.namespace
         self._objects = render_manifest(plan, code=code).objects
-        template = parse_template(list(self._objects))
-        assert template is not None, "every kind renders pods"
-        self._pod = template
-        self._least, self._most = plan.nodes[0].min_nodes, plan.nodes[0].max_nodes
         self._refused: set[str] = set()
         """Kinds that the cluster does not have, or this user may not make."""
 
@@ -100,7 +104,6 @@ class _Diagnosis:
             ("kind", self._judge_kinds),
             ("rights", self._judge_rights),
             ("references", self._judge_references),
-            ("nodes", self._judge_room),
             ("dry run", self._judge_dry_run),
             ("pod", self._judge_pod),
         ):
@@ -156,26 +159,28 @@ class _Diagnosis:
                 denied[resource] = lacking
                 self._refused.add(of_resource.get(resource, resource))
         allowed = [resource for resource in wanted if resource not in denied]
-        yield from doctor_judge.judge_rights(denied, allowed, self._namespace)
+        yield from judge_rights(denied, allowed, self._namespace)
 
     def _judge_references(self) -> Iterator[Finding]:
-        for reference in parse_references(self._objects):
-            judge = functools.partial(self._judge_reference, reference)
-            where = f"{reference.kind} {reference.name}"
-            yield from self._asking(reference.use or reference.kind, where, judge)
+        """What somebody else has to make before the job's pods can start."""
+        pods, node = PodSettings.of(self._plan), self._plan.nodes[0]
+        of_claim = functools.partial(judge_claim, node_count=node.max_nodes)
+        for name in pods.claims:
+            yield from self._judge_named(CLAIM, CLAIM, name, of_claim)
+        if node.secrets:
+            of_secret = functools.partial(judge_secret, keys=node.secrets)
+            yield from self._judge_named(SECRET, SECRET, pods.secret, of_secret)
+        for name in pods.image_pull_secrets:
+            yield from self._judge_named(PULL_SECRET, SECRET, name, judge_pull_secret)
 
-    def _judge_reference(self, reference: Reference) -> Iterator[Finding]:
-        if reference.kind == "PriorityClass":
-            path = f"/apis/scheduling.k8s.io/v1/priorityclasses/{reference.name}"
-            found = self._cluster.look(path)
-        else:
-            place = ObjectPlace(api_version="v1", kind=reference.kind, name=reference.name)
-            found = self._cluster.read(place)
-        yield doctor_judge.judge_reference(reference, found, self._namespace, self._most)
+    def _judge_named(
+        self, check: str, kind: str, name: str, judge: Callable[..., Finding]
+    ) -> Iterator[Finding]:
+        def look() -> Iterator[Finding]:
+            place = ObjectPlace(api_version="v1", kind=kind, name=name)
+            yield judge(self._cluster.read(place), name, self._namespace)
 
-    def _judge_room(self) -> Iterator[Finding]:
-        nodes = _items(self._cluster.look("/api/v1/nodes"))
-        yield doctor_judge.judge_nodes(nodes, self._pod, self._least, self._most)
+        yield from self._asking(check, f"{kind} {name}", look)
 
     def _judge_dry_run(self) -> Iterator[Finding]:
         """As ``submit`` does it, but every object is tried."""
@@ -207,10 +212,6 @@ class _Diagnosis:
             return
         pod = render_trial_pod(self._plan)
         yield self._try("pod", "one of the job's", self._cluster.create, pod)
-
-
-def _items(found: Object | None) -> list[Object]:
-    return list((found or {}).get("items") or [])
 
 
 def _resource(item: Object) -> str:

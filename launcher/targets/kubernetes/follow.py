@@ -16,7 +16,7 @@ from launcher.follow.nodes import FOUND_LATER
 from launcher.follow.requests import count_nodes, is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import ClusterJob, MayRunError
 from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S
@@ -69,7 +69,7 @@ class ClusterDriver:
         self._has_no_logs = False
         self._losses: set[str] = set()
 
-    def turn(self) -> RunEnd | None:
+    def turn(self) -> Outcome | None:
         """As ``Driver.turn``. Starts no pods: the cluster's controllers do."""
         watch = self._pods.watch
         self._pods.follow_logs()
@@ -79,7 +79,7 @@ class ClusterDriver:
             reason, detail = found
             self._console.note(f"ending the run: {detail}")
             self._ends_it = True
-            return RunEnd(reason=reason, detail=detail)
+            return Outcome(reason=reason, detail=detail)
         if now < self._next_look_at:
             return None
         end = None
@@ -89,7 +89,7 @@ class ClusterDriver:
             self._is_over = True
             self._ends_it = end.succeeded or end.word == DELETED
             reason, detail = reason_of_end(end, self._read_last_pods())
-            return RunEnd(reason=reason, detail=detail)
+            return Outcome(reason=reason, detail=detail)
         planned = frozenset(node.node_index for node in self.plan.nodes)
         wanted = planned - read_withdrawn(self._run, self.plan)
         for line in self._missing.read(watch.pods(), wanted, now):
@@ -129,7 +129,7 @@ class ClusterDriver:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def end(self, why: RunEnd, *, asked: bool) -> None:
+    def end(self, why: Outcome, *, asked: bool) -> None:
         """As ``Driver.end``: a failed job's object stays for kubectl describe."""
         try:
             if not asked:
@@ -212,7 +212,7 @@ class ClusterDriver:
 # -- a run that no launcher follows --------------------------------------------------------------
 
 
-def find_end(run: RunFolder, job: ClusterJob) -> RunEnd | None:
+def find_end(run: RunFolder, job: ClusterJob) -> Outcome | None:
     """As ``Target.find_end``. The job's own object says it: pods may be away for a while.
 
     None also while another process brings the last output: that process folds the run.
@@ -229,8 +229,8 @@ def find_end(run: RunFolder, job: ClusterJob) -> RunEnd | None:
         if reason is Reason.COMPLETED and not run.is_borrowed:
             job.remove()
             job.wait_gone(0)
-    at = end.at if run.is_borrowed else None
-    return RunEnd(reason=reason, detail=detail or FOUND_LATER, at=at)
+    at = (end.at if run.is_borrowed else None) or 0.0
+    return Outcome(reason=reason, detail=detail or FOUND_LATER, finished_at=at)
 
 
 def bring_output(

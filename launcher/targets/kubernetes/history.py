@@ -1,45 +1,25 @@
-"""What happened to a run's pods and job, for its report: controllers delete pods, and with them
-what their statuses say.
+"""What happened to a run's pods, for its report; it is saved while the pods are there.
 
-``PodRecorder`` saves it while pods are there; ``bring_story`` asks for the job's conditions and
-events where no folder of the run is at hand.
+Controllers delete pods, and with them what their statuses say.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
-import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.node_outcome import parse_node_outcome
-from launcher.contract.reasons import NodeState, reason_of_exit_code
-from launcher.plan.launch_plan import LaunchPlan
+from launcher.contract.reasons import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
-from launcher.runs.report import NodeReport, Said, Story, write_story
-from launcher.targets.kubernetes.api import ApiError
 from launcher.targets.kubernetes.logs import LogSource, containers_of
-from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.pod_states import (
-    Ending,
-    Object,
-    PodView,
-    event_time,
-    message_of,
-    seconds_of,
-    section,
-)
-
-if TYPE_CHECKING:
-    from launcher.targets.kubernetes.cluster_job import ClusterJob
+from launcher.targets.kubernetes.pod_states import Ending, PodView, seconds_of
 
 POD_FILE = "pod.json"
 """In a node's folder: which container's output lies there."""
@@ -47,9 +27,6 @@ AGENT_SAYS = "[agent] "
 NOT_NEWS = f"{AGENT_SAYS}health: "
 ORDINARY_ENDS = ("", "Error", "Completed")
 """Kubernetes' words for an end that add nothing to its exit code."""
-TOLD_BY_PODS = ("Scheduled", "Pulling", "Pulled", "Created", "Started")
-TOLD_BY_THE_JOB = ("SuccessfulCreate", "SuccessfulCreatePod", "SuccessfulCreateService")
-"""Reasons of events that say what the objects say themselves."""
 
 
 class Incarnations:
@@ -188,118 +165,3 @@ def _read_keys(path: Path) -> set[str]:
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 found.add(json.loads(line)["key"])
     return found
-
-
-# -- a report without a folder of the run --------------------------------------------------------
-
-
-def bring_story(run: RunFolder, plan: LaunchPlan, job: ClusterJob, claim: Path | None) -> None:
-    """Puts what the cluster has of a run into its folder here, and what the claim has.
-
-    ``claim`` is the root of the claim of ``kubernetes.run`` as this machine sees it; None where it
-    does not, unless it is mounted here as in the pods. Raises ``TargetError``.
-    """
-    events: list[Object] = []
-    # Users who may not read logs or events get a report without them.
-    with contextlib.suppress(ApiError):
-        job.pods.read_logs()
-    with contextlib.suppress(ApiError):
-        events = job.cluster.list_objects("v1", "Event", "")["items"]
-    if (folder := _folder_on_claim(plan, claim)) is not None:
-        _link_all(folder, run.path)
-    pods = (pod for pod in job.pods.read() if pod.node_index is not None)
-    nodes = {pod.uid: tell_node(pod, job.pods.number_of(pod)) for pod in pods}
-    places = {uid: node.place for uid, node in nodes.items()}
-    said = tell_job(plan.job_name, job.read(), events, places)
-    write_story(run, Story(said=tuple(said), nodes=tuple(nodes.values())))
-
-
-def tell_job(
-    name: str,
-    job: Object | None,
-    events: Iterable[Object],
-    places: Mapping[str, tuple[int, int]],
-) -> list[Said]:
-    """The job's conditions and events, oldest first. Pure.
-
-    ``places`` are node index and incarnation of the pods that are there, by uid.
-    """
-    found = []
-    if job is not None:
-        made_at = seconds_of(section(job, "metadata").get("creationTimestamp") or "")
-        found.append(Said(at=made_at, place=None, text="job made"))
-        for condition in section(job, "status").get("conditions") or ():
-            if condition.get("status") == "True" and (stamp := condition.get("lastTransitionTime")):
-                why = ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))
-                text = f"job {condition['type']}{f' ({why})' if why else ''}"
-                found.append(Said(at=seconds_of(stamp), place=None, text=text))
-    began_at = found[0].at if found else 0.0
-    uid = section(job or {}, "metadata").get("uid") or ""
-    of_events = (said for event in events for said in tell_event(event, name, uid, places))
-    # Events of an earlier job of the same name may still be there.
-    found += (said for said in of_events if said.at >= began_at)
-    return sorted(found, key=lambda said: said.at)
-
-
-def tell_event(
-    event: Object, name: str, job_uid: str, places: Mapping[str, tuple[int, int]]
-) -> Iterator[Said]:
-    """An event of the job or of one of its pods, also those that are gone; of others nothing.
-
-    ``places`` are those of the pods that are there, by their uid.
-    """
-    about, reason = section(event, "involvedObject"), event.get("reason", "")
-    uid = about.get("uid", "")
-    pattern = rf"{re.escape(name)}-(?:node-0-|worker-|master-)?\d+(-[a-z0-9]+)?"
-    is_gone_pod = about.get("kind") == "Pod" and re.fullmatch(pattern, about.get("name", ""))
-    if uid not in (job_uid, *places) and not is_gone_pod:
-        return
-    if reason in TOLD_BY_THE_JOB or (uid in places and reason in TOLD_BY_PODS):
-        return
-    times = f" ({event['count']} times)" if (event.get("count") or 1) > 1 else ""
-    who = "" if uid in places or uid == job_uid else f"{about.get('name')}: "
-    text = f"{who}{reason}: {message_of(event)}{times}"
-    yield Said(at=event_time(event), place=places.get(uid), text=text)
-
-
-def tell_node(view: PodView, number: int) -> NodeReport:
-    """What a report says of a node whose agent left no outcome: how its container ended."""
-    code, trouble = view.exit_code, view.trouble
-    phases: dict[str, float] = {}
-    if view.started:
-        started_at = seconds_of(view.started)
-        phases["starting"] = round(max(0.0, started_at - seconds_of(view.created)), 3)
-        if view.ending and view.ending.finished:
-            phases["running"] = round(seconds_of(view.ending.finished) - started_at, 3)
-    assert view.node_index is not None, "asked for nodes alone"
-    return NodeReport(
-        node_index=view.node_index,
-        incarnation=number,
-        reason=None if code is None else reason_of_exit_code(code).value,
-        exit_code=code,
-        detail=f"{trouble.value}: {view.message}" if trouble else "",
-        phases_s=phases,
-    )
-
-
-def _folder_on_claim(plan: LaunchPlan, claim: Path | None) -> Path | None:
-    """The run's folder on its claim, where this machine sees it."""
-    if PodSettings.of(plan).run is None:
-        return None
-    inside = Path(dict(plan.nodes[0].env).get(protocol.RUN_DIR, protocol.CONTAINER_RUN_DIR))
-    folder = inside if claim is None else claim / inside.relative_to(protocol.CONTAINER_RUN_DIR)
-    return folder if folder.is_dir() else None
-
-
-def _link_all(source: Path, target: Path) -> None:
-    """Copies the ledger and what nodes say, and links to their logs; what is here already stays."""
-    for path in source.rglob("*"):
-        to = target / path.relative_to(source)
-        if path.is_dir() or to.exists():
-            continue
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):
-            if path.suffix in (".json", ".jsonl"):
-                shutil.copyfile(path, to)
-            else:
-                to.symlink_to(path.absolute())

@@ -102,6 +102,12 @@ class PodSettings(TargetSettings):
     waits_for_master: bool = False
     """Whether the operator gives Workers an init container that waits for the Master."""
 
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The names of all claims that the pods mount, each once."""
+        claims = (self.checkpoint, self.run, *(volume.claim for volume in self.volumes))
+        return tuple(dict.fromkeys(claim.name for claim in claims if claim is not None))
+
 
 def plan_pods(job: JobSpec) -> PodSettings:
     """The pods of a job. Raises ``InputError`` for what its kind or Kubernetes cannot do."""

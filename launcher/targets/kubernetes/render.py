@@ -136,8 +136,6 @@ def _tell_code(plan: LaunchPlan, code: PackedCode) -> list[str]:
 
 
 def _needs(plan: LaunchPlan, pods: PodSettings) -> list[str]:
-    claims = [pods.checkpoint, pods.run, *(volume.claim for volume in pods.volumes)]
-    names = dict.fromkeys(claim.name for claim in claims if claim is not None)
     secrets = ", ".join(plan.nodes[0].secrets)
     modes = "ReadWriteMany" if len(plan.nodes) > 1 else "ReadWriteOnce"
     agent = f"the node agent {read_agent_version()}"
@@ -148,7 +146,7 @@ def _needs(plan: LaunchPlan, pods: PodSettings) -> list[str]:
         CONTROLLERS[pods.kind],
         f"the image {plan.image}, which the nodes hold or can pull",
         f"in it {inside}",
-        *(f"the PersistentVolumeClaim {name} ({modes})" for name in names),
+        *(f"the PersistentVolumeClaim {name} ({modes})" for name in pods.claims),
         *([f"the Secret {pods.secret} with {secrets}"] if secrets else []),
     ]
 

@@ -313,6 +313,4 @@ def _volumes(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
 
 def _claim_names(pods: PodSettings) -> dict[str, str]:
     """Names of volumes by claim; a claim's own name may be too long."""
-    claims = (pods.checkpoint, pods.run, *(volume.claim for volume in pods.volumes))
-    names = dict.fromkeys(claim.name for claim in claims if claim is not None)
-    return {name: f"claim-{index}" for index, name in enumerate(names)}
+    return {name: f"claim-{index}" for index, name in enumerate(pods.claims)}

@@ -18,12 +18,11 @@ from launcher.follow.target import Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
 from launcher.targets.kubernetes.code import repack_code
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
-from launcher.targets.kubernetes.history import bring_story
 from launcher.targets.kubernetes.plan import PodSettings, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
 
@@ -159,11 +158,8 @@ class KubernetesTarget(Target):
     ) -> Driver:
         return ClusterDriver(run, plan, self.job(plan), console, clock)
 
-    def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Outcome | None:
         return find_end(run, self.job(plan))
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
         return bring_output(run, plan, self, self._clock, follow=follow)
-
-    def bring_story(self, run: RunFolder, plan: LaunchPlan, claim: Path | None) -> None:
-        bring_story(run, plan, self.job(plan), claim)

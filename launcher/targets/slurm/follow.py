@@ -16,7 +16,7 @@ from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 from launcher.targets.shared_folder import changed_at
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import QueuedJob
@@ -76,13 +76,13 @@ class SlurmDriver:
         self._missing_since: int | None = None
         self._decided_at: float | None = None
 
-    def turn(self) -> RunEnd | None:
+    def turn(self) -> Outcome | None:
         starts = read_starts(self._run)
         jobs = self._watch.jobs or ()
         self._tell(starts, jobs)
         return self._judge(starts, jobs)
 
-    def _judge(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> RunEnd | None:
+    def _judge(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> Outcome | None:
         wanted = self._wanted()
         if (end := decide_end(self._run, self.plan, starts, jobs, wanted)) is None:
             self._decided_at = None
@@ -96,7 +96,7 @@ class SlurmDriver:
 
     def _judge_gone(
         self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
-    ) -> RunEnd | None:
+    ) -> Outcome | None:
         """The end of a run whose jobs left the queue without a word of their scripts."""
         if self._watch.jobs is None or any(not job.is_over for job in jobs):
             self._missing_since = None
@@ -156,7 +156,7 @@ class SlurmDriver:
         except LauncherError as error:
             self._console.note(f"not scaled: {error.what}")
 
-    def end(self, why: RunEnd, *, asked: bool) -> None:
+    def end(self, why: Outcome, *, asked: bool) -> None:
         """As ``Driver.end``: what the queue still holds of the run is cancelled."""
         self._watch.close()
         is_left = asked or not is_all_over(read_starts(self._run), self._wanted())
@@ -211,10 +211,10 @@ def decide_end(
     starts: tuple[JobStart, ...],
     jobs: tuple[QueuedJob, ...],
     wanted: frozenset[int | None],
-) -> RunEnd | None:
+) -> Outcome | None:
     """How the run ended, as soon as that is certain: all scripts are over, or one node says so."""
     if has_completed(run):
-        return RunEnd(reason=Reason.COMPLETED)
+        return Outcome(reason=Reason.COMPLETED)
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]
     failed = [start for start in over if start.code and start.code < protocol.SIGNAL_CODES.start]
@@ -225,7 +225,7 @@ def decide_end(
     return end_of(run, first, jobs)
 
 
-def is_told_why(end: RunEnd, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
+def is_told_why(end: Outcome, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
     """Whether more than a signal's exit code says why: scancel, preemption and limits send one."""
     newest = newest_starts(starts).values()
     if end.reason not in (Reason.PREEMPTED, Reason.KILLED) or any(s.stop for s in newest):
@@ -245,7 +245,7 @@ def has_completed(run: RunFolder) -> bool:
 
 def end_by_queue(
     run: RunFolder, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
-) -> RunEnd:
+) -> Outcome:
     """How a run ended of which only the queue tells, or that the queue has forgotten."""
     if end := _end_told(jobs):
         return end
@@ -255,33 +255,33 @@ def end_by_queue(
     names = ", ".join(job.name for job in jobs) or ", ".join(map(str, read_jobs(run)))
     words = next((said for start in starts if (said := last_words(run, start))), "")
     ended = f"job {names} has ended without a word" + (f"; its log says: {words}" if words else "")
-    return RunEnd(reason=Reason.NODE_LOST, detail=ended)
+    return Outcome(reason=Reason.NODE_LOST, detail=ended)
 
 
-def _end_told(jobs: Iterable[QueuedJob]) -> RunEnd | None:
+def _end_told(jobs: Iterable[QueuedJob]) -> Outcome | None:
     """The end that Slurm's word for the first ended job means; None where no word says it."""
     for job in jobs:
         if job.state in REASON_OF_STATE:
             reason, detail = REASON_OF_STATE[job.state]
-            return RunEnd(reason=reason, detail=f"job {job.name}: {detail}")
+            return Outcome(reason=reason, detail=f"job {job.name}: {detail}")
     return None
 
 
-def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) -> RunEnd:
+def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) -> Outcome:
     """How a start has ended: by its request, by the queue's word for it, or by its exit code."""
     if start.stop:
         with contextlib.suppress(ValueError):
-            return RunEnd(reason=Reason(start.stop))
+            return Outcome(reason=Reason(start.stop))
     if end := _end_told(job for job in jobs if job.name == start.name):
         return end
     if not start.code:
-        return RunEnd(reason=Reason.COMPLETED)
+        return Outcome(reason=Reason.COMPLETED)
     reason = reason_of_exit_code(start.code)
     said = "" if any(run.incarnations()) else last_words(run, start)
-    return RunEnd(reason=reason, detail=said)
+    return Outcome(reason=reason, detail=said)
 
 
-def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> RunEnd | None:
+def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Outcome | None:
     """As ``Target.find_end``; asks the queue once, and only where the files do not tell."""
     if not SlurmSettings.of(plan).inside:
         find_unrecorded(run)
@@ -297,7 +297,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> RunE
     if not is_all_over(starts, wanted):
         with contextlib.suppress(TargetError):
             stop()
-    return RunEnd(reason=end.reason, detail=end.detail or FOUND_LATER)
+    return Outcome(reason=end.reason, detail=end.detail or FOUND_LATER)
 
 
 def is_being_submitted(run: RunFolder, now: float) -> bool:

@@ -30,7 +30,7 @@ from launcher.follow.target import Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 from launcher.targets.agent_archive import read_compiled_archive
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 from launcher.targets.shared_folder import MEET_DIR, plan_as_run
@@ -305,7 +305,7 @@ class SlurmTarget(Target):
         resize = functools.partial(self._resize, run, plan)
         return SlurmDriver(run, plan, self.stop, resize, console, clock)
 
-    def find_end(self, run: RunFolder, plan: LaunchPlan) -> RunEnd | None:
+    def find_end(self, run: RunFolder, plan: LaunchPlan) -> Outcome | None:
         return find_end(run, plan, lambda: self.stop(run.run_id, 0))
 
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:

@@ -21,7 +21,7 @@ from launcher.follow.decide import (
 )
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 
 MakePlan = Callable[..., LaunchPlan]
 RUNS, GONE = "runs", "gone"
@@ -68,7 +68,7 @@ def decide(
 def test_a_run_is_complete_when_all_nodes_ended_well(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes=2)
     assert decide(plan, 0, RUNS) == Wait()
-    assert decide(plan, 0, 0) == RunEnd(reason=Reason.COMPLETED)
+    assert decide(plan, 0, 0) == Outcome(reason=Reason.COMPLETED)
 
 
 def test_an_elastic_node_that_joins_too_late_is_not_waited_for_for_ever(
@@ -76,7 +76,7 @@ def test_an_elastic_node_that_joins_too_late_is_not_waited_for_for_ever(
 ) -> None:
     plan = make_plan(nnodes="1:2")
     assert decide(plan, 0, RUNS, since=FINISH_S - 1) == Wait()
-    assert decide(plan, 0, RUNS, since=FINISH_S + 1) == RunEnd(reason=Reason.COMPLETED)
+    assert decide(plan, 0, RUNS, since=FINISH_S + 1) == Outcome(reason=Reason.COMPLETED)
 
 
 def test_a_node_that_works_when_another_has_finished_gets_all_the_time_it_needs(
@@ -90,13 +90,13 @@ def test_a_node_that_works_when_another_has_finished_gets_all_the_time_it_needs(
 def test_a_static_group_is_started_again_as_a_whole(make_plan: MakePlan, ending: int | str) -> None:
     plan = make_plan(nnodes=2, max_restarts=1)
     assert isinstance(decide(plan, RUNS, ending), Restart)
-    assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), RunEnd)
+    assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), Outcome)
 
 
 def test_nodes_that_fall_with_a_failed_one_get_time_to_say_so(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes=2)
     assert decide(plan, 1, RUNS, since=FALL_S - 1) == Wait()
-    assert decide(plan, 1, 1, since=0) == RunEnd(reason=Reason.TRAINING_FAILED)
+    assert decide(plan, 1, 1, since=0) == Outcome(reason=Reason.TRAINING_FAILED)
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_a_lost_node_is_told_from_a_failed_script(
     make_plan: MakePlan, nodes: tuple[int | str, ...], reason: Reason
 ) -> None:
     action = decide(make_plan(nnodes=2), *nodes)
-    assert isinstance(action, RunEnd)
+    assert isinstance(action, Outcome)
     assert action.reason is reason
 
 
 def test_used_up_restarts_are_named_as_such(make_plan: MakePlan) -> None:
     plan = replace(make_plan(nnodes=2, max_restarts=2), attempt=2)
-    assert decide(plan, 1, 1) == RunEnd(reason=Reason.RESTARTS_EXHAUSTED)
+    assert decide(plan, 1, 1) == Outcome(reason=Reason.RESTARTS_EXHAUSTED)
 
 
 def test_torchruns_own_restarts_are_not_made_a_second_time(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes=1, max_restarts=3)
-    assert decide(plan, 1) == RunEnd(reason=Reason.RESTARTS_EXHAUSTED)
+    assert decide(plan, 1) == Outcome(reason=Reason.RESTARTS_EXHAUSTED)
 
 
 def test_a_lone_node_that_is_killed_is_started_again(make_plan: MakePlan) -> None:
@@ -157,7 +157,7 @@ def test_nobody_is_replaced_once_a_node_has_finished(make_plan: MakePlan) -> Non
 def test_running_out_of_memory_is_named(make_plan: MakePlan) -> None:
     seen = observe(137, out_of_memory=True)
     action = decide_action(make_plan(), seen, replaced={}, since_first_exit_s=1e9)
-    assert isinstance(action, RunEnd)
+    assert isinstance(action, Outcome)
     assert action.reason is Reason.OUT_OF_MEMORY
     assert "out of memory" in action.detail
 

@@ -21,7 +21,7 @@ from launcher.follow.decide import (
     decide_action,
 )
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 from tests.launcher.follow.test_decide import GONE, RUNS, observe
 
 MakePlan = Callable[..., LaunchPlan]
@@ -57,14 +57,14 @@ def replaced_before(plan: LaunchPlan, times: int) -> LaunchPlan:
 
 
 def reason_of(action: Action) -> Reason | None:
-    return action.reason if isinstance(action, RunEnd) else None
+    return action.reason if isinstance(action, Outcome) else None
 
 
 @pytest.mark.parametrize("nnodes", [2, "1:2"])
 def test_all_nodes_that_ended_well_complete_the_run(make_plan: MakePlan, nnodes: int | str) -> None:
     plan = make_plan(nnodes=nnodes, max_restarts=1)
     assert decide(plan, 0, RUNS, since=0) == Wait()
-    assert decide(plan, 0, 0) == RunEnd(reason=Reason.COMPLETED)
+    assert decide(plan, 0, 0) == Outcome(reason=Reason.COMPLETED)
 
 
 @pytest.mark.parametrize("code", [1, 2, 127, 128, 137, 143, 193, 194, 195, 198, 255])
@@ -95,8 +95,8 @@ def test_a_permanent_cause_ends_the_run_once_the_others_had_time_to_fall(
 ) -> None:
     plan = make_plan(nnodes="1:3", max_restarts=9)
     assert decide(plan, RUNS, code, 137, since=FALL_S - 1) == Wait()
-    assert decide(plan, RUNS, code, 137, since=FALL_S + 1) == RunEnd(reason=reason)
-    assert decide(plan, CLOSED, code, CLOSED, since=0) == RunEnd(reason=reason)
+    assert decide(plan, RUNS, code, 137, since=FALL_S + 1) == Outcome(reason=reason)
+    assert decide(plan, CLOSED, code, CLOSED, since=0) == Outcome(reason=reason)
     assert reason_of(decide(make_plan(nnodes=1, max_restarts=9), code, since=0)) is reason
 
 
@@ -149,7 +149,7 @@ def test_where_nobody_is_left_all_start_again_with_a_rendezvous_of_their_own(
     assert isinstance(action, Restart)
     assert action.left == MAX_REPLACEMENTS
     ended = decide(replaced_before(plan, MAX_REPLACEMENTS), *nodes)
-    assert isinstance(ended, RunEnd)
+    assert isinstance(ended, Outcome)
 
 
 def test_running_out_of_memory_is_named_and_bounded_by_the_jobs_own_restarts(
@@ -176,9 +176,9 @@ def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan: MakePlan) 
     [
         (3, (0, RUNS, 137), 0, Wait()),
         ("1:3", (0, RUNS, 137), 0, Wait()),
-        ("1:3", (0, RUNS, 137), LATE, RunEnd(reason=Reason.COMPLETED)),
-        ("1:3", (0, 0, 137), 0, RunEnd(reason=Reason.COMPLETED)),
-        ("2:3", (0, 0, CLOSED), 0, RunEnd(reason=Reason.COMPLETED)),
+        ("1:3", (0, RUNS, 137), LATE, Outcome(reason=Reason.COMPLETED)),
+        ("1:3", (0, 0, 137), 0, Outcome(reason=Reason.COMPLETED)),
+        ("2:3", (0, 0, CLOSED), 0, Outcome(reason=Reason.COMPLETED)),
     ],
 )
 def test_nobody_is_replaced_once_a_node_has_finished(
@@ -211,7 +211,7 @@ def test_enough_finished_nodes_are_a_complete_run_whoever_never_ends(
 ) -> None:
     plan = make_plan(nnodes=nnodes, max_restarts=0)
     assert decide(plan, *nodes, since=FINISH_S - 1) == Wait()
-    assert decide(plan, *nodes) == RunEnd(reason=Reason.COMPLETED)
+    assert decide(plan, *nodes) == Outcome(reason=Reason.COMPLETED)
 
 
 @pytest.mark.parametrize("nnodes", [2, "1:2"])
@@ -233,4 +233,4 @@ def test_a_static_rendezvous_is_started_again_as_a_whole_while_restarts_are_left
     action = decide(plan, RUNS, ending)
     assert isinstance(action, Restart)
     assert action.left == 1
-    assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), RunEnd)
+    assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), Outcome)

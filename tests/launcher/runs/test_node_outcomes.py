@@ -23,7 +23,7 @@ from launcher.plan.launch_plan import LaunchPlan, plan_replacement
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 
 MakePlan = Callable[..., LaunchPlan]
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
@@ -195,7 +195,7 @@ def test_the_nodes_own_word_refines_what_an_exit_code_says(
     folder: Folder, make_plan: MakePlan, seen: Reason, told: Reason, expected: Reason
 ) -> None:
     folder.node(0, told, detail="as the agent says")
-    outcome = write_run_outcome(folder.run, make_plan(nnodes=1), RunEnd(reason=seen), 3.0)
+    outcome = write_run_outcome(folder.run, make_plan(nnodes=1), Outcome(reason=seen), 3.0)
     assert Reason(outcome.reason) is expected
     assert (outcome.detail == "as the agent says") == (told is expected)
     again = folder.run.read_outcome()
@@ -207,7 +207,7 @@ def test_the_node_that_ended_first_says_why(folder: Folder, make_plan: MakePlan)
     folder.node(0, Reason.TRAINING_FAILED, detail="another node ended the run", finished_at=9.0)
     folder.node(1, Reason.RESTARTS_EXHAUSTED, detail="rank 1: exit code 1", finished_at=8.0)
     plan = make_plan(nnodes=2)
-    outcome = write_run_outcome(folder.run, plan, RunEnd(reason=Reason.TRAINING_FAILED), 10.0)
+    outcome = write_run_outcome(folder.run, plan, Outcome(reason=Reason.TRAINING_FAILED), 10.0)
     assert (outcome.reason, outcome.detail) == ("restarts-exhausted", "rank 1: exit code 1")
 
 
@@ -222,7 +222,7 @@ def test_the_node_of_the_first_failure_says_why_though_another_ended_before_it(
     told = "all 2 restarts are used up; last: rank 1: exit code 1 (ValueError: boom)"
     folder.node(1, Reason.RESTARTS_EXHAUSTED, cause, detail=told, finished_at=9.0)
     plan = make_plan(nnodes=2)
-    outcome = write_run_outcome(folder.run, plan, RunEnd(reason=Reason.TRAINING_FAILED), 10.0)
+    outcome = write_run_outcome(folder.run, plan, Outcome(reason=Reason.TRAINING_FAILED), 10.0)
     assert (outcome.reason, outcome.detail) == ("restarts-exhausted", told)
 
 
@@ -238,4 +238,4 @@ def test_a_run_under_plain_torchrun_has_no_restarts_to_count(
     folder: Folder, make_plan: MakePlan
 ) -> None:
     plan = make_plan(nnodes=1, engine="torchrun", max_restarts=0)
-    assert write_run_outcome(folder.run, plan, RunEnd(reason=Reason.COMPLETED), 3.0).restarts == {}
+    assert write_run_outcome(folder.run, plan, Outcome(reason=Reason.COMPLETED), 3.0).restarts == {}

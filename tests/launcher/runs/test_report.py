@@ -21,7 +21,7 @@ from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 from launcher.runs.report import TIMELINE_LINES, render_postmortem
 
 MakePlan = Callable[..., LaunchPlan]
@@ -108,7 +108,7 @@ def run(tmp_path: Path, make_plan: MakePlan) -> RunFolder:
 
 @pytest.fixture
 def ended(run: RunFolder) -> RunFolder:
-    write_outcome(run, run.read_plan(), RunEnd(reason=Reason.TRAINING_FAILED), SUBMITTED_AT + 25)
+    write_outcome(run, run.read_plan(), Outcome(reason=Reason.TRAINING_FAILED), SUBMITTED_AT + 25)
     return run
 
 
@@ -189,7 +189,7 @@ def test_a_run_under_plain_torchrun_is_told_with_what_there_is(
     plan = make_plan(nnodes=1, nproc_per_node=1, engine="torchrun")
     run.create(plan, "", SUBMITTED_AT)
     (run.path / "nodes/0/0/id_x/attempt_0/0").mkdir(parents=True)
-    write_outcome(run, plan, RunEnd(reason=Reason.COMPLETED), SUBMITTED_AT + 5)
+    write_outcome(run, plan, Outcome(reason=Reason.COMPLETED), SUBMITTED_AT + 5)
     text = render_postmortem(report_run(run, SUBMITTED_AT + 9))
     assert "succeeded on local, engine torchrun (completed; exit code 0; 5.0 s)" in text
     assert "0.0: 1 attempt, plain torchrun keeps no report of a node" in text

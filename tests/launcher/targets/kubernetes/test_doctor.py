@@ -11,9 +11,7 @@ import pytest
 
 from launcher.api.doctor import diagnose, is_fit
 from launcher.doctor.finding import Finding, Status
-from launcher.doctor.references import Reference, parse_amount, parse_references, parse_template
 from launcher.job.spec import JobSpec
-from launcher.targets.kubernetes.doctor_judge import render_amount
 from tests.launcher.fake_cluster import FakeCluster, Fault
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -30,8 +28,6 @@ JOB = {
         "kind": "pytorchjob",
         "checkpoint": "pvc/ckpt",
         "image_pull_secrets": ["registry"],
-        "service_account": "training",
-        "priority_class": "high",
     },
 }
 PULL = "kubernetes.io/dockerconfigjson"
@@ -39,11 +35,6 @@ PULL = "kubernetes.io/dockerconfigjson"
 
 def item(name: str, **fields: Any) -> dict[str, Any]:
     return {"metadata": {"name": name}, **fields}
-
-
-def node(name: str, gpus: str = "8", **spec: Any) -> dict[str, Any]:
-    allocatable = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": gpus, "pods": "110"}
-    return item(name, spec=spec, status={"allocatable": allocatable})
 
 
 def claim(phase: str = "Bound", mode: str = "ReadWriteMany") -> dict[str, Any]:
@@ -58,9 +49,6 @@ SOUND: dict[str, list[dict[str, Any]]] = {
         item("digits-secrets", data={"WANDB_API_KEY": "eA=="}, type="Opaque"),
         item("registry", data={".dockerconfigjson": "eA=="}, type=PULL),
     ],
-    "serviceaccounts": [item("training")],
-    "priorityclasses": [item("high")],
-    "nodes": [node("n1"), node("n2")],
 }
 
 
@@ -87,9 +75,7 @@ def test_a_sound_cluster_is_fit_and_nothing_is_made(server: FakeCluster, kind: s
     held = dict(server.objects)
     rows = found(kubernetes={**JOB["kubernetes"], "kind": kind})  # type: ignore[dict-item]
     assert [row for row in rows if row.status is Status.FAILED] == []
-    assert {"reachable", "namespace", "rights", "nodes", "dry run", "pod"} <= {
-        r.check for r in rows
-    }
+    assert {"reachable", "namespace", "rights", "dry run", "pod"} <= {r.check for r in rows}
     assert server.objects == held
     asked = [query for method, _, query in server.requests if method in ("PATCH", "DELETE")]
     assert all(query["dryRun"] == "All" for query in asked)
@@ -161,25 +147,6 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
         ),
         "kubectl create secret docker-registry registry -n team",
     ),
-    "no service account": (
-        lambda server: server.remove("serviceaccounts", "training"),
-        ("failed", "ServiceAccount", "ServiceAccount training", "is not there"),
-        "kubectl create serviceaccount training -n team",
-    ),
-    "no priority class": (
-        lambda server: server.remove("priorityclasses", "high"),
-        ("failed", "PriorityClass", "PriorityClass high", "is not there"),
-        "kubectl get priorityclasses",
-    ),
-    "too few GPUs": (
-        lambda server: [server.put("nodes", node(name, "1")) for name in ("n1", "n2")],
-        (
-            *("failed", "nodes", "cluster"),
-            "0 of 2 nodes have room for pods with cpu 4, memory 8Gi, nvidia.com/gpu 2; "
-            "2 with less nvidia.com/gpu; the job has 2 pods",
-        ),
-        "lower resources:",
-    ),
     "a quota": (
         lambda server: server.put("resourcequotas", item("q", spec={"hard": {"pods": "0"}})),
         (
@@ -216,9 +183,9 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
         ),
         "kubectl describe",
     ),
-    "nodes that may not be seen": (
-        lambda server: server.faults.append(Fault("GET", "/api/v1/nodes", 403, "forbidden")),
-        ("warning", "nodes", "namespace team", "you may not look at it"),
+    "a secret that may not be seen": (
+        lambda server: server.faults.append(Fault("GET", "/secrets/registry", 403, "forbidden")),
+        ("warning", "image pull secret", "Secret registry", "you may not look at it"),
         "kubectl auth can-i --list",
     ),
 }
@@ -245,22 +212,6 @@ def test_a_cluster_that_does_not_answer_is_the_only_row(server: FakeCluster) -> 
     assert "does not answer" in told
 
 
-def test_room_counts_taints_labels_and_cordons(server: FakeCluster) -> None:
-    taint = {"key": "dedicated", "value": "x", "effect": "NoSchedule"}
-    server.put("nodes", node("n1", taints=[taint]))
-    server.put("nodes", node("n2", unschedulable=True))
-    ((_, _, _, told),) = not_ok(nnodes="1")
-    assert told.split("; ")[1:3] == ["1 tainted dedicated", "1 cordoned"]
-    tolerant = {"tolerations": [{"key": "dedicated"}], "node_selector": {"gpu": "h200"}}
-    rows = not_ok(nnodes="1", kubernetes={**JOB["kubernetes"], **tolerant})  # type: ignore[dict-item]
-    assert "2 without the labels of node_selector" in rows[0][3]
-
-
-def test_an_elastic_job_that_has_room_for_its_least_is_warned_of(server: FakeCluster) -> None:
-    rows = not_ok(nnodes="1:20", max_restarts=3)
-    assert [(status, check) for status, check, _, _ in rows] == [("warning", "nodes")]
-
-
 def test_context_namespace_and_kind_of_the_command_line_are_those_that_are_asked_about(
     server: FakeCluster, typed: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
@@ -277,51 +228,3 @@ def test_context_namespace_and_kind_of_the_command_line_are_those_that_are_asked
     code, said = typed("doctor", "job.yaml", "--on", "kubernetes", "-n", "nowhere")
     assert code == 1
     assert "kubectl create namespace nowhere" in said
-
-
-# -- what objects name ------------------------------------------------------------------------
-
-
-def test_references_are_those_to_objects_of_others() -> None:
-    container = {
-        "env": [
-            {"valueFrom": {"secretKeyRef": {"name": "s", "key": "A"}}},
-            {"valueFrom": {"secretKeyRef": {"name": "s", "key": "B"}}},
-            {"valueFrom": {"secretKeyRef": {"name": "t", "key": "A", "optional": True}}},
-        ],
-        "envFrom": [{"configMapRef": {"name": "theirs"}}],
-    }
-    spec = {
-        "containers": [container],
-        "volumes": [{"configMap": {"name": "ours"}}, {"persistentVolumeClaim": {"claimName": "c"}}],
-    }
-    job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": {"spec": spec}}}
-    ours = {"kind": "ConfigMap", "metadata": {"name": "ours"}}
-    assert parse_references([ours, job]) == (
-        Reference(kind="Secret", name="s", keys=("A", "B")),
-        Reference(kind="ConfigMap", name="theirs"),
-        Reference(kind="PersistentVolumeClaim", name="c"),
-    )
-    assert parse_template([ours, job]) == {"spec": spec}
-
-
-@pytest.mark.parametrize(
-    ("quantity", "amount"), [("500m", 0.5), ("1Gi", 2**30), ("8", 8), (2, 2), ("1k", 1000)]
-)
-def test_quantities_are_numbers(quantity: str | int, amount: float) -> None:
-    assert parse_amount(quantity) == amount
-
-
-@pytest.mark.parametrize(
-    ("name", "amount", "told"),
-    [
-        ("cpu", 0.5, "0.5"),
-        ("nvidia.com/gpu", 8.0, "8"),
-        ("memory", 2.0**30, "1Gi"),
-        ("ephemeral-storage", 1.5 * 2**40, "1.5Ti"),
-        ("memory", 512.0, "512"),
-        ("memory", 0.0, "0"),
-    ],
-)
-def test_amounts_are_told_as_people_write_them(name: str, amount: float, told: str) -> None:
-    assert render_amount(name, amount) == told

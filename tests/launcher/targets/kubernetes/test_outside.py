@@ -201,26 +201,10 @@ def failed(submitted: FakeCluster) -> FakeCluster:
     job = submitted.objects["jobs", "digits"]
     job["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     end_job(submitted, "Failed", "2026-01-01T00:00:41Z", reason="PodFailurePolicy", message="x")
-    event(submitted, "e1", "Pod", "digits-1-a", "uid-1", "FailedScheduling", "0/1 nodes", count=3)
-    event(submitted, "e2", "Pod", "digits-0-zz", "uid-gone", "Killing", "Stopping container node")
-    event(submitted, "e3", "Pod", "other-0", "uid-other", "Killing", "not of this job")
-    event(submitted, "e4", "Job", "digits", job["metadata"]["uid"], "SuccessfulCreate", "Created")
     return submitted
 
 
-def event(
-    server: FakeCluster, name: str, kind: str, about: str, uid: str, reason: str, message: str,
-    **more: Any,
-) -> None:  # fmt: skip
-    item = {
-        "metadata": {"name": name},
-        "involvedObject": {"kind": kind, "name": about, "uid": uid},
-        "reason": reason, "message": message, "lastTimestamp": "2026-01-01T00:00:03Z", **more,
-    }  # fmt: skip
-    server.put("events", item)
-
-
-def test_a_report_without_a_folder_is_made_of_pods_conditions_and_events(
+def test_a_report_without_a_folder_is_made_of_what_the_pods_say(
     failed: FakeCluster, typed: Typed
 ) -> None:
     code, said = typed("report", "digits")
@@ -234,51 +218,15 @@ def test_a_report_without_a_folder_is_made_of_pods_conditions_and_events(
     assert "restarts by cause, over all nodes: exit 2" in lines
     timeline = [line for line in lines if line[:1].isdigit() and "  " in line]
     assert [line.partition("  ")[2] for line in timeline] == [
-        "job  job made",
         "0.0  pod digits-0-a made",
         "1.0  pod digits-1-a made",
-        "1.0  FailedScheduling: 0/1 nodes (3 times)",
-        "job  digits-0-zz: Killing: Stopping container node",
         "0.0  container of digits-0-a started",
         "1.0  container of digits-1-a started",
         "1.0  rank 1 ended: ValueError: no data",
         "0.0  container of digits-0-a ended: exit code 1 (training-failed)",
         "1.0  container of digits-1-a ended: exit code 1 (training-failed)",
-        "job  job Failed (PodFailurePolicy: x)",
     ]
     assert "folder" not in said
-
-
-def test_a_report_of_a_run_that_goes_on_tells_what_keeps_a_pod(
-    submitted: FakeCluster, typed: Typed
-) -> None:
-    waits = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-    put_pod(submitted, "digits-1-a", 1, phase="Pending", state=waits)
-    submitted.log("digits-0-a", ended=True)
-    told = json.loads(typed("report", "digits", "--json")[1])
-    assert told["state"] == "running"
-    (first, second) = told["nodes"]
-    assert (first["reason"], second["detail"]) == (None, "ImagePullBackOff: no such image")
-
-
-def test_a_claim_that_is_mounted_here_brings_the_ledger_and_the_workers_logs(
-    failed: FakeCluster, typed: Typed, tmp_path: Path
-) -> None:
-    on_claim = tmp_path / "nfs/runs" / RUN_ID
-    worker = on_claim / FIRST["log"]  # type: ignore[operator]
-    worker.mkdir(parents=True)
-    (worker / "stderr").write_text("Traceback\nValueError: no data\n")
-    (on_claim / "ledger").mkdir()
-    told = {"schema": 1, "source": "agent", "node_index": 1, "incarnation": 0, "attempt": 0,
-            "event": "agent-started", "at": 1767225605.5, "monotonic_s": 1.0}  # fmt: skip
-    (on_claim / "ledger/agent-1-0.jsonl").write_text(json.dumps(told) + "\n")
-    (on_claim / "metrics.json").write_text('{"steps": 9}')
-    code, said = typed("report", "digits", "--claim", str(tmp_path / "nfs"))
-    assert code == 0, said
-    assert "| ValueError: no data" in said
-    assert "1.0  agent started" in said
-    assert sorted(on_claim.rglob("*"))[0].exists(), "the claim is only read"
-    assert typed("report", "digits", "--claim", str(tmp_path / "none"))[0] == 2
 
 
 def test_looking_at_a_run_of_others_that_is_done_removes_nothing_of_it(

@@ -19,7 +19,7 @@ from launcher.follow.console import Console
 from launcher.follow.requests import write_size
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, name_machine, process_space
-from launcher.runs.outcome import RunEnd
+from launcher.runs.outcome import Outcome
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import ENDED_STATES, QueuedJob
 from launcher.targets.slurm.follow import (
@@ -141,14 +141,14 @@ def test_who_sent_a_signal_is_asked_of_the_queue_and_nothing_else(tmp_path: Path
     folder = Folder(tmp_path)
     folder.write(j7_0_started="n1 n2", j7_0_ended="143 over")
     starts = read_starts(folder.run)
-    preempted = RunEnd(reason=Reason.PREEMPTED)
+    preempted = Outcome(reason=Reason.PREEMPTED)
     assert not is_told_why(preempted, starts, ())
     assert not is_told_why(preempted, starts, (queued("COMPLETING"),))
     assert is_told_why(preempted, starts, (queued("CANCELLED"),))
     assert folder.decide(queued("CANCELLED")) is Reason.STOP_REQUESTED
-    assert is_told_why(RunEnd(reason=Reason.DISK_FULL), starts, ())
+    assert is_told_why(Outcome(reason=Reason.DISK_FULL), starts, ())
     folder.write(j7_0_stop="interrupted")
-    assert is_told_why(RunEnd(reason=Reason.INTERRUPTED), read_starts(folder.run), ())
+    assert is_told_why(Outcome(reason=Reason.INTERRUPTED), read_starts(folder.run), ())
 
 
 @pytest.mark.parametrize(
@@ -271,8 +271,8 @@ def test_a_run_ends_well_while_munge_is_down_on_the_login_node(
     assert followed.wait_told("Protocol authentication error; the run goes on") == 1
     folder.write(j7_0_ended="0 over")
     end = followed.driver.turn()
-    followed.driver.end(RunEnd(reason=Reason.COMPLETED), asked=False)
-    assert end == RunEnd(reason=Reason.COMPLETED)
+    followed.driver.end(Outcome(reason=Reason.COMPLETED), asked=False)
+    assert end == Outcome(reason=Reason.COMPLETED)
 
 
 def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_ends_well(
@@ -290,8 +290,8 @@ def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_e
     assert followed.wait_told("job 7 runs on n1 n2") == 1
     folder.write(j7_0_ended="0 over")
     end = followed.driver.turn()
-    followed.driver.end(RunEnd(reason=Reason.COMPLETED), asked=False)
-    assert end == RunEnd(reason=Reason.COMPLETED)
+    followed.driver.end(Outcome(reason=Reason.COMPLETED), asked=False)
+    assert end == Outcome(reason=Reason.COMPLETED)
 
 
 # -- without a launcher ----------------------------------------------------------------------------
