@@ -20,7 +20,7 @@ from launcher.manifests.play_values import (
 )
 from launcher.manifests.pytorchjob import CONTAINER, MASTER, PyTorchJob, Replica, operator_env
 from launcher.manifests.source import Together, Value, count_gpus, shm_volume
-from launcher.targets.kubernetes.pod_states import Ending, Trouble, last_words, order_of_failure
+from launcher.targets.kubernetes.pod_states import Ending, is_oom, last_words, order_of_failure
 
 DEFAULT_GRACE_S = 30
 RETRY_FROM = 128
@@ -338,7 +338,7 @@ def tell_ending(name: str, ending: Ending, following: str = "") -> str:
     """How a container ended, what follows from that, and its last words."""
     told = f"{name} ended with {name_exit_code(ending.exit_code)}{following}"
     said = last_words(ending.message)
-    if ending.word == Trouble.OUT_OF_MEMORY.value:
+    if is_oom(ending.word, ending.message):
         said = f"{ending.word}; raise limits.memory; /dev/shm counts against it"
     return f"{told}: {said}" if said else told
 
@@ -355,6 +355,6 @@ def _sort_failures(play: Play, states: Sequence[PodState]) -> list[tuple[PlayedP
     def key(found: tuple[PlayedPod, Ending]) -> tuple[bool, tuple[bool, bool, float]]:
         _, ending = found
         order = order_of_failure(ending.exit_code, ending.message, ending)
-        return ending.word != Trouble.OUT_OF_MEMORY.value, order
+        return not is_oom(ending.word, ending.message), order
 
     return sorted(failed, key=key)

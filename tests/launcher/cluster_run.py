@@ -114,11 +114,16 @@ def put_pod(
 
 
 def agents_outcome(
-    *, at: float, message: str, rank: int = 0, reason: str = "restarts-exhausted"
+    *,
+    at: float,
+    message: str,
+    rank: int = 0,
+    reason: str = "restarts-exhausted",
+    exit_code: int = 1,
 ) -> str:
     """What an agent leaves as its pod's termination message; ``at`` is when its worker failed."""
     end = {
-        "attempt": 0, "rank": rank, "local_rank": 0, "exit_code": 1, "failed_at": at,
+        "attempt": 0, "rank": rank, "local_rank": 0, "exit_code": exit_code, "failed_at": at,
         "cause": "exit", "exception": message, "log": f"nodes/{rank}/0/attempt-0/rank-{rank}",
     }  # fmt: skip
     told = {

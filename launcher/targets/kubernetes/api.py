@@ -201,12 +201,6 @@ class Cluster:
                 return None
             raise
 
-    def has_kind(self, item: Object) -> bool:
-        """Whether the server knows the kind of an object; any user may ask."""
-        version = item["apiVersion"]
-        found = self.look(f"{'/apis' if '/' in version else '/api'}/{version}") or {}
-        return any(one["kind"] == item["kind"] for one in found.get("resources") or [])
-
     def may(self, verb: str, resource: str) -> bool:
         """Whether this user may, in the namespace; ``pods/log``, ``jobs.batch`` as for kubectl."""
         name, _, group = resource.partition(".")
@@ -367,7 +361,10 @@ def _hint(status: int, said: str, namespace: str) -> str:
         return find_fix(said, namespace) or rights
     if status == NOT_FOUND and "namespaces" in said:
         return f"{kubectl()} create namespace {namespace}, or kubernetes.namespace of the job"
-    hints = {401: f"log in again ({kubectl()} get pods shows whether it works)"}
+    hints = {
+        401: f"log in again ({kubectl()} get pods shows whether it works)",
+        409: f"--set name=OTHER; or {typed.command('stop', 'RUN')} ends the run that has the name",
+    }
     hints |= dict.fromkeys(
         (400, 422), f"{typed.command('check')} says what is wrong with a manifest"
     )

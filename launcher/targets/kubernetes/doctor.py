@@ -15,7 +15,6 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.run_id import new_run_id
 from launcher.targets.kubernetes.api import (
     FORBIDDEN,
-    OPERATORS,
     PLURALS,
     ApiError,
     Cluster,
@@ -29,7 +28,6 @@ from launcher.targets.kubernetes.doctor_judge import (
     SECRET,
     judge_claim,
     judge_pull_secret,
-    judge_rights,
     judge_secret,
 )
 from launcher.targets.kubernetes.kubeconfig import kubectl
@@ -39,8 +37,8 @@ from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 LOOKED_AT = {"pods": ("get", "list", "watch"), "pods/log": ("get",)}
 """Rights that following any kind of run needs."""
-JOB_VERBS = ("get", "create", "patch", "delete")
-OTHER_VERBS = ("create", "patch", "delete")
+JOB_VERBS: tuple[str, ...] = ("get", "create", "patch", "delete")
+OTHER_VERBS: tuple[str, ...] = ("create", "patch", "delete")
 
 
 def diagnose_kubernetes(
@@ -91,8 +89,6 @@ class _Diagnosis:
     def __init__(self, cluster: Cluster, plan: LaunchPlan, code: PackedCode | None) -> None:
         self._cluster, self._plan, self._namespace = cluster, plan, cluster.namespace
         self._objects = render_manifest(plan, code=code).objects
-        self._refused: set[str] = set()
-        """Kinds that the cluster does not have, or this user may not make."""
 
     def diagnose(self) -> Iterator[Finding]:
         """All rows; a namespace that is not there ends them."""
@@ -101,7 +97,6 @@ class _Diagnosis:
         if any(finding.status is Status.FAILED for finding in found):
             return
         for check, work in (
-            ("kind", self._judge_kinds),
             ("rights", self._judge_rights),
             ("references", self._judge_references),
             ("dry run", self._judge_dry_run),
@@ -135,31 +130,16 @@ class _Diagnosis:
         else:
             yield ok("namespace", name, "is there")
 
-    def _judge_kinds(self) -> Iterator[Finding]:
-        fix = "install it (docs/kubernetes.md has the line to type), or --set kubernetes.kind=job"
-        for item in {item["kind"]: item for item in self._objects}.values():
-            kind, version = item["kind"], item["apiVersion"]
-            if self._cluster.has_kind(item):
-                yield ok("kind", kind, version)
-                continue
-            self._refused.add(kind)
-            brought = f", which {OPERATORS[kind]} brings" if kind in OPERATORS else ""
-            yield failed("kind", kind, f"this cluster has no {version}{brought}", fix)
-
     def _judge_rights(self) -> Iterator[Finding]:
-        wanted: dict[str, tuple[str, ...]] = dict(LOOKED_AT)
-        of_resource = {_resource(item): item["kind"] for item in self._objects}
-        *_, job = self._objects
-        for resource in of_resource:
-            wanted[resource] = JOB_VERBS if resource == _resource(job) else OTHER_VERBS
-        denied: dict[str, list[str]] = {}
+        wanted = dict.fromkeys(map(_resource, self._objects), OTHER_VERBS)
+        wanted |= {_resource(self._objects[-1]): JOB_VERBS, **LOOKED_AT}
         for resource, verbs in wanted.items():
             lacking = [verb for verb in verbs if not self._cluster.may(verb, resource)]
             if lacking:
-                denied[resource] = lacking
-                self._refused.add(of_resource.get(resource, resource))
-        allowed = [resource for resource in wanted if resource not in denied]
-        yield from judge_rights(denied, allowed, self._namespace)
+                fix = "an admin of the namespace: k8s/base/rbac.yaml grants what is needed"
+                yield failed("rights", resource, f"you may not {', '.join(lacking)} it", fix)
+            else:
+                yield ok("rights", resource, ", ".join(verbs))
 
     def _judge_references(self) -> Iterator[Finding]:
         """What somebody else has to make before the job's pods can start."""
@@ -184,18 +164,10 @@ class _Diagnosis:
 
     def _judge_dry_run(self) -> Iterator[Finding]:
         """As ``submit`` does it, but every object is tried."""
-        *_, job = self._objects
-        if job["kind"] not in self._refused and self._cluster.read(ObjectPlace.of(job)) is not None:
-            name = job["metadata"]["name"]
-            fix = f"{kubectl()} delete {_resource(job)} {name} -n {self._namespace}"
-            where = f"{job['kind']} {name}"
-            yield failed("dry run", where, "is there already", f"{fix}; or --set name=OTHER")
-            self._refused.add(job["kind"])
         for item in self._objects:
-            if item["kind"] in self._refused:
-                continue
             where = f"{item['kind']} {item['metadata']['name']}"
-            dry_run = self._cluster.create if item is job else self._cluster.apply
+            is_job = item is self._objects[-1]
+            dry_run = self._cluster.create if is_job else self._cluster.apply
             yield self._try("dry run", where, dry_run, item)
 
     def _try(self, check: str, where: str, send: Callable[..., Object], item: Object) -> Finding:

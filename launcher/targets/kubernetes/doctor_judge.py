@@ -1,8 +1,8 @@
-"""Turns a cluster's objects into findings. Pure."""
+"""Findings on what a job names: None stands for an object that is not there. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.targets.kubernetes.kubeconfig import kubectl
@@ -11,25 +11,6 @@ from launcher.targets.kubernetes.pod_states import Object
 CLAIM, SECRET, PULL_SECRET = "PersistentVolumeClaim", "Secret", "image pull secret"
 """Rows about what the job names."""
 PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
-
-
-def judge_rights(
-    denied: Mapping[str, Sequence[str]], allowed: Sequence[str], namespace: str
-) -> Iterator[Finding]:
-    """``denied`` are verbs by resource, as ``kubectl`` writes one; ``allowed`` resources."""
-    for resource, verbs in denied.items():
-        role = f"launcher-{resource.partition('.')[0].replace('/', '-')}"
-        fix = (
-            f"an admin of the namespace: {kubectl()} create role {role} -n {namespace} "
-            f"--verb={','.join(verbs)} --resource={resource} && "
-            f"{kubectl()} create rolebinding {role} -n {namespace} --role={role} --user=YOU"
-        )
-        yield failed("rights", resource, f"you may not {', '.join(verbs)} it", fix)
-    if allowed:
-        yield ok("rights", f"namespace {namespace}", ", ".join(allowed))
-
-
-# -- what the job names: None where it is not there -----------------------------------------------
 
 
 def judge_secret(secret: Object | None, name: str, namespace: str, keys: Sequence[str]) -> Finding:

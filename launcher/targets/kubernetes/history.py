@@ -138,6 +138,10 @@ def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
     yield f"{pod.uid}/made", seconds_of(pod.created), f"pod {pod.name} made"
     for stamp, words in pod.conditions:
         yield f"{pod.uid}/{words}", seconds_of(stamp), f"pod {pod.name} {words}"
+    if pod.ending is not None and not pod.has_started:
+        stamp, word = pod.ending.finished, pod.ending.word
+        text = f"pod {pod.name} could not be prepared: {word}"
+        yield f"{pod.uid}/{stamp}/unprepared", seconds_of(stamp or pod.created), text
     for source, ending in containers_of(pod):
         key = f"{pod.uid}/{source.restarts}"
         present = pod.started if source.restarts == pod.restarts else ""

@@ -16,6 +16,7 @@ from typing import Any
 from launcher.contract.errors import name_exit_code
 from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
+from launcher.contract.worker_end import is_out_of_memory
 from launcher.targets.kubernetes.kubeconfig import kubectl
 
 Object = Mapping[str, Any]
@@ -39,7 +40,7 @@ class Trouble(enum.Enum):
 
 
 WORDS: Mapping[str, Trouble] = {
-    **{trouble.value: trouble for trouble in Trouble},
+    **{trouble.value: trouble for trouble in Trouble if trouble is not Trouble.OUT_OF_MEMORY},
     "ErrImagePull": Trouble.IMAGE,
     "ErrImageNeverPull": Trouble.IMAGE,
     "InvalidImageName": Trouble.IMAGE,
@@ -48,6 +49,7 @@ WORDS: Mapping[str, Trouble] = {
     "Preempting": Trouble.DISRUPTED,
     "NodeLost": Trouble.DISRUPTED,
 }
+"""Troubles by Kubernetes' words. ``is_oom`` decides what counts as out of memory."""
 
 NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
 """Kubernetes' words for a container whose program could not be started."""
@@ -193,6 +195,16 @@ def _ending(ended: Object) -> Ending | None:
     )
 
 
+def is_oom(word: str, message: str) -> bool:
+    """Whether a container ran out of memory, by Kubernetes' word for its end.
+
+    ``message`` is its termination message, in which an agent says how its workers ended.
+    """
+    outcome = parse_node_outcome(message)
+    codes = [end.exit_code for end in outcome.ends] if outcome else []
+    return is_out_of_memory(codes, oom_killed=word == Trouble.OUT_OF_MEMORY.value)
+
+
 def seconds_of(stamp: str) -> float:
     """A time as Kubernetes writes it, in seconds since the epoch; 0 for anything else."""
     with contextlib.suppress(ValueError):
@@ -247,7 +259,7 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
     ended, before = section(own, "state", "terminated"), section(own, "lastState", "terminated")
     if status.get("reason") in WORDS:
         return WORDS[status["reason"]], status.get("message", "")
-    if "OOMKilled" in (ended.get("reason"), before.get("reason")):
+    if any(is_oom(one.get("reason") or "", one.get("message") or "") for one in (ended, before)):
         return Trouble.OUT_OF_MEMORY, ""
     waiting = section(own, "state", "waiting")
     # Between two starts such a pod is said to crash; why the last start failed tells more.

@@ -90,16 +90,15 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
     "no operator": (
         lambda server: server.kinds.remove("pytorchjobs"),
         (
-            *("failed", "kind", "PyTorchJob"),
-            "this cluster has no kubeflow.org/v1, which Kubeflow's training operator brings",
+            *("failed", "dry run", "PyTorchJob digits"),
+            "this cluster has no PyTorchJob CRD, which Kubeflow's training operator brings",
         ),
-        "kubernetes.kind=job",
+        "--kind job needs no operator",
     ),
     "no right": (
         lambda server: server.denied.update({("create", "pytorchjobs"), ("get", "pods/log")}),
         ("failed", "rights", "pytorchjobs.kubeflow.org", "you may not create it"),
-        "kubectl create role launcher-pytorchjobs -n team --verb=create "
-        "--resource=pytorchjobs.kubeflow.org",
+        "k8s/base/rbac.yaml",
     ),
     "no claim": (
         lambda server: server.remove("persistentvolumeclaims", "ckpt"),
@@ -158,8 +157,12 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
     ),
     "an object of that name": (
         lambda server: server.put("pytorchjobs", item("digits")),
-        ("failed", "dry run", "PyTorchJob digits", "is there already"),
-        "kubectl delete pytorchjobs.kubeflow.org digits -n team; or --set name=OTHER",
+        (
+            *("failed", "dry run", "PyTorchJob digits"),
+            "the cluster of context fake cannot post PyTorchJob digits: "
+            'pytorchjobs "digits" already exists',
+        ),
+        "--set name=OTHER; or launcher stop RUN",
     ),
     "an admission webhook": (
         lambda server: server.faults.append(
@@ -202,7 +205,8 @@ def test_each_fault_is_found_with_the_fix_to_type(server: FakeCluster, fault: st
     assert fix in bad.fix
     assert is_fit(rows) == (status == "warning")
     others = [r for r in rows if r.status is Status.FAILED and r is not bad]
-    assert [r.where for r in others] == (["pods/log"] if fault == "no right" else [])
+    of_denied = ["pods/log", "PyTorchJob digits"] if fault == "no right" else []
+    assert [r.where for r in others] == of_denied
 
 
 def test_a_cluster_that_does_not_answer_is_the_only_row(server: FakeCluster) -> None:

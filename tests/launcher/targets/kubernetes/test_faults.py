@@ -511,6 +511,17 @@ def test_what_is_saved_is_not_told_twice_by_the_next_process(
     assert report.count("agent: restart (exit)") == 1
 
 
+def test_a_report_tells_of_a_pod_that_could_not_be_prepared(
+    server: FakeCluster, run: RunFolder, typed: Typed
+) -> None:
+    prepares = [{"name": "code", "state": ended(128, "StartError")}]
+    waits = {"waiting": {"reason": "PodInitializing"}}
+    put_pod(server, "digits-0-a", phase="Failed", state=waits, initContainerStatuses=prepares)
+    assert typed("logs", run.run_id)[0] == 0
+    report = typed("report", run.run_id)[1]
+    assert report.count("pod digits-0-a could not be prepared: StartError") == 1
+
+
 def test_a_deleted_job_found_by_a_later_call_was_stopped(
     server: FakeCluster, run: RunFolder
 ) -> None:

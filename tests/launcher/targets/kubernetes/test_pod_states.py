@@ -129,7 +129,7 @@ def test_a_pod_without_a_place_is_told_what_would_give_it_one(message: str, fix:
 
 @pytest.mark.parametrize("trouble", Trouble)
 def test_every_trouble_has_a_word_of_kubernetes_and_a_fix(trouble: Trouble) -> None:
-    assert WORDS[trouble.value] is trouble
+    assert trouble is Trouble.OUT_OF_MEMORY or WORDS[trouble.value] is trouble
     assert FIXES[trouble]
 
 
@@ -210,6 +210,16 @@ def test_a_pod_that_was_out_of_memory_says_so() -> None:
     reason, detail = reason_of_end(FAILED, (view,))
     assert reason is Reason.OUT_OF_MEMORY
     assert "raise resources.memory" in detail
+
+
+@pytest.mark.parametrize(("code", "is_oom"), [(-9, True), (1, False)])
+def test_a_kill_for_memory_counts_where_a_worker_of_the_last_attempt_was_killed(
+    code: int, is_oom: bool
+) -> None:
+    message = agents_outcome(at=100.1, message="ended", rank=1, exit_code=code)
+    state = ended(1, "OOMKilled", message=message)
+    view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))
+    assert (view.trouble is Trouble.OUT_OF_MEMORY) is is_oom
 
 
 def test_the_termination_message_comes_home() -> None:
