@@ -21,7 +21,6 @@ from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.kubernetes.api import (
     FORBIDDEN,
     IN_CLUSTER,
-    NOT_FOUND,
     ApiError,
     Cluster,
     Object,
@@ -32,7 +31,6 @@ from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.missing_pods import read_reasons
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import DELETED, JobEnd, is_suspended, parse_job_end
-from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLUSTER_FILE = "cluster.json"
@@ -73,7 +71,7 @@ class ClusterJob:
         """
         cluster = self.cluster
         *others, job = objects
-        if (held := cluster.read(self._place) or self._read_other_kind()) is not None:
+        if (held := cluster.read(self._place)) is not None:
             raise self._refuse_taken(held)
         try:
             cluster.create(job, dry_run=True)
@@ -85,7 +83,7 @@ class ClusterJob:
         asked = False
         made: Object | None = None
         try:
-            # Before anything is made: a later call takes away what a killed launcher leaves.
+            # Before anything is made: a later call looks there for the job.
             make_folders((self.plan.run_dir,))
             write_cluster(Path(self.plan.run_dir), cluster)
             for item in others:
@@ -98,40 +96,31 @@ class ClusterJob:
                 # With the job goes what was made for it, also by kubectl delete.
                 cluster.merge(ObjectPlace.of(item), {"metadata": {"ownerReferences": [owner]}})
         except BaseException as error:
-            may_come = asked and made is None and not is_refusal(error)
-            held = self._withdraw(others, error, is_made=made is not None, may_come=may_come)
-            if isinstance(error, ApiError) and error.status == CONFLICT:
-                raise self._refuse_taken(held or job) from error
+            may_run = made is not None or (asked and not is_refusal(error))
+            self._withdraw(others, error, may_run=may_run)
             raise
 
-    def _withdraw(
-        self, others: Sequence[Object], error: BaseException, *, is_made: bool, may_come: bool
-    ) -> Object | None:
+    def _withdraw(self, others: Sequence[Object], error: BaseException, *, may_run: bool) -> None:
         """Deletes what a submission that failed or was interrupted has made.
 
-        ``may_come``: the server may make the job later, or has and did not say so. Returns a job of
-        that name that is another run's; what has the name may be that one's too. Raises
-        ``MayRunError``, and leaves what the job needs, where the job may run.
+        ``may_run``: the server has made the job, or may make it later. Unless it is found and
+        deleted, this then raises ``MayRunError`` and leaves what the job needs.
         """
-        held, why = None, error if may_come else None
+        why = error
         try:
-            held = self.cluster.read(self._place)
-            if held is not None and self._is_own(held):
-                is_made = True
+            if self.read() is not None:
                 self.cluster.delete(self._place)
-                held = why = None
-            elif held is not None:
-                # The server makes no second job of that name.
-                why = None
+                may_run = False
         except (TargetError, KeyboardInterrupt) as failure:
-            why = failure if is_made or may_come else None
-        if why is not None:
+            why = failure
+        if may_run:
             raise self._may_run(why) from error
+        is_taken = isinstance(error, ApiError) and error.status == CONFLICT
         for item in others:
-            if held is None or item["metadata"]["name"] != self._place.name:
+            # The run that has taken the name just now needs the Service of that name.
+            if not (is_taken and item["metadata"]["name"] == self._place.name):
                 with contextlib.suppress(TargetError):
                     self.cluster.delete(ObjectPlace.of(item))
-        return held
 
     def _may_run(self, why: BaseException) -> MayRunError:
         said = why.what if isinstance(why, TargetError) else str(why) or type(why).__name__
@@ -157,30 +146,6 @@ class ClusterJob:
                 raise
             return [f"a pod would not be admitted now: {error.what}"]
         return []
-
-    def _read_other_kind(self) -> Object | None:
-        """A run of this name that goes on as another kind of object.
-
-        It would share the checkpoints' folder and the label of the pods. Kinds that the cluster
-        does not have, or this user may not read, are left out.
-        """
-        for api_version, kind in API_OF_KIND.values():
-            if kind == self._place.kind:
-                continue
-            try:
-                held = self.cluster.read(replace(self._place, api_version=api_version, kind=kind))
-            except ApiError as error:
-                if error.status not in (FORBIDDEN, NOT_FOUND):
-                    raise
-                continue
-            if held is None or parse_job_end(held) is not None:
-                continue
-            metadata = held["metadata"]
-            is_run = protocol.LABEL_RUN_ID in (metadata.get("labels") or {})
-            # A TrainJob makes a JobSet of its own name.
-            if is_run and not metadata.get("ownerReferences"):
-                return held
-        return None
 
     def _refuse_taken(self, held: Object) -> InputError:
         """The error for a job whose name is taken by ``held``, with the commands for that."""
@@ -250,23 +215,6 @@ class ClusterJob:
         """Deletes the job, and with it what was made for it; its pods end later. Idempotent."""
         if self.read() is not None:
             self.cluster.delete(self._place)
-        self.remove_left()
-
-    def remove_left(self) -> None:
-        """Deletes what a launcher has made that was killed before the job owned it. Idempotent.
-
-        What this user may not see or delete stays, and what kubectl has applied.
-        """
-        if RunFolder(Path(self.plan.run_dir)).is_borrowed:
-            return
-        *others, _ = RENDERERS[self._kind](self.plan)
-        selector = selector_of(self.plan.run_id)
-        for version, kind in {(item["apiVersion"], item["kind"]): None for item in others}:
-            with contextlib.suppress(ApiError):
-                for item in self.cluster.list_objects(version, kind, selector)["items"]:
-                    if not item["metadata"].get("ownerReferences"):
-                        name = item["metadata"]["name"]
-                        self.cluster.delete(ObjectPlace(api_version=version, kind=kind, name=name))
 
     def end(self, notes: list[str], *, keep: bool) -> None:
         """Collects the last logs, and deletes the job or, with ``keep``, suspends it.

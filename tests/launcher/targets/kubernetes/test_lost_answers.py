@@ -120,24 +120,7 @@ def test_a_job_that_is_made_after_the_launcher_has_looked_is_said_to_run_perhaps
         make()
     assert "running" in show(run, capfd)
     assert run_command(("stop", RUN_ID, "--grace", "0")) == 0
-    assert not server.objects
-
-
-@pytest.mark.parametrize("words", [("ps",), ("stop", RUN_ID, "--grace", "0")], ids=["ps", "stop"])
-def test_a_later_look_that_finds_no_job_takes_away_what_was_made_for_it(
-    words: tuple[str, ...],
-    server: FakeCluster,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    be_slow(server)
-    run = ClusterRun(server, tmp_path, plan_in(tmp_path))
-    says_that_it_may_run(run)
-    assert server.objects
-    end_launcher(run)
-    assert run_command(words) == 0
-    assert not server.objects
+    assert JOB not in server.objects
 
 
 def test_a_job_that_was_made_unseen_and_is_withdrawn_leaves_nothing(
