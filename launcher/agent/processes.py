@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.contract.process_stat import parent_of, read_stat
+from launcher.contract.process_stat import read_stat
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -21,7 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SIGSET_BYTES = 128
 _SENDER = 4 if ctypes.sizeof(ctypes.c_void_p) == 8 else 3
 """Place of the sender's pid among the ints of a ``siginfo_t``, behind signal, errno and code."""
-_POLL_S = 0.005
+_POLL_S, _CLEANER_S, _END_LIMIT_S = 0.005, 0.5, 10.0
 # They end by themselves once their clients are gone, after they have unlinked shared memory.
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
@@ -48,15 +48,11 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def wait_for_signal(signums: Iterable[int], limit_s: float) -> int | None:
-    """The blocked signal that has come; None after ``limit_s`` seconds, or earlier where this
-    process was stopped meanwhile."""
-    found = wait_for_sender(signums, limit_s)
-    return found[0] if found else None
+def wait_for_signal(signums: Iterable[int], limit_s: float | None) -> tuple[int, int] | None:
+    """The blocked signal that has come, and the pid of its sender.
 
-
-def wait_for_sender(signums: Iterable[int], limit_s: float | None) -> tuple[int, int] | None:
-    """The same with the pid of the sender; without a limit where that is None.
+    None after ``limit_s`` seconds, or earlier where this process was stopped meanwhile. A limit of
+    None is no limit.
 
     Not ``signal.sigtimedwait``: continued after its limit, it returns a signal that never came.
     """
@@ -97,10 +93,8 @@ def children_of(pid: int) -> tuple[int, ...]:
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
             found += [int(child) for child in (task / "children").read_text().split()]
-    except FileNotFoundError:
-        if not Path("/proc/self/task").joinpath(str(os.getpid()), "children").exists():
-            return _children_by_scan(pid)
-    except (OSError, ValueError):
+    except OSError:
+        # The process has gone.
         pass
     return tuple(found)
 
@@ -113,35 +107,29 @@ def tree_of(pid: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _children_by_scan(pid: int) -> tuple[int, ...]:
-    # Kernels without CONFIG_PROC_CHILDREN.
-    numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return tuple(number for number in numbers if parent_of(number) == pid)
-
-
 def cpu_seconds(pids: tuple[int, ...]) -> float:
     """Processor time that living processes have used so far, their reaped children's included."""
     ticks = sum(int(field) for pid in pids for field in read_stat(pid)[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def end_children(*, polite_s: float = 0.0, cleaner_s: float = 0.5, limit_s: float = 10.0) -> int:
+def end_children(*, polite_s: float = 0.0) -> int:
     """Kills and reaps every descendant; returns how many had to be killed.
 
     Only for a process that adopts orphans. For ``polite_s`` seconds they get SIGTERM before
-    SIGKILL; processes that unlink shared memory get ``cleaner_s`` to end by themselves.
-    Blocks until none is left, ``limit_s`` at most: uninterruptible sleep outlives SIGKILL.
+    SIGKILL; processes that unlink shared memory get half a second to end by themselves.
+    Blocks until none is left, 10 s at most: uninterruptible sleep outlives SIGKILL.
     """
     start = time.monotonic()
     asked: set[int] = set()
     killed: set[int] = set()
-    while (passed_s := time.monotonic() - start) < limit_s:
+    while (passed_s := time.monotonic() - start) < _END_LIMIT_S:
         reap()
         left = children_of(os.getpid())
         if not left:
             break
         for pid in left:
-            if passed_s < cleaner_s and _is_cleaner(pid):
+            if passed_s < _CLEANER_S and _is_cleaner(pid):
                 continue
             if passed_s < polite_s:
                 if pid not in asked and send(pid, signal.SIGTERM):

@@ -45,15 +45,13 @@ def heed_only_supervisor() -> None:
 
     for signum in ENDING:
         signal.signal(signum, heed_supervisor(end))
-    _heed_none_of(FOR_SCRIPTS)
+    heed_none(FOR_SCRIPTS)
 
 
-def heed_none() -> None:
-    """For a helper that the agent ends in another way; forks of it can reset the handlers."""
-    _heed_none_of((*ENDING, *FOR_SCRIPTS))
+def heed_none(signums: Iterable[signal.Signals] = (*ENDING, *FOR_SCRIPTS)) -> None:
+    """For a helper that the agent ends in another way; forks of it can reset the handlers.
 
-
-def _heed_none_of(signums: Iterable[signal.Signals]) -> None:
-    """By a handler: what is ignored would stay so in fresh interpreters."""
+    By a handler: what is ignored would stay so in fresh interpreters.
+    """
     for signum in signums:
         signal.signal(signum, lambda *_: None)

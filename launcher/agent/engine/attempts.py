@@ -13,9 +13,9 @@ from pathlib import Path
 
 from launcher.agent import disk, signals
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
-from launcher.agent.worker_exit import has_succeeded, read_ends, read_oom_kills
+from launcher.agent.worker_exit import has_succeeded, judge_exit, read_ends, read_oom_kills
 from launcher.contract import protocol
-from launcher.contract.worker_end import WorkerEnd, is_out_of_memory, name_cause, sort_ends
+from launcher.contract.worker_end import WorkerEnd, sort_ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +49,21 @@ class Attempts:
         self.workers: tuple[WorkerPlace, ...] = ()
         self.number = _last_number(node_dir)
         self.count = 0
-        self._ranks: dict[int, int] = {}
         self._run_dir, self._scratch = run_dir, scratch
         self._hung: set[int] = set()
         self._oom_kills = 0
 
-    def begin(self, ranks: Mapping[int, int]) -> None:
-        """Goes on to a new attempt of ``{local rank: rank}``; ``make`` follows."""
+    def begin(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
+        """Goes on to a new attempt of ``{local rank: rank}``, and makes its folders.
+
+        Raises OSError.
+        """
         self.forget_speaker()
         self.number += 1
         self.count += 1
-        self._ranks = dict(ranks)
         self._oom_kills = read_oom_kills()
-
-    def make(self) -> tuple[WorkerPlace, ...]:
-        """Makes the folders of the attempt that has begun."""
         before = self.workers
-        workers = tuple(self._place(rank, local_rank) for local_rank, rank in self._ranks.items())
+        workers = tuple(self._place(rank, local_rank) for local_rank, rank in ranks.items())
         self.workers, self._hung = workers, set()
         for worker in set(before) - set(workers):
             # Signals are passed on to the processes that these name.
@@ -130,19 +128,9 @@ class Attempts:
     def _never_began(self) -> tuple[WorkerEnd, ...]:
         """Workers without any record: the process that starts them died or failed."""
         beats = self.beats()
+        said = "it ended before its script began"
         return tuple(
-            WorkerEnd(
-                attempt=self.number,
-                rank=worker.rank,
-                local_rank=worker.local_rank,
-                exit_code=1,
-                failed_at=time.time(),
-                cause="exit",
-                exception="it ended before its script began",
-                log=os.path.relpath(worker.folder, self._run_dir),
-            )
-            for worker in self.running()
-            if worker.rank not in beats
+            self._end_now(worker, 1, said) for worker in self.running() if worker.rank not in beats
         )
 
     def _killed_with_their_guards(self) -> list[WorkerEnd]:
@@ -155,27 +143,30 @@ class Attempts:
         ]
 
     def _killed(self, worker: WorkerPlace, steps: int) -> WorkerEnd:
-        has_room = disk.has_room(worker.folder)
-        unwritten = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
-        cause = name_cause(
-            -signal.SIGKILL,
+        end = judge_exit(
+            worker.folder,
+            self._end_now(worker, -signal.SIGKILL, ""),
             # One that was asked to end, and that the kernel has kept from it for too long.
-            terminated=worker.asked.exists(),
-            out_of_memory=is_out_of_memory(
-                [-signal.SIGKILL], oom_killed=read_oom_kills() > self._oom_kills
-            ),
-            disk_full=not has_room,
+            was_asked=worker.asked.exists(),
+            had_failed=False,
+            kills_before=self._oom_kills,
         )
+        said = "with the process that guards it"
+        if end.cause == disk.CAUSE:
+            said = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
+        return replace(end, exception=end.exception or said, steps=steps)
+
+    def _end_now(self, worker: WorkerPlace, exit_code: int, exception: str) -> WorkerEnd:
+        """The end of a worker that has left no record of it."""
         return WorkerEnd(
             attempt=self.number,
             rank=worker.rank,
             local_rank=worker.local_rank,
-            exit_code=-signal.SIGKILL,
+            exit_code=exit_code,
             failed_at=time.time(),
-            cause=cause,
-            exception="with the process that guards it" if has_room else unwritten,
+            cause="exit",
+            exception=exception,
             log=os.path.relpath(worker.folder, self._run_dir),
-            steps=steps,
         )
 
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:

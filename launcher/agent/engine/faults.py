@@ -18,10 +18,9 @@ PEERS_FACTOR = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RestartWorkers:
-    """Start the workers again; ``counts`` where it uses up one of the user's restarts."""
+    """Start the workers again."""
 
     cause: str
-    counts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +34,16 @@ class GiveUp:
 class FaultBook:
     """Remembers how attempts ended and judges the next step.
 
-    ``same_failure_limit`` equal failures in a row without progress end the run. The user's
-    ``max_restarts`` is held against worker faults alone, by ``judge_count``.
+    ``same_failure_limit`` equal failures in a row without progress end the run. So does one more
+    fault of this node's workers than the user's ``max_restarts``; the roster counts those of all
+    nodes.
     """
 
     def __init__(self, *, max_restarts: int, same_failure_limit: int) -> None:
         self.restarts: Counter[str] = Counter()
         self.max_restarts = max_restarts
+        self.faults = 0
+        """Of this node's workers."""
         self._same_failure_limit = same_failure_limit
         self._last: tuple[tuple[object, ...], int] = (), 0
         """What makes two failures equal, and the steps of the attempt."""
@@ -69,16 +71,12 @@ class FaultBook:
         if first is None:
             # The workers say so. Whether a node left is known once the group has formed again.
             return RestartWorkers(cause=LOST_PEER)
-        cause = "hang" if first.cause == "hang" else "worker-fault"
-        return RestartWorkers(cause=cause, counts=True)
+        self.faults += 1
+        if self.faults > self.max_restarts:
+            return self._give_up(first)
+        return RestartWorkers(cause="hang" if first.cause == "hang" else "worker-fault")
 
-    def judge_count(self, faults: int, last: WorkerEnd) -> GiveUp | None:
-        """Ends the run once this node's workers have failed more often than the user allows.
-
-        The roster counts those of all nodes.
-        """
-        if faults <= self.max_restarts:
-            return None
+    def _give_up(self, last: WorkerEnd) -> GiveUp:
         detail = describe(last)
         if last.cause == "out-of-memory":
             return GiveUp(reason=Reason.OUT_OF_MEMORY, detail=detail)
@@ -86,10 +84,6 @@ class FaultBook:
             return GiveUp(reason=Reason.TRAINING_FAILED, detail=detail)
         used = f"all {self.max_restarts} restarts are used up; last: {detail}"
         return GiveUp(reason=Reason.RESTARTS_EXHAUSTED, detail=used)
-
-    def count_restart(self, cause: str) -> None:
-        """Counts a restart of the workers by its cause."""
-        self.restarts[cause] += 1
 
     def _judge_progress(self, first: WorkerEnd | None, steps: int) -> GiveUp | None:
         signature = (first.cause, first.exit_code, first.exception) if first else ("lost-peer",)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from launcher.agent.engine.attempts import Attempts, WorkerPlace
+from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.engine.gpu import GpuGate
 from launcher.agent.ledger import AgentLedger
@@ -83,7 +83,7 @@ class Node:
 
     def on_restart(self, cause: str, ends: tuple[WorkerEnd, ...]) -> None:
         """Counts and tells a restart of the workers."""
-        self.book.count_restart(cause)
+        self.book.restarts[cause] += 1
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 
@@ -108,8 +108,3 @@ class Node:
         waited_s = self._gate.wait()
         if waited_s > 0.5:
             self.ledger.write("gpu-wait", attempt=self.attempts.number, waited_s=waited_s)
-
-    def begin_attempt(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
-        """Makes the folders of a new attempt. Raises OSError."""
-        self.attempts.begin(ranks)
-        return self.attempts.make()

@@ -80,10 +80,8 @@ def find_refusal(problems: dict[str, str]) -> str:
     if "torch" in problems:
         return f"torch cannot be imported: {problems['torch']}"
     torch = sys.modules["torch"]
-    if torch.cuda.is_initialized():
-        return "an imported module has initialised CUDA"
     if torch.backends.cuda.is_built() and _is_bad_in_fork(torch):
-        return "an imported module has asked for CUDA devices (torch.cuda.is_available)"
+        return "an imported module has initialised CUDA, or asked for its devices"
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"an imported module has started threads ({threads - 1})"

@@ -74,8 +74,6 @@ class RendezvousWrapper(RendezvousHandler):
         node.roster = roster
         self._files = StopFiles(node.attempts.node_dir)
         self._admission = Admission(self._files, roster, SystemClock())
-        self._faults = 0
-        """Of this node's workers."""
         self._has_run = False
         self._regroups = False
         self._blamed_peer: tuple[WorkerEnd, ...] = ()
@@ -124,10 +122,6 @@ class RendezvousWrapper(RendezvousHandler):
         ends, verdict = node.judge(regroups=self._regroups)
         if isinstance(verdict, GiveUp):
             self._end(verdict)
-        if verdict.counts:
-            self._faults += 1
-            if give_up := node.book.judge_count(self._faults, ends[0]):
-                self._end(give_up)
         if verdict.cause == LOST_PEER:
             self._blamed_peer = ends
         else:

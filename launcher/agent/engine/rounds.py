@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from torch.distributed.elastic.rendezvous import RendezvousError
 
@@ -17,20 +16,6 @@ from launcher.contract.node_plan import Static
 from launcher.contract.reasons import Reason
 
 
-class Stores(Protocol):
-    """Where the run's store is: at the start, and again after each loss."""
-
-    has_answered: bool
-    """Whether the store of the round that was planned last has answered this node."""
-
-    def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool) -> NodeTask:
-        """The task with the next store; blocks while it looks for it.
-
-        ``carried`` is what a new store must be told of the last one. ``elsewhere``: the others may
-        go on around a store that this node does not know yet.
-        """
-
-
 def run_rounds(
     task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
 ) -> tuple[Reason, str]:
@@ -39,7 +24,7 @@ def run_rounds(
     ``run_once`` blocks until the workers are done or the store is gone.
     """
     meets = task.settings.meet_dir and task.node.max_nodes > 1
-    stores: Stores = Meeting(task, clock) if meets else Candidates(task, clock)
+    stores = Meeting(task, clock) if meets else Candidates(task, clock)
     carried, losses_at = dict[str, str](), list[float]()
     # The group of a node that was here before may have moved to another store.
     elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0

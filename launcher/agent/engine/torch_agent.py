@@ -195,7 +195,7 @@ class RunFolderLogs(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Makes the folders, and adds to each worker's environment what the guard needs."""
         ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
-        workers = self._node.begin_attempt(ranks)
+        workers = self._node.attempts.begin(ranks)
         number = self._node.attempts.number
         self._node.ledger.write("workers-started", attempt=number, ranks=[*ranks.values()])
         for worker in workers:

@@ -19,27 +19,17 @@ FROM_PLAN = "plan"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
-    """One node's index and the address at which other nodes reach it."""
-
-    node_index: int
-    local_addr: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Source:
     """How a node of one kind finds out which it is.
 
     ``index`` are the variables that may tell its index; the first that is set counts. ``is_pod``:
     a person or an operator resizes the group, and the downward API tells the address.
-    ``is_task``: an engine started a process on each node, which looks for its address itself; the
-    variables ``peers`` may hold an address of the same cluster.
+    ``is_task``: an engine started a process on each node, which looks for its address itself.
     """
 
     index: tuple[str, ...] = ()
     is_pod: bool = False
     is_task: bool = False
-    peers: tuple[str, ...] = ()
 
     @property
     def shares_plan(self) -> bool:
@@ -48,15 +38,15 @@ class Source:
 
 
 ARRAY_INDEX, STEP_TASKS = "SLURM_ARRAY_TASK_ID", "SLURM_STEP_NUM_TASKS"
+PEER = "SLURM_LAUNCH_NODE_IPADDR"
+"""An address of the same cluster."""
 SOURCES: Mapping[str, Source] = {
     FROM_PLAN: Source(),
     "launcher": Source(index=(protocol.NODE_INDEX,)),
     "pytorchjob": Source(index=(protocol.NODE_RANK, "RANK"), is_pod=True),
     "trainjob": Source(index=(protocol.NODE_RANK,), is_pod=True),
     "indexed-job": Source(index=("JOB_COMPLETION_INDEX",), is_pod=True),
-    "slurm": Source(
-        index=(ARRAY_INDEX, "SLURM_PROCID"), is_task=True, peers=("SLURM_LAUNCH_NODE_IPADDR",)
-    ),
+    "slurm": Source(index=(ARRAY_INDEX, "SLURM_PROCID"), is_task=True),
 }
 """By plan, each node has a plan of its own."""
 
@@ -70,23 +60,20 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
     source = SOURCES.get(name)
     if source is None:
         raise InputError(f"identity {name!r} is unknown", f"use one of {', '.join(SOURCES)}")
-    found = Identity(node_index=task.node.node_index, local_addr=task.node.local_addr)
-    if source.is_task:
-        peers = [environ[peer] for peer in source.peers if peer in environ]
-        found = Identity(
-            node_index=_read_task_index(task, environ), local_addr=choose_address(peers)
-        )
-    elif name != FROM_PLAN:
-        host = host_name or environ.get(protocol.POD_NAME) or socket.gethostname()
-        found = Identity(
-            node_index=_read_index(name, environ, host),
-            local_addr=environ.get(protocol.POD_IP) or host,
-        )
-    if source.is_pod:
-        task = _as_told(task, environ, found)
-    if found.node_index == task.node.node_index and found.local_addr == task.node.local_addr:
+    if name == FROM_PLAN:
         return task
-    return replace(task, node=_with_identity(task, found))
+    if source.is_task:
+        index = _read_task_index(task, environ)
+        addr = choose_address([environ[PEER]] if PEER in environ else [])
+    else:
+        host = host_name or environ.get(protocol.POD_NAME) or socket.gethostname()
+        index = _read_index(name, environ, host)
+        addr = environ.get(protocol.POD_IP) or host
+    if source.is_pod:
+        task = _as_told(task, environ, addr)
+    if (index, addr) == (task.node.node_index, task.node.local_addr):
+        return task
+    return replace(task, node=_with_identity(task, index, addr))
 
 
 def source_of(task: NodeTask) -> Source:
@@ -116,7 +103,7 @@ def claim_incarnation(task: NodeTask) -> NodeTask:
     raise AssertionError("there is always another number")
 
 
-def _as_told(task: NodeTask, environ: Mapping[str, str], found: Identity) -> NodeTask:
+def _as_told(task: NodeTask, environ: Mapping[str, str], addr: str) -> NodeTask:
     """The task with the sizes that a person or an operator has changed since it was planned."""
     node, settings = task.node, task.settings
     nodes = _read_nodes(environ.get(protocol.NNODES, ""))
@@ -135,7 +122,7 @@ def _as_told(task: NodeTask, environ: Mapping[str, str], found: Identity) -> Nod
     env = {**dict(node.env), protocol.MAX_WORLD_SIZE: largest}
     node = replace(node, env=tuple(env.items()))
     if settings.health_host == LOOPBACK:
-        settings = replace(settings, health_host=found.local_addr)
+        settings = replace(settings, health_host=addr)
     return NodeTask(node=node, settings=settings)
 
 
@@ -144,26 +131,26 @@ def _read_nodes(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2] or match[1])) if match else None
 
 
-def _with_identity(task: NodeTask, found: Identity) -> NodePlan:
+def _with_identity(task: NodeTask, index: int, addr: str) -> NodePlan:
     node = task.node
     nodes = PurePosixPath(node.log_dir).parents[1]
-    prefix = protocol.LINE_PREFIX.format(node_index=found.node_index)
+    prefix = protocol.LINE_PREFIX.format(node_index=index)
     env = {
         **dict(node.env),
-        protocol.NODE_INDEX: str(found.node_index),
+        protocol.NODE_INDEX: str(index),
         protocol.LINE_PREFIX_TEMPLATE: prefix,
     }
     rendezvous = node.rendezvous
     if isinstance(rendezvous, Elastic):
         hosts = [store.node_index for store in task.settings.stores[:1]] or [0]
-        rendezvous = replace(rendezvous, is_host=found.node_index in hosts)
+        rendezvous = replace(rendezvous, is_host=index in hosts)
     return replace(
         node,
-        node_index=found.node_index,
-        local_addr=found.local_addr,
+        node_index=index,
+        local_addr=addr,
         env=tuple(env.items()),
         rendezvous=rendezvous,
-        log_dir=str(nodes / str(found.node_index) / str(node.incarnation)),
+        log_dir=str(nodes / str(index) / str(node.incarnation)),
     )
 
 

@@ -35,7 +35,7 @@ def write_termination(outcome: NodeOutcome, path: Path) -> None:
 def render_termination(outcome: NodeOutcome) -> str:
     """The outcome, cut to what a pod's status holds: collateral failures are cut first."""
     shorter = replace(outcome, collateral=())
-    bare = replace(shorter, first=None, detail=outcome.detail[:500])
-    texts = (one.to_json() for one in (outcome, shorter, bare))
-    fitting = (text for text in texts if len(text) <= protocol.TERMINATION_LIMIT_BYTES)
-    return next(fitting, replace(bare, detail="").to_json())
+    for one in (outcome, shorter):
+        if len(text := one.to_json()) <= protocol.TERMINATION_LIMIT_BYTES:
+            return text
+    return replace(shorter, first=None, detail=outcome.detail[:500]).to_json()

@@ -120,18 +120,15 @@ class Supervisor:
         # Meant for torchrun; a torchrun that the script starts would take it over.
         os.environ.pop(protocol.LINE_PREFIX_TEMPLATE, None)
         os.environ[protocol.NODE_INDEX] = str(node.node_index)
-        self._make_folders()
-        if node.workdir is not None:
-            os.chdir(node.workdir)
-        self._files.clear()
-        self._ledger.write("agent-started")
-
-    def _make_folders(self) -> None:
         self._node_dir.mkdir(parents=True, exist_ok=True)
         if checkpoint_dir := os.environ.get(protocol.CHECKPOINT_DIR):
             Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
         self._own = Scratch()
         self._scratch = self._own.path
+        if node.workdir is not None:
+            os.chdir(node.workdir)
+        self._files.clear()
+        self._ledger.write("agent-started")
 
     def _tell_end(self, started_at: float) -> None:
         told = replace(self._outcome, started_at=started_at, finished_at=self._clock.wall())
@@ -227,7 +224,7 @@ class Supervisor:
     # -- signals and stopping -----------------------------------------------------------------
 
     def _take_signal(self, limit_s: float) -> None:
-        signum = processes.wait_for_signal(_BLOCKED, limit_s)
+        signum, _ = processes.wait_for_signal(_BLOCKED, limit_s) or (0, 0)
         if signum in _PASSED_ON:
             self._pass_on(signum)
         elif signum in REASON_OF_SIGNAL:

@@ -143,7 +143,7 @@ class Deliver:
 
 @dataclass(frozen=True)
 class Refuse:
-    """``next_rendezvous`` raises: ``closed``, ``exhausted``, ``timeout`` or ``state``."""
+    """``next_rendezvous`` raises: ``closed``, ``timeout`` or ``replaced``."""
 
     kind: str
     text: str

@@ -6,6 +6,7 @@ so a node that was frozen or cut off can never win. The training reads the same 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -71,9 +72,6 @@ class Fence:
     def _sync_folder(self) -> None:
         """So that the name survives a crash. Some file systems refuse to sync a folder."""
         handle = os.open(self._folder, os.O_RDONLY)
-        try:
+        with contextlib.suppress(OSError):
             os.fsync(handle)
-        except OSError:
-            pass
-        finally:
-            os.close(handle)
+        os.close(handle)

@@ -54,17 +54,12 @@ log = logging.getLogger(__name__)
 _NO_HEAD = Head(origin="", leader="")
 
 
-class RestartsExhaustedError(rdzv.RendezvousClosedError):
-    """The job has used up its restarts by worker faults."""
-
-
 class ReplacedError(rdzv.RendezvousClosedError):
     """Another node came with this node's index, and is a member in its place."""
 
 
 REFUSALS: Mapping[str, type[Exception]] = {
     "closed": rdzv.RendezvousClosedError,
-    "exhausted": RestartsExhaustedError,
     "timeout": rdzv.RendezvousTimeoutError,
     "replaced": ReplacedError,
 }
@@ -91,7 +86,6 @@ class RosterHandler(rdzv.RendezvousHandler):
         self._caller: StoreClient | None = None
         self.membership: Membership | None = None
         """What ``next_rendezvous`` returned last."""
-        self._port = _HeldPort()
         if not self._fence and not rules.rules_out_another(rules.min_nodes):
             log.warning(
                 "no shared checkpoint folder fences this run: after a loss only more than half of "
@@ -122,27 +116,22 @@ class RosterHandler(rdzv.RendezvousHandler):
     def next_rendezvous(self) -> rdzv.RendezvousInfo:
         """Blocks until this node is in a sealed membership; raises as torch documents.
 
-        ``RendezvousClosedError`` (``RestartsExhaustedError`` and ``ReplacedError`` where that is
-        why), ``RendezvousTimeoutError``, ``RendezvousStateError`` (also where the fence cannot be
-        written), ``RendezvousConnectionError``.
+        ``RendezvousClosedError`` (``ReplacedError`` where that is why), ``RendezvousTimeoutError``,
+        ``RendezvousStateError`` (also where the fence cannot be written),
+        ``RendezvousConnectionError``.
         """
         self._thread.check()
         if not nodes_waiting(self._thread.state):
             # Workers have failed while the group was whole, for all that is known yet.
             self._thread.ask_nodes()
-        port, lifeline = self._port.hold(), lifeline_of(self._addr)
-        card = format_card(self._addr, port, lifeline, self._rules.workers)
-        self._thread.ask(events.Join(card))
-        while True:
-            match self._thread.next_notice():
-                case events.TakeGeneration():
-                    self._thread.post(events.Generation(self._take_generation()))
-                case events.Refuse(kind, text):
-                    self._port.release()
-                    raise REFUSALS[kind](text)
-                case events.Deliver(membership):
-                    self._port.release()
-                    return self._entered(membership)
+        # Held until the membership is sealed, so that no other process takes the port.
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+            held.bind(("", 0))
+            lifeline, port = lifeline_of(self._addr), int(held.getsockname()[1])
+            card = format_card(self._addr, port, lifeline, self._rules.workers)
+            self._thread.ask(events.Join(card))
+            membership = self._await_membership()
+        return self._entered(membership)
 
     def num_nodes_waiting(self) -> int:
         """Above zero when the group has to re-form; never blocks on the store.
@@ -195,14 +184,12 @@ class RosterHandler(rdzv.RendezvousHandler):
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
-        self._linger(
-            parted and (self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError))
-        )
+        if parted and (self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)):
+            self._linger()
         # Before the store, of whose end torch prints a C++ backtrace to whoever asks it just then.
         self._thread.end()
         if self._store is not None:
             self._store.stop()
-        self._port.release()
         return parted
 
     # -- the engine's interface ----------------------------------------------------------------
@@ -278,6 +265,16 @@ class RosterHandler(rdzv.RendezvousHandler):
         return self._thread.settle(is_closed, PARTING_LIMIT_S)
 
     # -- within --------------------------------------------------------------------------------
+    def _await_membership(self) -> Membership:
+        while True:
+            match self._thread.next_notice():
+                case events.TakeGeneration():
+                    self._thread.post(events.Generation(self._take_generation()))
+                case events.Refuse(kind, text):
+                    raise REFUSALS[kind](text)
+                case events.Deliver(membership):
+                    return membership
+
     def _ends_without_store(self) -> bool:
         """Whether the workers can go on without a store, because no other group could be formed."""
         state = self._thread.state
@@ -344,13 +341,10 @@ class RosterHandler(rdzv.RendezvousHandler):
             return None
         return newest
 
-    def _linger(self, all_shall_hear: bool) -> None:
+    def _linger(self) -> None:
         """Keeps the host's store for the others, until the last has parted or is lost."""
-        if self._store is None:
-            return
-        if all_shall_hear:
+        if self._store is not None and self._caller is not None:
             with contextlib.suppress(rdzv.RendezvousConnectionError):
-                assert self._caller is not None
                 wait_for_the_others(self._caller, self._thread.state, self._clock)
 
 
@@ -360,21 +354,3 @@ def _number_workers_here(is_possible: bool) -> None:
         os.environ[IDENTICAL] = "1"
     else:
         os.environ.pop(IDENTICAL, None)
-
-
-class _HeldPort:
-    """A free port that is kept until the membership is sealed."""
-
-    def __init__(self) -> None:
-        self._socket: socket.socket | None = None
-
-    def hold(self) -> int:
-        self.release()
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.bind(("", 0))
-        return int(self._socket.getsockname()[1])
-
-    def release(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None

@@ -8,14 +8,12 @@ The names are never used again, because clients of network file systems remember
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
-import select
 import socket
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -38,8 +36,6 @@ CONNECT_LIMIT_S = 15.0
 STORE_FILE = "store-{number}.json"
 GONE_S = 6 * SIGN_S
 """A store that cannot be reached and shows no sign of life for so long is gone."""
-OLD_S = 60.0
-"""A refusing store whose last sign is older, by the file system's own clock, needs no watching."""
 REACH_LIMIT_S = 60.0
 """How long a node tries to reach a store that shows signs of life."""
 REJOIN_LIMIT_S = 90.0
@@ -47,8 +43,6 @@ REJOIN_LIMIT_S = 90.0
 the scheduler that started it can start all nodes anew."""
 NEVER_S = 365 * 24 * 3600
 ANSWER_LIMIT_S = 1.0
-OTHERS_S = 0.05
-"""After an address has answered, how long others that stand before it may take."""
 LOOK_S = 0.25
 
 
@@ -107,7 +101,7 @@ class Meeting:
         conf = dict(carry_conf(rendezvous.conf, carried))
         if self._task.settings.awaits_nodes:
             conf.setdefault("join_timeout_s", str(NEVER_S))
-        conf.setdefault("rejoin_timeout_s", conf.get("join_timeout_s", f"{REJOIN_LIMIT_S:g}"))
+        conf["rejoin_timeout_s"] = conf.get("join_timeout_s", f"{REJOIN_LIMIT_S:g}")
         found = self._find_or_serve()
         if isinstance(found, StoreProcess):
             conf["store_pid"] = str(found.pid)
@@ -192,9 +186,9 @@ class Meeting:
             if (new := _read_sign(path)) != sign:
                 sign, signed_at = new, now
             was_here = said is not None and said.token == self._joined[0]
-            is_known = self._joined[1] in refusing if was_here else self._is_old(path, refusing)
+            refuses = was_here and self._joined[1] in refusing
             # No firewall stands between a machine and itself.
-            if is_known or addresses.LOOPBACK in refusing or now - signed_at >= GONE_S:
+            if refuses or addresses.LOOPBACK in refusing or now - signed_at >= GONE_S:
                 return None
             if now - began >= REACH_LIMIT_S:
                 raise UnreachableError(_describe(path, said, refusing))
@@ -202,20 +196,6 @@ class Meeting:
                 told = True
                 say(_describe(path, said, refusing))
             self._clock.sleep(LOOK_S)
-
-    def _is_old(self, path: Path, refusing: tuple[str, ...]) -> bool:
-        """Compares two times of the same file system, so that clocks do not matter."""
-        if not refusing:
-            return False
-        probe = self._folder / f".now-{uuid.uuid4().hex}"
-        try:
-            probe.touch()
-            return probe.stat().st_mtime - path.stat().st_mtime > OLD_S
-        except OSError:
-            return False
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink(missing_ok=True)
 
 
 def _describe(path: Path, said: Announcement | None, refusing: tuple[str, ...]) -> str:
@@ -261,34 +241,23 @@ def reach(said: Announcement) -> tuple[Reached | None, tuple[str, ...]]:
     return None, refusing
 
 
-def _connect_to_all(hosts: Iterable[str], port: int) -> tuple[dict[str, str], tuple[str, ...]]:
+def _connect_to_all(hosts: Sequence[str], port: int) -> tuple[dict[str, str], tuple[str, ...]]:
     """The hosts that take a connection, with this machine's own address there; those that refuse.
 
-    All at once, as others than the right one may be silent: a second, or less after the first.
+    All at once, as others than the right one may be silent: takes a second at most.
     """
-    pending: dict[int, tuple[str, socket.socket]] = {}
-    taken: dict[str, str] = {}
-    refusing: list[str] = []
-    poll = select.poll()
-    with contextlib.ExitStack() as stack:
-        for host in hosts:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            with contextlib.suppress(OSError):
-                ours = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-                ours.setblocking(False)
-                if (code := ours.connect_ex((host, port))) in (0, errno.EINPROGRESS):
-                    pending[ours.fileno()] = host, ours
-                    poll.register(ours, select.POLLOUT)
-                elif code == errno.ECONNREFUSED:
-                    refusing.append(host)
-        limit_s = ANSWER_LIMIT_S
-        while pending and (ready := poll.poll(limit_s * 1000)):
-            for fd, _ in ready:
-                host, ours = pending.pop(fd)
-                poll.unregister(fd)
-                code = ours.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code == 0:
-                    taken[host], limit_s = str(ours.getsockname()[0]), OTHERS_S
-                elif code == errno.ECONNREFUSED:
-                    refusing.append(host)
-    return taken, tuple(refusing)
+
+    def dial(host: str) -> str | None:
+        """This machine's own address there; empty where the host refuses, None if it is silent."""
+        try:
+            with socket.create_connection((host, port), timeout=ANSWER_LIMIT_S) as ours:
+                return str(ours.getsockname()[0])
+        except ConnectionRefusedError:
+            return ""
+        except OSError:
+            return None
+
+    with ThreadPoolExecutor() as pool:
+        answers = dict(zip(hosts, pool.map(dial, hosts), strict=True))
+    taken = {host: own for host, own in answers.items() if own}
+    return taken, tuple(host for host, own in answers.items() if own == "")

@@ -116,8 +116,7 @@ def _settle(state: State) -> tuple[State, tuple[events.Action, ...]]:
 def _refusal(state: State) -> events.Refuse | None:
     head = state.known_head
     if head.phase is heads.Phase.CLOSED:
-        kind = "exhausted" if head.closed == heads.EXHAUSTED else "closed"
-        return events.Refuse(kind, f"the run is closed: {head.closed}")
+        return events.Refuse("closed", f"the run is closed: {head.closed}")
     if head.gone.get(state.seat) == heads.REPLACED:
         text = f"another node came with node_index {state.index}: each node needs its own"
         return events.Refuse("replaced", text)

@@ -21,12 +21,17 @@ class Candidates:
     """Stores at the addresses of the plan, one after the other: every node counts them alike."""
 
     has_answered = False
+    """Whether the store that was planned last has answered this node."""
 
     def __init__(self, task: NodeTask, clock: Clock) -> None:
         self._task, self._clock, self._number = task, clock, 0
 
     def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool) -> NodeTask:
-        """The task with the next store, or the one that the others use already. Blocks."""
+        """The task with the next store, or the one that the others use already. Blocks.
+
+        ``carried`` is what a new store must be told of the last one. ``elsewhere``: the others may
+        go on around a store that this node does not know yet.
+        """
         number = self._find_number(patient=elsewhere)
         self._number = number + 1
         return plan_candidate(self._task, number, carried)

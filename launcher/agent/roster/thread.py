@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 from launcher.agent.roster import events
 from launcher.agent.roster.lifelines import Lifelines
 from launcher.agent.roster.lines import plan_lines
-from launcher.agent.roster.membership import Cause, HeadError, Phase, index_of
+from launcher.agent.roster.membership import Cause, Phase, index_of
 from launcher.agent.roster.settings import WATCHED, Rules
 from launcher.agent.roster.state_machine import start, step
 from launcher.agent.roster.store import StoreClient
@@ -136,8 +136,6 @@ class RosterThread:
                 self._pulse(client)
         except RendezvousError as error:
             self._fail(error)
-        except HeadError as error:
-            self._fail(RendezvousStateError(str(error)))
         except Exception as error:
             log.exception("the roster's thread failed")
             self._fail(RendezvousStateError(f"the roster's thread failed: {error!r}"))

@@ -79,7 +79,7 @@ def _end_when_told(agent_pid: int, parent_pid: int) -> None:
     which it waits.
     """
     while True:
-        came = processes.wait_for_sender(frozenset(signals.ENDING), None)
+        came = processes.wait_for_signal(frozenset(signals.ENDING), None)
         if os.getppid() != parent_pid or (came is not None and came[1] == agent_pid):
             os._exit(0)
 
@@ -174,7 +174,7 @@ class _Watch:
 
 def _next_signal(until: float | None) -> tuple[int, int] | None:
     limit_s = None if until is None else max(0.0, until - time.monotonic())
-    return processes.wait_for_sender(_BLOCKED, limit_s)
+    return processes.wait_for_signal(_BLOCKED, limit_s)
 
 
 def _grace_s(place: _Place) -> float:

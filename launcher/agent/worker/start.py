@@ -129,11 +129,7 @@ def _put_first(folder: str) -> None:
 def _run_as_main(name: str, alter_argv: bool = True) -> None:
     # What the interpreter calls for -m. With run_module, the script's module would be gone before
     # its atexit handlers run.
-    run_module = getattr(runpy, "_run_module_as_main", None)
-    if run_module is not None:
-        run_module(name, alter_argv)
-    else:
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    vars(runpy)["_run_module_as_main"](name, alter_argv)
 
 
 def _run_file(module: types.ModuleType, path: str) -> None:

@@ -54,7 +54,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 print("up", flush=True)
 while (found := processes.wait_for_signal(wanted, 0.3)) is None:
     pass
-print(found)
+print(found[0])
 """
 
 

@@ -91,8 +91,7 @@ def test_an_end_that_nothing_tells_of_on_a_full_disk_is_the_disk_s(
     disk: Disk, tmp_path: Path
 ) -> None:
     attempts = Attempts(disk.path / "run/nodes/0/0", disk.path / "run", tmp_path)
-    attempts.begin({0: 0})
-    (worker,) = attempts.make()
+    (worker,) = attempts.begin({0: 0})
     HeartbeatWriter(worker.heartbeat)
     assert attempts.end()[0].exception == "with the process that guards it"
     disk.fill()
@@ -131,12 +130,10 @@ def test_a_group_that_cannot_be_numbered_names_the_disk_of_the_checkpoints(
 def test_a_worker_that_was_asked_to_end_and_took_too_long_has_no_fault(tmp_path: Path) -> None:
     attempts = Attempts(tmp_path / "run/nodes/0/0", tmp_path / "run", tmp_path)
     attempts.node_dir.mkdir(parents=True)
-    attempts.begin({0: 0})
-    (worker,) = attempts.make()
+    (worker,) = attempts.begin({0: 0})
     HeartbeatWriter(worker.heartbeat)
     assert attempts.end()[0].cause == "signal"
     worker.asked.touch()
     assert attempts.end()[0].cause == "terminated"
     attempts.begin({0: 0})
-    attempts.make()
     assert not worker.heartbeat.exists(), "signals would be passed on to whatever has its pid now"

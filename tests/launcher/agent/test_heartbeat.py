@@ -105,8 +105,7 @@ def test_a_worker_that_beats_all_the_time_is_never_ended_as_hung(
     tmp_path: Path, race: Callable[[Path, str], None], far_clock: FarClock
 ) -> None:
     attempts = Attempts(tmp_path / "node", tmp_path, tmp_path)
-    attempts.begin({0: 0})
-    (worker,) = attempts.make()
+    (worker,) = attempts.begin({0: 0})
     race(worker.heartbeat, "process")
     ledger = AgentLedger(tmp_path / "ledger", far_clock, node_index=0, incarnation=0)
     watchdog = Watchdog(attempts, AgentSettings(), ledger, far_clock)

@@ -234,15 +234,6 @@ def test_a_host_finds_the_store_that_its_supervisor_started(store: StoreProcess)
     handler.shutdown()
 
 
-def test_foreign_text_under_the_runs_keys_is_a_state_error(make: Make) -> None:
-    handler = make()
-    handler.next_rendezvous()
-    assert handler._caller is not None
-    handler._caller.store.set("roster/run/head", "not a head")
-    with pytest.raises(RendezvousStateError, match="not a head"):
-        wait_until(handler.num_nodes_waiting, 5)
-
-
 def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(make: Make) -> None:
     first = make((1, 2))
     first.next_rendezvous()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launcher.agent.roster import events
 from launcher.agent.roster.lines import plan_lines
 from launcher.agent.roster.membership import Member, format_members
-from launcher.agent.roster.settings import Rules
+from launcher.agent.roster.settings import WATCHED, Rules
 from tests.launcher.agent.roster.simulation import Node, World
 from tests.launcher.agent.roster.test_world import MOVES, formed, play, settled
 
@@ -58,7 +58,7 @@ def test_the_leader_is_connected_with_all_and_the_others_with_their_successors()
     world, nodes = formed(MANY, *range(32))
     seats = [n.state.seat for n in nodes]
     for node in nodes:
-        others = 31 if node.state.leads else node.state.rules.watched
+        others = 31 if node.state.leads else WATCHED
         at = seats.index(node.state.seat)
         assert watched(node) == (seats[at + 1 :] + seats[:at])[:others]
     nodes[5].finish()
