@@ -26,13 +26,12 @@ class GpuFacts:
 class NodeAnswer:
     """What a node is and has. None means unknown; for ``memlock_bytes`` it means no limit.
 
-    ``addresses`` belong to its own name, ``names`` maps the other hosts' names to addresses;
-    ``xids`` are (PCI address, number); ``infiniband`` tells whether a device has an active port.
+    ``addresses`` belong to its own name; ``xids`` are (PCI address, number); ``infiniband`` tells
+    whether a device has an active port.
     """
 
     host: str
     addresses: tuple[str, ...]
-    names: Mapping[str, tuple[str, ...]]
     python: str
     torch: str | None
     cuda: str | None

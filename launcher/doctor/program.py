@@ -72,12 +72,9 @@ def read_node() -> dict[str, object]:
     """What this node is and has; ``None`` where it does not say."""
     shm = Path("/dev/shm")
     host = socket.gethostname()
-    others = os.environ.get("DOCTOR_NAMES", "").split()
-    names = resolve((host, *others))
     return {
         "host": host,
-        "addresses": names[host],
-        "names": {name: names[name] for name in others},
+        "addresses": resolve(host),
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": _version("torch"),
         "cuda": _cuda(),
@@ -164,23 +161,20 @@ def _nccl() -> str | None:
     return _version(found[0]) if found else None
 
 
-def resolve(names: tuple[str, ...]) -> dict[str, list[str]]:
-    """Addresses of each name; empty where no resolver answers in time."""
-    found: dict[str, list[str]] = {name: [] for name in names}
+def resolve(name: str) -> list[str]:
+    """The addresses of a name; empty where no resolver answers in time."""
+    found: list[str] = []
 
-    def look(name: str) -> None:
+    def look() -> None:
         with contextlib.suppress(OSError):
             # Ended by the resolver's own limit; nobody waits for this thread longer than its limit.
-            found[name] = sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)})
+            found.extend(sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)}))
 
-    # A resolver without its server takes half a minute for each name.
-    threads = [threading.Thread(target=look, args=(name,), daemon=True) for name in found]
-    deadline = time.monotonic() + RESOLVE_LIMIT_S
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return {name: list(addresses) for name, addresses in found.items()}
+    # A resolver without its server takes half a minute.
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(RESOLVE_LIMIT_S)
+    return list(found)
 
 
 def _memlock_bytes() -> int | None:

@@ -25,7 +25,7 @@ from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import read_image
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder, wanted_addresses
-from launcher.targets.hosts.program.messages import ReadEngine, RemoveRun, RunProbe
+from launcher.targets.hosts.program.messages import RemoveRun, RunProbe
 from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -76,35 +76,22 @@ def read_answers(
     ssh: Ssh, hosts: Sequence[Host], job: JobSpec, ports: list[int]
 ) -> list[HostAnswer]:
     """An answer of each host, in their order; blocks for the limits of its requests at most."""
-    found = ssh.try_each(lambda session: read_host(session, job, ports), hosts)
-    answers = {
-        host.name: HostAnswer(host=host, error=told)
-        if isinstance(told, TargetError)
-        else HostAnswer(host=host, found=told)
+    found = ssh.try_each(lambda session: _examine(session, job, ports), hosts)
+    return [
+        HostAnswer(host=host, error=told) if isinstance(told, TargetError) else told
         for host, told in zip(hosts, found, strict=True)
-    }
-    fit = [answer.host for answer in answers.values() if answer.error is None]
-    names = [answers[host.name].found.host_name for host in fit]
-    examined = ssh.try_each(lambda one: _examine(answers[one.host.name], one, job, names), fit)
-    for host, told in zip(fit, examined, strict=True):
-        if isinstance(told, TargetError):
-            told = replace(answers[host.name], error=told)
-        answers[host.name] = told
-    return list(answers.values())
+    ]
 
 
-def _examine(answer: HostAnswer, session: Session, job: JobSpec, names: list[str]) -> HostAnswer:
-    bare = job.hosts.runtime == "python"
-    if not bare:
-        engine = session.call(ReadEngine(image=answer.found.image or ""))
-        answer = replace(answer, engine=engine)
-    found, others = answer.found, [name for name in names if name != answer.found.host_name]
-    own_folder = f"{found.state_dir}/{CHECKPOINTS_DIR}"
+def _examine(session: Session, job: JobSpec, ports: list[int]) -> HostAnswer:
+    found, bare = read_host(session, job, ports), job.hosts.runtime == "python"
+    answer = HostAnswer(host=session.host, found=found)
     asked = RunProbe(
         python=(found.python if bare else "") or "python3",
         arguments=["node"],
-        env={**(dict(job.env) if bare else {}), "DOCTOR_NAMES": " ".join(others)},
-        checkpoint_dir=shared_folder(job, str(Path.cwd())) or own_folder,
+        env=dict(job.env) if bare else {},
+        checkpoint_dir=shared_folder(job, str(Path.cwd()))
+        or f"{found.state_dir}/{CHECKPOINTS_DIR}",
         wait_s=PROBE_LIMIT_S,
     )
     try:
@@ -124,7 +111,6 @@ def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> I
     yield from _judge_each(fit, job)
     yield from doctor_judge.judge_leases(fit, job)
     if len(fit) > 1:
-        yield from doctor_judge.judge_names(fit)
         try:
             yield from _judge_together(ssh, fit, job, port)
         except TargetError as error:
@@ -134,7 +120,8 @@ def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> I
 def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
     bare, several = job.hosts.runtime == "python", len(answers) > 1
     for answer in answers:
-        yield from doctor_judge.judge_engine(answer)
+        if not bare:
+            yield from doctor_judge.judge_engine(answer)
         if answer.node is None:
             fix = "python: of the host must name an interpreter (docs/hosts.md)"
             yield failed("python, torch", answer.host.name, answer.node_error, fix)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.doctor.finding import Finding, failed, ok, warning
-from launcher.doctor.judge import LOOPBACK, NodeAnswer
+from launcher.doctor.judge import NodeAnswer
 from launcher.job.spec import JobSpec
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import CLOCK_LIMIT_S, decide_addresses, decide_unshared
-from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport
+from launcher.targets.hosts.program.messages import Address, HostReport
 from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.survey import free_gpus, name_holders, why_held
+from launcher.targets.hosts.survey import free_gpus, why_held
 
 RENDEZVOUS, EPHEMERAL = 0, 1
 """Indices of the two ports at which hosts call each other."""
@@ -31,7 +31,7 @@ class HostAnswer:
     """One host's answer; ``error`` says why there is none.
 
     ``found`` is what a start needs to know, ``node`` what the probe says of its Python and
-    machine, ``node_error`` why it says nothing, ``engine`` its Docker engine.
+    machine, ``node_error`` why it says nothing.
     ``has_folder``: the checkpoint folder was there before anything was asked.
     """
 
@@ -40,7 +40,6 @@ class HostAnswer:
     found: HostReport = field(default_factory=HostReport)
     node: NodeAnswer | None = None
     node_error: str = ""
-    engine: EngineFacts | None = None
     has_folder: bool = True
 
 
@@ -73,9 +72,7 @@ def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Findi
 
 def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
     """The Docker engine, and that it can give GPUs to containers."""
-    name, engine, version = answer.host.name, answer.engine, answer.found.docker
-    if engine is None:
-        return
+    name, version = answer.host.name, answer.found.docker
     if not version:
         fix = f"ssh {name} docker version; start it, or add the user to the group docker"
         yield failed("Docker", name, "no engine answers", fix)
@@ -83,8 +80,8 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
     yield ok("Docker", name, version)
     if not answer.found.gpus:
         return
-    runtimes = ", ".join(engine.runtimes)
-    if engine.hook or "nvidia" in runtimes:
+    runtimes = ", ".join(answer.found.runtimes)
+    if "nvidia" in runtimes:
         yield ok("NVIDIA runtime", name, runtimes)
         return
     fix = (
@@ -96,16 +93,16 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
 
 def judge_images(answers: Sequence[HostAnswer], own: Image) -> Iterator[Finding]:
     """The image of each host against ``own``, which is what a run would send."""
-    known = [a.found.image_id for a in answers if a.engine and a.found.image_id]
+    known = [answer.found.image_id for answer in answers if answer.found.image_id]
     right = own.id or max(known, key=known.count, default="")
     for answer in answers:
-        if answer.engine and answer.found.docker:
-            yield _judge_image(answer, answer.engine.digests, own, right)
+        if answer.found.docker:
+            yield _judge_image(answer, own, right)
 
 
-def _judge_image(answer: HostAnswer, digests: Sequence[str], own: Image, right: str) -> Finding:
+def _judge_image(answer: HostAnswer, own: Image, right: str) -> Finding:
     name, id = answer.host.name, answer.found.image_id
-    told = f"{own.name}: {_short(id)}" + (f", {digests[0].partition('@')[2]}" if digests else "")
+    told = f"{own.name}: {_short(id)}"
     if id and id == right:
         return ok(IMAGE, name, told)
     found = f"{told}, others have {_short(right)}" if id else f"{own.name} is not there"
@@ -122,7 +119,7 @@ def _short(id: str) -> str:
 
 def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
     """Who holds what the job needs; only a warning if the other hosts are enough."""
-    held = {answer.host.name: _held(answer, job) for answer in answers}
+    held = {answer.host.name: why_held(answer.host, answer.found, job) for answer in answers}
     enough = sum(not why for why in held.values()) >= job.nnodes.min
     for answer in answers:
         name, found = answer.host.name, answer.found
@@ -136,48 +133,6 @@ def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Findin
             stop = typed.command("stop", runs[0], "--hosts", name)
             fix = f"wait, or name other hosts, or if it is yours: {stop}"
         yield (warning if enough else failed)("leases", name, why, fix)
-
-
-def _held(answer: HostAnswer, job: JobSpec) -> str:
-    host, found = answer.host, answer.found
-    if why := why_held(host, found, job):
-        return why
-    number = job.nproc_per_node
-    wanted = number if isinstance(number, int) else job.resources.gpus or 0
-    free = free_gpus(host, found)
-    if not found.gpus or wanted <= len(free):
-        return ""
-    own = [id for id in found.gpus if host.gpus is None or id in host.gpus]
-    if wanted > len(own):
-        return f"has {len(own)} GPUs, and the job wants {wanted} of each node"
-    told = f"{len(free)} of its {len(own)} GPUs are free, and the job wants {wanted}"
-    return f"{told}; the others are held by {name_holders(found)}"
-
-
-def judge_names(answers: Sequence[HostAnswer]) -> Iterator[Finding]:
-    """Whether each host resolves the others' names to addresses that they have."""
-    own = {a.found.host_name: {i.address for i in a.found.interfaces} for a in answers}
-    for answer in answers:
-        names = answer.node.names.items() if answer.node else ()
-        loop = [name for name, found in names if _is_loopback(found)]
-        lost = [name for name, found in names if not found]
-        odd = [
-            f"{name} at {found[0]}"
-            for name, found in names
-            if found and not _is_loopback(found) and not {*found} & own.get(name, {*found})
-        ]
-        where, fix = answer.host.name, "correct /etc/hosts there, or its DNS"
-        if loop:
-            yield failed("other names", where, f"{', '.join(loop)} lead to loopback", fix)
-        elif lost or odd:
-            told = [f"not resolved: {', '.join(lost)}"] * bool(lost)
-            told += [f"not an address of it: {', '.join(odd)}"] * bool(odd)
-            # Runs go by addresses; a name that a training script looks up may fail.
-            yield warning("other names", where, "; ".join(told), fix)
-
-
-def _is_loopback(addresses: Sequence[str]) -> bool:
-    return bool(addresses) and all(address.startswith(LOOPBACK) for address in addresses)
 
 
 def judge_ports(hosts: Sequence[Host], met: Reachability, port: int) -> Iterator[Finding]:

@@ -152,31 +152,34 @@ def why_no_rdma(found: HostReport, job: JobSpec) -> str:
 
 def why_held(host: Host, found: HostReport, job: JobSpec) -> str:
     """Why a host has not what the job needs of it, and who holds it; empty where it has."""
-    holders = name_holders(found)
-    if found.gpus and not free_gpus(host, found):
-        named = ",".join(host.gpus or ())
-        none = f"has GPUs {','.join(found.gpus)}, and its gpus: in the inventory are {named}"
-        return f"all its GPUs are held by {holders}" if holders else none
-    wanted = job.nproc_per_node if isinstance(job.nproc_per_node, int) else host.slots or 1
-    if found.gpus or host.slots is None:
+    nproc = job.nproc_per_node if isinstance(job.nproc_per_node, int) else None
+    if found.gpus:
+        kind, own, free = "GPUs", len(own_gpus(host, found)), len(free_gpus(host, found))
+        wanted = nproc or job.resources.gpus or 1
+    elif host.slots is not None:
+        taken = sum(lease.slots for lease in found.leases)
+        kind, own, free = "slots", host.slots, host.slots - taken
+        wanted = nproc or host.slots
+    else:
         return ""
-    if wanted > host.slots:
-        return f"has {host.slots} slots, and nproc_per_node is {wanted}"
-    taken = sum(lease.slots for lease in found.leases)
-    is_held = taken + wanted > host.slots
-    return f"{taken} of its {host.slots} slots are held by {holders}" if is_held else ""
+    if wanted > own:
+        allowed = " that gpus: of the inventory allows" if host.gpus else ""
+        return f"has {own} {kind}{allowed}, and the job wants {wanted} of each node"
+    if wanted <= free:
+        return ""
+    holders = ", ".join(sorted({f"{lease.owner} with {lease.run_id}" for lease in found.leases}))
+    return f"{own - free} of its {own} {kind} are held by {holders}; the job wants {wanted}"
 
 
-def name_holders(found: HostReport) -> str:
-    """Whose runs hold something of a host; empty where nobody's do."""
-    return ", ".join(sorted({f"{lease.owner} with {lease.run_id}" for lease in found.leases}))
+def own_gpus(host: Host, found: HostReport) -> tuple[str, ...]:
+    """The GPUs that the inventory allows."""
+    return tuple(id for id in found.gpus if host.gpus is None or id in host.gpus)
 
 
 def free_gpus(host: Host, found: HostReport) -> tuple[str, ...]:
     """The GPUs that the inventory allows and no lease holds."""
     held = {gpu for lease in found.leases for gpu in lease.gpus}
-    allowed = found.gpus if host.gpus is None else host.gpus
-    return tuple(id for id in found.gpus if id in allowed and id not in held)
+    return tuple(id for id in own_gpus(host, found) if id not in held)
 
 
 def to_facts(host: Host, found: HostReport, job: JobSpec) -> HostFacts:

@@ -15,7 +15,7 @@ from launcher.targets.hosts.program.messages import HostReport, Lease, ReadHost
 from launcher.targets.hosts.room import read_hosts
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
-from launcher.targets.hosts.survey import free_gpus
+from launcher.targets.hosts.survey import free_gpus, own_gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def read_hosts_now(inventory: Inventory) -> list[HostRow]:
 def _row(host: Host, found: HostReport | TargetError) -> HostRow:
     if isinstance(found, TargetError):
         return HostRow(host=host.name, error=found.what, hint=found.hint)
-    gpus = [gpu for gpu in found.gpus if host.gpus is None or gpu in host.gpus]
+    gpus = own_gpus(host, found)
     slots = 0 if gpus else host.slots or found.cpu_count
     return HostRow(
         host=host.name,

@@ -30,7 +30,6 @@ from tests.launcher.runner import PREFIX, Runner, wait_until
 GOOD = {
     "host": "gpu1",
     "addresses": ["10.0.0.1"],
-    "names": {},
     "python": "3.11.2",
     "torch": "2.13.0",
     "cuda": None,

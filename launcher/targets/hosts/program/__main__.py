@@ -43,7 +43,6 @@ HANDLERS = {
     messages.StoreCode: "code_store.store_code",
     messages.PrepareRun: "code_store.prepare_run",
     messages.ReadHost: "facts.read_host",
-    messages.ReadEngine: "facts.read_engine",
     messages.RunProbe: "facts.run_probe",
     messages.CallHosts: "reach.call_hosts",
     messages.FindTokens: "reach.find_tokens",

@@ -14,11 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.targets.hosts.program import leases, messages, processes
-from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport, ProbeResult
+from launcher.targets.hosts.program.messages import Address, HostReport, ProbeResult
 
 SIOCGIFADDR = 0x8915
 RDMA_DEVICES = "/dev/infiniband"
 CAP_IPC_LOCK = 14
+NVIDIA_HOOK = "nvidia-container-runtime-hook"
 SKIPPED = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "kube")
 """Interfaces with such names lead only to this host."""
 TORCH_VERSION = "from importlib.metadata import version; print(version('torch'))"
@@ -44,17 +45,28 @@ def read_host(asked: messages.ReadHost) -> HostReport:
         memlock_bytes=read_memlock_bytes(),
     )
     if asked.runtime == "docker":
-        version = processes.read_output(("docker", "version", "--format", "{{.Server.Version}}"))
+        engine, runtimes = read_engine()
         image = asked.image or f"{asked.own_image}:{'cuda' if gpus else 'cpu'}"
         fields = "{{.Id}}\n{{json .Config.Labels}}"
         argv = ("docker", "image", "inspect", "--format", fields, image)
-        id, _, labels = ((processes.read_output(argv) if version else "") or "").partition("\n")
-        told = {"docker": (version or "").strip(), "image_id": id, "labels": labels.strip()}
+        id, _, labels = ((processes.read_output(argv) if engine else "") or "").partition("\n")
+        told = {"docker": engine, "runtimes": runtimes, "image_id": id, "labels": labels.strip()}
         return found.having(image=image, **told)
     if asked.runtime == "python" and python:
         version = processes.read_output((python, "-c", TORCH_VERSION))
         return found.having(torch_version=(version or "").strip())
     return found
+
+
+def read_engine() -> tuple[str, list[str]]:
+    """The version of the Docker engine, empty where none answers, and its runtimes.
+
+    NVIDIA's hook counts as one: engines call it for ``--gpus`` without a runtime of its own.
+    """
+    argv = ("docker", "info", "--format", "{{.ServerVersion}}\n{{json .Runtimes}}")
+    version, _, runtimes = (processes.read_output(argv) or "").partition("\n")
+    hooks = [NVIDIA_HOOK] if shutil.which(NVIDIA_HOOK) else []
+    return version, sorted(json.loads(runtimes.strip() or "null") or {}) + hooks
 
 
 def read_rdma_devices(folder: str = RDMA_DEVICES) -> dict[str, bool]:
@@ -130,14 +142,3 @@ def run_probe(asked: messages.RunProbe, source: bytes) -> ProbeResult:
     except (ValueError, IndexError):
         raise OSError(f"{python} says {printed[:80]!r} when it is asked what it is") from None
     return ProbeResult(answer=answer, has_folder=nearest == folder)
-
-
-def read_engine(asked: messages.ReadEngine) -> EngineFacts:
-    """What ``doctor`` asks of a Docker engine beyond what a start needs."""
-    runtimes = processes.read_output(("docker", "info", "--format", "{{json .Runtimes}}"))
-    argv = ("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", asked.image)
-    return EngineFacts(
-        runtimes=sorted(json.loads(runtimes or "{}") or {}),
-        hook=bool(shutil.which("nvidia-container-runtime-hook")),
-        digests=json.loads(processes.read_output(argv) or "[]") or [],
-    )

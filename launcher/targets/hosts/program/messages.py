@@ -267,10 +267,6 @@ class WatchEnd(Record):
 class ReadClock(HostRequest[float]): ...
 
 
-class ReadEngine(HostRequest["EngineFacts"]):
-    image: str
-
-
 class ReadHost(HostRequest["HostReport"]):
     """``ports`` are tried; ``image``, or ``own_image`` for the host's kind, is looked up."""
 
@@ -296,7 +292,8 @@ class HostReport(Record):
     """What a host has; empty values for what it lacks.
 
     ``rdma_devices`` says of each device whether its user may open it; ``memlock_bytes`` is None
-    without a limit. ``image_id`` and ``labels`` are those of ``image``. ``clock_offset_s`` is
+    without a limit. ``docker`` is the engine's version, ``runtimes`` what it runs containers by.
+    ``image_id`` and ``labels`` are those of ``image``. ``clock_offset_s`` is
     added by the launcher: the host's clock minus its own.
     """
 
@@ -314,21 +311,11 @@ class HostReport(Record):
     rdma_devices: Mapping[str, bool] = {}
     memlock_bytes: int | None = None
     docker: str = ""
+    runtimes: Sequence[str] = ()
     image: str | None = None
     image_id: str = ""
     labels: str = ""
     clock_offset_s: float = 0.0
-
-
-class EngineFacts(Record):
-    """A host's Docker engine; empty values for what is not there.
-
-    ``hook``: NVIDIA's older way to give GPUs to containers is installed.
-    """
-
-    runtimes: Sequence[str]
-    hook: bool
-    digests: Sequence[str] = ()
 
 
 class RunProbe(HostRequest["ProbeResult"]):

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from launcher.contract.errors import TargetError
 from launcher.doctor.finding import Finding, Status
-from launcher.doctor.judge import NodeAnswer
 from launcher.job.spec import JobSpec
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import Image
 from launcher.targets.hosts.plan import decide_unshared
-from launcher.targets.hosts.program.messages import Address, EngineFacts, HostReport, Lease
+from launcher.targets.hosts.program.messages import Address, HostReport, Lease
 from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
 
@@ -32,12 +31,6 @@ EVERY_WAY = {
 LEASE = Lease(run_id="digits-1", node_index=0, owner="anna@desk", gpus=["0"], slots=0)
 
 
-def known(names: dict[str, list[str]]) -> NodeAnswer:
-    """A node of which only this matters."""
-    rest: dict[str, Any] = {field.name: None for field in fields(NodeAnswer)}
-    return NodeAnswer(**{**rest, "names": {name: tuple(found) for name, found in names.items()}})
-
-
 def rows(findings: Any) -> list[tuple[str, str, str]]:
     assert all(f.fix for f in findings if f.status is not Status.OK)
     return [(f.status.value, f.where, f.found) for f in findings]
@@ -48,9 +41,9 @@ def met(**fields: Any) -> Reachability:
     return Reachability(**{**given, **fields})
 
 
-def answer(host: Host, *, engine: EngineFacts | None = None, **found: Any) -> HostAnswer:
-    usual = HostReport(gpus=["0", "1"], host_name=host.name, docker="27.1")
-    return HostAnswer(host=host, found=usual.having(**found), engine=engine)
+def answer(host: Host, **found: Any) -> HostAnswer:
+    usual = HostReport(gpus=["0", "1"], docker="27.1", runtimes=["nvidia", "runc"])
+    return HostAnswer(host=host, found=usual.having(**found))
 
 
 @pytest.mark.parametrize(
@@ -72,36 +65,27 @@ def test_clocks_are_held_against_the_middle_one(
     assert [(f.status.value, f.where) for f in found if f.status is not Status.OK] == not_ok
 
 
-ENGINE: dict[str, Any] = {"runtimes": ["nvidia", "runc"], "hook": False}
-
-
 @pytest.mark.parametrize(
-    ("engine", "found", "expected"),
+    ("found", "expected"),
     [
-        ({}, {}, [("ok", "27.1"), ("ok", "nvidia, runc")]),
-        ({"runtimes": ["runc"]}, {"gpus": []}, [("ok", "27.1")]),
-        ({"runtimes": ["runc"], "hook": True}, {}, [("ok", "27.1"), ("ok", "runc")]),
+        ({}, [("ok", "27.1"), ("ok", "nvidia, runc")]),
+        ({"runtimes": ["runc"], "gpus": []}, [("ok", "27.1")]),
         (
             {"runtimes": ["runc"]},
-            {},
             [("ok", "27.1"), ("failed", "not among the engine's runtimes: runc")],
         ),
-        ({}, {"docker": ""}, [("failed", "no engine answers")]),
+        ({"docker": ""}, [("failed", "no engine answers")]),
     ],
 )
 def test_an_engine_must_answer_and_give_gpus_to_containers(
-    engine: dict[str, Any], found: dict[str, Any], expected: list[tuple[str, str]]
+    found: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
-    facts = EngineFacts(**{**ENGINE, **engine})
-    judged = doctor_judge.judge_engine(answer(HOSTS[0], engine=facts, **found))
+    judged = doctor_judge.judge_engine(answer(HOSTS[0], **found))
     assert [(status, text) for status, _, text in rows(list(judged))] == expected
 
 
 def images(own: str, *ids: str) -> list[tuple[str, str]]:
-    answers = [
-        answer(host, engine=EngineFacts(**ENGINE), image_id=id)
-        for host, id in zip(HOSTS, ids, strict=True)
-    ]
+    answers = [answer(host, image_id=id) for host, id in zip(HOSTS, ids, strict=True)]
     found = list(doctor_judge.judge_images(answers, Image(name="a:1", id=own)))
     return [(status, text) for status, _, text in rows(found)]
 
@@ -131,8 +115,7 @@ def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(
     job = make_job(nnodes=nnodes, nproc_per_node=2)
     answers = [answer(HOSTS[0], leases=[LEASE]), answer(HOSTS[1]), answer(HOSTS[2])]
     found = rows(list(doctor_judge.judge_leases(answers, job)))
-    held = "1 of its 2 GPUs are free, and the job wants 2; the others are held by anna@desk with "
-    held += "digits-1"
+    held = "1 of its 2 GPUs are held by anna@desk with digits-1; the job wants 2"
     assert found == [
         (status, "gpu1", held),
         ("ok", "gpu2", "GPUs 0,1 free"),
@@ -152,7 +135,7 @@ def test_a_host_that_has_not_what_the_job_wants_is_not_told_as_held(
     found = rows(list(doctor_judge.judge_leases([answer(HOSTS[0]), slots], job)))
     assert found == [
         ("failed", "gpu1", "has 2 GPUs, and the job wants 4 of each node"),
-        ("failed", "gpu2", "has 2 slots, and nproc_per_node is 4"),
+        ("failed", "gpu2", "has 2 slots, and the job wants 4 of each node"),
     ]
 
 
@@ -225,25 +208,6 @@ def test_a_folder_that_cannot_be_written_is_told_once() -> None:
     assert rows(found) == [
         ("failed", "gpu2", "/mnt/c cannot be written: /mnt/c: Permission denied")
     ]
-
-
-@pytest.mark.parametrize(
-    ("addresses", "expected"),
-    [
-        (["10.0.0.2"], []),
-        (["127.0.1.1"], [("failed", "gpu2 lead to loopback")]),
-        ([], [("warning", "not resolved: gpu2")]),
-        (["10.9.9.9"], [("warning", "not an address of it: gpu2 at 10.9.9.9")]),
-    ],
-)
-def test_names_of_others_must_lead_to_them(
-    addresses: list[str], expected: list[tuple[str, str]]
-) -> None:
-    first = answer(HOSTS[0], interfaces=[Address(interface="eth0", address="10.0.0.1")])
-    first = replace(first, node=known(names={"gpu2": addresses}))
-    second = answer(HOSTS[1], interfaces=[Address(interface="eth0", address="10.0.0.2")])
-    found = rows(list(doctor_judge.judge_names([first, second])))
-    assert [(status, text) for status, _, text in found] == expected
 
 
 NAMES = ["gpu1", "gpu2", "gpu3", "gpu4"]
