@@ -42,14 +42,12 @@ def meet(
     *,
     called: Sequence[int] | None = None,
     ports: Sequence[int] = (0,),
-    keep_folders: bool = False,
 ) -> Reachability:
     """Lets hosts call those that are ``called``, or all others; blocks for seconds.
 
     They are called at ``ports`` (0: one that the kernel chooses), and all their addresses.
-    ``folder`` is the one that all should share, if any; ``keep_folders``: folders that were made
-    for the test stay for the run. Ports and files last as long as the ``sessions``, which the
-    caller closes. Raises ``TargetError`` where a host is gone.
+    ``folder`` is the one that all should share, if any. Ports and files last as long as the
+    ``sessions``, which the caller closes. Raises ``TargetError`` where a host is gone.
     """
     secret = secrets.token_hex(8)
     # One for each host: two may have the same address, of a bridge or a tunnel.
@@ -58,8 +56,6 @@ def meet(
     wanted = range(len(sessions)) if called is None else called
     reached, closed = _call(ssh, sessions, candidates, tokens, wanted, ports)
     seen, unwritten = _share(ssh, sessions, tokens, folder) if folder else ([], {})
-    if not keep_folders:
-        ssh.each(lambda session: session.call(messages.RemoveTokens()), sessions)
     return Reachability(reached=reached, seen=tuple(seen), closed=closed, unwritten=unwritten)
 
 

@@ -80,7 +80,7 @@ def _with_addresses(
 ) -> tuple[HostFacts, ...]:
     hosts = [facts.host for facts in chosen]
     candidates = [wanted_addresses(host, told[host].interfaces) for host in hosts]
-    met = meet(ssh, sessions, candidates, folder, called=(0,), keep_folders=True)
+    met = meet(ssh, sessions, candidates, folder, called=(0,))
     reached = {way[:3]: own for way, own in met.reached.items()}
     found = decide_addresses(hosts, candidates, reached)
     for error in (*met.closed.values(), *met.unwritten.values()):

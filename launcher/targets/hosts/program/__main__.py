@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from signal import alarm
 
@@ -31,9 +32,10 @@ from launcher.targets.hosts.program.records import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from typing import IO, Any
 
-    from launcher.targets.hosts.program.reach import Listener, Token
+    from launcher.targets.hosts.program.reach import Listener
 
 SPEC_LIMIT_S = 60
 HELD_LIMIT_S = 60.0
@@ -45,7 +47,7 @@ HANDLERS = {
     messages.ReadHost: "facts.read_host",
     messages.RunProbe: "facts.run_probe",
     messages.CallHosts: "reach.call_hosts",
-    messages.FindTokens: "reach.find_tokens",
+    messages.FindTokens: "tokens.find_tokens",
     messages.StopNodes: "requests.stop_nodes",
     messages.RemoveRun: "requests.remove_run",
     messages.FindImage: "requests.find_image",
@@ -109,7 +111,7 @@ class HostConversation:
     def __init__(self, program: str, stdin: IO[bytes]) -> None:
         self._program, self._stdin = program, stdin
         self._listeners: list[Listener] = []
-        self._tokens: list[Token] = []
+        self._tokens: list[Path] = []
         self._held: list[int] = []
         self.handlers: dict[type[Record], Callable[[Any], object]] = {
             messages.ReadClock: lambda asked: time.time(),
@@ -118,7 +120,6 @@ class HostConversation:
             messages.LoadImage: self._load,
             messages.Listen: self._listen,
             messages.LeaveToken: self._leave,
-            messages.RemoveTokens: lambda asked: self._remove_tokens(folders=True),
         }
 
     def answer(self, asked: Record, blob: bytes) -> Record:
@@ -142,7 +143,9 @@ class HostConversation:
 
     def end(self) -> None:
         """Gives back what no node has got."""
-        self._remove_tokens()
+        for token in self._tokens:
+            with suppress(OSError):
+                token.unlink()
         self._release()
 
     def _take(self, asked: messages.TakeLease) -> messages.LeaseTaken:
@@ -196,12 +199,7 @@ class HostConversation:
         return self._listeners[-1].port
 
     def _leave(self, asked: messages.LeaveToken) -> None:
-        self._tokens.append(_module("reach").Token(asked.folder, asked.name))
-
-    def _remove_tokens(self, *, folders: bool = False) -> None:
-        """Removes the tokens, and the ``folders`` that were made for them if nobody uses them."""
-        for token in self._tokens:
-            token.remove(folders=folders)
+        self._tokens.append(_module("tokens").leave_token(asked))
 
 
 def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:

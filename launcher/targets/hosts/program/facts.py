@@ -11,10 +11,10 @@ import socket
 import struct
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 from launcher.targets.hosts.program import leases, messages, processes
 from launcher.targets.hosts.program.messages import Address, HostReport, ProbeResult
+from launcher.targets.hosts.program.tokens import nearest_folder
 
 SIOCGIFADDR = 0x8915
 RDMA_DEVICES = "/dev/infiniband"
@@ -128,8 +128,7 @@ def is_free(port: int) -> bool:
 
 def run_probe(asked: messages.RunProbe, source: bytes) -> ProbeResult:
     """Runs a Python program. Raises ``OSError`` where it fails."""
-    folder = Path(os.path.expanduser(asked.checkpoint_dir))
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    nearest = nearest_folder(asked.checkpoint_dir)
     env = {**os.environ, **asked.env, "CHECKPOINT_DIR": str(nearest)}
     python = shutil.which(os.path.expanduser(asked.python)) or asked.python
     argv = (python, "-c", source.decode(), *asked.arguments)
@@ -141,4 +140,5 @@ def run_probe(asked: messages.RunProbe, source: bytes) -> ProbeResult:
         answer = json.loads(printed.splitlines()[-1])
     except (ValueError, IndexError):
         raise OSError(f"{python} says {printed[:80]!r} when it is asked what it is") from None
-    return ProbeResult(answer=answer, has_folder=nearest == folder)
+    has_folder = os.path.exists(os.path.expanduser(asked.checkpoint_dir))
+    return ProbeResult(answer=answer, has_folder=has_folder)

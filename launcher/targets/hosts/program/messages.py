@@ -354,18 +354,18 @@ class CallHosts(HostRequest["Mapping[str, str]"]):
 
 
 class LeaveToken(HostRequest[None]):
-    """Makes a file, which stays as long as the conversation."""
+    """Makes a file in ``folder``, which stays as long as the conversation.
+
+    Where the folder is not there yet, in the nearest above it: hosts that share that one will
+    share the folder.
+    """
 
     folder: str
     name: str
 
 
-class RemoveTokens(HostRequest[None]):
-    """Removes all files that ``LeaveToken`` made, and the folders that were made for them."""
-
-
 class FindTokens(HostRequest["Sequence[str]"]):
-    """Which of ``names`` are in ``folder``; waits for all of them, ``wait_s`` at most."""
+    """Which of the tokens ``names`` are there; waits for all of them, ``wait_s`` at most."""
 
     folder: str
     names: Sequence[str]

@@ -1,20 +1,16 @@
-"""Which other hosts this one reaches, and whether they share a folder."""
+"""Which other hosts this one reaches."""
 
 from __future__ import annotations
 
-import os
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from threading import Thread
 
-from launcher.targets.hosts.program.messages import CallHosts, FindTokens
+from launcher.targets.hosts.program.messages import CallHosts
 
 CALLS_AT_ONCE = 256
 """A quarter of the usual limit of open descriptors."""
-LOOK_S = 0.1
 
 
 class Listener:
@@ -58,44 +54,3 @@ def call_hosts(asked: CallHosts) -> dict[str, str]:
     with ThreadPoolExecutor(min(len(asked.calls), CALLS_AT_ONCE)) as pool:
         found = list(pool.map(lambda words: call(*words), asked.calls))
     return {str(place): own for place, own in enumerate(found) if own}
-
-
-class Token:
-    """A file in a folder that other hosts may share; removed with the conversation."""
-
-    def __init__(self, folder: str, name: str) -> None:
-        """Raises ``OSError`` where nothing can be written there."""
-        self.path = Path(os.path.expanduser(folder), name)
-        missing = [path for path in self.path.parents if not path.exists()]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.made = missing
-        self.path.touch()
-
-    def remove(self, *, folders: bool = False) -> None:
-        """Removes the file, and empty ``folders`` that were made for it. Idempotent."""
-        with suppress(OSError):
-            self.path.unlink()
-        for folder in self.made if folders else ():
-            with suppress(OSError):
-                folder.rmdir()
-
-
-def find_tokens(asked: FindTokens) -> list[str]:
-    """Looks for tokens until all are there, or the time is over."""
-    folder = os.path.expanduser(asked.folder)
-    deadline = time.monotonic() + asked.wait_s
-    while True:
-        _touch(folder)
-        seen = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-        found = [name for name in asked.names if name in seen]
-        if len(found) == len(asked.names) or time.monotonic() > deadline:
-            return found
-        time.sleep(LOOK_S)
-
-
-def _touch(folder: str) -> None:
-    """Makes NFS ask its server: its list of the folder's files may be a minute old."""
-    path = os.path.join(folder, f".launcher-look-{os.getpid()}-{time.monotonic_ns()}")
-    with suppress(OSError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-        os.unlink(path)

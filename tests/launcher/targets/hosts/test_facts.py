@@ -23,10 +23,12 @@ from launcher.targets.hosts.program.messages import (
     CallHosts,
     FindTokens,
     HostReport,
+    LeaveToken,
     ProbeResult,
     RunProbe,
 )
-from launcher.targets.hosts.program.reach import Listener, Token, call_hosts, find_tokens
+from launcher.targets.hosts.program.reach import Listener, call_hosts
+from launcher.targets.hosts.program.tokens import find_tokens, leave_token
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import why_not
 
@@ -164,23 +166,14 @@ def test_a_program_that_tells_nothing_is_an_error(
         run(source, tmp_path, **asked)
 
 
-def test_tokens_are_seen_and_go_with_the_folders_that_were_made_for_them(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
-    token = Token(str(folder), "one")
-    found = find_tokens(FindTokens(folder=str(folder), names=["one", "two"], wait_s=0.2))
+def test_tokens_are_seen_before_their_folder_is_there(tmp_path: Path) -> None:
+    folder = str(tmp_path / "a" / "b")
+    token = leave_token(LeaveToken(folder=folder, name="one"))
+    found = find_tokens(FindTokens(folder=folder, names=["one", "two"], wait_s=0.2))
     assert found == ["one"]
-    assert [path.name for path in folder.iterdir()] == ["one"]
-    token.remove(folders=True)
-    assert list(tmp_path.iterdir()) == []
-    assert find_tokens(FindTokens(folder=str(folder), names=["one"], wait_s=0.0)) == []
-
-
-def test_a_folder_that_was_there_or_is_in_use_stays(tmp_path: Path) -> None:
-    own, made = Token(str(tmp_path), "one"), Token(str(tmp_path / "new"), "one")
-    (tmp_path / "new" / "theirs").touch()
-    own.remove(folders=True)
-    made.remove(folders=True)
-    assert [path.name for path in tmp_path.rglob("*")] == ["new", "theirs"]
+    assert list(tmp_path.iterdir()) == [token]
+    token.unlink()
+    assert find_tokens(FindTokens(folder=folder, names=["one"], wait_s=0.0)) == []
 
 
 def test_an_engine_that_is_not_there_is_told_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
