@@ -237,7 +237,7 @@ def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(
     client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; sleep 2.5")
     node = tmp_path / "gpu1/runs/r/nodes/0/0"
     node.mkdir(parents=True)
-    line = HostLine(client, "r", tmp_path / "here", facts_of(host), [0])
+    line = HostLine(client, "r", tmp_path / "here", facts_of(host), 0)
     line.open()
     beats = send_beats(lambda: [line])
     try:
@@ -253,7 +253,7 @@ def test_a_host_that_falls_silent_is_dropped_and_reached_anew(
     monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
     client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; :")
     (tmp_path / "gpu1/runs/r/nodes/0/0").mkdir(parents=True)
-    line = HostLine(client, "r", tmp_path / "here", facts_of(host), [0])
+    line = HostLine(client, "r", tmp_path / "here", facts_of(host), 0)
     line.open()
     beats = send_beats(lambda: [line])
     try:

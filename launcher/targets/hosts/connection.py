@@ -1,4 +1,4 @@
-"""A line to each host of a run: it brings the run's files and nodes' states, and sends beats.
+"""A line to each host of a run: it brings the run's files and its node's states, and sends beats.
 
 What the run writes on the hosts is copied into the run folder here, each byte at its own offset:
 after a cut the copy continues where it broke, and bytes that come twice change nothing.
@@ -57,13 +57,13 @@ class HostLine:
         run_id: str,
         run_dir: Path,
         host: HostFacts,
-        nodes: list[int],
+        node: int,
         *,
         follows: bool = False,
     ) -> None:
         self.has_told = threading.Event()
         self._ssh, self._run_id, self._run_dir = ssh, run_id, run_dir
-        self._host, self._nodes, self._follows = host, nodes, follows
+        self._host, self._node, self._follows = host, node, follows
         self._states: Mapping[str, NodeSeen] = {}
         self._started: dict[str, float] = {}
         self._heard_at = self._opened_at = time.monotonic()
@@ -79,7 +79,7 @@ class HostLine:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; nodes there that hear no other line then end. Idempotent."""
+        """Ends it; a node there that hears no other line then ends. Idempotent."""
         with self._lock:
             self._closed = True
             if self._session is not None:
@@ -130,7 +130,7 @@ class HostLine:
             if self._closed:
                 session.kill()
         try:
-            asked = watch_request(self._host, self._nodes, self._run_id, self._run_dir)
+            asked = watch_request(self._host, self._node, self._run_id, self._run_dir)
             session.send(asked.having(follows=self._follows))
             copy = HostCopy(self._run_dir)
             while not copy.is_due():
@@ -152,7 +152,7 @@ class HostCopy:
     """Writes a host's files in one conversation.
 
     After a full disk here it drops all further bytes, and those of a file that cannot be written
-    for another reason, so that the nodes' states still arrive; the next conversation brings what is
+    for another reason, so that the node's states still arrive; the next conversation brings what is
     missing.
     """
 
@@ -187,27 +187,22 @@ class HostCopy:
         return self._failed_at is not None and time.monotonic() - self._failed_at > FULL_RETRY_S
 
 
-def watch_request(host: HostFacts, nodes: list[int], run_id: str, run_dir: Path) -> WatchRun:
+def watch_request(host: HostFacts, node: int, run_id: str, run_dir: Path) -> WatchRun:
     """Asks for all bytes that are not yet in ``run_dir``, without following the run."""
-    return WatchRun(
-        run_id=run_id,
-        run_dir=run_dir_on(host, run_id),
-        nodes=nodes,
-        have=read_sizes(run_dir),
-    )
+    return WatchRun(run_dir=run_dir_on(host, run_id), node=node, have=read_sizes(run_dir))
 
 
 def copy_once(
     session: Session,
     host: HostFacts,
-    nodes: list[int],
+    node: int,
     run_id: str,
     run_dir: Path,
     *,
     beside_code_bytes: int = 0,
     is_last: bool = False,
 ) -> tuple[Mapping[str, NodeSeen], bool]:
-    """Copies all that the host has; returns its nodes' states, and whether a launcher follows.
+    """Copies all that the host has; returns its node's states, and whether a launcher follows.
 
     Also at most ``beside_code_bytes`` of what the training wrote beside its code. Raises
     ``TargetError`` where the host is gone, and with ``is_last`` where something of it could not be
@@ -215,7 +210,7 @@ def copy_once(
     """
     states: Mapping[str, NodeSeen] = {}
     copy = HostCopy(run_dir)
-    asked = watch_request(host, nodes, run_id, run_dir).having(
+    asked = watch_request(host, node, run_id, run_dir).having(
         once=True, beside_code_bytes=beside_code_bytes
     )
     session.send(asked, limit_s=COPY_SILENCE_S)

@@ -88,7 +88,7 @@ def end_all(
         opened[index] = open_to(host, index)
         asked = messages.StopNodes(
             run_id=plan.run_id,
-            nodes=None if only is None else [index],
+            node=None if only is None else index,
             grace_s=grace_s,
             run_dir=run_dir_on(host, plan.run_id),
             tell_launcher=tell_launcher,
@@ -127,7 +127,7 @@ def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) 
     here = Path(plan.run_dir)
     brought = here / CODE_DIR
     is_new = limit > 0 and not brought.exists()
-    copy_once(session, host, [index], plan.run_id, here, beside_code_bytes=limit, is_last=True)
+    copy_once(session, host, index, plan.run_id, here, beside_code_bytes=limit, is_last=True)
     folder = f"{host.state_dir}/outputs/{plan.run_id}"
     asked = messages.RemoveRun(
         run_dir=run_dir_on(host, plan.run_id),

@@ -19,11 +19,13 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
+from launcher.contract.worker_end import is_out_of_memory
 from launcher.follow.requests import render_scale
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
+from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.docker_options import plan_containers
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import (
@@ -235,7 +237,7 @@ class HostsTarget(Target):
         ssh, run_dir = self._connect(plan), Path(plan.run_dir)
         for host, index in nodes.hosts_of(plan):
             if index not in self._lines:
-                line = HostLine(ssh, plan.run_id, run_dir, host, [index], follows=follows)
+                line = HostLine(ssh, plan.run_id, run_dir, host, index, follows=follows)
                 self._lines[index] = line
                 line.open()
         if self._beats is None:
@@ -243,14 +245,11 @@ class HostsTarget(Target):
 
     def observe(self, plan: LaunchPlan) -> Observation:
         states = {} if self._lines else self._ask(plan)[0]
-        hosts = HostsSettings.of(plan).hosts
-        observed = tuple(
-            self._observe(hosts[node.node_index].name, node, states) for node in plan.nodes
-        )
+        observed = tuple(self._observe(plan, node, states) for node in plan.nodes)
         return Observation(run_id=plan.run_id, nodes=observed)
 
     def _observe(
-        self, host: str, node: NodePlan, states: Mapping[str, NodeSeen]
+        self, plan: LaunchPlan, node: NodePlan, states: Mapping[str, NodeSeen]
     ) -> NodeObservation:
         index, key = node.node_index, nodes.key_of(node)
         line = self._lines.get(index)
@@ -258,13 +257,19 @@ class HostsTarget(Target):
         if index in self._refused:
             found = NodeSeen(state="missing", detail=self._refused[index])
         elif line and line.silent_s() > LOST_AFTER_S and found.state == "running":
-            found = NodeSeen(state="missing", detail=f"{host} does not answer")
+            host = HostsSettings.of(plan).hosts[index]
+            found = NodeSeen(state="missing", detail=f"{host.name} does not answer")
+        codes: list[int] = []
+        if found.out_of_memory:
+            # The engine tells of every kill in a container's life.
+            told = read_node_outcome(RunFolder(Path(plan.run_dir)), index, node.incarnation)
+            codes = [end.exit_code for end in told.ends] if told else []
         return NodeObservation(
             node_index=index,
             incarnation=node.incarnation,
             state=NodeState(found.state),
             exit_code=found.exit_code,
-            out_of_memory=found.out_of_memory,
+            out_of_memory=is_out_of_memory(codes, oom_killed=found.out_of_memory),
             detail=found.detail,
         )
 
@@ -282,7 +287,7 @@ class HostsTarget(Target):
         self, plan: LaunchPlan, host: HostFacts, index: int
     ) -> tuple[Mapping[str, NodeSeen], bool]:
         with self._connect(plan).open(host.host) as session:
-            return copy_once(session, host, [index], plan.run_id, Path(plan.run_dir))
+            return copy_once(session, host, index, plan.run_id, Path(plan.run_dir))
 
     def collect(self, plan: LaunchPlan) -> None:
         """As ``Target.collect``; a host that is not reached keeps what it has."""

@@ -153,7 +153,7 @@ class HostConversation:
         self._release()
         # An earlier incarnation of the node may still run.
         end_nodes = _module("requests").end_nodes
-        end_nodes(lease.run_id, (lease.node_index,), 0.0, in_containers=asked.containers)
+        end_nodes(lease.run_id, lease.node_index, 0.0, in_containers=asked.containers)
         try:
             self._held = leases.take(asked.lease_dir, lease, asked.slots_limit)
         except leases.HeldError as error:
@@ -170,7 +170,7 @@ class HostConversation:
         run = import_module("pathlib").Path(run_dir)
         folder = run / protocol.NODES_DIR / str(node)
         folder.mkdir(parents=True, exist_ok=True)
-        state.mark_followed(run, (node,))
+        state.mark_followed(run, node)
 
         def look() -> None:
             while self._held:

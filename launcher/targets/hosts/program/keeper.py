@@ -6,7 +6,6 @@ when the run's launcher was not heard for a while, and the node of a detached ru
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -30,7 +29,6 @@ LOST_GRACE_S = 5.0
 """The stop grace of a node whose launcher is gone."""
 SWEEP_LIMIT_S = 5.0
 SETUP_FAILED = 126
-FULL_BYTES = 1 << 20
 GRACE_FILE = "stop-grace"
 """Seconds, written by a request to stop that has its own grace."""
 
@@ -50,7 +48,7 @@ def keep(spec: KeeperSpec, held: list[int]) -> None:
 class _Keeper:
     def __init__(self, spec: KeeperSpec, held: list[int]) -> None:
         self._spec, self._held = spec, held
-        self._run_id, self._node = spec.run_id, (spec.node_index,)
+        self._run_id, self._node = spec.run_id, spec.node_index
         self._folder = Path(spec.node_dir)
         self._asked = False
         self._why = ""
@@ -66,11 +64,6 @@ class _Keeper:
         except OSError as error:
             self._close(SETUP_FAILED, f"cannot start {self._spec.argv[0]}: {error.strerror}")
             return
-        if code != 0 and not self._why:
-            disk = os.statvfs(self._folder)
-            if disk.f_bavail * disk.f_frsize < FULL_BYTES:
-                # The program had no room to say so itself.
-                self._why = f"{os.strerror(errno.ENOSPC)}: {self._folder}"
         out_of_memory, told = inspect(name) if (name := self._spec.container) else (False, "")
         self._close(code, told or self._why, out_of_memory=out_of_memory)
 
@@ -91,15 +84,12 @@ class _Keeper:
         if self._kill_at is None:
             if grace_s := self._grace_s():
                 self._kill_at = now + grace_s
-                self._ask_to_end(child)
+                # Only to the agent, which ends its workers: it would report a worker that gets a
+                # signal from elsewhere as failed.
+                processes.send((child.pid,), signal.SIGTERM)
+                processes.send((child.pid,), signal.SIGCONT)
         elif now > self._kill_at:
             self._sweep()
-
-    def _ask_to_end(self, child: processes.Child) -> None:
-        # Only to the agent, which ends its workers: it would report a worker that gets a signal
-        # from elsewhere as failed.
-        processes.send((child.pid,), signal.SIGTERM)
-        processes.send((child.pid,), signal.SIGCONT)
 
     def _grace_s(self) -> float:
         """The grace once the node is to end; 0 before that."""
@@ -151,7 +141,7 @@ def start(spec: KeeperSpec, program: str, held: list[int]) -> None:
     folder = Path(spec.node_dir)
     for stale in (RECORD, GRACE_FILE):
         (folder / stale).unlink(missing_ok=True)
-    mark_followed(folder.parents[2], [spec.node_index])
+    mark_followed(folder.parents[2], spec.node_index)
     argv = (sys.executable, "-S", program, "keep", *map(str, held))
     pid = processes.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log", held)
     # The keeper writes this too, but later: until then the node would count as lost.

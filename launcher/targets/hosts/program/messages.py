@@ -104,13 +104,13 @@ class StartNode(HostRequest[None]):
 
 
 class StopNodes(HostRequest[None]):
-    """Ends a run's ``nodes``, or all of them.
+    """Ends a run's ``node``, or all that it has there.
 
     ``tell_launcher`` also ends the launcher that follows the run.
     """
 
     run_id: str
-    nodes: Sequence[int] | None
+    node: int | None
     grace_s: float
     run_dir: str
     tell_launcher: bool
@@ -219,17 +219,16 @@ class RunsFound(Record):
 
 
 class WatchRun(HostRequest["WatchEnd"]):
-    """Sends what a run writes there as it comes, and its nodes' states, until the connection ends.
+    """Sends what a run writes there as it comes, and its node's states, until the connection ends.
 
     ``have`` is the size of each file that the launcher has, by its path in the run folder.
     ``once`` sends what is there and ends, also at most ``beside_code_bytes`` of what the training
-    wrote beside its code. ``follows`` is set by the launcher that drives the run: the nodes end
-    unless they hear its beats.
+    wrote beside its code. ``follows`` is set by the launcher that drives the run: the node ends
+    unless it hears its beats.
     """
 
-    run_id: str
     run_dir: str
-    nodes: Sequence[int]
+    node: int
     have: Mapping[str, int]
     once: bool = False
     beside_code_bytes: int = 0

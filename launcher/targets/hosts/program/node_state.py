@@ -11,10 +11,6 @@ from launcher.contract import protocol
 from launcher.contract.keeper_record import read_record
 from launcher.contract.process_stat import start_of
 from launcher.targets.hosts.program.messages import NodeSeen
-from launcher.targets.hosts.program.records import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FOLLOWED_S = 10.0
 """How long a run counts as followed after its launcher was last heard; then its nodes end."""
@@ -30,15 +26,14 @@ def read_state(folder: Path) -> NodeSeen:
     return NodeSeen(state="missing")
 
 
-def mark_followed(run_dir: Path, nodes: Sequence[int]) -> None:
-    """Records that these nodes' launcher was heard now, by the clock since the boot."""
-    for index in nodes:
-        # In the node's own folder: hosts with one home have other clocks.
-        path = run_dir / protocol.NODES_DIR / str(index) / protocol.FOLLOWED_FILE
-        with suppress(OSError):
-            path.touch()
-            now_ns = time.monotonic_ns()
-            os.utime(path, ns=(now_ns, now_ns))
+def mark_followed(run_dir: Path, node: int) -> None:
+    """Records that the node's launcher was heard now, by the clock since the boot."""
+    # In the node's own folder: hosts with one home have other clocks.
+    path = run_dir / protocol.NODES_DIR / str(node) / protocol.FOLLOWED_FILE
+    with suppress(OSError):
+        path.touch()
+        now_ns = time.monotonic_ns()
+        os.utime(path, ns=(now_ns, now_ns))
 
 
 def is_followed(run_dir: Path) -> bool:

@@ -1,7 +1,6 @@
 """Starts, finds and signals processes of this host; the only user of ``subprocess`` here.
 
-A run's processes are found by their environment, never by a pattern of names. What starts them is
-imported where it is used, as most conversations start none.
+A run's processes are found by their environment, never by a pattern of names.
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.process_stat import parent_of
 from launcher.targets.hosts.program.records import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import subprocess
-
     Child = subprocess.Popen[bytes]
 
 KEEPER = "LAUNCHER_KEEPER"
@@ -116,16 +112,13 @@ def start_child(argv: Sequence[str], cwd: str, env: Mapping[str, str], console: 
         )
 
 
-def find(
-    run_id: str, nodes: tuple[int, ...] | None = None, *, keepers: bool | None = False
-) -> tuple[int, ...]:
-    """Pids of a run's processes, only of ``nodes`` if given: keepers, all others, or None: both."""
-    wanted = None if nodes is None else {str(index).encode() for index in nodes}
+def find(run_id: str, node: int | None = None, *, keepers: bool | None = False) -> tuple[int, ...]:
+    """Pids of a run's processes, only of ``node`` if given: keepers, all others, or None: both."""
     return tuple(
         pid
         for pid, env in _environments()
         if env.get(protocol.RUN_ID.encode()) == os.fsencode(run_id)
-        and (wanted is None or env.get(protocol.NODE_INDEX.encode()) in wanted)
+        and (node is None or env.get(protocol.NODE_INDEX.encode()) == b"%d" % node)
         and keepers in (None, KEEPER.encode() in env)
     )
 
@@ -138,11 +131,6 @@ def _environments() -> Iterator[tuple[int, dict[bytes, bytes]]]:
                 if protocol.RUN_ID.encode() in text:
                     pairs = (item.partition(b"=") for item in text.split(b"\0"))
                     yield int(name), {key: value for key, _, value in pairs}
-
-
-def roots(pids: tuple[int, ...]) -> tuple[int, ...]:
-    """The processes whose parent is not among them."""
-    return tuple(pid for pid in pids if parent_of(pid) not in pids)
 
 
 def send(pids: tuple[int, ...], signum: int) -> None:

@@ -28,11 +28,10 @@ RUNS_DIR = "runs"
 
 
 def stop_nodes(asked: messages.StopNodes) -> None:
-    nodes = None if asked.nodes is None else tuple(asked.nodes)
     if asked.tell_launcher:
         with suppress(OSError):
             write(Path(asked.run_dir, protocol.STOP_RUN_FILE), b"stopped from elsewhere\n")
-    end_nodes(asked.run_id, nodes, asked.grace_s, in_containers=asked.containers)
+    end_nodes(asked.run_id, asked.node, asked.grace_s, in_containers=asked.containers)
 
 
 def remove_run(asked: messages.RemoveRun) -> int:
@@ -98,47 +97,40 @@ def _read_run(plan: Path) -> RunOnHost:
     )
 
 
-def end_nodes(
-    run_id: str, nodes: tuple[int, ...] | None, grace_s: float, *, in_containers: bool
-) -> None:
-    """Ends a run's nodes: asks their keepers, and kills what is left after the grace."""
-    keepers = processes.find(run_id, nodes, keepers=True)
-    answers = _remove_containers(run_id, nodes) if in_containers and not keepers else True
+def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: bool) -> None:
+    """Ends a run's nodes here, or one: asks their keepers, and kills what is left after the grace.
+
+    What a killed keeper has left is killed at once.
+    """
+    keepers = processes.find(run_id, node, keepers=True)
     for pid in keepers:
         with suppress(OSError):
             folder = Path(os.readlink(f"/proc/{pid}/fd/1")).parent
             (folder / keeper.GRACE_FILE).write_text(str(grace_s))
     processes.send(keepers, signal.SIGTERM)
     deadline = time.monotonic() + grace_s + 5.0
-    orphans = () if keepers else processes.roots(processes.find(run_id, nodes))
-    processes.send(orphans, signal.SIGTERM)
-    # Without a grace orphans, which no keeper ends, are killed at once.
-    while (grace_s > 0 or not orphans) and time.monotonic() < deadline:
-        if not processes.find(run_id, nodes, keepers=not orphans):
-            break
+    while processes.find(run_id, node, keepers=True) and time.monotonic() < deadline:
         time.sleep(0.03)
-    was_killed = False
-    while left := processes.find(run_id, nodes, keepers=None):
+    left = processes.find(run_id, node, keepers=None)
+    # No keeper is there that removes its container.
+    is_alone = bool(left) or not keepers
+    while left:
         processes.send(left, signal.SIGKILL)
         if time.monotonic() > deadline + 5.0:
             raise RequestError(f"processes {left} of {run_id} cannot be ended")
         time.sleep(0.02)
-        was_killed = True
-    if in_containers and was_killed and keepers:
-        # A killed keeper could not remove its container.
-        answers = _remove_containers(run_id, nodes)
-    if not answers:
-        raise RequestError(f"the Docker engine does not answer: {run_id} may still run there")
+        left = processes.find(run_id, node, keepers=None)
+    if in_containers and is_alone:
+        _remove_containers(run_id, node)
 
 
-def _remove_containers(run_id: str, nodes: tuple[int, ...] | None) -> bool:
-    """Removes containers whose keeper is gone; False if the engine does not answer."""
+def _remove_containers(run_id: str, node: int | None) -> None:
+    """Removes containers whose keeper is gone."""
     label = f"label={protocol.LABEL_RUN_ID}={run_id}"
     fields = '{{.ID}} {{.Label "' + protocol.LABEL_NODE_INDEX + '"}}'
     argv = ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields)
     if (listed := processes.read_output(argv, ENGINE_LIMIT_S)) is None:
-        return False
+        raise RequestError(f"the Docker engine does not answer: {run_id} may still run there")
     for id, _, index in (line.partition(" ") for line in listed.splitlines()):
-        if nodes is None or int(index) in nodes:
+        if node in (None, int(index)):
             keeper.remove_container(id)
-    return True

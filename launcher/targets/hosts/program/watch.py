@@ -74,15 +74,12 @@ class Watch:
             return
         signal.alarm(SILENCE_LIMIT_S)
         if self._asked.follows:
-            mark_followed(self._run_dir, self._asked.nodes)
+            mark_followed(self._run_dir, self._asked.node)
 
     def send_new(self) -> None:
         """Everything that changed since the last call: files first, then how nodes ended."""
-        states = {
-            f"{index}.{folder.name}": read_state(folder)
-            for index in self._asked.nodes
-            for folder in (self._run_dir / protocol.NODES_DIR / str(index)).glob("[0-9]*")
-        }
+        node = self._run_dir / protocol.NODES_DIR / str(self._asked.node)
+        states = {f"{node.name}.{one.name}": read_state(one) for one in node.glob("[0-9]*")}
         for path in sorted(_files(self._run_dir, LEFT_OUT)):
             is_request = path.parent == self._run_dir and path.name in protocol.RUN_REQUESTS
             with suppress(OSError):

@@ -32,13 +32,7 @@ class Pair:
 
     def connect(self) -> None:
         self.wire = io.BytesIO()
-        asked = WatchRun(
-            run_id="r",
-            run_dir=str(self.there),
-            nodes=[0],
-            once=True,
-            have=read_sizes(self.here),
-        )
+        asked = WatchRun(run_dir=str(self.there), node=0, once=True, have=read_sizes(self.here))
         self.watch = Watch(asked, self.wire)
 
     def copy(self) -> int:
@@ -184,13 +178,7 @@ class Link(io.BytesIO):
 
 
 def watch_through(link: Link, pair: Pair, stdin: int) -> bool:
-    asked = WatchRun(
-        run_id="r",
-        run_dir=str(pair.there),
-        nodes=[0],
-        follows=True,
-        have={},
-    )
+    asked = WatchRun(run_dir=str(pair.there), node=0, follows=True, have={})
     return Watch(asked, link).run(stdin)
 
 

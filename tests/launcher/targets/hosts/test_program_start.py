@@ -95,7 +95,7 @@ def test_a_conversation_that_asks_for_little_imports_little(folder: Path) -> Non
 
 def test_a_watch_imports_nothing_that_starts_processes(folder: Path, tmp_path: Path) -> None:
     run_dir = str(tmp_path)
-    asked = WatchRun(run_id="r", run_dir=run_dir, nodes=[0], have={}, once=True)
+    asked = WatchRun(run_dir=run_dir, node=0, have={}, once=True)
     imported = imported_for(folder, asked)
     assert "pathlib" in imported
     assert not imported & (SLOW | OF_PROCESSES)

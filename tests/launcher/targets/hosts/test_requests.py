@@ -73,9 +73,8 @@ def remove(run_dir: Path, brought_bytes: int = 0) -> int:
 def bring(run_dir: Path, here: Path, limit_bytes: int) -> None:
     """What a launcher copies at the end of a run."""
     asked = WatchRun(
-        run_id="r",
         run_dir=str(run_dir),
-        nodes=[0],
+        node=0,
         have={},
         once=True,
         beside_code_bytes=limit_bytes,
@@ -230,7 +229,7 @@ def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path: Path, ke
 def test_a_node_whose_launcher_is_not_heard_ends_and_gives_back_what_it_held(
     tmp_path: Path, keep: Keeper
 ) -> None:
-    mark_followed(tmp_path, [0])
+    mark_followed(tmp_path, 0)
     keeper = keep("echo ready; exec sleep 600", detached=False)
     console = tmp_path / "nodes/0/0/console.log"
     wait_until(lambda: console.exists() and b"ready" in console.read_bytes())
