@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from launcher.agent import disk
 from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.plan import run_dir_on
@@ -151,36 +150,25 @@ class HostLine:
 class HostCopy:
     """Writes a host's files in one conversation.
 
-    After a full disk here it drops all further bytes, and those of a file that cannot be written
-    for another reason, so that the node's states still arrive; the next conversation brings what is
-    missing.
+    It drops the further bytes of a file that cannot be written here, as on a full disk, so that the
+    node's states still arrive; the next conversation brings what is missing.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._missing: dict[str, OSError] = {}
+        self.missing: dict[str, str] = {}
+        """Files whose bytes were dropped, and why."""
         self._failed_at: float | None = None
 
     def take(self, message: Record, blob: bytes) -> None:
         """Writes a part of a file; other messages are ignored."""
-        if not isinstance(message, FilePart) or self.is_full or message.file in self._missing:
+        if not isinstance(message, FilePart) or message.file in self.missing:
             return
         try:
             write_at(self._run_dir, message, blob)
         except OSError as error:
-            self._missing[message.file] = error
+            self.missing[message.file] = str(error.strerror)
             self._failed_at = time.monotonic()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the disk here had no room."""
-        return any(map(disk.is_full, self._missing.values()))
-
-    @property
-    def missing(self) -> str:
-        """A file whose bytes were dropped, and why; empty where none were."""
-        found = ((name, error.strerror) for name, error in self._missing.items())
-        return next((f"{name}: {why}" for name, why in found), "")
 
     def is_due(self) -> bool:
         """Whether it is time for a new conversation."""
@@ -218,10 +206,10 @@ def copy_once(
         message, blob = session.receive(limit_s=COPY_SILENCE_S)
         if isinstance(message, WatchEnd):
             if is_last and copy.missing:
-                what = f"{host.name}: not copied here, and kept there: {copy.missing}"
-                correct = "make room" if copy.is_full else "correct it"
+                name, why = next(iter(copy.missing.items()))
                 raise TargetError(
-                    what, f"{correct} in {run_dir}, then {typed.command('stop', run_id)}"
+                    f"{host.name}: not copied here, and kept there: {name}: {why}",
+                    f"correct that in {run_dir}, then {typed.command('stop', run_id)}",
                 )
             return states, message.followed
         copy.take(message, blob)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.contract.errors import InputError
 from launcher.targets.hosts.settings import Host
@@ -40,7 +40,7 @@ class Inventory:
 
 
 def read_inventory(
-    given: str, include: str = "", exclude: str = "", *, accept_new: bool = False
+    given: str, *, include: str = "", exclude: str = "", accept_new_host_keys: bool = False
 ) -> Inventory:
     """The hosts of ``--hosts``: a file if one exists, else names and ranges.
 
@@ -57,18 +57,16 @@ def read_inventory(
     else:
         inventory = Inventory(hosts=parse_host_list(given))
     hosts = filter_hosts(inventory.hosts, include, exclude)
-    return replace(inventory, hosts=hosts, accept_new=accept_new)
+    return replace(inventory, hosts=hosts, accept_new=accept_new_host_keys)
 
 
-def read_inventory_of(
-    job: JobSpec, include: str = "", exclude: str = "", *, accept_new: bool = False
-) -> Inventory:
+def read_inventory_of(job: JobSpec, **filters: Any) -> Inventory:
     """The machines that a job file names. Raises ``InputError`` where it names none."""
     if job.hosts.inventory is None:
         raise InputError(
             "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
         )
-    return read_inventory(job.hosts.inventory, include, exclude, accept_new=accept_new)
+    return read_inventory(job.hosts.inventory, **filters)
 
 
 def parse_inventory(text: str, file: str) -> Inventory:

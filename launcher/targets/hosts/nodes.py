@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import compress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -20,7 +16,7 @@ from launcher.targets.hosts.plan import CODE_DIR, run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session, Ssh
+from launcher.targets.hosts.ssh import Session
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -31,9 +27,17 @@ SEND_LIMIT_S = 600.0
 
 def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
     """Takes the node's lease, or raises ``TargetError`` saying who holds what it needs."""
-    host = node.host.host
+    host, gpus = node.host.host, node.node.device_ids
+    lease = messages.Lease(
+        run_id=plan.run_id,
+        node_index=node.node.node_index,
+        owner=f"{getpass.getuser()}@{socket.gethostname()}",
+        gpus=gpus,
+        slots=0 if gpus else node.node.nproc_per_node,
+        detached=plan.detached,
+    )
     asked = messages.TakeLease(
-        lease=own_lease(plan, node),
+        lease=lease,
         lease_dir=host.lease_dir,
         run_dir=node.run_dir,
         slots_limit=host.slots,
@@ -47,74 +51,28 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
         )
 
 
-def own_lease(plan: LaunchPlan, node: HostNode) -> messages.Lease:
-    """The lease that this user and launcher take for a node."""
-    gpus = node.node.device_ids
-    return messages.Lease(
-        run_id=plan.run_id,
-        node_index=node.node.node_index,
-        owner=f"{getpass.getuser()}@{socket.gethostname()}",
-        gpus=gpus,
-        slots=0 if gpus else node.node.nproc_per_node,
-        detached=plan.detached,
-    )
-
-
-@dataclass(kw_only=True)
-class Ended:
-    """What came of the end of nodes: lines for a person, and why hosts were not reached."""
-
-    notes: list[str] = field(default_factory=list)
-    unreached: list[str] = field(default_factory=list)
-
-
-def end_all(
-    ssh: Ssh,
+def end(
+    session: Session,
     plan: LaunchPlan,
-    only: tuple[int, ...] | None,
-    open_to: Callable[[HostFacts, int], Session],
+    host: HostFacts,
+    index: int | None,
     grace_s: float,
     *,
     tell_launcher: bool,
-) -> Ended:
-    """Ends ``only`` these nodes, or a run, whose files it then brings here; all hosts at once.
+) -> None:
+    """Ends a node of a run, or without ``index`` all that it has on this host.
 
     ``tell_launcher``: a launcher elsewhere that follows the run ends it, and starts no new nodes.
-    Nothing is removed before all nodes have ended: hosts with one home have one folder of the run.
     """
-    found, opened = Ended(), dict[int, Session]()
-
-    def end(host: HostFacts, index: int) -> None:
-        opened[index] = open_to(host, index)
-        asked = messages.StopNodes(
-            run_id=plan.run_id,
-            node=None if only is None else index,
-            grace_s=grace_s,
-            run_dir=run_dir_on(host, plan.run_id),
-            tell_launcher=tell_launcher,
-            containers=host.runtime == "docker",
-        )
-        opened[index].call(asked, limit_s=grace_s + STOP_MARGIN_S)
-
-    def bring(host: HostFacts, index: int) -> None:
-        found.notes += bring_last(opened[index], plan, host, index)
-
-    def reaches(work: Callable[[HostFacts, int], None], item: tuple[HostFacts, int]) -> bool:
-        try:
-            work(*item)
-        except TargetError as error:
-            found.unreached.append(error.what)
-            return False
-        return True
-
-    wanted = [item for item in hosts_of(plan) if only is None or item[1] in only]
-    try:
-        reached = ssh.each(partial(reaches, end), wanted)
-        if only is None:
-            ssh.each(partial(reaches, bring), compress(wanted, reached))
-    finally:
-        ssh.close(opened.values())
-    return found
+    asked = messages.StopNodes(
+        run_id=plan.run_id,
+        node=index,
+        grace_s=grace_s,
+        run_dir=run_dir_on(host, plan.run_id),
+        tell_launcher=tell_launcher,
+        containers=host.runtime == "docker",
+    )
+    session.call(asked, limit_s=grace_s + STOP_MARGIN_S)
 
 
 def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) -> list[str]:

@@ -7,7 +7,7 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.contract.errors import InputError
 from launcher.targets.room import AddCommand, GivenOptions, Note, Room, words_given
@@ -32,15 +32,15 @@ class HostsRoom(Room):
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
         from launcher.targets.hosts.target import HostsTarget
 
-        inventory = read_hosts(arguments)
-        return HostsTarget(run_root, inventory, lambda job: read_hosts_of(job, arguments))
+        return HostsTarget(run_root, read_hosts(arguments), _filters(arguments))
 
     def diagnose(
         self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None
     ) -> Iterator[Finding]:
         from launcher.targets.hosts.doctor import diagnose_hosts
+        from launcher.targets.hosts.inventory import read_inventory_of
 
-        inventory = read_hosts(arguments) or read_hosts_of(job, arguments)
+        inventory = read_hosts(arguments) or read_inventory_of(job, **_filters(arguments))
         return diagnose_hosts(job, inventory, folder, limit_s)
 
     # -- the command line -------------------------------------------------------------------------
@@ -117,18 +117,8 @@ def read_hosts(arguments: Namespace | None) -> Inventory | None:
 
     if arguments is None or arguments.hosts is None:
         return None
-    include, exclude, accept_new = (getattr(arguments, name) for name in FILTERS)
-    return read_inventory(arguments.hosts, include, exclude, accept_new=accept_new)
+    return read_inventory(arguments.hosts, **_filters(arguments))
 
 
-def read_hosts_of(job: JobSpec, arguments: Namespace | None) -> Inventory:
-    """The machines that a job file names, less those that the command line leaves out.
-
-    Raises ``InputError`` where the job file names none.
-    """
-    from launcher.targets.hosts.inventory import read_inventory_of
-
-    if arguments is None:
-        return read_inventory_of(job)
-    include, exclude, accept_new = (getattr(arguments, name) for name in FILTERS)
-    return read_inventory_of(job, include, exclude, accept_new=accept_new)
+def _filters(arguments: Namespace | None) -> dict[str, Any]:
+    return {} if arguments is None else {name: getattr(arguments, name) for name in FILTERS}

@@ -10,8 +10,7 @@ import contextlib
 import functools
 import hashlib
 import os
-import tempfile
-import time
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +30,7 @@ from launcher.targets.hosts.program.records import (
     write_frame,
 )
 from launcher.targets.hosts.settings import Host
-from launcher.targets.hosts.ssh_errors import explain
+from launcher.targets.hosts.ssh_errors import FULL, explain
 
 CONNECT_LIMIT_S = 10
 OPEN_LIMIT_S = CONNECT_LIMIT_S * 2 + 10.0
@@ -91,8 +90,6 @@ class Ssh:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._control = make_control_dir()
-        self._alone: set[str] = set()
-        """Hosts whose shared connection is held by a frozen process of this machine."""
 
     def argv(self, host: Host) -> tuple[str, ...]:
         """The ssh client with everything but the remote command."""
@@ -105,7 +102,7 @@ class Ssh:
             "ServerAliveCountMax=3",
             "ControlMaster=auto",
             f"ControlPersist={PERSIST_S}",
-            f"ControlPath={'none' if host.name in self._alone else f'{self._control}/%C'}",
+            f"ControlPath={self._control}/%C",
             # Users set these for their own log-ins: a tmux in place of our command, or a forwarded
             # port, which a second session could not open.
             "RemoteCommand=none",
@@ -204,19 +201,10 @@ class Ssh:
     def disconnect(self, host: Host) -> bool:
         """Stops sharing the connection, so that the next is new; whether there was one.
 
-        What goes through it continues: it may belong to another launcher. If its holder does not
-        answer, this launcher does not share connections with the host any more.
+        What goes through it continues: it may belong to another launcher.
         """
-        if host.name in self._alone:
-            return False
         control = ("ssh", "-O", "stop", *self.argv(host)[1:])
-        began_at = time.monotonic()
-        if short_command.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None:
-            return True
-        if time.monotonic() - began_at < CONTROL_LIMIT_S:
-            return False
-        self._alone.add(host.name)
-        return True
+        return short_command.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None
 
 
 def joined(errors: list[TargetError]) -> TargetError:
@@ -232,13 +220,10 @@ def joined(errors: list[TargetError]) -> TargetError:
 def make_control_dir() -> Path:
     """A private folder with a short path: a socket's path has at most 104 bytes."""
     # One per user and not per launcher, so that a killed launcher leaves no folder behind.
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    if not os.access(base, os.W_OK | os.X_OK):
-        # Another user's after su, or one that is not there.
-        base = Path(tempfile.gettempdir())
-    folder = base / f"launcher-ssh-{os.getuid()}"
-    if len(str(folder)) > 50:
-        folder = Path("/tmp") / folder.name
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    # It may be another user's after su, or one that is not there.
+    is_fit = os.access(base, os.W_OK | os.X_OK) and len(base) < 32
+    folder = Path(base if is_fit else "/tmp", f"launcher-ssh-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
@@ -290,7 +275,7 @@ class Session:
             self.send(asked.having(limit_s=limit_s), blob)
             answer, _ = self.receive()
         if isinstance(answer, Refusal):
-            what = "make room" if answer.errno in ("ENOSPC", "EDQUOT") else "correct it"
+            what = "make room" if re.search(FULL, answer.error) else "correct it"
             hint = f"{what} there (ssh {self.host.name}), then the same command"
             raise TargetError(f"{self.host.name}: {answer.error}", hint)
         return cast(Answer, answer.value if isinstance(answer, Answered) else answer)

@@ -11,7 +11,7 @@ SSH_FAILED = 255
 
 _NO_PYTHON = "(?i)python3: command not found"
 """As csh says it, with exit code 1; start-up files may lack other commands."""
-_FULL = "No space left on device|Disk quota exceeded"
+FULL = "No space left on device|Disk quota exceeded"
 _TABLE = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
         "its host key is another one than before: a new machine at that address, or an attacker",
@@ -73,7 +73,7 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
         if exit_code == SSH_FAILED and re.search(pattern, said):
             told = "" if "known" in what or "key" in what else f" ({last})" if last else ""
             return f"{name}: {what}{told}", fix.format(name=name)
-    if re.search(_FULL, last):
+    if re.search(FULL, last):
         return f"{name}: {last}", f"make room there: ssh {name} df -h"
     if exit_code != SSH_FAILED and last:
         return f"{name}: the remote end failed: {last}", f"to try: ssh {name} python3 --version"

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.code.record import read_kept_code
 from launcher.contract import protocol, typed
@@ -68,12 +68,13 @@ class HostsTarget(Target):
         self,
         run_root: Path,
         inventory: Inventory | None = None,
-        read_of: Callable[[JobSpec], Inventory] = read_inventory_of,
+        filters: Mapping[str, Any] | None = None,
     ) -> None:
+        """``filters`` hold for the inventory that a job names."""
         super().__init__()
         self._run_root, self._inventory = run_root, inventory
         self._ssh: Ssh | None = None
-        self._read_of = read_of
+        self._filters = filters or {}
         self._image: Image | None = None
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
@@ -85,7 +86,7 @@ class HostsTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
-        inventory = self._inventory = self._inventory or self._read_of(job)
+        inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
         ssh, bare = self._connect(), job.hosts.runtime == "python"
         hosts, port, notes = survey_hosts(ssh, inventory, job)
         self.notes += notes
@@ -333,25 +334,48 @@ class HostsTarget(Target):
         return own if own is not None and own.run_id == run_id else None
 
     def _end(self, plan: LaunchPlan, only: tuple[int, ...] | None, grace_s: float) -> None:
-        """Ends ``only`` these nodes, or the run, whose files are then brought here."""
-        ssh = self._connect(plan)
+        """Ends ``only`` these nodes, or the run, whose files are then brought here.
 
-        def open_to(host: HostFacts, index: int) -> Session:
+        Nothing is removed before all nodes have ended: hosts with one home have one folder of the
+        run.
+        """
+        ssh, away = self._connect(plan), dict[str, TargetError]()
+        wanted = [item for item in nodes.hosts_of(plan) if only is None or item[1] in only]
+        for host, index in wanted:
             if not self._answers(index):
-                raise TargetError(f"{host.name}: it does not answer")
-            if only is None and (line := self._lines.get(index)):
-                # Two that copy the same at once would only be in each other's way.
-                line.close()
-            return ssh.open(host.host)
-
+                away[host.name] = TargetError(f"{host.name}: it does not answer")
         # One elsewhere that follows the run would only start its nodes anew.
         foreign = only is None and not self._lines
-        ended = nodes.end_all(ssh, plan, only, open_to, grace_s, tell_launcher=foreign)
-        self.notes += ended.notes
-        unreached = ended.unreached
-        if unreached and (plan.detached or not self._lines):
+        hosts = [host.host for host, _ in wanted if host.name not in away]
+        with ssh.sessions(hosts, away=away) as opened:
+
+            def each(work: Callable[[Session, HostFacts, int], None]) -> None:
+                def attempt(item: tuple[HostFacts, int]) -> None:
+                    host, index = item
+                    try:
+                        work(opened[host.name], host, index)
+                    except TargetError as error:
+                        away[host.name] = error
+
+                ssh.each(attempt, [item for item in wanted if item[0].name not in away])
+
+            def end(session: Session, host: HostFacts, index: int) -> None:
+                if only is None and (line := self._lines.get(index)):
+                    # Two that copy the same at once would only be in each other's way.
+                    line.close()
+                one = None if only is None else index
+                nodes.end(session, plan, host, one, grace_s, tell_launcher=foreign)
+
+            def bring(session: Session, host: HostFacts, index: int) -> None:
+                self.notes += nodes.bring_last(session, plan, host, index)
+
+            each(end)
+            if only is None:
+                each(bring)
+        if away and (plan.detached or not self._lines):
             raise TargetError(
-                "; ".join(unreached), f"{typed.command('stop', plan.run_id)}, once more"
+                "; ".join(error.what for error in away.values()),
+                f"{typed.command('stop', plan.run_id)}, once more",
             )
 
     def live_runs(self) -> tuple[LiveRun, ...]:

@@ -5,7 +5,6 @@ What only some requests need is imported when they come: each conversation start
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
@@ -137,8 +136,7 @@ class HostConversation:
             return Refusal(error=str(error))
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            code = errno.errorcode.get(error.errno or 0, "")
-            return Refusal(error=f"{where}{error.strerror or error}", errno=code)
+            return Refusal(error=f"{where}{error.strerror or error}")
         return told if isinstance(told, Record) else Answered(value=told)
 
     def end(self) -> None:

@@ -26,10 +26,9 @@ class Answered(Record):
 
 
 class Refusal(Record):
-    """It cannot be done. ``errno`` is the name of the operating system's error, if that was it."""
+    """It cannot be done, and why."""
 
     error: str
-    errno: str = ""
 
 
 class RequestError(Exception):
