@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from launcher.contract.errors import TargetError
 from launcher.targets import short_command
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.program import messages
-from launcher.targets.hosts.settings import HostFacts
 from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session
 
 CHUNK_BYTES = 4 << 20
@@ -22,30 +19,19 @@ INSPECT_LIMIT_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image; ``id`` is empty where this machine's engine does not have it."""
+    """An image as this machine's engine has it; empty values where it does not."""
 
     name: str
     id: str = ""
-    labels: dict[str, str] = field(default_factory=dict)
+    torch_version: str = ""
 
 
 def read_image(name: str) -> Image:
     """The image as this machine's engine has it, if there is one."""
-    fields = "{{.Id}}\n{{json .Config.Labels}}"
-    argv = ("docker", "image", "inspect", "--format", fields, name)
-    id, _, labels = (short_command.read_output(argv, INSPECT_LIMIT_S) or "").partition("\n")
-    return Image(name=name, id=id, labels=parse_labels(labels))
-
-
-def parse_labels(text: str) -> dict[str, str]:
-    """Labels as an engine prints them; an image without any prints ``null``."""
-    return dict(json.loads(text.strip() or "null") or {})
-
-
-def find_label(image: Image, hosts: Iterable[HostFacts], name: str) -> str | None:
-    """One label of the image, as this machine's engine has it or else a host's."""
-    told = [image.labels, *(parse_labels(host.image_labels) for host in hosts)]
-    return next((labels[name] for labels in told if name in labels), None)
+    argv = ("docker", "image", "inspect", "--format", messages.IMAGE_FORMAT, name)
+    told = (short_command.read_output(argv, INSPECT_LIMIT_S) or "").strip()
+    id, _, torch_version = told.partition("\n")
+    return Image(name=name, id=id, torch_version=torch_version)
 
 
 def provide_image(image: Image, session: Session) -> None:

@@ -43,8 +43,8 @@ class HostFacts(MachineFacts):
     """A host as it was when the plan was made; ``device_ids`` are those that nobody holds.
 
     ``state_dir`` is the host's own folder, absolute; ``runtime`` is ``python`` or ``docker``.
-    ``user`` is ``uid:gid`` there; ``image`` is what containers start from, ``image_labels`` its
-    labels as JSON where the host has it.
+    ``user`` is ``uid:gid`` there; ``image`` is what containers start from, and ``torch_version``
+    then that of the image which the host has now.
     """
 
     host: Host
@@ -55,7 +55,6 @@ class HostFacts(MachineFacts):
     runtime: str = "python"
     user: str | None = None
     image: str | None = None
-    image_labels: str = ""
 
     @property
     def name(self) -> str:

@@ -56,7 +56,8 @@ def survey_hosts(
             raise joined(list(away.values()))
         chosen = decide_hosts([to_facts(host, told[host], job) for host in told], busy, job)
         check_clocks(chosen, plan_backend(job))
-        check_versions(chosen)
+        if job.hosts.runtime == "python":
+            check_versions(chosen)
         ports = [told[facts.host].free_ports for facts in chosen]
         common = [port for port in proposed if all(port in free for free in ports)]
         if not common and job.rdzv.port is None:
@@ -124,30 +125,12 @@ def why_not(host: Host, found: HostReport, job: JobSpec) -> str:
             return f"{found.python} has no torch: set python: for it, or runtime: docker"
     elif not found.docker:
         return "has no Docker engine that answers: docker version there says why"
-    return (why_no_rdma(found, job) if job.resources.rdma else "") or why_held(host, found, job)
-
-
-def why_no_rdma(found: HostReport, job: JobSpec) -> str:
-    """Why a host cannot use RDMA, with the fix; empty where it can."""
-    devices, memlock_bytes = found.rdma_devices, found.memlock_bytes
-    if not devices:
+    if job.resources.rdma and not found.has_rdma:
         return (
             "has no RDMA device (/dev/infiniband/uverbs*), and resources.rdma is set: modprobe "
             "ib_uverbs there, or --set resources.rdma=false"
         )
-    if job.hosts.runtime == "docker":
-        # The engine gives containers the devices, and lifts the limit.
-        return ""
-    if not any(devices.values()):
-        paths = ", ".join(devices)
-        return f"its user may not open {paths}: chmod 666 {' '.join(devices)} there, as udev does"
-    if memlock_bytes is not None:
-        return (
-            f"an ssh session may lock {memlock_bytes >> 10} KiB of memory, and RDMA locks much: "
-            "put '* - memlock unlimited' into /etc/security/limits.d/rdma.conf there, and try a "
-            "minute later, when the connection has ended"
-        )
-    return ""
+    return why_held(host, found, job)
 
 
 def why_held(host: Host, found: HostReport, job: JobSpec) -> str:
@@ -197,6 +180,5 @@ def to_facts(host: Host, found: HostReport, job: JobSpec) -> HostFacts:
         runtime=job.hosts.runtime,
         user=found.user,
         image=found.image,
-        image_labels=found.labels,
         clock_offset_s=round(found.clock_offset_s, 3),
     )

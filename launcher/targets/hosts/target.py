@@ -34,7 +34,7 @@ from launcher.targets.hosts.connection import (
     copy_once,
     send_beats,
 )
-from launcher.targets.hosts.images import Image, find_label, provide_image, read_image
+from launcher.targets.hosts.images import Image, provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.plan import (
     TARGET,
@@ -91,6 +91,7 @@ class HostsTarget(Target):
         hosts, port, notes = survey_hosts(ssh, inventory, job)
         self.notes += notes
         image = self._image = None if bare else read_image(hosts[0].image or "")
+        known = [image.torch_version if image else "", *(host.torch_version for host in hosts)]
         own = HostsSettings(
             hosts=hosts,
             ssh_config=inventory.ssh_config,
@@ -100,9 +101,7 @@ class HostsTarget(Target):
             job,
             own,
             image=image.name if image else None,
-            torch_version=find_label(image, hosts, protocol.LABEL_TORCH)
-            if image
-            else hosts[0].torch_version,
+            torch_version=next(filter(None, known), None),
             port=port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),

@@ -5,20 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import resource
 import shutil
 import socket
 import struct
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from launcher.targets.hosts.program import leases, messages, processes
 from launcher.targets.hosts.program.messages import Address, HostReport, ProbeResult
 from launcher.targets.hosts.program.tokens import nearest_folder
 
 SIOCGIFADDR = 0x8915
-RDMA_DEVICES = "/dev/infiniband"
-CAP_IPC_LOCK = 14
 NVIDIA_HOOK = "nvidia-container-runtime-hook"
 SKIPPED = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "kube")
 """Interfaces with such names lead only to this host."""
@@ -41,17 +39,16 @@ def read_host(asked: messages.ReadHost) -> HostReport:
         user=f"{os.getuid()}:{os.getgid()}",
         free_ports=[port for port in asked.ports if is_free(port)],
         leases=leases.read(asked.lease_dir),
-        rdma_devices=read_rdma_devices(),
-        memlock_bytes=read_memlock_bytes(),
+        has_rdma=any(Path("/dev/infiniband").glob("uverbs*")),
     )
     if asked.runtime == "docker":
         engine, runtimes = read_engine()
         image = asked.image or f"{asked.own_image}:{'cuda' if gpus else 'cpu'}"
-        fields = "{{.Id}}\n{{json .Config.Labels}}"
-        argv = ("docker", "image", "inspect", "--format", fields, image)
-        id, _, labels = ((processes.read_output(argv) if engine else "") or "").partition("\n")
-        told = {"docker": engine, "runtimes": runtimes, "image_id": id, "labels": labels.strip()}
-        return found.having(image=image, **told)
+        argv = ("docker", "image", "inspect", "--format", messages.IMAGE_FORMAT, image)
+        told = ((processes.read_output(argv) if engine else "") or "").strip()
+        id, _, torch = told.partition("\n")
+        found = found.having(image=image, image_id=id, torch_version=torch)
+        return found.having(docker=engine, runtimes=runtimes)
     if asked.runtime == "python" and python:
         version = processes.read_output((python, "-c", TORCH_VERSION))
         return found.having(torch_version=(version or "").strip())
@@ -67,26 +64,6 @@ def read_engine() -> tuple[str, list[str]]:
     version, _, runtimes = (processes.read_output(argv) or "").partition("\n")
     hooks = [NVIDIA_HOOK] if shutil.which(NVIDIA_HOOK) else []
     return version, sorted(json.loads(runtimes.strip() or "null") or {}) + hooks
-
-
-def read_rdma_devices(folder: str = RDMA_DEVICES) -> dict[str, bool]:
-    """The devices of InfiniBand verbs, and whether this user may open each."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    devices = [os.path.join(folder, name) for name in sorted(names) if name.startswith("uverbs")]
-    return {path: os.access(path, os.R_OK | os.W_OK) for path in devices}
-
-
-def read_memlock_bytes(status: str = "/proc/self/status") -> int | None:
-    """How much memory a process of this user may lock; None for no limit.
-
-    The kernel ignores the limit with CAP_IPC_LOCK, which root has (capabilities(7)).
-    """
-    with suppress(OSError, ValueError), open(status) as file:
-        effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
-        if int(effective, 16) >> CAP_IPC_LOCK & 1:
-            return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def read_interfaces() -> list[Address]:

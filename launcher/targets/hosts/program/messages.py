@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.contract import protocol
 from launcher.targets.hosts.program.records import TYPE_CHECKING, Answer, Asked, Record
 
 if TYPE_CHECKING:
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 
 IDLE_LIMIT_S = 3600.0
 """A conversation in which nothing is heard for so long ends: a cut connection may stay silent."""
+IMAGE_FORMAT = '{{.Id}}\n{{index .Config.Labels "' + protocol.LABEL_TORCH + '"}}'
+"""What engines are asked of an image: its id, and the version of torch that its label names."""
 
 
 class HostRequest(Record, Asked[Answer]):
@@ -289,9 +292,8 @@ class Address(Record):
 class HostReport(Record):
     """What a host has; empty values for what it lacks.
 
-    ``rdma_devices`` says of each device whether its user may open it; ``memlock_bytes`` is None
-    without a limit. ``docker`` is the engine's version, ``runtimes`` what it runs containers by.
-    ``image_id`` and ``labels`` are those of ``image``. ``clock_offset_s`` is
+    ``docker`` is the engine's version, ``runtimes`` what it runs containers by. ``image_id`` is
+    that of ``image``, and ``torch_version`` then what the image's label says. ``clock_offset_s`` is
     added by the launcher: the host's clock minus its own.
     """
 
@@ -306,13 +308,11 @@ class HostReport(Record):
     user: str = ""
     free_ports: Sequence[int] = ()
     leases: Sequence[Lease] = ()
-    rdma_devices: Mapping[str, bool] = {}
-    memlock_bytes: int | None = None
+    has_rdma: bool = False
     docker: str = ""
     runtimes: Sequence[str] = ()
     image: str | None = None
     image_id: str = ""
-    labels: str = ""
     clock_offset_s: float = 0.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import subprocess
 import sys
@@ -15,8 +14,6 @@ import pytest
 from launcher.job.spec import JobSpec
 from launcher.targets.hosts.program.facts import (
     read_engine,
-    read_memlock_bytes,
-    read_rdma_devices,
     run_probe,
 )
 from launcher.targets.hosts.program.messages import (
@@ -68,63 +65,21 @@ def test_many_hosts_are_called_with_few_descriptors() -> None:
     assert done.stdout == "1200\n", done.stderr
 
 
-# -- RDMA -----------------------------------------------------------------------------------------
-
-
-def test_the_devices_of_rdma_are_those_of_the_verbs(tmp_path: Path) -> None:
-    for name in ("uverbs1", "uverbs0", "rdma_cm", "issm0"):
-        (tmp_path / name).touch()
-    devices = read_rdma_devices(str(tmp_path))
-    assert list(devices) == [f"{tmp_path}/uverbs0", f"{tmp_path}/uverbs1"]
-    assert set(devices.values()) == {True}
-    assert read_rdma_devices(str(tmp_path / "none")) == {}
-
-
-def test_no_limit_of_locked_memory_holds_for_whoever_may_lock_all(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    status = tmp_path / "status"
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, hard))
-    try:
-        status.write_text("Name:\tpython3\nCapEff:\t00000000a80425fb\n")
-        assert read_memlock_bytes(str(status)) == 4096
-        status.write_text("Name:\tpython3\nCapEff:\t000001ffffffffff\n")
-        assert read_memlock_bytes(str(status)) is None
-    finally:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
-
-
 FIT = HostReport(
-    python="/usr/bin/python3",
-    torch_version="2.13.0",
     docker="27.1",
-    rdma_devices={"/dev/infiniband/uverbs0": True},
+    has_rdma=True,
 )
-CLOSED = {"/dev/infiniband/uverbs0": False}
 
 
-@pytest.mark.parametrize(
-    ("runtime", "found", "why", "fix"),
-    [
-        ("docker", {}, "", ""),
-        # The engine lifts both.
-        ("docker", {"rdma_devices": CLOSED, "memlock_bytes": 65536}, "", ""),
-        ("docker", {"rdma_devices": {}}, "has no RDMA device", "modprobe ib_uverbs"),
-        ("python", {}, "", ""),
-        ("python", {"rdma_devices": {}}, "has no RDMA device", "--set resources.rdma=false"),
-        ("python", {"rdma_devices": CLOSED}, "may not open /dev/infiniband/uverbs0", "chmod 666"),
-        ("python", {"memlock_bytes": 65536}, "may lock 64 KiB", "'* - memlock unlimited'"),
-    ],
-)
-def test_a_host_without_what_rdma_needs_is_refused_with_the_fix(
-    make_job: Callable[..., JobSpec], runtime: str, found: dict[str, Any], why: str, fix: str
+def test_a_host_without_a_device_for_rdma_is_refused_with_the_fix(
+    make_job: Callable[..., JobSpec],
 ) -> None:
-    job = make_job(hosts={"runtime": runtime}, resources={"rdma": True})
-    told = why_not(Host(name="gpu1"), FIT.having(**found), job)
-    assert bool(told) == bool(why)
-    assert why in told
-    assert fix in told
-    without = make_job(hosts={"runtime": runtime})
-    assert why_not(Host(name="gpu1"), FIT.having(**found), without) == ""
+    asks, asks_not = make_job(resources={"rdma": True}), make_job()
+    told = why_not(Host(name="gpu1"), FIT.having(has_rdma=False), asks)
+    assert "has no RDMA device" in told
+    assert "modprobe ib_uverbs" in told
+    assert why_not(Host(name="gpu1"), FIT, asks) == ""
+    assert why_not(Host(name="gpu1"), FIT.having(has_rdma=False), asks_not) == ""
 
 
 # -- a probe, and what hosts share -----------------------------------------------------------------
