@@ -21,7 +21,8 @@ FORMS = "accepted: hosts.yaml, a hostfile with `host slots=N` lines, or names: g
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:-]*[A-Za-z0-9_])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*")
 _RANGE = re.compile(r"\[([^\]]*)\]")
-_WORDS = re.compile(r"[^,\[\]]*(?:\[[^\]]*\][^,\[\]]*)*")
+_COMMA = re.compile(r",(?![^\[]*\])")
+"""One that is not within brackets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +84,12 @@ def parse_inventory(text: str, file: str) -> Inventory:
 
 def parse_host_list(text: str, where: str = "--hosts") -> tuple[Host, ...]:
     """Reads ``gpu1,user@10.0.0.[3-6]``: names separated by commas, ranges in brackets."""
-    words = filter(None, (word.strip() for word in _split_words(text, where)))
-    found = [_named_host(name, where) for word in words for name in expand(word, where)]
-    return _check_hosts(found, where)
+    return _check_hosts([_named_host(name, where) for name in _names(text, where)], where)
 
 
-def _split_words(text: str, where: str) -> list[str]:
-    words = _WORDS.findall(text)
-    if sum(map(len, words)) + text.count(",") < len(text):
-        _refuse(where, f"{text}: a bracket that is not closed", "write ranges as gpu[1-4]")
-    return words
+def _names(text: str, where: str) -> list[str]:
+    words = filter(None, map(str.strip, _COMMA.split(text)))
+    return [name for word in words for name in expand(word, where)]
 
 
 def expand(word: str, where: str = "--hosts") -> list[str]:
@@ -214,8 +211,7 @@ def filter_hosts(hosts: tuple[Host, ...], include: str, exclude: str) -> tuple[H
 
 
 def _parse_filter(text: str, where: str, known: list[str]) -> list[str]:
-    words = filter(None, (word.strip() for word in _split_words(text, where)))
-    found = [name for word in words for name in expand(word, where)]
+    found = _names(text, where)
     for name in found:
         if name not in known:
             _refuse(where, f"{name} is not in the inventory", f"one of: {', '.join(known[:8])}")

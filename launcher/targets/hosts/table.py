@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.contract import typed
@@ -31,12 +31,6 @@ class HostRow:
     free_slots: int = 0
     leases: Sequence[Lease] = ()
 
-    def to_jsonable(self) -> Mapping[str, object]:
-        """Plain data for ``--json``."""
-        known = ("host", "error", "hint", "leases") if self.error else vars(self)
-        data = {key: getattr(self, key) for key in known}
-        return {**data, "leases": [vars(lease) for lease in self.leases]}
-
 
 def show_hosts(arguments: Namespace) -> tuple[str, int]:
     """``launcher hosts``: what each machine of an inventory has, and who holds it."""
@@ -46,7 +40,7 @@ def show_hosts(arguments: Namespace) -> tuple[str, int]:
     rows = read_hosts_now(inventory)
     text = render_hosts_table(rows)
     if arguments.json:
-        text = json.dumps([row.to_jsonable() for row in rows], indent=2) + "\n"
+        text = json.dumps(rows, indent=2, default=vars) + "\n"
     failed = any(row.error for row in rows)
     return text, int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)
 

@@ -44,12 +44,18 @@ def take(folder: str, lease: Lease, slots_limit: int | None) -> list[int]:
     ``slots_limit`` is how many slots the host has in all, None for no limit.
     """
     deadline = time.monotonic() + TAKE_LIMIT_S
-    while not (files := _try_to_take(Path(folder), lease, slots_limit)):
-        if time.monotonic() > deadline:
-            wanted = set(lease.gpus)
-            others = [le for le in read(folder) if le.slots or wanted & {*le.gpus}]
-            raise HeldError(others or [lease])
-        time.sleep(0.02)
+    Path(folder).parent.mkdir(parents=True, exist_ok=True)
+    # Files are everybody's from the start: the next holder may be another user.
+    usual = os.umask(0)
+    try:
+        while not (files := _try_to_take(Path(folder), lease, slots_limit)):
+            if time.monotonic() > deadline:
+                wanted = set(lease.gpus)
+                others = [le for le in read(folder) if le.slots or wanted & {*le.gpus}]
+                raise HeldError(others or [lease])
+            time.sleep(0.02)
+    finally:
+        os.umask(usual)
     data = lease.having(taken_at=time.time()).to_json().encode()
     try:
         for file in files:
@@ -69,7 +75,9 @@ def _try_to_take(folder: Path, lease: Lease, slots_limit: int | None) -> list[in
         names = (f"{SLOT}{place}" for place in places)
     wanted = len(lease.gpus) or lease.slots
     files: list[int] = []
-    _make_folder(folder)
+    # Like /tmp: all users take leases, and nobody can remove another user's.
+    with suppress(FileExistsError):
+        folder.mkdir(0o1777)
     for name in names:
         if (file := _try_to_lock(folder / name)) is not None:
             files.append(file)
@@ -92,26 +100,10 @@ def _try_to_lock(path: Path) -> int | None:
 
 
 def _open(path: Path) -> int:
-    # Everybody's from the start: the next holder may be another user.
-    usual = os.umask(0)
-    try:
-        # Without O_EXCL kernels refuse to open another user's file in a folder like /tmp.
-        with suppress(FileExistsError):
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        return os.open(path, os.O_RDWR | PLAINLY)
-    finally:
-        os.umask(usual)
-
-
-def _make_folder(folder: Path) -> None:
-    """Like /tmp: all users take leases, and nobody can remove another user's."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    usual = os.umask(0)
-    try:
-        with suppress(FileExistsError):
-            folder.mkdir(0o1777)
-    finally:
-        os.umask(usual)
+    # Without O_EXCL kernels refuse to open another user's file in a folder like /tmp.
+    with suppress(FileExistsError):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    return os.open(path, os.O_RDWR | PLAINLY)
 
 
 def release(files: Iterable[int]) -> None:

@@ -58,7 +58,7 @@ def test_a_name_may_bring_its_user() -> None:
     ("text", "what"),
     [
         ("", "no host is named"),
-        ("gpu[1-", "a bracket that is not closed"),
+        ("gpu[1-", "is no host name"),
         ("gpu[4-1]", "'4-1' is no range"),
         ("gpu[a-b]", "'a-b' is no range"),
         ("gpu[1-99999]", "more than 4096 hosts"),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -53,7 +54,9 @@ def run_dir(tmp_path: Path) -> Path:
     (source / "train.py").write_text("print(1)")
     run_dir = tmp_path / "runs/r"
     run_dir.mkdir(parents=True)
-    code_store.unpack(pack(source, list_files(source, tmp_path / "runs")), run_dir / "code")
+    archive = io.BytesIO(pack(source, list_files(source, tmp_path / "runs")))
+    with tarfile.open(fileobj=archive) as files:
+        files.extractall(run_dir / "code")
     cache = run_dir / "code/__pycache__/train.pyc"
     cache.parent.mkdir()
     cache.write_bytes(b"0")
