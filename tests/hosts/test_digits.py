@@ -1,16 +1,15 @@
-"""Digits trains on hosts to its accuracy: each runtime, rendezvous, size and way to reach hosts."""
+"""Digits trains on hosts to its accuracy: each runtime, rendezvous and size."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.hosts.places import Network, sh
+from tests.hosts.places import Network
 from tests.hosts.typist import Typist
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
@@ -74,24 +73,3 @@ def test_digits_trains_in_containers_of_the_hosts_engines(
     train_digits(typist, nnodes, "--set", "hosts.runtime=docker", *options)
     for host in four_engines.hosts:
         assert host.docker("ps", "--all", "--quiet") == ""
-
-
-@pytest.fixture
-def jumping(typist: Typist, four_hosts: Network) -> Iterator[Typist]:
-    """The second host is reached by way of the first alone."""
-    config = typist.folder / "ssh_config"
-    text = four_hosts.ssh_config.read_text()
-    config.write_text(f"Host gpu2\n  ProxyJump gpu1\n{text}")
-    config.chmod(0o600)
-    inventory = typist.folder / "hosts.yaml"
-    inventory.write_text(inventory.read_text().replace(str(four_hosts.ssh_config), str(config)))
-    # From here no way leads to it but the jump.
-    host = four_hosts.hosts[1]
-    sh("ip", "route", "add", "blackhole", f"{host.address}/32")
-    yield typist
-    sh("ip", "route", "del", "blackhole", f"{host.address}/32")
-
-
-@SLOW  # ssh's own option, in people's configuration
-def test_digits_trains_with_a_host_behind_another(jumping: Typist) -> None:
-    train_digits(jumping, "2", *BARE)

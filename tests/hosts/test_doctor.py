@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -75,15 +73,6 @@ def done_and_undone(host: Host, do: str, undo: str) -> Iterator[None]:
         yield
     finally:
         host.run("sh", "-c", undo)
-
-
-@contextmanager
-def unplugged(host: Host) -> Iterator[None]:
-    host.set_link(up=False)
-    try:
-        yield
-    finally:
-        host.set_link(up=True)
 
 
 @contextmanager
@@ -205,69 +194,6 @@ def test_nothing_else_is_found_failed_and_no_run_is_tried(
     assert {(r["check"], r["where"]) for r in rows if r["status"] == "failed"} == planted
     assert (rows[-1]["check"], rows[-1]["found"]) == ("all-reduce", "not tried")
     assert code == 1
-
-
-@pytest.fixture
-def connections() -> Iterator[str]:
-    """A folder for connections of one test alone; a socket's path must be short."""
-    folder = tempfile.mkdtemp(prefix="lt", dir="/tmp")
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.mark.slow  # ssh waits for one of them; test_ssh has the words of each
-def test_a_wrong_key_a_closed_port_no_link_and_an_unknown_name_are_told_in_sshs_own_words(
-    typist: Typist, four_hosts: Network, connections: str
-) -> None:
-    other = typist.folder / "other_key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
-    inventory: dict[str, Any] = json.loads((typist.folder / "hosts.yaml").read_text())
-    config = typist.folder / "config"
-    text = four_hosts.ssh_config.read_text()
-    key = f"  IdentityFile {four_hosts.folder}/id\n"
-    # A connection that is open already would go on with the right key.
-    typist.env["XDG_RUNTIME_DIR"] = connections
-    # The first value that ssh finds wins, but for keys, which add up.
-    right, wrong = f"Host * !gpu2\n{key}", f"Host gpu2\n  IdentityFile {other}\n"
-    config.write_text(f"{right}{wrong}Host gpu3\n  Port 2\n{text.replace(key, '')}")
-    config.chmod(0o600)
-    names = ["gpu1", "gpu2", "gpu3", "gpu4", "gpu9.invalid"]
-    inventory |= {"ssh_config": str(config), "hosts": names}
-    (typist.folder / "hosts.yaml").write_text(json.dumps(inventory))
-    typist.write("")
-    with unplugged(four_hosts.hosts[3]):
-        code, rows = diagnosed(typist)
-    found = {row["where"]: row for row in rows if row["check"] == "reachable"}
-    assert code == 1
-    assert found["gpu1"]["status"] == "ok"
-    told = {name: (row["status"], row["found"], row["fix"]) for name, row in found.items()}
-    assert told["gpu2"][:2] == (
-        "failed",
-        "it does not accept any key of yours (a password is never asked for)",
-    )
-    assert "ssh-copy-id gpu2" in told["gpu2"][2]
-    assert told["gpu3"][:2] == (
-        "failed",
-        "nothing listens at its ssh port (ssh: connect to host "
-        f"{four_hosts.hosts[2].address} port 2: Connection refused)",
-    )
-    assert told["gpu4"][0] == "failed"
-    assert told["gpu4"][1].startswith("it does not answer (")
-    assert told["gpu4"][2] == "is it on? to try: ssh -v gpu4 true"
-    assert "its name is not resolved" in told["gpu9.invalid"][1]
-
-
-@pytest.mark.slow  # half a minute of waiting; a host without a link is told in every CI, see above
-def test_a_host_is_told_whose_link_goes_down_under_an_open_connection(typist: Typist) -> None:
-    typist.write("")
-    assert typist("hosts").returncode == 0
-    with unplugged(typist.network.hosts[3]):
-        code, rows = diagnosed(typist)
-    found = {row["where"]: row for row in rows if row["check"] == "reachable"}
-    assert code == 1
-    assert [found[f"gpu{i}"]["status"] for i in (1, 2, 3, 4)] == ["ok", "ok", "ok", "failed"]
-    assert found["gpu4"]["found"].startswith("it does not answer (")
-    assert found["gpu4"]["fix"] == "is it on? to try: ssh -v gpu4 true"
 
 
 def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:

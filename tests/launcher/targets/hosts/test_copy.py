@@ -11,12 +11,11 @@ import pytest
 
 from launcher.targets.hosts.connection import HostCopy, read_sizes, write_at
 from launcher.targets.hosts.program.messages import (
-    Answered,
     FilePart,
     WatchRun,
 )
 from launcher.targets.hosts.program.node_state import is_node_followed
-from launcher.targets.hosts.program.records import BEAT, read_frame, write_frame
+from launcher.targets.hosts.program.records import BEAT, read_frame
 from launcher.targets.hosts.program.watch import CHUNK_BYTES, SILENCE_LIMIT_S, Watch
 from tests.disks import mounted
 
@@ -137,15 +136,6 @@ def test_a_host_writes_nowhere_but_into_its_part_of_the_run_folder(pair: Pair, n
     write_at(pair.here, FilePart(file=name, offset=0, new=True, at=0.0), b"x")
     assert list(pair.here.rglob("*")) == []
     assert not (pair.here.parent / "escape").exists()
-
-
-def test_a_message_brings_any_text_and_bytes(pair: Pair) -> None:
-    wire = io.BytesIO()
-    message = Answered(value=["", "a\nb", "\udcff", "你好", "$(x)"])
-    write_frame(wire, message, b"\0\n1 2\n")
-    wire.seek(0)
-    assert read_frame(wire) == (message, b"\0\n1 2\n")
-    assert read_frame(wire) is None
 
 
 @pytest.mark.parametrize(
