@@ -256,11 +256,6 @@ class Host:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signum)
 
-    def set_link(self, up: bool, interface: str = "eth0") -> None:
-        """Pulls or plugs in a network cable, at the switch's end."""
-        outer = f"{interface[0]}{self.index}"
-        sh("ip", "-n", self.network.switch, "link", "set", outer, "up" if up else "down")
-
     def commands(self) -> list[str]:
         """The command lines of its processes, without its first, its sshd's and its engine's."""
         found = []

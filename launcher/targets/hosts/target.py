@@ -34,7 +34,7 @@ from launcher.targets.hosts.connection import (
     copy_once,
     send_beats,
 )
-from launcher.targets.hosts.images import Image, provide_image, read_image
+from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.plan import (
     TARGET,
@@ -75,7 +75,6 @@ class HostsTarget(Target):
         self._run_root, self._inventory = run_root, inventory
         self._ssh: Ssh | None = None
         self._filters = filters or {}
-        self._image: Image | None = None
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
         self._beats: threading.Event | None = None
@@ -90,7 +89,7 @@ class HostsTarget(Target):
         ssh, bare = self._connect(), job.hosts.runtime == "python"
         hosts, port, notes = survey_hosts(ssh, inventory, job)
         self.notes += notes
-        image = self._image = None if bare else read_image(hosts[0].image or "")
+        image = None if bare else read_image(hosts[0].image or "")
         known = [image.torch_version if image else "", *(host.torch_version for host in hosts)]
         own = HostsSettings(
             hosts=hosts,
@@ -185,7 +184,7 @@ class HostsTarget(Target):
             code = self._read_code(plan)
             each(lambda node, session: nodes.prepare(plan, node, artifact.agent, code, session))
             if plan.image is not None:
-                image = self._image or read_image(plan.image)
+                image = read_image(plan.image)
                 each(lambda node, session: provide_image(image, session))
             self.is_sending = False
             # No rendezvous clock runs before every host is ready.

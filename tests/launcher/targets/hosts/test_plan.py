@@ -19,6 +19,9 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import parse_task
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
+from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.reasons import Reason
+from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import create_run
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
@@ -336,6 +339,33 @@ def test_a_host_that_is_away_hides_no_other_run(
 
     monkeypatch.setattr(HostsTarget, "_ask", ask)
     assert [run.run_id for run in HostsTarget(tmp_path).live_runs()] == ["here"]
+
+
+def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(
+    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(make_host_plan(engine="agent"), run_dir=str(tmp_path))
+    seen = NodeSeen(state="exited", exit_code=1, out_of_memory=True)
+    told = {f"{index}.0": seen for index in (0, 1)}
+    monkeypatch.setattr(HostsTarget, "_ask", lambda self, plan: (told, False))
+    for index, exit_code in ((0, 1), (1, -9)):
+        end = WorkerEnd(
+            attempt=0,
+            rank=index,
+            local_rank=0,
+            exit_code=exit_code,
+            failed_at=0.0,
+            cause="exit",
+            exception="",
+            log="",
+        )
+        reason = Reason.TRAINING_FAILED
+        outcome = NodeOutcome(node_index=index, incarnation=0, reason=reason, first=end)
+        path = tmp_path / f"nodes/{index}/0/outcome.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(outcome.to_json())
+    observed = HostsTarget(tmp_path).observe(plan).nodes
+    assert [node.out_of_memory for node in observed] == [False, True]
 
 
 def test_a_host_speaks_for_a_node_that_could_write_nothing(
