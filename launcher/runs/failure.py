@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
@@ -10,7 +12,7 @@ from pathlib import Path
 
 from launcher.agent.worker_exit import read_ends, read_error, read_tail
 from launcher.contract import protocol
-from launcher.contract.errors import name_signal
+from launcher.contract.errors import ExitCode, name_signal
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause, sort_ends
@@ -114,7 +116,10 @@ class _NodeReader:
     def _by_keeper(self) -> list[WorkerEnd]:
         """The host's record of a node that could not write anything, for example on a full disk."""
         record = read_record(self._folder)
-        if not record.get("exit_code") or record.get("detail", "") in ("", protocol.LAUNCHER_GONE):
+        detail = record.get("detail", "")
+        if record.get("exit_code") == ExitCode.DISK_FULL:
+            detail = detail or os.strerror(errno.ENOSPC)
+        if not record.get("exit_code") or detail in ("", protocol.LAUNCHER_GONE):
             return []
         failure = WorkerEnd(
             node_index=self._node.node_index,
@@ -123,7 +128,7 @@ class _NodeReader:
             attempt=0,
             exit_code=record["exit_code"],
             cause="exit",
-            exception=record["detail"],
+            exception=detail,
             failed_at=(self._folder / RECORD).stat().st_mtime,
             log=str(self.console),
             log_tail=_last_lines(read_tail(self.console, TAIL_BYTES)),

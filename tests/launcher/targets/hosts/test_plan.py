@@ -374,10 +374,10 @@ def test_a_host_speaks_for_a_node_that_could_write_nothing(
     plan = make_host_plan(engine="agent")
     folder = tmp_path / "nodes/1/0"
     folder.mkdir(parents=True)
-    record = {"pid": 7, "start": "x", "exit_code": 1, "detail": "No space left on device: /there"}
+    record = {"pid": 7, "start": "x", "exit_code": 198, "detail": ""}
     write_record(folder, record)
     told = read_report(RunFolder(tmp_path), plan)
     assert told.first is not None
-    assert (told.first.host, told.first.exception) == ("gpu2", "No space left on device: /there")
-    write_record(folder, {**record, "detail": protocol.LAUNCHER_GONE})
+    assert (told.first.host, told.first.exception) == ("gpu2", "No space left on device")
+    write_record(folder, {**record, "exit_code": 1, "detail": protocol.LAUNCHER_GONE})
     assert read_report(RunFolder(tmp_path), plan).first is None
