@@ -19,7 +19,6 @@ from launcher.follow.requests import is_stop_requested, take_scale_request
 from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.ranks import node_rank_of
 from launcher.plan.torchrun import WorkerLog, describe_loss
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder, check_folder, full_disk
@@ -214,7 +213,8 @@ class Follower:
         plan, live, node_index = self._driver.plan, self._driver.live, worker.node_index
         if not plan.is_elastic or node_index not in live:
             live = tuple(node.node_index for node in plan.nodes)
-        return worker.rank_on(node_rank_of(node_index, live), plan.nodes[0].nproc_per_node)
+        # The rendezvous orders nodes by index.
+        return worker.rank_on(sorted(live).index(node_index), plan.nodes[0].nproc_per_node)
 
 
 def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -> Outcome:

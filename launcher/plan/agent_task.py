@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import HANG_MAX_S, AgentSettings, StoreEndpoint
 from launcher.contract.node_plan import Elastic, NodePlan
-from launcher.plan.target_facts import RUN_ID, AgentFacts, TargetFacts
+from launcher.plan.target_facts import RUN_ID, TargetFacts
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -24,23 +25,19 @@ def plan_agent(
     if not job.uses_agent:
         return None
     agent = job.agent
-    # Without a word of the target, the launcher follows the workers' own files.
-    target = facts.agent or AgentFacts(identity="plan", health_port=agent.health.port, tee=False)
-    return AgentSettings(
+    target = facts.agent or AgentSettings(health_port=agent.health.port, tee=False)
+    return replace(
+        target,
         start=job.start or "fresh",
         preload=agent.preload,
         stop_grace_s=job.stop_grace_s,
         same_failure_limit=agent.same_failure_limit,
         stores=() if target.meet_dir else stores,
         meet_dir=target.meet_dir.replace(RUN_ID, run_id),
-        awaits_nodes=target.awaits_nodes,
         hang_min_s=agent.hang_min_s,
         hang_max_s=agent.hang_max_s or (HANG_MAX_S if job.max_restarts else NEVER_S),
         gpu_free_limit_s=agent.gpu_free_limit_s,
         health_host=agent.health.address,
-        health_port=target.health_port,
-        identity=target.identity,
-        tee=target.tee,
         in_image=facts.agent_in_image,
     )
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import Elastic, Env, Mount, NodePlan
@@ -21,18 +20,8 @@ if TYPE_CHECKING:
 LOCAL_ADDR = "127.0.0.1"
 
 
-class _View(NamedTuple):
-    """What nodes with the same folders and interface have in common."""
-
-    run_dir: str
-    fence_dir: str
-    mounts: tuple[Mount, ...]
-    workdir: str | None
-    env: Env
-
-
 class NodePlanner:
-    """Plans the nodes of one run; what nodes have in common is computed once."""
+    """Plans the nodes of one run."""
 
     def __init__(
         self,
@@ -60,12 +49,13 @@ class NodePlanner:
         # Under the agent a lone node meets itself, wherever it runs.
         alone = LOCAL_ADDR if job.uses_agent and job.nnodes.max == 1 else None
         self._host = alone or facts.rdzv_host or self._address(0)
-        self._view = functools.cache(self._plan_view)
 
     def plan(self, index: int, devices: NodeDevices) -> NodePlan:
         """One node's first incarnation."""
-        job, facts = self._job, self._facts
-        view = self._view(self.folders(index), self._machine(index).interface)
+        job, facts, folders = self._job, self._facts, self.folders(index)
+        run_dir, checkpoint_dir = folders.run, folders.checkpoints
+        if self._in_container and not folders.in_container:
+            run_dir, checkpoint_dir = protocol.CONTAINER_RUN_DIR, protocol.CONTAINER_CHECKPOINT_DIR
         rendezvous = plan_rendezvous(
             job,
             node_index=index,
@@ -73,7 +63,16 @@ class NodePlanner:
             port=facts.ports[0] if facts.ports else None,
             id=job.rdzv.id or self._run_id,
             torch_version=self._torch_version,
-            fence_dir=view.fence_dir,
+            fence_dir=checkpoint_dir if facts.shares_storage else "",
+        )
+        own = (
+            (protocol.RUN_ID, self._run_id),
+            (protocol.RUN_DIR, run_dir),
+            (protocol.CHECKPOINT_DIR, checkpoint_dir),
+            (protocol.ATTEMPT, "0"),
+            (protocol.STOP_GRACE_S, str(job.stop_grace_s)),
+            (protocol.PROGRESS, "bar" if facts.terminal else "lines"),
+            *self._env_of_place(self._machine(index).interface),
         )
         return NodePlan(
             node_index=index,
@@ -86,9 +85,10 @@ class NodePlanner:
             max_restarts=job.max_restarts,
             rendezvous=rendezvous,
             command=self._command,
-            workdir=view.workdir,
+            workdir=self._workdir(folders),
             env=(
-                *view.env,
+                # The job's own values win, in the place of what they overrule.
+                *{**dict(ENVIRONMENT), **dict(own), **dict(job.env)}.items(),
                 (protocol.NODE_INDEX, str(index)),
                 (protocol.INCARNATION, "0"),
                 (protocol.RDZV_BACKEND, backend_of(rendezvous)),
@@ -97,9 +97,9 @@ class NodePlanner:
                 (protocol.MAX_WORLD_SIZE, str(job.nnodes.max * devices.nproc_per_node)),
             ),
             secrets=job.secrets,
-            mounts=view.mounts,
+            mounts=self._mounts(folders),
             device_ids=devices.device_ids,
-            log_dir=f"{view.run_dir}/{protocol.NODES_DIR}/{index}/0",
+            log_dir=f"{run_dir}/{protocol.NODES_DIR}/{index}/0",
         )
 
     def folders(self, index: int) -> Folders:
@@ -121,43 +121,19 @@ class NodePlanner:
         alone = self._job.nnodes.max == 1
         return self._name(index) if self._in_container and not alone else LOCAL_ADDR
 
-    def _plan_view(self, folders: Folders, interface: str | None) -> _View:
-        run_dir, checkpoint_dir = folders.run, folders.checkpoints
-        if self._in_container and not folders.in_container:
-            run_dir, checkpoint_dir = protocol.CONTAINER_RUN_DIR, protocol.CONTAINER_CHECKPOINT_DIR
-        own = (
-            (protocol.RUN_ID, self._run_id),
-            (protocol.RUN_DIR, run_dir),
-            (protocol.CHECKPOINT_DIR, checkpoint_dir),
-            (protocol.ATTEMPT, "0"),
-            (protocol.STOP_GRACE_S, str(self._job.stop_grace_s)),
-            (protocol.PROGRESS, "bar" if self._facts.terminal else "lines"),
-            *self._env_of_place(interface),
-        )
-        if self._job.is_on_cpu and self._facts.accelerator == "cpu":
-            own = (*own, ("CUDA_VISIBLE_DEVICES", ""))
-        return _View(
-            run_dir=run_dir,
-            fence_dir=checkpoint_dir if self._facts.shares_storage else "",
-            mounts=self._mounts(folders),
-            workdir=self._workdir(folders),
-            # The job's own values win, in the place of what they overrule.
-            env=tuple({**dict(ENVIRONMENT), **dict(own), **dict(self._job.env)}.items()),
-        )
-
     def _env_of_place(self, interface: str | None) -> Env:
-        env: Env = ()
+        facts, env = self._facts, dict[str, str]()
         if self._in_container:
             # The caller's uid has no entry in the image's passwd: no home, no user name.
-            env = (("HOME", "/tmp"), ("USER", "launcher"), ("LOGNAME", "launcher"))
+            env |= {"HOME": "/tmp", "USER": "launcher", "LOGNAME": "launcher"}
         if interface is not None:
             # Names differ from host to host. NCCL takes a beginning of a name, unless after =.
-            gloo, nccl = ("GLOO_SOCKET_IFNAME", interface), ("NCCL_SOCKET_IFNAME", f"={interface}")
-            return (*env, gloo, nccl)
-        loopback = self._facts.machine.loopback
-        if loopback and not self._in_container and self._facts.accelerator == "cpu":
-            return (("GLOO_SOCKET_IFNAME", loopback),)
-        return env
+            env |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+        elif facts.machine.loopback and not self._in_container and facts.accelerator == "cpu":
+            env["GLOO_SOCKET_IFNAME"] = facts.machine.loopback
+        if self._job.is_on_cpu and facts.accelerator == "cpu":
+            env["CUDA_VISIBLE_DEVICES"] = ""
+        return tuple(env.items())
 
     def _mounts(self, folders: Folders) -> tuple[Mount, ...]:
         if not self._in_container or folders.in_container:

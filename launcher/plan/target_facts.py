@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from launcher.contract.agent_settings import AgentSettings
+
 if TYPE_CHECKING:
     from launcher.plan.target_settings import TargetSettings
 
@@ -79,22 +81,6 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentFacts:
-    """What a target needs of the node agent, without which it cannot start nodes."""
-
-    identity: str
-    """Where the agent learns its node's index: a name of ``agent/node/identity.py``."""
-    health_port: int | None
-    tee: bool
-    """Whether people look for the workers' output on the node's console."""
-    meet_dir: str = ""
-    """A folder, with ``RUN_ID``, in which nodes say how they are reached; empty where the plan
-    knows their addresses."""
-    awaits_nodes: bool = False
-    """Whether something brings missing nodes and replaces lost ones, at any time."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TargetFacts:
     """A target as it was when the plan was made.
 
@@ -125,8 +111,9 @@ class TargetFacts:
     terminal: bool = False
     """Whether a person watches, and progress may be a bar."""
     nodes: tuple[NodeFacts, ...] = ()
-    agent: AgentFacts | None = None
-    """None where the plan's own values do."""
+    agent: AgentSettings | None = None
+    """Those of the agent's settings that the target decides, with ``RUN_ID`` in folders. None where
+    the launcher follows the workers' own files, and needs none of its own."""
     own: TargetSettings | None = None
     """The target's own settings: the plan carries them to its renderer."""
 

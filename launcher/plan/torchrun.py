@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, KeyInputError
 from launcher.contract.node_plan import Elastic, Env, NodePlan, Static
-from launcher.plan.ranks import rank_of
 from launcher.plan.rendezvous import backend_of, format_endpoint
 
 if TYPE_CHECKING:
@@ -135,36 +134,24 @@ def describe_loss(plan: LaunchPlan) -> str:
 # -- what torchrun leaves behind -------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerFailure:
-    """One failed worker as its agent reported it; ``exit_code`` is negative for a signal."""
-
-    rank: int
-    local_rank: int
-    exit_code: int
-    pid: int
-
-
 _FAILURE = re.compile(
     r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: (?P<local_rank>\d+)\)\s*\n"
-    r"\s*exitcode\s*: (?P<exit_code>-?\d+) \(pid: (?P<pid>\d+)\)",
+    r"\s*exitcode\s*: (?P<exit_code>-?\d+) ",
     re.MULTILINE,
 )
 
 
-def parse_failures(console: str) -> tuple[WorkerFailure, ...]:
-    """The workers in torchrun's last failure report, the root cause first.
+def parse_failures(console: str) -> tuple[tuple[int, int, int], ...]:
+    """Rank, local rank and exit code of the workers in torchrun's last failure report.
 
-    Empty where there is no report: torchrun was killed, or failed before it started workers.
+    The root cause comes first. An exit code is negative for a signal. Empty where there is no
+    report: torchrun was killed, or failed before it started workers.
     """
     report = console.rpartition(" FAILED\n")[2] if " FAILED\n" in console else ""
-    found = [
-        WorkerFailure(**{key: int(value) for key, value in match.groupdict().items()})
-        for match in _FAILURE.finditer(report)
-    ]
     root = report.find("Root Cause")
-    roots = [f for f in found if root >= 0 and report.find(f"(pid: {f.pid})") > root]
-    return tuple(sorted(found, key=lambda failure: failure not in roots))
+    # Torch lists the root cause last.
+    found = sorted(_FAILURE.finditer(report), key=lambda failure: not 0 <= root < failure.start())
+    return tuple((int(one["rank"]), int(one["local_rank"]), int(one["exit_code"])) for one in found)
 
 
 def line_prefix_template(node_index: int) -> str:
@@ -221,10 +208,10 @@ class WorkerLog:
         return protocol.STDOUT_FILE, protocol.STDERR_FILE
 
     def rank_on(self, node_rank: int, nproc_per_node: int) -> int:
-        """The global rank, from the folder or else from the node's rank."""
+        """The global rank, from the folder or else from the node's rank: nodes come one by one."""
         if self.rank is not None:
             return self.rank
-        return rank_of(node_rank, self.local_rank or 0, nproc_per_node)
+        return node_rank * nproc_per_node + (self.local_rank or 0)
 
 
 WORKER_FOLDERS = (

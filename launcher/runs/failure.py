@@ -17,7 +17,7 @@ from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause, sort_ends
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.torchrun import WorkerFailure, WorkerLog, parse_failures, split_console
+from launcher.plan.torchrun import WorkerLog, parse_failures, split_console
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.runs.outcome import FailureReport
@@ -92,9 +92,9 @@ class _NodeReader:
     def by_torchrun(self) -> list[WorkerEnd]:
         """From torchrun's report on the console; from the workers' files where it made none."""
         found = []
-        for failure in parse_failures(read_tail(self.console, CONSOLE_BYTES)):
-            own = [log for log in self._logs if log.local_rank == failure.local_rank]
-            found.append(self._of_worker(failure, own[-1] if own else None))
+        for rank, local_rank, exit_code in parse_failures(read_tail(self.console, CONSOLE_BYTES)):
+            own = [log for log in self._logs if log.local_rank == local_rank]
+            found.append(self._of_worker(rank, local_rank, exit_code, own[-1] if own else None))
         return found or self._unreported(set())
 
     def _newest_attempt(self) -> int:
@@ -109,8 +109,7 @@ class _NodeReader:
             if is_newest and _read_exception(self._run, log)[0]:
                 rank = log.rank_on(self._node.node_index, nproc)
                 local_rank = rank % nproc if log.local_rank is None else log.local_rank
-                failure = WorkerFailure(rank=rank, local_rank=local_rank, exit_code=1, pid=0)
-                found.append(self._of_worker(failure, log))
+                found.append(self._of_worker(rank, local_rank, 1, log))
         return found
 
     def _by_keeper(self) -> list[WorkerEnd]:
@@ -158,7 +157,9 @@ class _NodeReader:
         pieces = split_console(whole.encode(), self._node.node_index)
         return _last_lines(b"".join(text for who, text in pieces if who == rank).decode())
 
-    def _of_worker(self, failure: WorkerFailure, worker: WorkerLog | None) -> WorkerEnd:
+    def _of_worker(
+        self, rank: int, local_rank: int, exit_code: int, worker: WorkerLog | None
+    ) -> WorkerEnd:
         exception, failed_at = _read_exception(self._run, worker)
         log, tail = "", tuple[str, ...]()
         if worker is not None:
@@ -167,17 +168,17 @@ class _NodeReader:
             log, tail = str(folder / stderr), _read_first(folder, (stderr, stdout))[1]
         # torchrun sends SIGTERM to the siblings of a failed worker. A sibling that had already
         # failed by itself may still be exiting at that moment.
-        terminated = failure.exit_code == SIGTERM_EXIT and not is_own_failure(exception)
+        terminated = exit_code == SIGTERM_EXIT and not is_own_failure(exception)
         return WorkerEnd(
             node_index=self._node.node_index,
-            rank=failure.rank,
-            local_rank=failure.local_rank,
-            exit_code=failure.exit_code,
-            exception=exception or _describe_code(failure.exit_code),
+            rank=rank,
+            local_rank=local_rank,
+            exit_code=exit_code,
+            exception=exception or _describe_code(exit_code),
             failed_at=failed_at,
             log=log,
             log_tail=tail,
-            cause=name_cause(failure.exit_code, terminated=terminated),
+            cause=name_cause(exit_code, terminated=terminated),
             attempt=worker.attempt if worker else 0,
         )
 

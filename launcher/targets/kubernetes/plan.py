@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from launcher.contract import protocol
-from launcher.contract.agent_settings import START_LIMIT_S, NodeTask
+from launcher.contract.agent_settings import START_LIMIT_S, AgentSettings, NodeTask
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Env
 from launcher.contract.records import dump_record, parse_record
@@ -20,7 +20,6 @@ from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.plan.nodes import plan_node_like
 from launcher.plan.target_facts import (
     RUN_ID,
-    AgentFacts,
     Folders,
     MachineFacts,
     NodeFacts,
@@ -295,7 +294,7 @@ def plan_facts(job: JobSpec, *, run_root: str, cwd: str) -> TargetFacts:
         cwd=cwd,
         shares_storage=pods.checkpoint is not None,
         nodes=tuple(NodeFacts(name=name, folders=folders) for name in names),
-        agent=AgentFacts(
+        agent=AgentSettings(
             identity=IDENTITY_OF_KIND[pods.kind],
             health_port=pods.probe_port,
             # `kubectl logs` is where people look, and all that is left without a shared folder.

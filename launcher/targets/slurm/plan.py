@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
+from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import KeyInputError
 from launcher.plan.nodes import absolute
 from launcher.plan.target_facts import (
     RUN_ID,
-    AgentFacts,
     Folders,
     MachineFacts,
     NodeFacts,
@@ -232,7 +232,7 @@ def plan_facts(
         ports=(PLACEHOLDER_PORT,),
         terminal=terminal,
         nodes=tuple(nodes),
-        agent=AgentFacts(
+        agent=AgentSettings(
             identity=TARGET,
             health_port=None,
             tee=False,

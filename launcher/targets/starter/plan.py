@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
+from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import InputError, KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.follow.requests import count_nodes
@@ -14,7 +15,6 @@ from launcher.plan.nnodes import NodesThere
 from launcher.plan.nodes import plan_node_like
 from launcher.plan.target_facts import (
     RUN_ID,
-    AgentFacts,
     Folders,
     MachineFacts,
     NodeFacts,
@@ -88,8 +88,7 @@ def plan_facts(
         cwd=cwd,
         ports=(PLACEHOLDER_PORT,),
         nodes=tuple(nodes) if count > 1 else (),
-        agent=AgentFacts(
-            identity="plan",
+        agent=AgentSettings(
             health_port=job.agent.health.port,
             tee=True,
             meet_dir=f"{folder}/{MEET_DIR}" if count > 1 else "",

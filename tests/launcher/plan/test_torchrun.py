@@ -15,7 +15,6 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import (
     TorchrunOptions,
-    WorkerFailure,
     WorkerLog,
     line_prefix_template,
     parse_failures,
@@ -153,8 +152,8 @@ def test_torchruns_own_report_is_read_back_with_the_root_cause_first() -> None:
 
     error = ChildFailedError("train.py", {4: failure(0, -15, 71, 2000), 5: failure(1, 1, 72, 1000)})
     assert parse_failures(f"earlier lines\n{error}\nlater lines\n") == (
-        WorkerFailure(rank=5, local_rank=1, exit_code=1, pid=72),
-        WorkerFailure(rank=4, local_rank=0, exit_code=-15, pid=71),
+        (5, 1, 1),
+        (4, 0, -15),
     )
 
 
