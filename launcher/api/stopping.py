@@ -8,6 +8,7 @@ from launcher.api.choose_target import open_target
 from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, TargetError
+from launcher.contract.process_stat import is_stopped
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import fold, is_out_of_sight, write_outcome
 from launcher.follow.requests import forget_stop, is_stop_requested, is_to_be_kept, request_stop
@@ -15,7 +16,6 @@ from launcher.follow.target import Suspension
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from launcher.targets.process_table import is_stopped
 
 MARGIN_S = 30.0
 """What a launcher may need beyond the grace: collecting logs, removing containers."""

@@ -15,7 +15,7 @@ from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
 from launcher.follow.console import Console
 from launcher.follow.nodes import FOLDER_REMOVED
 from launcher.follow.prefix import prefix_of
-from launcher.follow.requests import is_stop_requested, take_scale_request
+from launcher.follow.requests import count_nodes, is_stop_requested, take_scale_request
 from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
@@ -160,8 +160,16 @@ class Follower:
             self._console.note(f"stopping ({reason}), at most {grace_s} s{self._at_once}")
             return Outcome(reason=reason)
         if (nodes := take_scale_request(self._run)) is not None:
-            self._driver.scale(nodes)
+            self._scale(nodes)
         return self._driver.turn()
+
+    def _scale(self, nodes: int) -> None:
+        """Changes the number of nodes; where the target refuses, the run goes on as it is."""
+        self._console.note(f"scaling to {count_nodes(nodes)}")
+        try:
+            self._driver.scale(nodes)
+        except LauncherError as error:
+            self._console.note(f"not scaled: {error.what}")
 
     def _bear(self, error: OSError) -> None:
         """Raises the error, unless the storage of the run's folder fails for a moment."""

@@ -13,7 +13,7 @@ from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
 from launcher.follow import decide
 from launcher.follow.console import Console
-from launcher.follow.requests import count_nodes, read_withdrawn, without
+from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.target import Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.runs.folder import RunFolder
@@ -139,7 +139,6 @@ class NodeDriver:
         beyond = frozenset(range(nodes, len(self.plan.nodes)))
         go, come = beyond - self._withdrawn, self._withdrawn - beyond
         self._withdrawn = beyond
-        self._console.note(f"scaling to {count_nodes(nodes)}")
         if go:
             with self._going_on():
                 self._target.stop(self._run.run_id, self.plan.stop_grace_s, tuple(go))

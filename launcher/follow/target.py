@@ -105,7 +105,7 @@ class Driver(Protocol):
         ...
 
     def scale(self, nodes: int) -> None:
-        """Changes the number of nodes to one that the plan allows."""
+        """Changes the number of nodes to one that the plan allows. Raises ``LauncherError``."""
         ...
 
     def end(self, why: Outcome, *, asked: bool) -> None:

@@ -7,18 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
+_PRCTL = ctypes.CDLL(None).prctl
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: Path) -> int:
     """Starts a process whose output goes to ``console``, and returns its pid.
 
-    On Linux the process gets SIGTERM when the launcher dies, however it dies. Raises ``OSError``
+    The process gets SIGTERM when the launcher dies, however it dies. Raises ``OSError``
     where the program or the folder is missing.
     """
     with console.open("ab") as output:
@@ -30,7 +31,7 @@ def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: P
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_dying_with_parent(),
+            preexec_fn=_die_with_parent,
         )
     _children[child.pid] = child
     return child.pid
@@ -51,11 +52,7 @@ def become(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str]) -> NoRetu
     os.execve(argv[0], argv, env)
 
 
-def _dying_with_parent() -> Callable[[], None] | None:
-    """What a child calls before its program starts, on Linux."""
-    if sys.platform != "linux":
-        return None
-    # Imported by this process: between fork and exec a child must import nothing.
-    prctl = ctypes.CDLL(None).prctl
+def _die_with_parent() -> None:
+    """Called by a child before its program starts; it must import nothing there."""
     # SIGTERM, not SIGKILL: torchrun must still end its workers, which have no such tie to it.
-    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    _PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

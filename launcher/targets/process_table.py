@@ -9,15 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator
 
 from launcher.contract import protocol
-
-if TYPE_CHECKING:
-    import psutil
-
-Answer = TypeVar("Answer")
 
 
 def find(**wanted: str) -> tuple[int, ...]:
@@ -41,33 +35,12 @@ def send(pids: tuple[int, ...], signum: signal.Signals) -> None:
             os.kill(pid, signum)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process of that number runs."""
-    import psutil
-
-    return psutil.pid_exists(pid)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process, as Ctrl-Z does."""
-    return _ask(pid, lambda process: str(process.status())) == "stopped"
-
-
-def parent_of(pid: int) -> int | None:
-    """The pid of a process' parent; None where it has ended."""
-    return _ask(pid, lambda process: process.ppid())
-
-
 def variable_of(pid: int, name: str) -> str | None:
     """One environment variable of another process; None where it cannot be read."""
-    return _ask(pid, lambda process: process.environ().get(name))
-
-
-def _ask(pid: int, question: Callable[[psutil.Process], Answer]) -> Answer | None:
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):
-        return question(psutil.Process(pid))
+        return psutil.Process(pid).environ().get(name)
     return None
 
 

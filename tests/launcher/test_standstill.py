@@ -407,7 +407,7 @@ def test_a_detached_run_whose_folder_is_removed_ends(launcher: Runner) -> None:
     shutil.rmtree(launcher.folder / "runs" / run_id)
     try:
         wait_until(lambda: not process_table.find(**{protocol.RUN_ID: run_id}))
-        wait_until(lambda: not process_table.is_alive(follower))
+        wait_until(lambda: not psutil.pid_exists(follower))
     finally:
         process_table.send(
             (follower, *process_table.find(**{protocol.RUN_ID: run_id})), signal.SIGKILL

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from launcher.targets import process_table
+import psutil
+
 from tests.launcher.runner import Runner, hear_hangups
 from tests.slurm.cluster import Cluster, wait_until
 
@@ -125,4 +126,4 @@ class Typist(Runner):
 
     def left(self) -> list[int]:
         """Processes of these runs anywhere on this machine, those of the nodes too."""
-        return [pid for pid in self.processes() if process_table.is_alive(pid)]
+        return [pid for pid in self.processes() if psutil.pid_exists(pid)]

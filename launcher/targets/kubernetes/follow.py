@@ -13,7 +13,7 @@ from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
 from launcher.follow.loop import fold
 from launcher.follow.nodes import FOUND_LATER
-from launcher.follow.requests import count_nodes, is_to_be_kept, read_withdrawn
+from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
@@ -98,12 +98,7 @@ class ClusterDriver:
         return None
 
     def scale(self, nodes: int) -> None:
-        """As ``Driver.scale``; where the cluster refuses, the run goes on as it is."""
-        self._console.note(f"scaling to {count_nodes(nodes)}")
-        try:
-            self._job.scale(self._run, nodes)
-        except LauncherError as error:
-            self._console.note(f"not scaled: {error.what}")
+        self._job.scale(self._run, nodes)
 
     def _read_last_pods(self) -> tuple[PodView, ...]:
         """Each node's last pod, also where a controller has deleted it since."""

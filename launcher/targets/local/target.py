@@ -20,6 +20,7 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan, Static
+from launcher.contract.process_stat import parent_of
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
@@ -63,8 +64,7 @@ class LocalTarget(Target):
     def facts(self, job: JobSpec) -> TargetFacts:
         python, torch_version = find_torch(job.local.python)
         devices = read_gpus() if not job.is_on_cpu else ()
-        on_linux = sys.platform == "linux"
-        cores = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
         ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
         self._free_ports = ports
         return TargetFacts(
@@ -75,7 +75,6 @@ class LocalTarget(Target):
                 cpu_count=cores,
                 device_ids=devices,
                 most_processes=cores * PROCESSES_PER_CORE,
-                loopback="lo" if on_linux else "lo0",
             ),
             torch_version=torch_version,
             run_root=str(self._run_root.absolute()),
@@ -215,7 +214,7 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(
         pid
         for pid in pids
-        if process_table.parent_of(pid) not in pids
+        if parent_of(pid) not in pids
         and process_table.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
     )
 

@@ -176,12 +176,12 @@ def _find_fix(words: str, fixes: tuple[tuple[str, str], ...]) -> str:
     return next((fix for part, fix in fixes if part in words.lower()), "")
 
 
-def try_script(script: Path, limit_s: float = LIMIT_S) -> str:
+def try_script(script: Path) -> str:
     """What Slurm says of a batch script without taking it, such as when it would start.
 
     Raises ``SlurmError`` where it would refuse it.
     """
-    said = _run(("sbatch", "--test-only", str(script)), limit_s)
+    said = _run(("sbatch", "--test-only", str(script)), LIMIT_S)
     return (said.err or said.out).strip()
 
 

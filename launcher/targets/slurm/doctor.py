@@ -26,9 +26,8 @@ from launcher.targets.slurm.script import render_script
 from launcher.targets.slurm.settings import SlurmSettings
 from launcher.targets.slurm.target import SlurmTarget
 
-LIMIT_S = 15.0
-"""Slurm's commands themselves give up after ten seconds without an answer."""
-MUNGE_LIMIT_S = 5.0
+LIMIT_S = 5.0
+"""How long a command that does not ask the cluster may take."""
 MUNGE = 'munge --no-input "$@" | unmunge --no-output --metadata=/dev/null "$@"'
 NOT_INSTALLED = 127
 """How the shell ends where there is no such program."""
@@ -55,7 +54,7 @@ def diagnose_slurm(
         yield failed("plan", "job", error.what, error.hint)
         return
     try:
-        yield ok("client", "this machine", _ask("sbatch", "--version").strip())
+        yield ok("client", "this machine", run_command("sbatch", "--version").strip())
     except SlurmError as error:
         fix = error.hint or fix_of_refusal(error.what)
         yield failed("client", "this machine", error.what, fix)
@@ -68,17 +67,20 @@ def diagnose_slurm(
     if answers.status is Status.FAILED:
         return
     partition = job.slurm.partition or ""
-    yield from _try("partition", lambda: _tell_partitions(partition))
-    yield from _try("node", lambda: _tell_lost_nodes(partition))
+    of_job = (f"--partition={partition}",) if partition else ("--all",)
+
+    def sinfo(*options: str) -> list[str]:
+        return run_command("sinfo", "--noheader", *of_job, *options).splitlines()
+
+    rows = f"--format={doctor_judge.PARTITION_FORMAT}"
+    yield from _try("partition", lambda: doctor_judge.tell_partitions(sinfo(rows)))
+    reasons = ("--list-reasons", f"--format={doctor_judge.REASON_FORMAT}")
+    yield from _try("node", lambda: doctor_judge.tell_lost_nodes(sinfo(*reasons)))
     yield from _try("time to stop", lambda: _judge_stop(partition, job.stop_grace_s))
     yield _judge_folder(run_root)
     yield _judge_submission(script)
     if ask_nodes:
         yield from run_test_job(SlurmSettings.of(plan), run_root, limit_s)
-
-
-def _ask(*argv: str) -> str:
-    return run_command(*argv, limit_s=LIMIT_S)
 
 
 def _try(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -92,7 +94,7 @@ def _try(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]
 def _judge_controller(fix: str) -> Finding:
     """``Slurmctld(primary) at HOST is UP``, and the same of each backup."""
     try:
-        said = _ask("scontrol", "ping")
+        said = run_command("scontrol", "ping")
     except SlurmError as error:
         said = error.what
     told = re.findall(r"Slurmctld\([^)]*\) at \S+ is \w+", said)
@@ -104,12 +106,12 @@ def _judge_controller(fix: str) -> Finding:
 def _judge_munge() -> Iterator[Finding]:
     """Whether this machine's munged signs, and knows its own signature again."""
     options = (f"--socket={socket}",) if (socket := _munge_socket()) else ()
-    said = short_command.ask(("sh", "-c", MUNGE, "munge", *options), MUNGE_LIMIT_S)
+    said = short_command.ask(("sh", "-c", MUNGE, "munge", *options), LIMIT_S)
     if said is not None and said.code == NOT_INSTALLED:
         # A cluster may authenticate otherwise; where it does not, Slurm's commands fail.
         return
     if said is None or said.code:
-        told = said.err.strip() if said else f"no answer within {MUNGE_LIMIT_S:g} s"
+        told = said.err.strip() if said else f"no answer within {LIMIT_S:g} s"
         fix = "systemctl restart munge on this machine, as root"
         yield failed("munge", "this machine", "; ".join(told.splitlines()), fix)
         return
@@ -126,25 +128,9 @@ def _munge_socket() -> str:
     return ""
 
 
-def _sinfo(partition: str, *options: str) -> list[str]:
-    """Lines of ``sinfo`` about the partitions that a job names, or about all."""
-    own = (f"--partition={partition}",) if partition else ("--all",)
-    return _ask("sinfo", "--noheader", *own, *options).splitlines()
-
-
-def _tell_partitions(partition: str) -> Iterator[Finding]:
-    lines = _sinfo(partition, f"--format={doctor_judge.PARTITION_FORMAT}")
-    yield from doctor_judge.tell_partitions(lines)
-
-
-def _tell_lost_nodes(partition: str) -> Iterator[Finding]:
-    lines = _sinfo(partition, "--list-reasons", f"--format={doctor_judge.REASON_FORMAT}")
-    yield from doctor_judge.tell_lost_nodes(lines)
-
-
 def _judge_stop(partition: str, grace_s: float) -> Iterator[Finding]:
-    config = doctor_judge.parse_config(_ask("scontrol", "show", "config"))
-    shown = _ask("scontrol", "--all", "--oneliner", "show", "partition")
+    config = doctor_judge.parse_config(run_command("scontrol", "show", "config"))
+    shown = run_command("scontrol", "--all", "--oneliner", "show", "partition")
     yield from doctor_judge.judge_stop(config, shown, partition, grace_s)
 
 
@@ -157,7 +143,7 @@ def _judge_folder(run_root: Path) -> Finding:
 
 def _judge_submission(script: Path) -> Finding:
     try:
-        words, accepted = try_script(script, LIMIT_S), True
+        words, accepted = try_script(script), True
     except SlurmError as error:
         words, accepted = error.what, False
     now = SystemClock().wall()

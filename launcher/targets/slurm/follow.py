@@ -11,8 +11,8 @@ from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.reasons import NodeState, Reason, reason_of_exit_code
 from launcher.follow.console import Console
 from launcher.follow.nodes import FOUND_LATER
-from launcher.follow.requests import count_nodes, read_withdrawn
-from launcher.follow.target import NodeObservation, Observation
+from launcher.follow.requests import read_withdrawn
+from launcher.follow.target import NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome
@@ -60,15 +60,13 @@ class SlurmDriver:
         self,
         run: RunFolder,
         plan: LaunchPlan,
-        stop: Callable[[str, float], None],
-        scale: Callable[[int], None],
+        target: Target,
         console: Console,
         clock: Clock,
     ) -> None:
-        """``stop`` and ``scale`` are the target's, for this run."""
         self.plan = plan
         self.live: tuple[int, ...] = ()
-        self._run, self._stop, self._scale = run, stop, scale
+        self._run, self._target = run, target
         self._console, self._clock = console, clock
         self._watch = QueueWatch(run)
         self._told: dict[str, str] = {}
@@ -149,19 +147,14 @@ class SlurmDriver:
     # -- requests ---------------------------------------------------------------------------------
 
     def scale(self, nodes: int) -> None:
-        """As ``Driver.scale``; where Slurm refuses, the run goes on as it is."""
-        self._console.note(f"scaling to {count_nodes(nodes)}")
-        try:
-            self._scale(nodes)
-        except LauncherError as error:
-            self._console.note(f"not scaled: {error.what}")
+        self._target.scale(self._run, self.plan, nodes)
 
     def end(self, why: Outcome, *, asked: bool) -> None:
         """As ``Driver.end``: what the queue still holds of the run is cancelled."""
         self._watch.close()
         is_left = asked or not is_all_over(read_starts(self._run), self._wanted())
         if is_left:
-            self._stop(self._run.run_id, float(self.plan.stop_grace_s if asked else 0))
+            self._target.stop(self._run.run_id, self.plan.stop_grace_s if asked else 0)
 
     def _cancelled(self) -> tuple[str, str]:
         """What a stop at once cancels, and the command for it."""
@@ -184,7 +177,7 @@ class SlurmDriver:
             f"cancelled at once: waits until Slurm has ended {what}, at most {END_LIMIT_S:g} s; "
             f"by hand: {by_hand}"
         )
-        self._stop(self._run.run_id, 0.0)
+        self._target.stop(self._run.run_id, 0)
         return True
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import KeyInputError
+from launcher.contract.node_plan import Mount
 from launcher.plan.nodes import absolute
 from launcher.plan.target_facts import (
     RUN_ID,
@@ -21,7 +22,7 @@ from launcher.plan.target_facts import (
 )
 from launcher.targets.agent_files import is_own_image
 from launcher.targets.shared_folder import MEET_DIR, PLACEHOLDER_PORT, check_meeting
-from launcher.targets.slurm.settings import SlurmMount, SlurmSettings
+from launcher.targets.slurm.settings import SlurmSettings
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
@@ -77,7 +78,7 @@ def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
         )
     image = (spec.image or job.image) if spec.container else None
     mounts = tuple(
-        SlurmMount(source=absolute(m.source, cwd), target=m.target, read_only=m.read_only)
+        Mount(source=absolute(m.source, cwd), target=m.target, read_only=m.read_only)
         for m in job.mounts
     )
     return SlurmSettings(

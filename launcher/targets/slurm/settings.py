@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.contract.node_plan import Mount
 from launcher.plan.target_settings import TargetSettings
 
 JOBS_DIR = "slurm"
@@ -25,22 +26,14 @@ TASK_FILE = "node-plan.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmMount:
-    """A folder of the shared file system that the job's containers see."""
-
-    source: str
-    target: str
-    read_only: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class SlurmSettings(TargetSettings):
     """What the batch script is made of; ``None`` leaves Slurm's default.
 
     ``options`` are all other options of sbatch, in their order, each a whole word such as
-    ``--partition=gpu``. ``notice_s`` is how long before the time limit the agents are asked to
-    stop, 0 without a known limit. ``max_requeues`` is how often the script sends its job back after
-    a fault of the platform; time limits do not count.
+    ``--partition=gpu``. ``mounts`` are folders of the shared file system that containers see.
+    ``notice_s`` is how long before the time limit the agents are asked to stop, 0 without a known
+    limit. ``max_requeues`` is how often the script sends its job back after a fault of the
+    platform; time limits do not count.
     """
 
     kind: str
@@ -49,7 +42,7 @@ class SlurmSettings(TargetSettings):
     python: str = "python3"
     container: str | None = None
     image: str | None = None
-    mounts: tuple[SlurmMount, ...] = ()
+    mounts: tuple[Mount, ...] = ()
     gpus: int = 0
     notice_s: int = 0
     requeue: bool = True

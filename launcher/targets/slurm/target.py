@@ -7,7 +7,6 @@ it, and the controller is asked for little.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import sys
@@ -302,8 +301,7 @@ class SlurmTarget(Target):
         clock: Clock,
         show: Callable[[], None],
     ) -> Driver:
-        resize = functools.partial(self._resize, run, plan)
-        return SlurmDriver(run, plan, self.stop, resize, console, clock)
+        return SlurmDriver(run, plan, self, console, clock)
 
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> Outcome | None:
         return find_end(run, plan, lambda: self.stop(run.run_id, 0))
@@ -321,11 +319,7 @@ class SlurmTarget(Target):
             yield
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
-        self._resize(run, plan, nodes)
-        return True
-
-    def _resize(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> None:
-        """Adds elements to the array, or ends those of the highest indices."""
+        """As ``Target.scale``: adds elements to the array, or ends those of the highest indices."""
         write_size(run, nodes)
         wanted = frozenset(range(nodes))
         queued = (job.element for job in client.read_queue(read_jobs(run)) if not job.is_over)
@@ -339,6 +333,7 @@ class SlurmTarget(Target):
             self._end(run, frozenset[int | None](gone), plan.stop_grace_s)
         if come := sorted(wanted - present):
             self._submit(run, tuple(come))
+        return True
 
 
 _FOLDERS = (JOBS_DIR, MEET_DIR, protocol.NODES_DIR)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -150,7 +149,7 @@ def unbind(environ: Mapping[str, str]) -> list[str]:
 
     It would bind a node's only process to one core, and all workers with it.
     """
-    if BOUND_BY not in environ or sys.platform != "linux":
+    if BOUND_BY not in environ:
         return []
     before = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError):

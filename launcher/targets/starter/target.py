@@ -6,7 +6,6 @@ No launcher follows such a run. What is known of it is what its agents write int
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +58,7 @@ class StarterTarget(Target):
         if self.place is None:
             raise InputError(f"--on {TARGET}: somebody else starts its nodes", STARTED_BY)
         python, torch_version = find_torch(job.local.python)
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
         gpus = read_gpus() if not job.is_on_cpu else ()
         alone = job.nnodes.max == 1
         return plan_facts(

@@ -36,6 +36,7 @@ from launcher.targets.slurm.follow import (
 from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch, find_held_back
 from launcher.targets.slurm.settings import SlurmSettings
 from launcher.targets.slurm.starts import read_jobs, read_starts
+from launcher.targets.slurm.target import SlurmTarget
 from tests.launcher.runner import wait_until
 from tests.launcher.targets.slurm.test_plan import plan
 
@@ -235,10 +236,8 @@ class Followed:
         self._squeue, self._said = tmp_path / "squeue", io.StringIO()
         self.says(NO_MUNGE, code=1)
         console = Console(self._said, terminal=False, colour=False)
-        self.driver = SlurmDriver(
-            *(folder.run, folder.plan, lambda run_id, grace_s: None, lambda nodes: None),
-            *(console, SystemClock()),
-        )
+        target = SlurmTarget(tmp_path)
+        self.driver = SlurmDriver(folder.run, folder.plan, target, console, SystemClock())
 
     def says(self, text: str, code: int = 0) -> None:
         new = self._squeue.with_suffix(".new")
@@ -328,12 +327,13 @@ def test_a_run_that_another_machine_is_about_to_submit_has_not_ended(
 def said_before_the_stop(folder: Folder) -> str:
     said, at_stop = io.StringIO(), list[str]()
 
-    def stop(run_id: str, grace_s: float) -> None:
-        assert (run_id, grace_s) == ("tiny-1", 0.0)
-        at_stop.append(said.getvalue())
+    class Stopping(SlurmTarget):
+        def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
+            assert (run_id, grace_s, only) == ("tiny-1", 0, None)
+            at_stop.append(said.getvalue())
 
-    console = Console(said, terminal=False, colour=False)
-    driver = SlurmDriver(folder.run, folder.plan, stop, lambda nodes: None, console, SystemClock())
+    console, target = Console(said, terminal=False, colour=False), Stopping(folder.run.path.parent)
+    driver = SlurmDriver(folder.run, folder.plan, target, console, SystemClock())
     assert driver.abandon(KeyboardInterrupt(), submitted=True)
     (text,) = at_stop
     return text
