@@ -28,15 +28,15 @@ class GivenOptions(NamedTuple):
     """What the command line says of one target."""
 
     is_named: bool = False
-    """Whether its options name it for a job without ``--on``."""
+    """Whether its options say that a job runs on it, where ``--on`` is left out."""
     settings: Mapping[str, str] = {}
     """Keys of the target's section of the job file, and the values that options give them."""
     names_runs: bool = False
-    """Whether runs are to be looked for there."""
+    """Whether the options say to look for runs on it."""
     finds_runs_by: Sequence[str] = ()
     """Its options, as typed, by which a later command finds the same runs."""
     sample_job: Callable[[], str] | None = None
-    """Makes a job file for a diagnosis of all that the options name; None where one is needed."""
+    """Makes a job file for ``doctor``; None where the person must name one."""
 
 
 class Plugin(NamedTuple):
@@ -49,13 +49,13 @@ class Plugin(NamedTuple):
 
 
 class Room:
-    """One target's room. ``arguments`` are always those of a command that has its options."""
+    """One target's room. ``arguments`` are of a command that takes the target's options."""
 
     name: ClassVar[str]
     plugin: ClassVar[Plugin | None] = None
     finds_runs: ClassVar[Literal["", "beside", "alone"]] = ""
-    """Whether runs without a folder here can be found there: listed beside those of the run
-    folders, or in their place."""
+    """Whether the target can find runs that have no folder on this machine. A list shows them
+    ``beside`` those that have one, or ``alone``."""
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
         """The target, with what the command line says of it."""
@@ -64,9 +64,9 @@ class Room:
     def diagnose(
         self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None
     ) -> Iterator[Finding]:
-        """Whether the target can run the job. ``folder`` holds the probe's run of ``limit_s``.
+        """Finds out whether the target can run the job, and leaves nothing behind.
 
-        Leaves nothing behind.
+        The probe runs in ``folder``, for ``limit_s`` seconds at most.
         """
         from launcher.targets.diagnosis import diagnose_nodes
 
@@ -81,9 +81,9 @@ class Room:
         """Commands that are about this target alone."""
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
-        """Whether this process is inside of what the target gave it, such as an allocation of
-        nodes: a job whose target nobody names then runs there.
+        """Whether the target has given this process its nodes already, as an allocation does.
 
+        A job for which nobody names a target then runs on these nodes.
         Raises ``InputError`` where a job must be started in another way there.
         """
         return False
@@ -100,10 +100,11 @@ class Room:
     def find_run(
         self, arguments: Namespace, run_root: Path, otherwise: InputError | None = None
     ) -> RunFolder | None:
-        """The run that the options lead to, in a folder here or there. Raises ``InputError``.
+        """The folder of the run that the options name. Raises ``InputError``.
 
-        ``otherwise`` is the error of a run that has no folder here, where nobody said that it is
-        there: looks only for a short time, and returns None where it is not.
+        ``otherwise`` is None where the options say that the run is on this target. Else it is the
+        error for a run without a folder on this machine: the target then looks for a short time
+        only, and returns None where it does not know the run.
         """
         return None
 

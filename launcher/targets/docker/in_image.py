@@ -22,9 +22,9 @@ from typing import NoReturn
 GIVEN = Path(__file__).parent
 """Mounted for the step alone: this file, ``requirements.txt`` and ``wheels``."""
 VENV = "/opt/launcher-venv"
-"""First on the image's PATH; made where the base's own Python must not be installed into."""
+"""First on the image's PATH. It is made where pip must not install into the base's Python."""
 OLDEST = (3, 10)
-"""What the node agent is written in."""
+"""The oldest Python in which the node agent runs."""
 PIP = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_NO_INPUT": "1",
@@ -32,13 +32,13 @@ PIP = {
     "PIP_ROOT_USER_ACTION": "ignore",
 }
 NO_INDEX = re.compile(r"connection broken by '(.*)': /|Could not fetch URL \S+ (.*)")
-"""What pip says where it does not get through to its index."""
+"""What pip says where it cannot reach its index."""
 NOT_TRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\] ([^()\n]*[^()\n ])")
-"""Its reason where the index has a certificate that the image does not know."""
+"""What pip says where the image does not know the CA of its index."""
 OTHER_TORCH = re.compile(r"^ +(?!.*\(constraint\))(.* (?:depends on|requested) torch\b.*)", re.M)
 WHEELS_FIX = "pip download -r FILE -d wheels, where there is a network; then --wheelhouse wheels"
 LINE = 200
-"""Characters of an error of pip that are told."""
+"""So many characters of pip's error are told."""
 
 
 def fail(what: str, fix: str) -> NoReturn:
@@ -47,7 +47,7 @@ def fail(what: str, fix: str) -> NoReturn:
 
 
 def install() -> None:
-    """Installs the requirements beside the torch that is there, which stays."""
+    """Installs the requirements. The torch that is there stays as it is."""
     if sys.version_info < OLDEST:
         found = ".".join(map(str, sys.version_info[:3]))
         fail(f"the base image has Python {found}", "--base with Python 3.10 or newer")
@@ -86,7 +86,7 @@ def _enter_venv() -> None:
 
 
 def _pip_install(torch: str, *more: str) -> None:
-    """Runs pip, which prints as it goes on."""
+    """Runs pip, and prints what it says line by line."""
     wheels = GIVEN / "wheels"
     source = ("--no-index", "--find-links", str(wheels)) if wheels.exists() else ()
     line = (sys.executable, "-m", "pip", "install", *source, *more, "-r", "requirements.txt")

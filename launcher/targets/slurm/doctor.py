@@ -31,7 +31,7 @@ LIMIT_S = 5.0
 MUNGE = 'munge --no-input "$@" | unmunge --no-output --metadata=/dev/null "$@"'
 NOT_INSTALLED = 127
 """How the shell ends where there is no such program."""
-NO_ANSWER = "an admin: systemctl status slurmctld there; jobs that run go on without it"
+NO_ANSWER = "ask an admin for: systemctl status slurmctld; running jobs go on without it"
 FIND_MOUNT = ("findmnt", "--noheadings", "--output=FSTYPE,SOURCE", "--target")
 """Prints the type and the source of the file system that holds a folder."""
 SLURM_CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
@@ -41,9 +41,10 @@ SLURM_CONF = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm
 def diagnose_slurm(
     job: JobSpec, folder: Path, run_root: Path, limit_s: float, *, ask_nodes: bool
 ) -> Iterator[Finding]:
-    """As ``diagnose``; ``ask_nodes`` runs a test job, which must end within ``limit_s``.
+    """As ``Room.diagnose``; ``ask_nodes`` runs a test job, which must end within ``limit_s``.
 
-    ``folder`` is this machine's own; below ``run_root`` runs of the job will have theirs.
+    Only this machine sees ``folder``, which takes the batch script. ``run_root`` holds the run
+    folders.
     """
     try:
         facts = SlurmTarget(run_root).facts(job)
@@ -84,7 +85,7 @@ def diagnose_slurm(
 
 
 def _try(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """The findings of a look at the cluster, or that Slurm did not answer it."""
+    """The findings of ``look``, or one that says that Slurm did not answer."""
     try:
         yield from look()
     except SlurmError as error:
@@ -104,7 +105,7 @@ def _judge_controller(fix: str) -> Finding:
 
 
 def _judge_munge() -> Iterator[Finding]:
-    """Whether this machine's munged signs, and knows its own signature again."""
+    """Whether this machine's munged signs a message, and accepts its own signature."""
     options = (f"--socket={socket}",) if (socket := _munge_socket()) else ()
     said = short_command.ask(("sh", "-c", MUNGE, "munge", *options), LIMIT_S)
     if said is not None and said.code == NOT_INSTALLED:
@@ -119,7 +120,7 @@ def _judge_munge() -> Iterator[Finding]:
 
 
 def _munge_socket() -> str:
-    """What ``AuthInfo`` of Slurm's configuration says; empty for munge's own place."""
+    """The socket that Slurm's configuration names in ``AuthInfo``; empty where it names none."""
     for file in filter(None, (os.environ.get("SLURM_CONF"), *SLURM_CONF)):
         with contextlib.suppress(OSError):
             text = Path(file).read_text(errors="replace")

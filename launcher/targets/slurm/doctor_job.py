@@ -25,7 +25,7 @@ NAME = "launcher-doctor"
 PROGRAM, CLOCK, LOG, ANSWER = "probe.py", "clock", "log", "node.json"
 UNSEEN, UNWRITABLE, BAD_PYTHON = 3, 4, 5
 NOTICED_WITHIN_S = 60.0
-"""A file that another machine made is seen once the caches of a shared file system expire."""
+"""A shared file system shows the file of another machine once its caches have expired."""
 LOOK_S = 0.2
 ENDS = {
     UNSEEN: ("a node does not see FOLDER", "--runs FOLDER on the shared file system (df -T)"),
@@ -61,7 +61,7 @@ def run_test_job(settings: SlurmSettings, run_root: Path, limit_s: float) -> Ite
 
 
 class _TestJob:
-    """One test job, whose folder's name is its own in the queue too."""
+    """One test job; in the queue it has the name of its folder."""
 
     def __init__(self, settings: SlurmSettings, folder: Path, limit_s: float) -> None:
         self._settings, self._folder, self._limit_s = settings, folder, limit_s
@@ -102,7 +102,7 @@ class _TestJob:
         return 0
 
     def _cancel(self) -> str:
-        """Takes the job out of the queue; why it had not ended, as squeue tells it."""
+        """Takes the job out of the queue; says why it had not ended, in squeue's words."""
         out = ""
         with contextlib.suppress(SlurmError):
             own = ("squeue", "--me", "--noheader", f"--name={self._name}", "--format=%A %T (%r)")

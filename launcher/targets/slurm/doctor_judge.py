@@ -13,7 +13,7 @@ from launcher.targets.slurm.client import fix_of_refusal
 from launcher.targets.slurm.plan import parse_time_s
 
 CLOCK_LIMIT_S = 2.0
-"""Checkpoints and the report compare times of several machines."""
+"""Seconds by which clocks may differ: a report compares the times of several machines."""
 PARTITION_FORMAT = "%P|%a|%l|%F|%G"
 """For ``sinfo``: name, state, time limit, nodes as ALLOCATED/IDLE/OTHER/TOTAL, and their GPUs."""
 REASON_FORMAT = "%N|%T|%E"
@@ -41,7 +41,7 @@ def tell_partitions(lines: Iterable[str]) -> Iterator[Finding]:
 
 
 def tell_lost_nodes(lines: Iterable[str]) -> Iterator[Finding]:
-    """A row for each reason for which nodes take no jobs, as an admin or Slurm has given it."""
+    """A row for each reason why nodes take no jobs, in the words of an admin or of Slurm."""
     for line in lines:
         nodes, state, reason = line.split("|", 2)
         fix = f"scontrol show node {nodes}; an admin: scontrol update NodeName={nodes} State=RESUME"
@@ -134,10 +134,14 @@ def _told_time(seconds: float) -> str:
 
 
 def judge_clock(host: str, at: float, began: float, ended: float) -> Finding:
-    """A node's clock between two moments of this machine's, all in seconds since the epoch."""
+    """Compares a node's clock with this machine's.
+
+    ``at`` is the node's time during the test job, which ran from ``began`` to ``ended`` by this
+    machine's clock. All are in seconds since the epoch.
+    """
     off_s = max(began - at, at - ended)
     if off_s <= CLOCK_LIMIT_S:
-        told = f"as this machine's, to within the {ended - began:.0f} s of the test job"
+        told = f"equal to this machine's, as far as a test job of {ended - began:.0f} s can tell"
         return ok("clock", host, told)
     told = f"at least {off_s:.0f} s {'behind' if at < began else 'ahead of'} this machine's"
     return warning("clock", host, told, "an admin: timedatectl set-ntp true on both machines")
