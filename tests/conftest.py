@@ -148,6 +148,9 @@ SHARED = ("docker", "hosts", "slurm", "cluster", "gpu")
 def pytest_configure() -> None:
     # Started in a shell's background, pytest would hand an ignored SIGINT on to all it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Without bytecode each of the programs that tests start would compile this project anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if sys.argv[0] == "-c":
         # A process of pytest-xdist. Messages name the program, as in one that xdist did not start.
         sys.argv[0] = pytest.__main__.__file__

@@ -255,6 +255,7 @@ def test_the_start_is_measured_up_to_the_first_step(start: Callable[[int], float
     assert start(1) > 0
 
 
+@pytest.mark.slow  # peers of the strategies are compared in every CI
 def test_the_peer_in_raw_ddp_does_the_same_work() -> None:
     ours, theirs = take_pair("fast", nproc=2, shards=4, epochs=2).values()
     assert min(ours["median_step_s"], theirs["median_step_s"]) > 0

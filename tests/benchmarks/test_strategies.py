@@ -33,7 +33,7 @@ from train.workloads import charlm
 
 COUNTERS = 20_000
 """Bytes of a step beside the strategy's own: what ranks tell each other about stops."""
-FAST = {("ddp", 2), ("fsdp+tp", 2)}
+FAST = {("ddp", 2)}
 CASES = [
     pytest.param(name, nproc, marks=() if (name, nproc) in FAST else pytest.mark.slow)
     for name in FORMULAS

@@ -110,9 +110,10 @@ def test_a_killed_worker_is_started_again(launcher: Runner, nnodes: str, start: 
     assert launcher.outcome["attempts"] == 1
 
 
-@pytest.mark.parametrize("lost", [pytest.param(0, marks=SLOW), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
 @NNODES
-@pytest.mark.parametrize("start", [pytest.param("fresh", marks=SLOW), "fork"])
+@pytest.mark.parametrize("start", ["fresh", "fork"])
 def test_a_killed_node_is_replaced(
     launcher: Runner, tmp_path: Path, nnodes: str, start: str, lost: int
 ) -> None:

@@ -31,15 +31,15 @@ def four_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture(scope="session")
 def four_engines(four_hosts: Network) -> Network:
-    """Engines of the hosts' own: the first two hold the image, the others do not."""
+    """An engine on each host; the first one holds the image."""
+    for host in four_hosts.hosts:
+        if not host.has_engine:
+            host.start_engine()
     first = four_hosts.hosts[0]
-    first.start_engine()
     save = subprocess.Popen(["docker", "save", DOCKER_IMAGE], stdout=subprocess.PIPE)
     socket = f"unix://{first.folder}/docker.sock"
     subprocess.run(["docker", "--host", socket, "load", "-q"], stdin=save.stdout, check=True)
     assert save.wait() == 0
-    for host in four_hosts.hosts[1:]:
-        host.start_engine()
     return four_hosts
 
 

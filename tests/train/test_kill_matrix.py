@@ -1,7 +1,12 @@
-"""Every fault in every phase, in real processes: each run ends with the undisturbed weights."""
+"""Every fault in every phase, in real processes: each run ends with the undisturbed weights.
+
+Each kind of fault has one run, which meets it in all phases. The ranks take turns, so that each
+rank meets each kind, and a fault in each phase.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -19,6 +24,8 @@ KINDS = ("kill", "term", "raise", "hang")
 RANKS = ("first", "last")
 PHASES = ("forward", "collective", "writing", "unproven", "unnamed")
 STEPS, BATCH, SHARDS = 60, 24, 4
+LIMIT_S = 540
+"""For a run on a machine that does other things too."""
 
 JOB = f"""
 name: faulty
@@ -50,7 +57,7 @@ def run(folder: Path, clean: dict[str, str], faults: list[str]) -> tuple[dict, s
         env={**clean, "FAULTS": " ".join(faults)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=LIMIT_S,
     )
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
@@ -59,17 +66,17 @@ def run(folder: Path, clean: dict[str, str], faults: list[str]) -> tuple[dict, s
     return json.loads((folder / "runs/latest/outcome.json").read_text()), said
 
 
-def test_a_few_faults_leave_no_trace_in_the_weights(tmp_path, clean, undisturbed):
-    faults = ["kill:last:collective", "kill:first:unproven"]
-    outcome, _ = run(tmp_path, clean, faults)
+def test_a_worker_killed_in_a_save_leaves_no_trace_in_the_weights(tmp_path, clean, undisturbed):
+    outcome, _ = run(tmp_path, clean, ["kill:first:unproven"])
     assert outcome["metrics"]["weights_sha256"] == undisturbed
     assert outcome["metrics"]["resumed_from_step"] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_fault_leaves_no_trace_in_the_weights(tmp_path, clean, undisturbed, kind, rank, phase):
-    outcome, _ = run(tmp_path, clean, [f"{kind}:{rank}:{phase}"])
+def test_a_fault_in_each_phase_leaves_no_trace_in_the_weights(tmp_path, clean, undisturbed, kind):
+    ranks = itertools.cycle(RANKS if KINDS.index(kind) % 2 else reversed(RANKS))
+    faults = [f"{kind}:{rank}:{phase}" for phase, rank in zip(PHASES, ranks, strict=False)]
+    outcome, _ = run(tmp_path, clean, faults)
     assert outcome["metrics"]["weights_sha256"] == undisturbed

@@ -123,14 +123,8 @@ def launch(
     )
 
 
-@pytest.mark.parametrize(
-    ("rank", "start"),
-    [
-        ("1", "fork"),
-        pytest.param("0", "fork", marks=pytest.mark.slow),
-        pytest.param("0", "fresh", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # test_elastic shows in every CI what is committed and restored
+@pytest.mark.parametrize(("rank", "start"), [("1", "fork"), ("0", "fresh")])
 def test_a_killed_worker_costs_the_elastic_example_nothing_but_time(tmp_path, clean, rank, start):
     done = launch(tmp_path, clean, "--set", f"start={start}", KILL_RANK=rank, KILL_AT="33")
     assert done.returncode == 0, done.stdout + done.stderr

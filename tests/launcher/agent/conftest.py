@@ -17,7 +17,7 @@ from tests.launcher.agent.place import Place
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("archive") / "agent.pyz"
-    path.write_bytes(render_agent_archive(read_agent_sources()))
+    path.write_bytes(render_agent_archive(read_agent_sources(), bytecode=True))
     return path
 
 

@@ -78,7 +78,7 @@ class Telling(pl.Callback):
               SLURMEnvironment.detect(), flush=True)
 
 pl.Trainer(
-    accelerator="cpu", devices=2, num_nodes=1, strategy="ddp", max_steps=1, logger=False,
+    accelerator="cpu", devices=1, num_nodes=1, strategy="ddp", max_steps=1, logger=False,
     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     limit_val_batches=0, callbacks=[Telling()],
 ).fit(BoringModel())
@@ -127,11 +127,10 @@ def test_what_the_job_itself_sets_reaches_the_worker_all_the_same(started: Place
 def test_a_trainer_under_srun_takes_its_world_from_the_launcher(started: Place) -> None:
     pytest.importorskip("lightning.pytorch")
     started.write(TRAINER)
-    started.plan(nproc=2)
+    started.plan()
     assert started.run() == 0, started.console()
-    for rank in range(2):
-        expected = f"TorchElasticEnvironment 2 {rank} False False"
-        assert expected in started.stdout(rank).splitlines(), started.console()
+    expected = "TorchElasticEnvironment 1 0 False False"
+    assert expected in started.stdout().splitlines(), started.console()
 
 
 @pytest.mark.slow
