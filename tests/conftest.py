@@ -141,8 +141,8 @@ ENGINES: dict[str, Callable[[], str]] = {
 """Marker -> why its engine cannot be used here, empty where it can."""
 
 
-SHARED = ("docker", "hosts", "slurm", "cluster", "gpu")
-"""Engines of which there is one: their tests run one after the other, the longest sum first."""
+SHARED = ("hosts", "slurm", "cluster", "gpu")
+"""Engines of which there is one: their tests run one after the other."""
 
 
 def pytest_configure() -> None:
@@ -158,17 +158,26 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says what stays in one process where ``make test`` runs several: an engine's tests, and
-    those of one file, which share fixtures. Engines come first, since each takes long.
+    """Says what stays in one process where ``make test`` runs several: an engine's tests, those
+    with containers of one folder, which find each other's, and those of one file, which share
+    fixtures. A test that names a group of its own takes very long: it starts first.
     """
 
     def group_of(item: pytest.Item) -> str:
+        if own := item.get_closest_marker("xdist_group"):
+            return str(own.args[0])
         held = [marker for marker in SHARED if item.get_closest_marker(marker)]
-        return held[-1] if held else item.location[0]
+        if held:
+            return held[-1]
+        file = item.location[0]
+        return os.path.dirname(file) if item.get_closest_marker("docker") else file
 
+    def start_of(item: pytest.Item) -> int:
+        return 0 if item.get_closest_marker("xdist_group") else 1 + group_of(item).endswith(".py")
+
+    items.sort(key=start_of)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
-    items.sort(key=lambda item: group_of(item) not in SHARED)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

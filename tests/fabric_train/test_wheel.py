@@ -15,7 +15,7 @@ from tests.training import clean_environment
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train.py"
-JOB = "name: own\ncommand: [train.py]\nnproc_per_node: 2\ncheckpoint_dir: checkpoints\n"
+JOB = "name: own\ncommand: [train.py]\nnproc_per_node: 1\ncheckpoint_dir: checkpoints\n"
 
 
 def call(*argv: str | Path, cwd: Path) -> str:

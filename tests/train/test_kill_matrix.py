@@ -1,12 +1,11 @@
 """Every fault in every phase, in real processes: each run ends with the undisturbed weights.
 
-Each kind of fault has one run, which meets it in all phases. The ranks take turns, so that each
-rank meets each kind, and a fault in each phase.
+Each kind of fault has one run, which meets it in all phases. Each rank meets each kind, and a
+fault in each phase.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -21,8 +20,11 @@ from train.loop import train
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "faulty.py"
 KINDS = ("kill", "term", "raise", "hang")
-RANKS = ("first", "last")
 PHASES = ("forward", "collective", "writing", "unproven", "unnamed")
+RANKS = ("last", "first", "last", "last", "first")
+"""Which rank meets the fault, by phase; with every other kind it is the other rank. Where the
+first rank raises in a save, the training goes on: that is the last fault of its run."""
+OTHER = {"first": "last", "last": "first"}
 STEPS, BATCH, SHARDS = 60, 24, 4
 LIMIT_S = 540
 """For a run on a machine that does other things too."""
@@ -76,7 +78,7 @@ def test_a_worker_killed_in_a_save_leaves_no_trace_in_the_weights(tmp_path, clea
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_in_each_phase_leaves_no_trace_in_the_weights(tmp_path, clean, undisturbed, kind):
-    ranks = itertools.cycle(RANKS if KINDS.index(kind) % 2 else reversed(RANKS))
-    faults = [f"{kind}:{rank}:{phase}" for phase, rank in zip(PHASES, ranks, strict=False)]
+    ranks = [OTHER[rank] for rank in RANKS] if KINDS.index(kind) % 2 else RANKS
+    faults = [f"{kind}:{rank}:{phase}" for phase, rank in zip(PHASES, ranks, strict=True)]
     outcome, _ = run(tmp_path, clean, faults)
     assert outcome["metrics"]["weights_sha256"] == undisturbed

@@ -64,6 +64,7 @@ def lose_packets(container: Any, probability: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("false losses")  # an hour beside all other tests, and not after them
 @pytest.mark.timeout(SOAK_S + 600)
 @pytest.mark.skipif(
     shutil.which("iptables") is None or os.getuid() != 0,

@@ -60,22 +60,11 @@ def test_output_is_whole_lines_whatever_bytes_a_worker_writes(launcher: Runner) 
 
 def test_a_failing_script_is_exit_1_and_the_first_rank_is_named(launcher: Runner) -> None:
     launcher.write((ROOT / "tests/examples/failing.py").read_text())
-    done = launcher(
-        "run",
-        "job.yaml",
-        "--on",
-        "local",
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "2",
-        "--",
-        "3",
-    )
+    done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2")
     assert done.returncode == 1, done.stderr
     failure = launcher.outcome["failure"]
-    assert (failure["first"]["rank"], failure["first"]["node_index"]) == (3, 1)
-    assert "first failure: rank 3 on node 1:" in done.stderr
+    assert (failure["first"]["rank"], failure["first"]["node_index"]) == (1, 1)
+    assert "first failure: rank 1 on node 1:" in done.stderr
     assert "fell with it: rank 0 on node 0" in done.stderr
     assert any("raise" in line for line in failure["first"]["log_tail"])
 
