@@ -14,7 +14,6 @@ from benchmarks.manifests import manifests
 from benchmarks.output import outputs
 from benchmarks.own_script import own_scripts
 from benchmarks.plan import plans
-from benchmarks.pods import pods
 from benchmarks.recovery import losses, recoveries
 from benchmarks.rendezvous import rendezvous
 from benchmarks.save import resumes, saves
@@ -33,7 +32,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "plan": Benchmark(trials=plans, limit_s=60),
     "manifests": Benchmark(trials=manifests, limit_s=60),
     "check": Benchmark(trials=checks, limit_s=300),
-    "pods": Benchmark(trials=pods, limit_s=300, pairs=3),
     "output": Benchmark(trials=outputs, limit_s=180),
     "step": Benchmark(trials=steps, limit_s=120),
     "strategies": Benchmark(trials=strategies, limit_s=120),

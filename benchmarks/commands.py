@@ -11,6 +11,7 @@ import resource
 import select
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -201,6 +202,13 @@ def find_torchx(environ: Mapping[str, str]) -> str | None:
     """TorchX by the variable TORCHX, beside this interpreter, or on PATH; None without it."""
     beside = Path(sys.executable).with_name("torchx")
     return environ.get("TORCHX") or (str(beside) if beside.exists() else shutil.which("torchx"))
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on by now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait(child: subprocess.Popen[bytes], timeout_s: float) -> int:

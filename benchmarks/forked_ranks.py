@@ -6,7 +6,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import traceback
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 import torch._dynamo  # an optimizer's first step imports it, which takes 2 s in every rank
 
+from benchmarks.commands import free_port
 from benchmarks.measure import BenchmarkError
 
 Sample = dict[str, Any]
@@ -49,7 +49,7 @@ class Training:
 def forked(rank: Rank, nproc: int) -> Iterator[Training]:
     """A training, whose ranks are killed at the end."""
     fork = multiprocessing.get_context("fork")
-    port = find_free_port()
+    port = free_port()
     processes, pipes = [], []
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -93,12 +93,6 @@ def await_turn(pipe: Connection) -> None:
     if not pipe.poll(LIMIT_S):
         raise BenchmarkError(f"the other side's turn took more than {LIMIT_S:g} s")
     pipe.recv()
-
-
-def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def enter(rank: Rank, folder: str, number: int, nproc: int, port: int, pipe: Connection) -> None:

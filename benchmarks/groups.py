@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.commands import ROOT, find_torchrun
+from benchmarks.commands import ROOT, find_torchrun, free_port
 from benchmarks.trees import Trees
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint
 from launcher.contract.node_plan import Elastic, NodePlan
@@ -185,9 +184,3 @@ def group_of(setting: Setting) -> Iterator[Group]:
         Trees(Path(folder), ENVIRONMENT) as trees,
     ):
         yield Group(setting, trees)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.commands import ROOT, find_launcher, find_torchrun, run
+from benchmarks.commands import ROOT, find_launcher, find_torchrun, free_port, run
 from benchmarks.groups import (
     BUSY,
     ENVIRONMENT,
@@ -24,7 +24,6 @@ from benchmarks.groups import (
     SCRIPT,
     Collective,
     find_first,
-    free_port,
     parse_collectives,
 )
 from benchmarks.measure import BenchmarkError, Goal

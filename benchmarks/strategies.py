@@ -1,4 +1,4 @@
-"""``strategies``: each way of using several processes, beside plain PyTorch code for it."""
+"""``strategies``: ways of using several processes, beside plain PyTorch code for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIED = CLASSES * WIDTH
 FREES_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 """For memory: else glibc keeps what is freed for later, more than a strategy holds. For step times
 its default, as people run it."""
-EVERY, TENSOR = 4, 2
+TENSOR = 2
 
 Formula = Callable[[int], float]
 """Bytes that the busiest process sends in a step, by the number of processes."""
@@ -37,13 +37,6 @@ Formula = Callable[[int], float]
 def all_reduce(elements: float, processes: int) -> float:
     """Bytes of a ring that adds up 32-bit numbers."""
     return 8 * elements * (processes - 1) / processes
-
-
-def send_ddp2(processes: int) -> float:
-    """Outputs and targets are gathered, and each rank gets the gradients of its own outputs."""
-    outputs = BATCH * CONTEXT * CLASSES
-    exchanged = (2 * 4 * outputs + 8 * BATCH * CONTEXT) * (processes - 1) / processes
-    return all_reduce(WEIGHTS, processes) + exchanged
 
 
 def send_fsdp(processes: int, weights: float = WEIGHTS, units: float = UNIT_WEIGHTS) -> float:
@@ -83,15 +76,12 @@ def send_powersgd(processes: int) -> float:
 
 FORMULAS: dict[str, Formula] = {
     "ddp": lambda processes: all_reduce(WEIGHTS, processes),
-    "ddp2": send_ddp2,
     "fsdp": send_fsdp,
     "tp": send_tp,
     "fsdp+tp": send_fsdp_tp,
     "pipeline": send_pipeline,
     "powersgd": send_powersgd,
     "fp16": lambda processes: all_reduce(WEIGHTS, processes) / 2,
-    "local_sgd": lambda processes: all_reduce(WEIGHTS, processes) / EVERY,
-    "diloco": lambda processes: all_reduce(WEIGHTS, processes) / EVERY,
 }
 """What docs/strategies.md says, for this model, over gloo."""
 

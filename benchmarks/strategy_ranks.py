@@ -25,12 +25,12 @@ import torch
 import train.loop
 from benchmarks.forked_ranks import Training, answer, await_turn, forked
 from benchmarks.peers import plain_strategies
-from benchmarks.peers.plain_strategies import EVERY, POWERSGD_AFTER
+from benchmarks.peers.plain_strategies import POWERSGD_AFTER
 from fabric_train.worker_env import parse_worker_env
 from train.config import parse_config
 
-ROUND = EVERY
-"""Steps of a round, in which local_sgd and diloco send once."""
+ROUND = 4
+"""Steps of a round."""
 ROUNDS = 5
 """Rounds that are timed; one more before them is not."""
 BATCH = 8
@@ -40,8 +40,6 @@ OPTIONS = (
 )
 OURS: dict[str, tuple[str, ...]] = {
     "powersgd": (f"--strategy_options.start_powerSGD_iter={POWERSGD_AFTER}",),
-    "local_sgd": (f"--strategy_options.every={EVERY}",),
-    "diloco": (f"--strategy_options.every={EVERY}",),
 }
 """Options of our side that are not the defaults."""
 _BYTES_SENT_AT, _TCP_INFO_LENGTH = 200, 208

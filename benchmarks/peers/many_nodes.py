@@ -18,7 +18,6 @@ import logging
 import os
 import select
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ import psutil
 import torch.distributed.elastic.rendezvous.registry as registry
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
+from benchmarks.commands import free_port
 from launcher.agent import processes
 from launcher.agent.roster.backend import create_handler, register
 from launcher.agent.roster.handler import RosterHandler
@@ -215,7 +215,7 @@ def main(side: str, nodes: int, limit_s: float) -> None:
     register()
     store = serve_forked(0) if side == "roster" else None
     # A port of the store's own for the other side: its first node listens there.
-    port = store.port if store else _free_port()
+    port = store.port if store else free_port()
     gc.collect()
     gc.freeze()
     names = ("sealed_s", "leader_s", "store_s", "pace", "told_s")
@@ -228,12 +228,6 @@ def main(side: str, nodes: int, limit_s: float) -> None:
             if store:
                 store.stop()
     print(json.dumps(dict.fromkeys(names) | found))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Each strategy as one writes it with PyTorch alone: the peer of ``strategies``.
+"""Strategies as one writes it with PyTorch alone: the peer of ``strategies``.
 
 Model, data, micro-batches, order of the samples, optimizer and learning rates are those of
 ``python -m train --workload charlm``, and so are the losses, as a test compares. A function for
@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as differentiable
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -40,12 +38,9 @@ from train.workloads import charlm
 Step = Callable[[Tensor, Tensor], Tensor]
 BuildOptimizer = Callable[[Any], Optimizer]
 
-EVERY = 4
-"""Steps between two averages of local_sgd and diloco, here and in the options of our side."""
 POWERSGD_AFTER = 2
 """Steps that are sent whole, the fewest that torch allows."""
 TENSOR_RANKS = 2
-OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 
 
 def train(name: str, config: TrainConfig, after_step: Callable[[Tensor], None]) -> None:
@@ -110,23 +105,6 @@ def wrap(model: nn.Module, **options: Any) -> DistributedDataParallel:
 def build_ddp(model: nn.Module, build_optimizer: BuildOptimizer) -> Step:
     ddp = wrap(model)
     return partial(step_once, ddp, build_optimizer(ddp.parameters()))
-
-
-def build_ddp2(model: nn.Module, build_optimizer: BuildOptimizer) -> Step:
-    ddp = wrap(model)
-    optimizer = build_optimizer(ddp.parameters())
-
-    def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = torch.cat(differentiable.all_gather(ddp(inputs)))
-        everything = [torch.empty_like(targets) for _ in range(dist.get_world_size())]
-        dist.all_gather(everything, targets)
-        loss = mean_loss(outputs, torch.cat(everything))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
 
 
 def build_fp16(model: nn.Module, build_optimizer: BuildOptimizer) -> Step:
@@ -245,58 +223,12 @@ def build_pipeline(model: nn.Module, build_optimizer: BuildOptimizer) -> Step:
     return step
 
 
-def build_local_sgd(model: nn.Module, build_optimizer: BuildOptimizer) -> Step:
-    optimizer = build_optimizer(model.parameters())
-    averager = PeriodicModelAverager(period=EVERY)
-    averager.step = 1  # the first mean after EVERY steps, not before the first
-
-    def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        loss = mean_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        # Before the gradients go: the averager leaves out weights that have none.
-        averager.average_parameters(model.parameters())
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
-
-
-def build_diloco(model: nn.Module, build_optimizer: BuildOptimizer) -> Step:
-    optimizer = build_optimizer(model.parameters())
-    weights = list(model.parameters())
-    anchor = [weight.detach().clone() for weight in weights]
-    outer = torch.optim.SGD(anchor, lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True)
-    steps = 0
-
-    def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        nonlocal steps
-        loss = step_once(model, optimizer, inputs, targets)
-        steps += 1
-        if steps % EVERY == 0:
-            with torch.no_grad():
-                for weight, before in zip(weights, anchor, strict=True):
-                    before.grad = before - weight
-                    dist.all_reduce(before.grad)
-                    before.grad /= dist.get_world_size()
-                outer.step()
-                outer.zero_grad(set_to_none=True)
-                for weight, before in zip(weights, anchor, strict=True):
-                    weight.copy_(before)
-        return loss
-
-    return step
-
-
 STRATEGIES: dict[str, Callable[[nn.Module, BuildOptimizer], Step]] = {
     "ddp": build_ddp,
-    "ddp2": build_ddp2,
     "fsdp": build_fsdp,
     "tp": build_tp,
     "fsdp+tp": build_fsdp_tp,
     "pipeline": build_pipeline,
     "powersgd": build_powersgd,
     "fp16": build_fp16,
-    "local_sgd": build_local_sgd,
-    "diloco": build_diloco,
 }

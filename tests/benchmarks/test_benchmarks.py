@@ -22,7 +22,6 @@ from benchmarks.manifests import KINDS, plan_and_render_kind
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.page import BEGIN, END
 from benchmarks.plan import plan_and_render
-from benchmarks.pods import read_memory
 from benchmarks.start import start_launcher, start_torchrun
 from benchmarks.step_ranks import take_pair
 from benchmarks.trials import Benchmark, Trial, compare, measure
@@ -260,9 +259,3 @@ def test_the_peer_in_raw_ddp_does_the_same_work() -> None:
     ours, theirs = take_pair("fast", nproc=2, shards=4, epochs=2).values()
     assert min(ours["median_step_s"], theirs["median_step_s"]) > 0
     assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)
-
-
-@pytest.mark.parametrize("side", ["launcher", "peer"])
-def test_both_sides_follow_every_pod(side: str) -> None:
-    pytest.importorskip("kubernetes")
-    assert read_memory(side, pods=2, lines=3) > 1

@@ -21,7 +21,6 @@ from benchmarks import (
     output,
     own_script,
     plan,
-    pods,
     save,
     start,
     step,
@@ -117,16 +116,6 @@ def test_one_of_many_is_compared_with_one_of_few(patch: Patch) -> None:
 def test_each_kind_of_manifest_has_a_goal(patch: Patch) -> None:
     patch(manifests, "plan_and_render_kind", lambda kind, nodes: 0.5)
     assert [row.ok for row in rows_of("manifests")] == [True] * len(manifests.KINDS)
-
-
-def test_memory_of_followers_is_compared_with_a_peer_and_with_fewer_lines(patch: Patch) -> None:
-    def read(side: str, pods: int, lines: int) -> float:
-        return 10.0 * lines ** (side == "launcher")
-
-    patch(pods, "read_memory", read)
-    rows = rows_of("pods")
-    assert ratios(rows) == [100.0, 100.0]
-    assert [row.theirs and row.theirs.unit for row in rows] == ["MB", "MB"]
 
 
 def test_output_is_compared_for_each_engine(patch: Patch) -> None:
