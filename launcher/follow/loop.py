@@ -105,6 +105,8 @@ class Follower:
         submitted = False
         try:
             try:
+                if self.stop_reason is not None:
+                    raise KeyboardInterrupt
                 self._target.submit(self._driver.plan)
             finally:
                 self._tell_notes()

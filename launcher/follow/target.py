@@ -170,7 +170,7 @@ class Target(ABC):
         self.code: PackedCode | None = None
         """The training code; set before ``facts`` where the target sends it, and the job has it."""
         self.is_sending = False
-        """Whether ``submit`` only brings what nodes start from: an interrupt ends that at once."""
+        """Whether no node has started, and an interrupt ends what ``submit`` sends at once."""
         self.there: NodesThere | None = None
         """The nodes that are there before the run is planned; None where the job says how many."""
         self.notes: list[str] = []

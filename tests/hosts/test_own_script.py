@@ -13,7 +13,7 @@ import pytest
 
 from launcher.runs.folder import find_run
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.settings import Host
+from launcher.targets.hosts.settings import LEASE_DIR, Host
 from launcher.targets.hosts.target import HostsTarget
 from tests.hosts.places import HOME, Network, sh, wait_until
 from tests.hosts.typist import STATE, Typist
@@ -164,6 +164,8 @@ def test_an_interrupt_while_code_is_sent_leaves_nothing(
 ) -> None:
     (project.folder / "large.bin").write_bytes(os.urandom(60 << 20))
     before = archives(four_hosts)
+    for host in four_hosts.hosts:
+        host.run("rm", "-rf", LEASE_DIR)  # An earlier run's lease files stay there.
     launcher = project.start("run", "train.py", "--nnodes", "2", *PYTHON)
     wait_until(lambda: project.run_ids() and is_held(four_hosts), 60)
     time.sleep(wait_s)

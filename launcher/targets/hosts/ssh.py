@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
@@ -137,8 +137,13 @@ class Ssh:
         items = list(items)
         if not items:
             return []
-        with ThreadPoolExecutor(max_workers=min(len(items), MAX_AT_ONCE)) as pool:
+        pool = ThreadPoolExecutor(max_workers=min(len(items), MAX_AT_ONCE))
+        try:
             futures = [pool.submit(work, item) for item in items]
+            wait(futures)
+        finally:
+            # An interrupt must not wait here: the caller ends what the threads wait for.
+            pool.shutdown(wait=False, cancel_futures=True)
         errors = [error for error in (future.exception() for future in futures) if error]
         for error in errors:
             if not isinstance(error, TargetError):
@@ -188,11 +193,11 @@ class Ssh:
             yield opened
         except KeyboardInterrupt:
             # Threads may still send, and a close waits for them.
-            for session in opened.values():
+            for session in list(opened.values()):
                 session.kill()
             raise
         finally:
-            self.close(opened.values())
+            self.close(list(opened.values()))
 
     def close(self, sessions: Iterable[Session]) -> None:
         """Ends them, all at once."""

@@ -72,6 +72,8 @@ class HostsTarget(Target):
     ) -> None:
         """``filters`` hold for the inventory that a job names."""
         super().__init__()
+        # From the start: an interrupt just before ``submit`` must not wait until all is sent.
+        self.is_sending = True
         self._run_root, self._inventory = run_root, inventory
         self._ssh: Ssh | None = None
         self._filters = filters or {}

@@ -220,6 +220,25 @@ class AwayTarget(ScriptedTarget):
         return super().observe(plan)
 
 
+def test_an_interrupt_before_the_submission_starts_nothing(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    plan, clock = make_plan(nnodes=1, engine="agent"), FakeClock()
+    target = ScriptedTarget(clock, [(0, [RUNS])])
+    run = RunFolder(tmp_path / plan.run_id)
+    run.create(plan, "", 0.0)
+    follower = Follower(
+        run, plan, target, Console(io.StringIO(), terminal=False, colour=False), clock
+    )
+    follower.interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        follower.follow()
+    assert target.started == []
+    outcome = run.read_outcome()
+    assert outcome is not None
+    assert outcome.reason == "interrupted"
+
+
 class FailingFolder(RunFolder):
     """On a file server that is started anew for some seconds, from its first on."""
 
