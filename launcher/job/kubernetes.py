@@ -108,7 +108,7 @@ class KubernetesSpec(Section):
     """Taints that the pods put up with; that of NVIDIA's GPUs is added where GPUs are asked for."""
     whole_node: Annotated[Flag, Field(examples=[True])] = False
     """Whether no two pods of the job may share a node. Otherwise they are spread where possible."""
-    gang: Literal["volcano", "coscheduling", "kueue"] | None = None
+    gang: Literal["volcano", "kueue"] | None = None
     """Who sees to it that the pods start together or not at all. Left out: nobody."""
     queue: ObjectName | None = None
     """The queue, with ``gang``; Kueue needs one."""

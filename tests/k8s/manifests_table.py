@@ -73,11 +73,11 @@ OF_ANY_KIND: dict[str, Fields] = {
     "long": LONG,
     "code": WITH_CODE,
     "everything": {**FIXED, **GPUS, "kubernetes": PLACED},
-    **{name: gang(FIXED, name) for name in ("volcano", "coscheduling", "kueue")},
+    **{name: gang(FIXED, name) for name in ("volcano", "kueue")},
 }
 OF_ELASTIC_KINDS: dict[str, Fields] = {
     "elastic": ELASTIC,
-    **{f"elastic-{name}": gang(ELASTIC, name) for name in ("volcano", "coscheduling", "kueue")},
+    **{f"elastic-{name}": gang(ELASTIC, name) for name in ("volcano", "kueue")},
 }
 STATIC: dict[str, Fields] = {
     "static": {**FIXED, "rdzv": {"backend": "static"}},

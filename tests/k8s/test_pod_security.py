@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render import render_losses
 from tests.k8s.manifests_table import KINDS, TABLE, manifest_of, plan_of, pod_specs
 
@@ -58,7 +57,7 @@ def test_every_pod_is_admissible_and_a_job_that_asks_for_nothing_loses_nothing(n
         assert pod["automountServiceAccountToken"] is False
         assert pod["enableServiceLinks"] is False
         assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsUser"] > 0
-    losses = render_losses(PodSettings.of(plan_of(**TABLE[name])))
+    losses = render_losses(plan_of(**TABLE[name]))
     # The operator's init container waits for the Master: it comes with Workers alone.
     has_init_container = "static" in name and name != "pytorchjob-static-alone"
     assert bool(losses) == (has_init_container or opts_in)

@@ -104,7 +104,7 @@ class _Diagnosis:
         ):
             yield from self._asking(check, f"namespace {self._namespace}", work)
         fix = "take it out of the job where it is enforced"
-        for loss in render_losses(PodSettings.of(self._plan)):
+        for loss in render_losses(self._plan):
             yield warning("pod security", "job", loss, fix)
 
     def _asking(

@@ -98,8 +98,6 @@ class PodSettings(TargetSettings):
     rdma_devices: int = 0
     probe_port: int | None = HEALTH_PORT
     start_limit_s: int = START_LIMIT_S
-    waits_for_master: bool = False
-    """Whether the operator gives Workers an init container that waits for the Master."""
 
     @property
     def claims(self) -> tuple[str, ...]:
@@ -154,7 +152,6 @@ def plan_pods(job: JobSpec) -> PodSettings:
         # On a machine's network another job may have the port: nothing is probed unless asked.
         probe_port=port or (None if spec.host_network else HEALTH_PORT),
         start_limit_s=spec.start_limit_s,
-        waits_for_master=has_master and job.nnodes.max > 1,
     )
 
 

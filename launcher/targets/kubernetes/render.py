@@ -94,10 +94,11 @@ def render_manifest(
     )
 
 
-def render_losses(pods: PodSettings) -> tuple[str, ...]:
+def render_losses(plan: LaunchPlan) -> tuple[str, ...]:
     """Why Pod Security ``restricted`` does not admit the pods, in a line for each cause."""
+    pods = PodSettings.of(plan)
     causes = {
-        "the operator's init container of Master jobs": pods.waits_for_master,
+        "the operator's init container of Master jobs": pods.has_master and len(plan.nodes) > 1,
         "kubernetes.host_network": pods.host_network,
         "resources.rdma, which needs the right to lock memory": pods.rdma_devices,
     }
@@ -152,14 +153,7 @@ def _needs(plan: LaunchPlan, pods: PodSettings) -> list[str]:
 
 
 def _notes(plan: LaunchPlan, pods: PodSettings) -> list[str]:
-    notes = list(render_losses(pods))
-    if pods.has_master:
-        notes.append(
-            "a group of fixed size; when a pod is lost the workers of all fail, their containers "
-            "restart in place, and the training goes on from its last checkpoint"
-        )
-    if pods.kind == "jobset":
-        notes.append("when a pod is lost all of them are started again, as often as maxRestarts")
+    notes = list(render_losses(plan))
     if pods.checkpoint is None:
         notes.append("checkpoints lie on each pod's own disk and are lost with it")
     return notes

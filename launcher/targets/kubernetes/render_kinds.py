@@ -34,15 +34,12 @@ for StartError."""
 LOSSES_PER_NODE = 3
 """How many pods may fail for each node of the job, for causes that are worth a retry."""
 
-SCHEDULER_NAMES = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
-WAIT_LIMIT_S = 300
-"""How long a gang holds the pods that were placed, while it waits for the others."""
+VOLCANO = "volcano"
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_MIN = "kueue.x-k8s.io/job-min-parallelism"
 KUEUE_EQUAL = "kueue.x-k8s.io/job-completions-equal-parallelism"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
-COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 
 
 def _object(api_version: str, kind: str, metadata: Object, spec: Object) -> Object:
@@ -98,12 +95,9 @@ def _run_policy(plan: LaunchPlan) -> Object:
     if pods.has_master:
         # One failure restarts the containers of all pods, and the operator counts each of them.
         policy["backoffLimit"] = node.max_restarts * len(plan.nodes)
-    if pods.gang in SCHEDULER_NAMES:
+    if pods.gang == VOLCANO:
         policy["schedulingPolicy"] = given(
-            minAvailable=node.min_nodes,
-            scheduleTimeoutSeconds=WAIT_LIMIT_S,
-            queue=pods.queue,
-            priorityClass=pods.priority_class,
+            minAvailable=node.min_nodes, queue=pods.queue, priorityClass=pods.priority_class
         )
     return policy
 
@@ -115,15 +109,13 @@ def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
     """The agent's ConfigMap, the runtime that holds the pod, and the TrainJob that names it."""
     pods, api = PodSettings.of(plan), f"{TRAINER}/v1alpha1"
     nodes, workers = len(plan.nodes), plan.nodes[0].nproc_per_node
-    policies = {"volcano": {}, "coscheduling": {"scheduleTimeoutSeconds": WAIT_LIMIT_S}}
-    gang = {name: policy for name, policy in policies.items() if name == pods.gang}
-    in_queue = pods.gang == "volcano" and pods.queue is not None
+    in_queue = pods.gang == VOLCANO and pods.queue is not None
     queue = {"metadata": {"annotations": {VOLCANO_QUEUE: pods.queue}}} if in_queue else {}
     metadata = render_metadata(plan)
     metadata["labels"] = {**metadata["labels"], f"{TRAINER}/framework": "torch"}
     runtime = {
         "mlPolicy": {"numNodes": nodes, "torch": {}},
-        **({"podGroupPolicy": gang} if gang else {}),
+        **({"podGroupPolicy": {VOLCANO: {}}} if pods.gang == VOLCANO else {}),
         "template": {**queue, "spec": _trainer_jobset(plan)},
     }
     job = {
@@ -240,32 +232,23 @@ def _gang_metadata(plan: LaunchPlan, *, may_shrink: bool = False) -> Object:
 
 
 def _pod_group(plan: LaunchPlan) -> list[Object]:
-    """The PodGroup of pods that no operator makes one for."""
+    """Volcano's PodGroup of pods that no operator makes one for."""
     pods = PodSettings.of(plan)
-    spec: Object = {"minMember": plan.nodes[0].min_nodes}
-    if pods.gang == "volcano":
-        api = "scheduling.volcano.sh/v1beta1"
-        spec |= given(queue=pods.queue, priorityClassName=pods.priority_class)
-    elif pods.gang == "coscheduling":
-        api = "scheduling.x-k8s.io/v1alpha1"
-        spec |= {"scheduleTimeoutSeconds": WAIT_LIMIT_S}
-    else:
+    if pods.gang != VOLCANO:
         return []
-    return [_object(api, "PodGroup", render_metadata(plan), spec)]
+    spec = given(
+        minMember=plan.nodes[0].min_nodes, queue=pods.queue, priorityClassName=pods.priority_class
+    )
+    return [_object("scheduling.volcano.sh/v1beta1", "PodGroup", render_metadata(plan), spec)]
 
 
 def _in_gang(plan: LaunchPlan, template: Object, *, own_group: bool) -> Object:
     """The pod template under its gang's scheduler; ``own_group``: in ``_pod_group``'s."""
-    gang = PodSettings.of(plan).gang
-    if gang not in SCHEDULER_NAMES:
+    if PodSettings.of(plan).gang != VOLCANO:
         return template
-    metadata = dict(template["metadata"])
-    if own_group and gang == "volcano":
-        metadata["annotations"] = {VOLCANO_GROUP: plan.job_name}
-    elif own_group:
-        metadata["labels"] = {**metadata["labels"], COSCHEDULING_GROUP: plan.job_name}
-    spec = {"schedulerName": SCHEDULER_NAMES[gang], **template["spec"]}
-    return {"metadata": metadata, "spec": spec}
+    group = {"annotations": {VOLCANO_GROUP: plan.job_name}} if own_group else {}
+    spec = {"schedulerName": VOLCANO, **template["spec"]}
+    return {"metadata": {**template["metadata"], **group}, "spec": spec}
 
 
 RENDERERS: Mapping[str, Callable[[LaunchPlan], tuple[Object, ...]]] = {

@@ -91,7 +91,7 @@ class KubernetesTarget(Target):
                 f"context {cluster.context} skips TLS verification: whoever is on the way to "
                 "the cluster can read and change what is sent (insecure-skip-tls-verify)"
             )
-        self.notes += render_losses(PodSettings.of(plan))
+        self.notes += render_losses(plan)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> RenderedManifest:
         """The objects of all nodes, whatever ``only`` says: a cluster has no others."""
@@ -104,7 +104,7 @@ class KubernetesTarget(Target):
         return read_kept_code(Path(plan.run_dir))
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
-        self.notes += render_losses(PodSettings.of(plan))
+        self.notes += render_losses(plan)
         return render_manifest(plan, code=self._code_of(plan), made_by=made_by).yaml()
 
     # -- while it runs ---------------------------------------------------------------------------
