@@ -41,7 +41,7 @@ WHOLE = (
     *("pytorchjob-plain", "pytorchjob-elastic", "pytorchjob-static", "pytorchjob-everything"),
     *("pytorchjob-elastic-volcano", "trainjob-fixed", "trainjob-volcano", "jobset-fixed"),
     *("pytorchjob-code", "job-code"),
-    *("job-elastic", "job-elastic-kueue", "job-volcano", "job-ephemeral"),
+    *("job-elastic", "job-kueue", "job-volcano", "job-ephemeral"),
 )
 
 

@@ -120,9 +120,6 @@ class Cluster:
             return self._namespace
         if not self._in_cluster:
             return str(self._active()["context"].get("namespace") or "default")
-        # As client-go's inClusterClientConfig.Namespace.
-        if named := os.environ.get("POD_NAMESPACE"):
-            return named
         with contextlib.suppress(OSError):
             return NAMESPACE_FILE.read_text().strip() or "default"
         return "default"

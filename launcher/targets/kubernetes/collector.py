@@ -222,29 +222,19 @@ class ConsoleWriter:
         self._path = path
         self._held: IO[bytes] | None = None
         self._late: list[bytes] = []
-        self._is_aligned = False
         with contextlib.suppress(OSError):
             self._held = path.open("rb")
 
     def __call__(self, line: bytes) -> None:
         """Takes the next whole line of the log, from its beginning on."""
-        if self._held is not None and self._is_held(self._held, line):
-            return
+        if self._held is not None:
+            # The search goes on behind the line that was found last.
+            if line in self._held:
+                return
+            self._held.close()
+            self._held = None
         self._late.append(line)
         # What cannot be opened now is tried again with the next line.
         with contextlib.suppress(OSError), self._path.open("ab") as file:
             lines, self._late = self._late, []
             file.writelines(lines)
-
-    def _is_held(self, held: IO[bytes], line: bytes) -> bool:
-        if not self._is_aligned:
-            self._is_aligned = True
-            # Ended by nobody: it is a file.
-            if line in iter(held.readline, b""):
-                return True
-        # Ended by nobody: it is a file.
-        elif held.readline() == line:
-            return True
-        held.close()
-        self._held = None
-        return False

@@ -66,8 +66,7 @@ class ClusterDriver:
         self._is_over = False
         """Whether the job has ended, or the cluster has accepted its end."""
         self._silent = False
-        self._has_no_logs = False
-        self._losses: set[str] = set()
+        self._told: set[str] = set()
 
     def turn(self) -> Outcome | None:
         """As ``Driver.turn``. Starts no pods: the cluster's controllers do."""
@@ -114,12 +113,12 @@ class ClusterDriver:
             self._silent = error is not None
             told = f"{error.what}; trying again" if error else "the cluster answers again"
             self._console.note(told)
-        if not self._has_no_logs and (refusal := self._pods.refusal):
-            self._has_no_logs = True
-            self._console.note(f"no output is shown: {refusal.what}; {refusal.hint}")
-        losses = [line for line in self._pods.find_losses() if line not in self._losses]
-        self._losses.update(losses)
-        for line in (*losses, *self._progress.tell(self._pods.watch.pods())):
+        lasting = list(self._pods.find_losses())
+        if refusal := self._pods.refusal:
+            lasting.append(f"no output is shown: {refusal.what}; {refusal.hint}")
+        news = [line for line in lasting if line not in self._told]
+        self._told.update(news)
+        for line in (*news, *self._progress.tell(self._pods.watch.pods())):
             self._console.note(line)
 
     # -- the end ---------------------------------------------------------------------------------

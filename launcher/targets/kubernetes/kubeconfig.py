@@ -71,6 +71,8 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
     Raises ``TargetError``. Connects to nothing, but runs the context's login command, if any.
     """
     client, config = official_client()
+    import urllib3
+
     settings = client.Configuration()
     # The error that is raised in the end says it; urllib3 would log each try on the terminal.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
@@ -102,10 +104,9 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
         what = f"the login command of context {context or 'in use'} failed: {said[0]}"
         raise TargetError(what, f"{kubectl()} get pods runs the same command, and tells more")
     settings.connection_pool_maxsize = CONNECTIONS
-    settings.retries = _retries()
+    # A request that was sent is not repeated: its answer may only be late.
+    settings.retries = urllib3.Retry(RETRIES, read=False)
     if not settings.verify_ssl:
-        import urllib3
-
         # The launcher says it once; urllib3 would at every request.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     return client.ApiClient(settings)
@@ -116,19 +117,6 @@ def parse_warning(value: str) -> str:
     _, _, quoted = value.partition('"')
     text = quoted.rpartition('"')[0] or value
     return text.replace('\\"', '"').replace("\\\\", "\\")
-
-
-def _retries() -> Any:
-    """As by default, but a request whose answer did not come in time is not repeated."""
-    import urllib3
-
-    class Retry(urllib3.Retry):
-        def increment(self, *of_request: Any, **named: Any) -> Any:
-            if isinstance(error := named.get("error"), urllib3.exceptions.ReadTimeoutError):
-                raise error
-            return super().increment(*of_request, **named)
-
-    return Retry(RETRIES)
 
 
 @contextlib.contextmanager

@@ -57,22 +57,13 @@ POD_NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toleration:
-    """A taint that the pods tolerate; None: any."""
-
-    key: str | None
-    operator: str
-    value: str | None
-    effect: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class PodSettings(TargetSettings):
     """What all pods of a job have in common, besides their node's plan.
 
     ``has_master``: a Master and Workers, for a static rendezvous. ``checkpoint`` and ``run`` are
     claims; None: each pod's own disk. ``probe_port`` None: no probes. A pod gets ``rdma_devices``
-    of ``rdma_resource``. Only the launcher that follows the run uses ``start_limit_s``.
+    of ``rdma_resource``. ``tolerations`` are fields and values. Only the launcher that follows the
+    run uses ``start_limit_s``.
     """
 
     kind: str
@@ -88,7 +79,7 @@ class PodSettings(TargetSettings):
     uid: int = 1000
     priority_class: str | None = None
     node_selector: Env = ()
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: tuple[Env, ...] = ()
     whole_node: bool = False
     gang: str | None = None
     queue: str | None = None
@@ -112,19 +103,18 @@ def plan_pods(job: JobSpec) -> PodSettings:
     has_master = job.rdzv.backend == "static" and spec.kind == "pytorchjob"
     checkpoint = _plan_checkpoint(job)
     _check(job)
-    tolerations = tuple(
-        Toleration(
-            key=one.key,
-            operator=one.operator or ("Equal" if one.value else "Exists"),
-            value=one.value,
-            effect=one.effect,
-        )
+    tolerations = [
+        {
+            "key": one.key,
+            "operator": one.operator or ("Equal" if one.value else "Exists"),
+            "value": one.value,
+            "effect": one.effect,
+        }
         for one in spec.tolerations
-    )
+    ]
     gpus = job.resources.gpus or 0
-    if gpus and GPU_TAINT not in {one.key for one in tolerations}:
-        gpu_taint = Toleration(key=GPU_TAINT, operator="Exists", value=None, effect="NoSchedule")
-        tolerations = (*tolerations, gpu_taint)
+    if gpus and GPU_TAINT not in {one["key"] for one in tolerations}:
+        tolerations.append({"key": GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"})
     port = job.agent.health.port
     return PodSettings(
         kind=spec.kind,
@@ -140,7 +130,9 @@ def plan_pods(job: JobSpec) -> PodSettings:
         uid=spec.run_as_user,
         priority_class=spec.priority_class,
         node_selector=spec.node_selector,
-        tolerations=tolerations,
+        tolerations=tuple(
+            tuple((field, value) for field, value in one.items() if value) for one in tolerations
+        ),
         # Two pods of a job on one machine's network would want the same ports.
         whole_node=spec.whole_node or spec.host_network,
         gang=spec.gang,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher.contract import protocol, typed
+from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
@@ -114,7 +114,7 @@ def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None
         f"{plan.job_name}: {pods.kind}, nnodes {nodes}, nproc_per_node {node.nproc_per_node}.",
         f"Made by: {made_by}",
         "Change the job file, not this one.",
-        *(_tell_code(plan, code) if code else []),
+        *(["", f"Code: {tell_code(code)}.", f"ConfigMap: {code_map_name(plan)}."] if code else []),
         "",
         "Needs:",
         *(f"- {one}" for one in _needs(plan, pods)),
@@ -124,15 +124,6 @@ def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None
         # Before its pods have started, kubectl finds nothing to follow, or refuses to.
         f"  until kubectl get pods{of_job} -o name | grep -q . && kubectl logs{of_job} -f --prefix "
         f"--max-log-requests {max(5, len(plan.nodes))}; do sleep 1; done",
-    ]
-
-
-def _tell_code(plan: LaunchPlan, code: PackedCode) -> list[str]:
-    return [
-        "",
-        f"Code: {tell_code(code)}.",
-        f"In the ConfigMap {code_map_name(plan)} as base64 of a gzipped tar; the init container",
-        f"code of each pod unpacks it into an empty folder at {protocol.CONTAINER_CODE}.",
     ]
 
 

@@ -1,7 +1,7 @@
 """A plan as the objects of each kind: PyTorchJob, TrainJob, JobSet and Indexed Job.
 
-Gang scheduling too: what each scheduler is told so that either all pods start or none. An elastic
-job asks for its smallest size; it starts with that, and grows.
+Gang scheduling too: what each scheduler is told so that either all pods start or none. Under
+Volcano an elastic job asks for its smallest size; it starts with that, and grows.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ LOSSES_PER_NODE = 3
 
 VOLCANO = "volcano"
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-KUEUE_MIN = "kueue.x-k8s.io/job-min-parallelism"
-KUEUE_EQUAL = "kueue.x-k8s.io/job-completions-equal-parallelism"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 
@@ -186,7 +184,7 @@ def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
         render_config_map(plan),
         _object("v1", "Service", render_metadata(plan), service),
         *_pod_group(plan),
-        _object("batch/v1", "Job", _gang_metadata(plan, may_shrink=True), spec),
+        _object("batch/v1", "Job", _gang_metadata(plan), spec),
     )
 
 
@@ -220,14 +218,11 @@ def _failure_policy(*, replaces: bool) -> Object:
 # -- gang scheduling ------------------------------------------------------------------------------
 
 
-def _gang_metadata(plan: LaunchPlan, *, may_shrink: bool = False) -> Object:
-    """Metadata of the object that Kueue admits; ``may_shrink``: it may start with MIN pods."""
+def _gang_metadata(plan: LaunchPlan) -> Object:
+    """Metadata of the object that Kueue admits, at its full size."""
     pods, metadata = PodSettings.of(plan), render_metadata(plan)
     if pods.gang == "kueue":
         metadata["labels"] = {**metadata["labels"], KUEUE_QUEUE: pods.queue}
-        if may_shrink and plan.is_elastic:
-            smallest = str(plan.nodes[0].min_nodes)
-            metadata["annotations"] = {KUEUE_MIN: smallest, KUEUE_EQUAL: "true"}
     return metadata
 
 

@@ -169,7 +169,7 @@ def _placement(plan: LaunchPlan, pods: PodSettings) -> Object:
     return given(
         priorityClassName=pods.priority_class,
         nodeSelector=dict(pods.node_selector),
-        tolerations=[given(**vars(one)) for one in pods.tolerations],
+        tolerations=[dict(one) for one in pods.tolerations],
         affinity=anti if pods.whole_node else None,
         topologySpreadConstraints=[spread] if spreads else None,
     )

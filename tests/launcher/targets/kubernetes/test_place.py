@@ -199,8 +199,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(account / "ca.crt"))
     monkeypatch.setattr(api, "NAMESPACE_FILE", account / "namespace")
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("KUBECONFIG", "POD_NAMESPACE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     return account
@@ -215,13 +214,9 @@ def test_a_pod_without_a_kubeconfig_asks_its_own_cluster_as_its_account(inside: 
     assert asked.auth_settings()["BearerToken"]["value"] == "bearer t0ken"
 
 
-def test_a_pod_without_a_namespace_file_is_in_the_one_that_it_is_told(
-    inside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_without_a_namespace_file_is_in_the_namespace_default(inside: Path) -> None:
     (inside / "namespace").unlink()
     assert Cluster().namespace == "default"
-    monkeypatch.setenv("POD_NAMESPACE", "told")
-    assert Cluster().namespace == "told"
 
 
 def test_a_kubeconfig_wins_over_the_pods_account_and_one_that_is_missing_does_not(
