@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
-import socket
+from urllib.parse import urlsplit
 
+from launcher.agent.addresses import address_towards
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Env, NodePlan, Static
 from launcher.job.spec import JobSpec
@@ -13,10 +13,6 @@ from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.plan.torchrun import parse_torch_version, plan_settings
 from launcher.targets.shell import render_exports, render_line
-
-_ENDPOINT = re.compile(
-    r"(?P<v6>[^\[:]*:[^:]*:.*)|(?:\[(?P<bracketed>[^\]]+)\]|(?P<host>[^\[:][^:]*))(?::(?P<port>[0-9]*))?"
-)
 
 
 def plan_by_hand(
@@ -81,13 +77,17 @@ def render_by_hand(plan: LaunchPlan, node_rank: int) -> str:
 
 def parse_endpoint(text: str) -> tuple[str, int | None]:
     """``host``, ``host:port``, ``[v6]``, ``[v6]:port``. Raises ``InputError`` for others."""
-    found = _ENDPOINT.fullmatch(text)
-    port = int(found["port"]) if found and found["port"] else None
-    if found is None or not (port is None or 0 < port < 65536):
+    is_plain_v6 = text.count(":") > 1 and not text.startswith("[")
+    try:
+        parts = urlsplit(f"//[{text}]" if is_plain_v6 else f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or port == 0:
         raise InputError(
             f"--rdzv-endpoint {text!r} is not HOST[:PORT]", "such as gpu1:29400 or [fd00::1]:29400"
         )
-    return found["bracketed"] or found["v6"] or found["host"], port
+    return host, port
 
 
 def read_local_addr(endpoint_host: str) -> str:
@@ -95,18 +95,13 @@ def read_local_addr(endpoint_host: str) -> str:
 
     torchrun's default is the machine's full name, which other nodes often cannot resolve.
     """
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                # Ended by the kernel, at once: connecting a datagram socket sends nothing.
-                probe.connect((endpoint_host, 9))
-                return str(probe.getsockname()[0])
-        except OSError:
-            continue
-    raise InputError(
-        f"{endpoint_host} cannot be resolved or reached from this machine",
-        "check --rdzv-endpoint, or give this node's address: --local-addr HOST",
-    )
+    try:
+        return address_towards(endpoint_host)
+    except OSError:
+        raise InputError(
+            f"{endpoint_host} cannot be resolved or reached from this machine",
+            "check --rdzv-endpoint, or give this node's address: --local-addr HOST",
+        ) from None
 
 
 def _classic(node: NodePlan) -> Env:

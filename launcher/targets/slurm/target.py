@@ -215,12 +215,7 @@ class SlurmTarget(Target):
     def _end_inside(self, run: RunFolder, plan: LaunchPlan, grace_s: float) -> None:
         """Ends the step alone: the job around it is somebody's own."""
         job, every = SlurmSettings.of(plan).inside, wanted_elements(run, plan)
-        for start in newest_starts(read_starts(run)).values():
-            if start.code is None:
-                ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
-        if grace_s and self._has_ended(run, every, grace_s + STOP_SLACK_S):
-            return
-        if not self._live(run, every):
+        if self._let_end(run, every, grace_s):
             return
         by_hand = inside.step_by_hand(job)
         try:
@@ -230,6 +225,16 @@ class SlurmTarget(Target):
         if not self._has_ended(run, every, END_LIMIT_S):
             what = f"STILL RUNNING: {run.run_id}: its step of job {job} has not ended"
             raise TargetError(what, by_hand)
+
+    def _let_end(self, run: RunFolder, only: frozenset[int | None], grace_s: float) -> bool:
+        """Asks the agents to stop, and waits for their scripts' last words while the grace lasts.
+
+        Whether all have ended.
+        """
+        for start in newest_starts(read_starts(run)).values():
+            if start.element in only and start.code is None:
+                ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
+        return self._has_ended(run, only, grace_s + STOP_SLACK_S if grace_s else 0)
 
     def _has_ended(self, run: RunFolder, only: frozenset[int | None], limit_s: float) -> bool:
         """Waits for the scripts' last words, at most so long."""
@@ -244,10 +249,7 @@ class SlurmTarget(Target):
         """Ends these elements; ``whole``: and all that the run's jobs have besides."""
         jobs = sorted(str(job) for job in read_jobs(run))
         self._cancel_waiting(run, None if whole else only)
-        for start in newest_starts(read_starts(run)).values():
-            if start.element in only and start.code is None:
-                ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
-        self._has_ended(run, only, grace_s + (STOP_SLACK_S if grace_s else 0))
+        self._let_end(run, only, grace_s)
         try:
             # Also those that run, and whose scripts have not said so yet.
             left = {*self._live(run, only), *self._queued(run, only)}
