@@ -19,7 +19,6 @@ from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
 from launcher.targets.agent_archive import read_agent_version, read_archive, read_compiled_archive
-from launcher.targets.repository import OWN_IMAGE
 from launcher.targets.shell import quote, render_line
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ MAKE_ARCHIVE = (
 )
 """The command that prints the archive; -P: whatever folder it is called in."""
 OTHER_AGENT_FIX = "build the image again (make image, make push), or --set agent.in_image=false"
+OWN_IMAGE = "fabric-train"
+"""What ``make image`` of this project's repository builds, tagged ``cpu`` or ``cuda``."""
 TORCHRUN_MODULE = ("-m", "torch.distributed.run")
 _BASE64_WIDTH = 1000
 

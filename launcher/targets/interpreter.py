@@ -12,7 +12,6 @@ from pathlib import Path
 
 from launcher.contract.errors import KeyInputError, TargetError
 from launcher.targets import short_command
-from launcher.targets.repository import ROOT, in_repository
 
 
 def find_python(given: str) -> str:
@@ -63,7 +62,8 @@ def read_torch_version(python: str) -> str:
     if not found:
         raise TargetError(
             f"{python} has no torch, so no training can run on local processes",
-            f"{how_to_install(python)}; or name another interpreter: --set local.python=PATH",
+            f"{shlex.quote(python)} -m pip install torch; or name another interpreter: "
+            "--set local.python=PATH",
         )
     return found.strip()
 
@@ -78,10 +78,3 @@ def _find_metadata() -> list[str]:
             if found := glob.glob("torch-*.dist-info", root_dir=path or "."):
                 return found
     return []
-
-
-def how_to_install(python: str) -> str:
-    """The command that gives an interpreter torch; the repository's own has it by ``make``."""
-    if in_repository() and Path(python).is_relative_to(ROOT):
-        return "make setup"
-    return f"{shlex.quote(python)} -m pip install torch"

@@ -17,7 +17,7 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.reasons import NodeState
-from launcher.targets.repository import OWN_IMAGE, in_repository
+from launcher.targets.agent_files import OWN_IMAGE
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -346,9 +346,8 @@ def _image_hint(image: str) -> str:
     name, _, flavor = image.partition(":")
     if name != OWN_IMAGE:
         return f"docker pull {image}"
-    if in_repository():
-        return f"make image FLAVOR={flavor}"
-    return "--image REF with an image that holds torch, or make image in this project's repository"
+    make = f"make image FLAVOR={flavor} in this project's repository"
+    return f"--image REF with an image that holds torch, or {make}"
 
 
 def _own_container(listed: Mapping[str, Any], label: str) -> OwnContainer:

@@ -25,7 +25,7 @@ from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.runs.ledger import agent_ledger
 from launcher.runs.node_outcomes import read_node_outcome
-from launcher.targets.agent_files import choose_agent, write_agent_files
+from launcher.targets.agent_files import OWN_IMAGE, choose_agent, write_agent_files
 from launcher.targets.docker.engine import (
     ContainerEnding,
     Engine,
@@ -38,7 +38,6 @@ from launcher.targets.docker.render import DockerArtifact, render_docker
 from launcher.targets.docker_options import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN, plan_containers
 from launcher.targets.machine import PROCESSES_PER_CORE, read_gpus
 from launcher.targets.preflight import read_secrets
-from launcher.targets.repository import OWN_IMAGE
 
 if TYPE_CHECKING:
     from docker import APIClient

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.errors import TargetError
 from launcher.plan.rendezvous import plan_backend
+from launcher.targets.agent_files import OWN_IMAGE
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import (
     check_clocks,
@@ -24,7 +25,6 @@ from launcher.targets.hosts.program.messages import HostReport, ReadClock, ReadH
 from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh, joined
-from launcher.targets.repository import OWN_IMAGE
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec

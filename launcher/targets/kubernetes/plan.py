@@ -26,8 +26,7 @@ from launcher.plan.target_facts import (
     TargetFacts,
 )
 from launcher.plan.target_settings import TargetSettings
-from launcher.targets.agent_files import is_own_image
-from launcher.targets.repository import OWN_IMAGE
+from launcher.targets.agent_files import OWN_IMAGE, is_own_image
 
 if TYPE_CHECKING:
     from launcher.code.place import CodePlace

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launcher.contract.clock import SystemClock
 from launcher.contract.errors import LauncherError
 from launcher.doctor.finding import Finding, Status, failed, ok
 from launcher.job.spec import JobSpec
@@ -144,8 +143,6 @@ def _judge_folder(run_root: Path) -> Finding:
 
 def _judge_submission(script: Path) -> Finding:
     try:
-        words, accepted = try_script(script), True
+        return doctor_judge.judge_submission(try_script(script), accepted=True)
     except SlurmError as error:
-        words, accepted = error.what, False
-    now = SystemClock().wall()
-    return doctor_judge.judge_submission(words, accepted=accepted, now=now)
+        return doctor_judge.judge_submission(error.what, accepted=False)

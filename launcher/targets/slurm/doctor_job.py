@@ -77,7 +77,7 @@ class _TestJob:
             code = self._submit(script)
         except SlurmError as error:
             if not error.is_away:
-                words = doctor_judge.judge_submission(error.what, accepted=False, now=began)
+                words = doctor_judge.judge_submission(error.what, accepted=False)
                 yield failed("test job", "sbatch", words.found, words.fix)
                 return
             waits = self._cancel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
 
 from launcher.contract import typed
 from launcher.doctor.finding import Finding, failed, ok, warning
@@ -66,8 +65,8 @@ def judge_stop(
     the job, empty for the default one.
     """
     each = [dict(word.partition("=")[::2] for word in line.split()) for line in shown.splitlines()]
-    names = partition.split(",")
-    used = [p for p in each if p.get("PartitionName") in names or _is_default(p, partition)]
+    key, values = ("PartitionName", partition.split(",")) if partition else ("Default", ["YES"])
+    used = [shown for shown in each if shown.get(key) in values]
     preempts = config.get("PreemptType", "preempt/none") != "preempt/none"
     modes = {p.get("PreemptMode", "OFF") for p in used} - {"OFF"} if preempts else set()
     left_s = _seconds_of(config.get("KillWait", "30 sec"))
@@ -86,10 +85,6 @@ def judge_stop(
         found = "a preempted job is cancelled, not requeued"
         fix = f"a partition or QOS that requeues; else {typed.command('run', '--resume', 'RUN')}"
         yield warning("preemption", "partition", found, fix)
-
-
-def _is_default(fields: Mapping[str, str], partition: str) -> bool:
-    return not partition and fields.get("Default") == "YES"
 
 
 def _seconds_of(text: str) -> float:
@@ -113,24 +108,13 @@ def judge_folder(folder: str, told: str) -> Finding:
     return warning("run folder", folder, f"{where}, which other machines may not see", fix)
 
 
-def judge_submission(words: str, *, accepted: bool, now: float) -> Finding:
-    """What ``sbatch --test-only`` says of the very script."""
+def judge_submission(words: str, *, accepted: bool) -> Finding:
+    """What ``sbatch --test-only`` says of the very script, such as when it would start."""
     words = "; ".join(line.strip() for line in words.splitlines() if line.strip())
     words = words.removeprefix("sbatch: ").removeprefix("error: ")
     if not accepted:
         return failed("start", "sbatch", words, fix_of_refusal(words))
-    at = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", words)
-    if at is None:
-        return ok("start", "sbatch", words or "accepts the job")
-    wait_s = max(0.0, datetime.fromisoformat(at[1]).timestamp() - now)
-    return ok("start", "sbatch", f"in about {_told_time(wait_s)}: {words}")
-
-
-def _told_time(seconds: float) -> str:
-    for length, unit in ((86400, "days"), (3600, "hours"), (60, "min")):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return ok("start", "sbatch", words or "accepts the job")
 
 
 def judge_clock(host: str, at: float, began: float, ended: float) -> Finding:

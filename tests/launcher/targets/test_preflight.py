@@ -17,11 +17,8 @@ from launcher.code.record import read_code
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
-from launcher.targets import repository
-from launcher.targets.docker.engine import _image_hint
-from launcher.targets.interpreter import how_to_install
 from launcher.targets.preflight import check_here, check_in_code, check_there
-from tests.launcher.runner import ROOT, Runner
+from tests.launcher.runner import Runner
 
 MakePlan = Callable[..., LaunchPlan]
 
@@ -170,21 +167,3 @@ def test_a_port_that_is_taken_is_told_before_nodes_wait_at_it(launcher: Runner) 
     assert done.returncode == 2, done.stderr
     assert f"rdzv.port: {port} is in use on this machine" in done.stderr
     assert not (launcher.folder / "runs").exists()
-
-
-# -- the Makefile ---------------------------------------------------------------------------------
-
-
-def test_make_is_named_in_the_repository_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert repository.ROOT == ROOT
-    python = str(ROOT / ".venv/bin/python")
-    monkeypatch.chdir(ROOT / "tests")
-    assert how_to_install(python) == "make setup"
-    assert how_to_install("/opt/a b/python") == "'/opt/a b/python' -m pip install torch"
-    assert _image_hint("fabric-train:cpu") == "make image FLAVOR=cpu"
-    monkeypatch.chdir(tmp_path)
-    assert how_to_install(python) == f"{python} -m pip install torch"
-    assert _image_hint("fabric-train:cpu").startswith("--image REF")
-    assert _image_hint("me/train:1") == "docker pull me/train:1"
