@@ -20,7 +20,7 @@ HANG_MIN_S, HANG_MAX_S = 300, 1800
 GPU_FREE_LIMIT_S = 60
 """How long a restart waits for the dead workers' GPU memory."""
 START_LIMIT_S = 600
-"""How long pods may take to start, with the pull of their image."""
+"""How long pods may fail to start, such as while their image cannot be pulled."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -288,7 +288,7 @@ def test_an_image_that_gets_stuck_on_its_way_is_an_error(
 ) -> None:
     put_first(monkeypatch, tmp_path / "docker", "docker", DOCKER.format(save=save, load=load))
     monkeypatch.setattr(images, "SILENCE_LIMIT_S", 1.0)
-    monkeypatch.setattr(images, "SEND_LIMIT_S", 1.0)
+    monkeypatch.setattr(images, "PROVIDE_LIMIT_S", 1.0)
     image = images.Image(name="i", id="own")
     with (
         open_ssh(tmp_path, monkeypatch).open(host) as session,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
-from launcher.agent.engine.gpu import GpuGate
+from launcher.agent.engine.gpu_memory import GpuGate
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say

@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.faults import FaultBook
-from launcher.agent.engine.gpu import GpuGate, open_devices
+from launcher.agent.engine.gpu_memory import GpuGate, open_devices
 from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.watchdog import Watchdog
 from launcher.agent.ledger import AgentLedger

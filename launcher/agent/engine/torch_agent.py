@@ -21,7 +21,7 @@ from launcher.agent.addresses import interface_of
 from launcher.agent.disk import CAUSE, is_full
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import WorkerPlace
-from launcher.agent.engine.gpu import GpuBusyError
+from launcher.agent.engine.gpu_memory import GpuBusyError
 from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.rendezvous import NodeEnding, register_wrapper
 from launcher.agent.roster.handler import ReplacedError

@@ -11,7 +11,7 @@ from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session
 
 CHUNK_BYTES = 4 << 20
-SEND_LIMIT_S = 3600.0
+PROVIDE_LIMIT_S = 3600.0
 SILENCE_LIMIT_S = 300.0
 """Within which an engine must give the next part of an image, and a host take it."""
 INSPECT_LIMIT_S = 20.0
@@ -37,7 +37,7 @@ def read_image(name: str) -> Image:
 def provide_image(image: Image, session: Session) -> None:
     """Makes a host hold the image. Raises ``TargetError`` where it can neither get nor pull it."""
     asked = messages.FindImage(image=image.name, pull=not image.id)
-    there = session.call(asked, limit_s=REQUEST_LIMIT_S if image.id else SEND_LIMIT_S)
+    there = session.call(asked, limit_s=REQUEST_LIMIT_S if image.id else PROVIDE_LIMIT_S)
     if image.id and there != image.id:
         _send(image, session)
 
@@ -45,12 +45,12 @@ def provide_image(image: Image, session: Session) -> None:
 def _send(image: Image, session: Session) -> None:
     """Streams it from this machine's engine into the host's, a few megabytes at a time."""
     save = Conversation(("docker", "save", image.name))
-    session.send(messages.LoadImage(limit_s=SEND_LIMIT_S), limit_s=SILENCE_LIMIT_S)
+    session.send(messages.LoadImage(limit_s=PROVIDE_LIMIT_S), limit_s=SILENCE_LIMIT_S)
     while chunk := save.read(CHUNK_BYTES, SILENCE_LIMIT_S):
         session.send(messages.ImageChunk(), chunk, limit_s=SILENCE_LIMIT_S)
     code, said = save.end()
     session.send(messages.ImageEnd(complete=code == 0), limit_s=SILENCE_LIMIT_S)
-    answer, _ = session.receive(limit_s=SEND_LIMIT_S)
+    answer, _ = session.receive(limit_s=PROVIDE_LIMIT_S)
     if code != 0 or isinstance(answer, messages.Refusal):
         why = answer.error if isinstance(answer, messages.Refusal) else said.strip()
         raise TargetError(

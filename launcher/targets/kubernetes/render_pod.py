@@ -26,7 +26,7 @@ Object = dict[str, Any]
 
 STOP_MARGIN_S = 15
 """On top of the job's grace, for the agent to report after its workers have ended."""
-START_LIMIT_S = 1200
+STARTUP_PROBE_LIMIT_S = 1200
 """How long the agent may take to import torch, from a cold disk that many nodes share."""
 PROBE_PERIOD_S = 20
 PROBE_FAILURES = 15
@@ -262,7 +262,7 @@ def _probes(pods: PodSettings) -> Object:
     alive = {"periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10}
     return {
         "ports": [{"name": "health", "containerPort": pods.probe_port, "protocol": "TCP"}],
-        "startupProbe": {**get, "periodSeconds": 5, "failureThreshold": START_LIMIT_S // 5},
+        "startupProbe": {**get, "periodSeconds": 5, "failureThreshold": STARTUP_PROBE_LIMIT_S // 5},
         "livenessProbe": {**get, **alive, "failureThreshold": PROBE_FAILURES},
     }
 

@@ -17,7 +17,7 @@ import torch
 from launcher.agent import heartbeat
 from launcher.agent.engine import preload
 from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
-from launcher.agent.engine.gpu import GpuBusyError, GpuGate, find_busy
+from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate, find_busy
 from launcher.agent.engine.health_server import Health, render_metrics, start_health_server
 from launcher.agent.engine.rendezvous import Admission
 from launcher.agent.engine.rounds import may_go_on
