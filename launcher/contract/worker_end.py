@@ -114,11 +114,12 @@ def name_cause(
     return "signal" if exit_code < 0 else "exit"
 
 
+def name_end(end: WorkerEnd) -> str:
+    """How a worker ended, without its exception."""
+    own_words = {"hang": "it hung", "out-of-memory": "out of memory"}
+    return own_words.get(end.cause) or name_ending(end.exit_code)
+
+
 def describe(end: WorkerEnd) -> str:
     """One worker's ending in words."""
-    how = name_ending(end.exit_code)
-    if end.cause == "hang":
-        how = "it hung"
-    if end.cause == "out-of-memory":
-        how = "out of memory"
-    return f"rank {end.rank}: {how}" + (f" ({end.exception})" if end.exception else "")
+    return f"rank {end.rank}: {name_end(end)}" + (f" ({end.exception})" if end.exception else "")

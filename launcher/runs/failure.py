@@ -12,10 +12,10 @@ from pathlib import Path
 
 from launcher.agent.worker_exit import read_ends, read_error, read_tail
 from launcher.contract import protocol
-from launcher.contract.errors import ExitCode, name_signal
+from launcher.contract.errors import ExitCode, name_ending
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause, sort_ends
+from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause, name_end, sort_ends
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, parse_failures, split_console
 from launcher.runs.folder import RunFolder
@@ -174,7 +174,7 @@ class _NodeReader:
             rank=rank,
             local_rank=local_rank,
             exit_code=exit_code,
-            exception=exception or _describe_code(exit_code),
+            exception=exception or name_ending(exit_code),
             failed_at=failed_at,
             log=log,
             log_tail=tail,
@@ -184,18 +184,10 @@ class _NodeReader:
 
 
 def _describe_end(end: WorkerEnd) -> str:
-    own_words = {"hang": "it hung", "out-of-memory": "out of memory"}.get(end.cause)
-    if own_words:
-        return own_words + (f" ({end.exception})" if end.exception else "")
-    if end.exception or end.cause == "terminated":
-        return end.exception or "ended by its agent"
-    return _describe_code(end.exit_code)
-
-
-def _describe_code(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"killed by {name_signal(-exit_code)}"
-    return f"exit code {exit_code}, no exception in its log"
+    if end.cause in ("hang", "out-of-memory"):
+        return name_end(end) + (f" ({end.exception})" if end.exception else "")
+    silent = "ended by its agent" if end.cause == "terminated" else name_end(end)
+    return end.exception or silent
 
 
 def _read_exception(run: RunFolder, worker: WorkerLog | None) -> tuple[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -27,8 +26,6 @@ from launcher.runs.outcome import Outcome
 
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""
-LOCK_FILE = "launcher.lock"
-"""Locked by that launcher as long as it lives, which other containers of its machine see too."""
 POD_LEDGER = "pods.jsonl"
 """A ledger of the run's pods, and of what the agents said on their consoles. ``source`` and
 ``event`` are POD_SOURCE, ``text`` is a sentence."""
@@ -179,9 +176,8 @@ class RunFolder:
 
     def write_launcher(self) -> None:
         """Records this process as the one that follows the run."""
-        start = process_start(os.getpid())
-        mark: dict[str, object] = {"pid": os.getpid(), "start": start, "sees": process_space()}
-        mark |= {"machine": name_machine(), "locked": hold(self.path / LOCK_FILE)}
+        mark = {"pid": os.getpid(), "start": start_of(os.getpid())}
+        mark |= {"sees": process_space(), "machine": name_machine()}
         write_atomically(self.path / LAUNCHER_FILE, json.dumps(mark))
 
     @property
@@ -197,20 +193,17 @@ class RunFolder:
     def launcher_pid(self) -> int | None:
         """The living launcher that follows the run; None where it ended or died."""
         mark = _read_object(self.path / LAUNCHER_FILE)
-        start = process_start(mark.get("pid", 0))
-        # A pid alone may have been given to another process since.
-        return int(mark["pid"]) if start is not None and start == mark.get("start") else None
+        return int(mark["pid"]) if _lives(mark) else None
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether its launcher ran on another machine, or runs in another container of this one."""
+        """Whether its launcher ran on another machine, or in another container of this one."""
         mark, here = _read_object(self.path / LAUNCHER_FILE), process_space()
         seen, machine = str(mark.get("sees", here)), str(mark.get("machine", name_machine()))
-        if seen.partition(":")[0] != here.partition(":")[0]:
-            return machine != name_machine()
-        # Its lock goes with it, however it died.
-        may_live = not mark.get("locked") or is_held(self.path / LOCK_FILE)
-        return seen != here and may_live
+        if seen.partition(":")[0] == here.partition(":")[0]:
+            return seen != here
+        # Another boot of this machine has ended all that ran in it.
+        return machine != name_machine()
 
     def launcher_death(self) -> str:
         """Proof that the launcher died before the run ended; empty if there is none.
@@ -220,10 +213,14 @@ class RunFolder:
         mark = _read_object(self.path / LAUNCHER_FILE)
         if mark.get("sees") != process_space() or self.read_outcome() is not None:
             return ""
-        start = process_start(mark["pid"])
-        if start is None:
-            return f"there is no process {mark['pid']} any more"
-        return "" if start == mark["start"] else f"process {mark['pid']} is another one by now"
+        return "" if _lives(mark) else f"its process {mark['pid']} is not there any more"
+
+
+def _lives(mark: Mapping[str, Any]) -> bool:
+    """Whether the launcher that left this mark runs, as far as this process can see."""
+    # A pid alone may have been given to another process since.
+    start = start_of(mark.get("pid", 0))
+    return start is not None and start == mark.get("start")
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:
@@ -237,9 +234,7 @@ def _read_object(path: Path) -> Mapping[str, Any]:
 
 def process_space() -> str:
     """Identifies the boot and the PID namespace that this process's pids belong to."""
-    with contextlib.suppress(OSError):
-        return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"
-    return socket.gethostname()
+    return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"
 
 
 def name_machine() -> str:
@@ -249,52 +244,6 @@ def name_machine() -> str:
     with contextlib.suppress(OSError):
         machine_id = Path("/etc/machine-id").read_text().strip()
     return f"{socket.gethostname()} {machine_id}"
-
-
-def hold(path: Path) -> bool:
-    """Locks a file until this process and its forks have ended; whether it is locked now.
-
-    Only on a disk of this machine: a file server may keep whoever asks for a lock waiting.
-    """
-    with contextlib.suppress(OSError):
-        if not is_on_own_disk(path.parent):
-            return False
-        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(file)
-            # By this process itself, or the one that it is a fork of.
-            return isinstance(error, BlockingIOError)
-        return True
-    return False
-
-
-def is_on_own_disk(path: Path) -> bool:
-    """Whether a path is on a block device; file servers, FUSE and the like have none."""
-    return os.major(path.stat().st_dev) != 0
-
-
-def is_held(path: Path) -> bool:
-    """False only where nobody can hold the lock. Does not wait."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    return False
-
-
-def process_start(pid: int) -> str | None:
-    """Tells a process from earlier ones with the same pid; None if there is no such process."""
-    # psutil's start time changes on Linux when the clock is set.
-    if not Path("/proc/self").exists():
-        import psutil
-
-        with contextlib.suppress(psutil.Error):
-            return str(psutil.Process(pid).create_time())
-        return None
-    return start_of(pid)
 
 
 def find_run(run_root: Path, name: str) -> RunFolder:

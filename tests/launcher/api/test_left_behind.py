@@ -58,7 +58,7 @@ def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(
     done = launcher("run", "job.yaml", "--on", "local")
     assert done.returncode == 0
     (told,) = [line for line in done.stderr.splitlines() if "left behind" in line]
-    assert f"left behind: digits-dead; its launcher has died (there is no process {pid}" in told
+    assert f"left behind: digits-dead; its launcher has died (its process {pid}" in told
     assert told.endswith(f"launcher stop digits-dead --runs {dead.path.parent}")
     assert "digits-colleague" not in done.stderr
     assert "digits-by-hand" not in done.stderr

@@ -15,7 +15,7 @@ from launcher.api import stopping
 from launcher.api.listing import render_table
 from launcher.contract.errors import TargetError
 from launcher.follow.target import ListedRun
-from launcher.runs.folder import LAUNCHER_FILE, find_run, is_on_own_disk
+from launcher.runs.folder import LAUNCHER_FILE, find_run
 from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
 
 LOCAL = ("run", "job.yaml", "--on", "local")
@@ -179,17 +179,6 @@ def test_a_run_of_another_container_is_not_taken_for_dead_and_can_be_stopped_fro
     assert stopped.returncode == 0, stopped.stderr
     assert f"{run_id}: stopped, stop-requested" in stopped.stderr
     assert not launcher.processes()
-
-
-@pytest.mark.mount
-def test_a_run_that_died_with_its_container_does_not_go_on(launcher: Runner) -> None:
-    if not is_on_own_disk(launcher.folder):
-        pytest.skip("no lock is taken on such a file system")
-    launcher.write(WAITING)
-    assert type_elsewhere(launcher, *LOCAL, "--detach").returncode == 0
-    found = type_elsewhere(launcher, "ps", "--all", "--json")
-    (row,) = json.loads(found.stdout)
-    assert (row["state"], row["reason"]) == ("stopped", "launcher-lost"), found.stderr
 
 
 def test_a_launcher_elsewhere_that_does_not_answer(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.errors import InputError
+from launcher.contract.process_stat import start_of
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt
 from launcher.runs.folder import (
     LAUNCHER_FILE,
@@ -17,7 +18,6 @@ from launcher.runs.folder import (
     find_run,
     list_runs,
     process_space,
-    process_start,
 )
 from tests.launcher.runner import wait_until
 
@@ -114,15 +114,6 @@ def test_a_living_launcher_is_told_from_another_process_with_its_number(
     assert run.launcher_pid() is None
 
 
-def test_a_dead_launcher_is_seen_to_be_dead(make_run: Callable[..., RunFolder]) -> None:
-    run = make_run("a")
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    mark = {"pid": child.pid, "start": process_start(child.pid)}
-    child.wait()
-    (run.path / LAUNCHER_FILE).write_text(json.dumps(mark))
-    assert run.launcher_pid() is None
-
-
 def test_a_launchers_death_is_proven_only_where_its_process_could_be_seen(
     make_run: Callable[..., RunFolder],
 ) -> None:
@@ -131,15 +122,16 @@ def test_a_launchers_death_is_proven_only_where_its_process_could_be_seen(
     run.write_launcher()
     assert run.launcher_death() == "", "it lives"
     child = subprocess.Popen([sys.executable, "-c", ""])
-    dead = {"pid": child.pid, "start": process_start(child.pid), "sees": process_space()}
-    wait_until(lambda: process_start(child.pid) is None)
+    dead = {"pid": child.pid, "start": start_of(child.pid), "sees": process_space()}
+    wait_until(lambda: start_of(child.pid) is None)
     path = run.path / LAUNCHER_FILE
     path.write_text(json.dumps(dead))
-    assert run.launcher_death() == f"there is no process {child.pid} any more", "not taken note of"
+    assert run.launcher_death() == f"its process {child.pid} is not there any more", "a zombie"
     child.wait()
-    assert run.launcher_death() == f"there is no process {child.pid} any more"
+    assert run.launcher_death() == f"its process {child.pid} is not there any more"
+    assert run.launcher_pid() is None
     path.write_text(json.dumps({**dead, "pid": os.getpid()}))
-    assert run.launcher_death() == f"process {os.getpid()} is another one by now"
+    assert run.launcher_death() == f"its process {os.getpid()} is not there any more"
     for elsewhere in ({**dead, "sees": "another container"}, {"pid": child.pid, "start": "x"}):
         path.write_text(json.dumps(elsewhere))
         assert run.launcher_death() == ""
