@@ -36,7 +36,7 @@ def open_console(
     ``shows`` is the command that prints a run's output.
     """
     colour = "NO_COLOR" not in os.environ
-    return Console(stream, out=out, terminal=stream.isatty(), colour=colour, shows=shows)
+    return Console(stream, out=out, colour=colour, shows=shows)
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ class _LogConsole(Console):
     """The console of a process in the background, which goes to the run's log."""
 
     def __init__(self) -> None:
-        super().__init__(sys.stdout, terminal=False, colour=False)
+        super().__init__(sys.stdout)
         self._notes: list[str] | None = []
 
     def note(self, text: str) -> None:

@@ -103,7 +103,7 @@ def judge_speed(answers: ProbeAnswers) -> Finding:
 
 def _run(plan: LaunchPlan, target: Target, limit_s: float) -> Outcome:
     run = create_run(plan, target)
-    console = Console(io.StringIO(), terminal=False, colour=False)
+    console = Console(io.StringIO())
     follower = Follower(run, plan, target, console, SystemClock())
 
     def give_up() -> None:

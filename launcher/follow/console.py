@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from typing import TextIO
 
@@ -19,9 +20,9 @@ class Console:
     """Writes whole lines to two streams; on a terminal the last line may be a progress bar.
 
     ``stream`` takes the launcher's notes, the progress bar and the workers' stderr; ``out`` takes
-    their stdout, by default in ``stream`` too. If ``out`` cannot be written any more, one note says
-    so and names the command ``shows``; a lost stream never ends the run. Once ``is_ending`` is set,
-    that note does not claim that the run goes on.
+    their stdout, by default in ``stream`` too. Prefixes have a ``colour`` on a terminal only. A
+    stream that cannot be written any more never ends the run. ``tell_lost`` says so and names the
+    command ``shows``; once ``is_ending`` is set it does not claim that the run goes on.
     """
 
     def __init__(
@@ -29,17 +30,16 @@ class Console:
         stream: TextIO | OutputBuffer,
         *,
         out: TextIO | OutputBuffer | None = None,
-        terminal: bool,
-        colour: bool,
+        colour: bool = False,
         clock: Clock | None = None,
         shows: str = "",
     ) -> None:
         self._stream, self._out = stream, stream if out is None else out
-        self._terminal = terminal
+        self._terminal = stream.isatty()
         self._colour = colour
         self._clock = clock or SystemClock()
         self.is_ending = False
-        self._shows, self._lost = shows, set[int]()
+        self._shows = shows
         self._progress, self._progress_of = "", "stderr"
         self._last_progress_at = float("-inf")
 
@@ -48,15 +48,13 @@ class Console:
         """Whether the workers' stdout goes to something that is no terminal, and stays as it is."""
         return not self._out.isatty()
 
-    def line(self, text: str, *, prefix: str = "", colour_key: int = 0) -> None:
-        """One line, behind a coloured prefix where there is one."""
-        if prefix:
-            text = f"{self._painted(self._stream, prefix, colour_key)} {text}"
+    def line(self, text: str) -> None:
+        """One line as it is."""
         self._write(f"{text}\n".encode(errors="backslashreplace"))
 
     def note(self, text: str) -> None:
         """A line of the launcher itself."""
-        self.line(text, prefix="launcher:", colour_key=-1)
+        self.line(f"{self._painted(self._stream, 'launcher:', -1)} {text}")
 
     def show(
         self, block: LineBlock, *, stream: Stream, prefix: str = "", colour_key: int = 0
@@ -113,23 +111,16 @@ class Console:
         self._put(self._stream, data)
 
     def _painted(self, sink: TextIO | OutputBuffer, prefix: str, colour_key: int) -> str:
-        on_terminal = self._terminal if sink is self._stream else sink.isatty()
-        if not self._colour or not on_terminal:
-            return prefix
-        return paint_prefix(prefix, colour_key)
+        return paint_prefix(prefix, colour_key) if self._colour and sink.isatty() else prefix
 
     def _put(self, sink: TextIO | OutputBuffer, data: bytes) -> None:
         if isinstance(sink, OutputBuffer):
             sink.put(data)
-        elif id(sink) not in self._lost:
+        else:
             # A closed terminal or pipe must not end the run.
-            try:
+            with contextlib.suppress(OSError):
                 sink.write(data.decode())
                 sink.flush()
-            except OSError as error:
-                self._lost.add(id(sink))
-                if sink is not self._stream:
-                    self.tell_lost(error.strerror or str(error))
 
     def tell_lost(self, why: str) -> None:
         """Notes that the workers' stdout is not written any more."""

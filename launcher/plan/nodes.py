@@ -11,7 +11,7 @@ from launcher.contract.node_plan import Elastic, Env, Mount, NodePlan
 from launcher.plan.devices import NodeDevices
 from launcher.plan.rendezvous import backend_of, endpoint_of, plan_rendezvous
 from launcher.plan.target_facts import Folders, MachineFacts, NodeFacts, TargetFacts
-from launcher.plan.torchrun import ENVIRONMENT, line_prefix_template, parse_torch_version
+from launcher.plan.torchrun import ENVIRONMENT, parse_torch_version
 
 if TYPE_CHECKING:
     from launcher.code.place import CodePlace
@@ -93,7 +93,7 @@ class NodePlanner:
                 (protocol.INCARNATION, "0"),
                 (protocol.RDZV_BACKEND, backend_of(rendezvous)),
                 (protocol.RDZV_ENDPOINT, endpoint_of(rendezvous)),
-                (protocol.LINE_PREFIX_TEMPLATE, line_prefix_template(index)),
+                (protocol.LINE_PREFIX_TEMPLATE, protocol.LINE_PREFIX.format(node_index=index)),
                 (protocol.MAX_WORLD_SIZE, str(job.nnodes.max * devices.nproc_per_node)),
             ),
             secrets=job.secrets,
@@ -179,7 +179,7 @@ def plan_node_like(node: NodePlan, index: int, name: str, incarnation: int = 0) 
     own = {
         protocol.NODE_INDEX: str(index),
         protocol.INCARNATION: str(incarnation),
-        protocol.LINE_PREFIX_TEMPLATE: line_prefix_template(index),
+        protocol.LINE_PREFIX_TEMPLATE: protocol.LINE_PREFIX.format(node_index=index),
     }
     nodes = PurePosixPath(node.log_dir).parents[1]
     return replace(

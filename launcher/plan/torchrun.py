@@ -41,25 +41,18 @@ def check_torch_version(found: str | None, given: str | None) -> None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchrunOptions:
-    """One node's torchrun options, by torchrun's names; they can be flags or variables."""
-
-    options: Env
-
-    def flags(self) -> tuple[str, ...]:
-        """``--rdzv-backend=c10d`` and so on."""
-        return tuple(f"--{dest.replace('_', '-')}={value}" for dest, value in self.options)
-
-    def variables(self) -> Env:
-        """``PET_RDZV_BACKEND=c10d`` and so on; torchrun prefers a flag to its variable."""
-        return tuple((f"PET_{dest.upper()}", value) for dest, value in self.options)
+def as_flags(options: Env) -> tuple[str, ...]:
+    """``--rdzv-backend=c10d`` and so on."""
+    return tuple(f"--{dest.replace('_', '-')}={value}" for dest, value in options)
 
 
-def plan_settings(
-    node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int
-) -> TorchrunOptions:
-    """torchrun's options for one node."""
+def as_variables(options: Env) -> Env:
+    """``PET_RDZV_BACKEND=c10d`` and so on; torchrun prefers a flag to its variable."""
+    return tuple((f"PET_{dest.upper()}", value) for dest, value in options)
+
+
+def plan_options(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: int) -> Env:
+    """torchrun's options for one node, by torchrun's names; they can be flags or variables."""
     several = node.max_nodes > 1
     nnodes = (
         str(node.max_nodes)
@@ -96,7 +89,7 @@ def plan_settings(
     options += [("log_dir", node.log_dir), ("redirects", "3"), ("tee", "3")]
     if torch_version >= (2, 12):
         options.append(("shutdown_timeout", str(stop_grace_s)))
-    return TorchrunOptions(options=tuple(options))
+    return tuple(options)
 
 
 def _is_host(elastic: Elastic) -> Env:
@@ -113,13 +106,6 @@ ENVIRONMENT: Env = (
     ("PYTHONUNBUFFERED", "1"),
 )
 """Variables against hangs and differences that were measured; the job's ``env`` may overrule."""
-
-
-def render_argv(
-    prefix: tuple[str, ...], settings: TorchrunOptions, command: tuple[str, ...]
-) -> tuple[str, ...]:
-    """The command line; ``prefix`` starts torchrun on the target."""
-    return (*prefix, *settings.flags(), *command)
 
 
 def describe_loss(plan: LaunchPlan) -> str:
@@ -152,11 +138,6 @@ def parse_failures(console: str) -> tuple[tuple[int, int, int], ...]:
     # Torch lists the root cause last.
     found = sorted(_FAILURE.finditer(report), key=lambda failure: not 0 <= root < failure.start())
     return tuple((int(one["rank"]), int(one["local_rank"]), int(one["exit_code"])) for one in found)
-
-
-def line_prefix_template(node_index: int) -> str:
-    """What torchrun puts before a worker's line on the node's console: ``[node/rank] ``."""
-    return protocol.LINE_PREFIX.format(node_index=node_index)
 
 
 def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, bytes]]:

@@ -17,7 +17,7 @@ from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.torchrun import parse_torch_version, plan_settings, render_argv
+from launcher.plan.torchrun import as_flags, parse_torch_version, plan_options
 from launcher.targets.agent_archive import read_agent_version, read_archive, read_compiled_archive
 from launcher.targets.shell import quote, render_line
 
@@ -134,8 +134,8 @@ def start_argv(plan: LaunchPlan, node: NodePlan, python: str, archive: str) -> t
     """What starts a node: its agent, from where the node sees the archive, or plain torchrun."""
     if plan.agent is not None:
         return (python, archive, f"{node.log_dir}/{protocol.NODE_TASK_FILE}")
-    settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
-    return render_argv((python, *TORCHRUN_MODULE), settings, node.literal_command)
+    options = plan_options(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
+    return (python, *TORCHRUN_MODULE, *as_flags(options), *node.literal_command)
 
 
 # -- images that hold the agent ------------------------------------------------------------------

@@ -11,7 +11,7 @@ from launcher.contract.node_plan import Env, NodePlan, Static
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.target_facts import MachineFacts, TargetFacts
-from launcher.plan.torchrun import parse_torch_version, plan_settings
+from launcher.plan.torchrun import as_variables, parse_torch_version, plan_options
 from launcher.targets.shell import render_exports, render_line
 
 
@@ -69,9 +69,9 @@ def plan_by_hand(
 def render_by_hand(plan: LaunchPlan, node_rank: int) -> str:
     """Lines for ``eval`` in a POSIX shell, and a comment with the command to type next."""
     node = plan.nodes[node_rank]
-    settings = plan_settings(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
+    options = plan_options(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
     then = render_line(("torchrun", *node.literal_command))
-    lines = render_exports((*_classic(node), *node.env, *settings.variables()))
+    lines = render_exports((*_classic(node), *node.env, *as_variables(options)))
     return f"{lines}# then, in the folder of the training code: {then}\n"
 
 

@@ -43,7 +43,7 @@ class ClusterRun:
         self.folder = RunFolder(Path(plan.run_dir))
         self.folder.create(plan, "", 1.0)
         target = KubernetesTarget(folder / "runs")
-        console = Console(self.output.open("w"), terminal=False, colour=False)
+        console = Console(self.output.open("w"))
         self.follower = Follower(self.folder, plan, target, console, SystemClock())
         self.outcome: Outcome | None = None
         self.error: LauncherError | None = None

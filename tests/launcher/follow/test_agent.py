@@ -105,7 +105,7 @@ def follow(tmp_path: Path, make_plan: MakePlan) -> Follow:
         if scale is not None:
             request_scale(run, scale)
         said = io.StringIO()
-        console = Console(said, terminal=False, colour=False)
+        console = Console(said)
         outcome = Follower(run, plan, target, console, clock).follow()
         return outcome, target, said.getvalue()
 
@@ -227,9 +227,7 @@ def test_an_interrupt_before_the_submission_starts_nothing(
     target = ScriptedTarget(clock, [(0, [RUNS])])
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
-    follower = Follower(
-        run, plan, target, Console(io.StringIO(), terminal=False, colour=False), clock
-    )
+    follower = Follower(run, plan, target, Console(io.StringIO()), clock)
     follower.interrupt()
     with pytest.raises(KeyboardInterrupt):
         follower.follow()
@@ -257,7 +255,7 @@ def follow_through(tmp_path: Path, plan: LaunchPlan, away_s: float, fails_s: flo
     clock, said = FakeClock(), io.StringIO()
     run = FailingFolder(tmp_path / plan.run_id, clock, fails_s)
     run.create(plan, "", 0.0)
-    console = Console(said, terminal=False, colour=False)
+    console = Console(said)
     target = AwayTarget(clock, away_s)
     assert Follower(run, plan, target, console, clock).follow().reason == "completed"
     return said.getvalue()

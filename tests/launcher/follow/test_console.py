@@ -22,9 +22,14 @@ class StoppedClock:
         self.now += duration_s
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def open_console(*, terminal: bool) -> tuple[Console, io.StringIO, StoppedClock]:
-    stream, clock = io.StringIO(), StoppedClock()
-    return Console(stream, terminal=terminal, colour=True, clock=clock), stream, clock
+    stream, clock = Terminal() if terminal else io.StringIO(), StoppedClock()
+    return Console(stream, colour=True, clock=clock), stream, clock
 
 
 def screen(text: str) -> list[str]:
@@ -65,20 +70,26 @@ def test_without_a_terminal_progress_becomes_a_plain_line_now_and_then() -> None
 def test_prefixes_are_coloured_on_a_terminal_only() -> None:
     for terminal in (True, False):
         console, stream, _ = open_console(terminal=terminal)
-        console.line("text", prefix="[1/3]", colour_key=3)
+        console.show(LineBlock(data=b"text\n"), stream="stderr", prefix="[1/3]", colour_key=3)
         assert ("\x1b[32m[1/3]\x1b[0m text" in stream.getvalue()) == terminal
         assert stream.getvalue().endswith("text\n" if not terminal else "")
 
 
 def test_workers_stdout_has_a_stream_of_its_own_which_leaves_the_progress_bar_alone() -> None:
-    err, out = io.StringIO(), io.StringIO()
-    console = Console(err, out=out, terminal=True, colour=True)
+    err, out = Terminal(), io.StringIO()
+    console = Console(err, out=out, colour=True)
     console.progress("step 1 of 9")
     console.end_progress("stdout")
     console.show(LineBlock(data=b"one\ntwo\n"), stream="stdout", prefix="[0/1]", colour_key=1)
     assert out.getvalue() == "[0/1] one\n[0/1] two\n", "no colours: it is no terminal"
     console.show(LineBlock(data=b"three\n"), stream="stderr", prefix="[0/1]", colour_key=1)
     assert screen(err.getvalue())[-2:] == ["\x1b[33m[0/1]\x1b[0m three", "step 1 of 9"]
+
+
+def test_without_a_terminal_a_line_of_progress_has_its_prefix() -> None:
+    console, stream, _ = open_console(terminal=False)
+    console.progress(" 10% ", prefix="[0/0]")
+    assert stream.getvalue() == "[0/0] 10%\n"
 
 
 class Gone(io.StringIO):
@@ -88,21 +99,7 @@ class Gone(io.StringIO):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_a_stdout_that_takes_no_more_is_told_once_and_a_stderr_never() -> None:
-    err = io.StringIO()
-    console = Console(err, out=Gone(), terminal=False, colour=False, shows="launcher logs")
-    for _ in range(2):
-        console.show(LineBlock(data=b"one\n"), stream="stdout")
-    told = (
-        "launcher: stdout takes no more (Broken pipe); the run goes on; its output: launcher logs\n"
-    )
-    assert err.getvalue() == told
-    nobody = Console(Gone(), terminal=False, colour=False)
-    nobody.show(LineBlock(data=b"one\n"), stream="stdout")
-    nobody.note("two")
-
-
-def test_without_a_terminal_a_line_of_progress_has_its_prefix() -> None:
-    console, stream, _ = open_console(terminal=False)
-    console.progress(" 10% ", prefix="[0/0]")
-    assert stream.getvalue() == "[0/0] 10%\n"
+def test_a_stream_that_takes_no_more_ends_no_run() -> None:
+    console = Console(Gone())
+    console.show(LineBlock(data=b"one\n"), stream="stdout")
+    console.note("two")

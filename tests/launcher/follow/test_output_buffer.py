@@ -59,7 +59,7 @@ def numbered(text: str) -> list[int]:
 
 
 def write_lines(outlet: OutputBuffer, count: int) -> None:
-    console = Console(outlet, terminal=False, colour=False)
+    console = Console(outlet)
     for number in range(count):
         console.line(f"line {number} {'x' * 80}")
 
@@ -181,7 +181,7 @@ def test_on_a_terminal_the_line_about_missed_ones_does_not_tear_the_progress_bar
     monkeypatch.setattr(output_buffer, "BUFFER_BYTES", 16 * KIB)
     monkeypatch.setattr(output_buffer, "HOLD_S", 0.1)
     terminal = Reader(*pty.openpty())
-    console = Console(terminal.outlet, terminal=True, colour=False)
+    console = Console(terminal.outlet)
     for step in range(1000):  # more than a terminal takes in
         console.progress(f"step {step} of 999")
     for number in range(5000):

@@ -10,18 +10,17 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, KeyInputError
-from launcher.contract.node_plan import NodePlan
+from launcher.contract.node_plan import Env, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import (
-    TorchrunOptions,
     WorkerLog,
-    line_prefix_template,
+    as_flags,
+    as_variables,
     parse_failures,
     parse_torch_version,
     parse_worker_folder,
-    plan_settings,
-    render_argv,
+    plan_options,
     split_console,
 )
 
@@ -36,8 +35,8 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-def settings(node: NodePlan, torch: tuple[int, int] = (2, 13)) -> TorchrunOptions:
-    return plan_settings(node, torch, stop_grace_s=30)
+def options_of(node: NodePlan, torch: tuple[int, int] = (2, 13)) -> Env:
+    return plan_options(node, torch, stop_grace_s=30)
 
 
 def launch_config(argv: list[str]) -> Any:
@@ -53,9 +52,7 @@ def test_torch_reads_the_settings_as_they_were_planned(
 ) -> None:
     plan = make_plan(docker_facts, **shape)
     for node in plan.nodes:
-        config, _, arguments = launch_config(
-            list(render_argv((), settings(node), ("train.py", "--lr", "1")))
-        )
+        config, _, arguments = launch_config([*as_flags(options_of(node)), "train.py", "--lr", "1"])
         assert (config.min_nodes, config.max_nodes) == (node.min_nodes, node.max_nodes)
         assert config.nproc_per_node == node.nproc_per_node
         assert arguments[-3:] == ["train.py", "--lr", "1"]
@@ -70,9 +67,9 @@ def test_flags_and_variables_mean_the_same_to_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for node in make_plan(docker_facts, **shape).nodes:
-        by_flags, _, _ = launch_config([*settings(node).flags(), "train.py"])
+        by_flags, _, _ = launch_config([*as_flags(options_of(node)), "train.py"])
         with monkeypatch.context() as scope:
-            for name, value in settings(node).variables():
+            for name, value in as_variables(options_of(node)):
                 scope.setenv(name, value)
             by_variables, _, _ = launch_config(["train.py"])
         assert vars(by_flags) | {"logs_specs": 0} == vars(by_variables) | {"logs_specs": 0}
@@ -80,18 +77,18 @@ def test_flags_and_variables_mean_the_same_to_torch(
 
 def test_a_static_agent_never_restarts_its_workers_itself(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes=2, nproc_per_node=1, max_restarts=3, engine="torchrun")
-    assert dict(settings(plan.nodes[1]).options)["max_restarts"] == "0"
-    assert dict(settings(plan.nodes[1]).options)["node_rank"] == "1"
+    assert dict(options_of(plan.nodes[1]))["max_restarts"] == "0"
+    assert dict(options_of(plan.nodes[1]))["node_rank"] == "1"
 
 
 def test_elastic_nodes_are_told_who_hosts_the_store(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes="1:2", nproc_per_node=1, engine="torchrun")
-    conf = [dict(settings(n).options)["rdzv_conf"].rsplit(",", 1)[1] for n in plan.nodes]
+    conf = [dict(options_of(n))["rdzv_conf"].rsplit(",", 1)[1] for n in plan.nodes]
     assert conf == ["is_host=1", "is_host=0"]
 
 
 def test_standalone_is_never_set(make_plan: MakePlan) -> None:
-    options = dict(settings(make_plan().nodes[0]).options)
+    options = dict(options_of(make_plan().nodes[0]))
     assert "standalone" not in options
     assert "PET_STANDALONE" in protocol.STALE_VARIABLES
 
@@ -100,7 +97,7 @@ def test_standalone_is_never_set(make_plan: MakePlan) -> None:
 def test_a_flag_is_used_only_where_torch_knows_it(
     make_plan: MakePlan, torch: tuple[int, int], known: bool
 ) -> None:
-    options = dict(settings(make_plan().nodes[0], torch).options)
+    options = dict(options_of(make_plan().nodes[0], torch))
     assert ("shutdown_timeout" in options) == known
 
 
@@ -163,8 +160,8 @@ def test_a_console_without_a_report_names_nobody(console: str) -> None:
 
 
 def test_lines_on_a_console_are_told_apart_by_who_wrote_them() -> None:
-    prefix = line_prefix_template(3).replace("${rank}", "12")
-    other = line_prefix_template(3).replace("${rank}", "1")
+    prefix = protocol.LINE_PREFIX.format(node_index=3).replace("${rank}", "12")
+    other = protocol.LINE_PREFIX.format(node_index=3).replace("${rank}", "1")
     console = (
         f"{prefix}step 4\n{prefix}\n{other}[3/12] step 4\n"
         "W0101 torchrun: [3/12] not at the beginning\n[2/12] of another node\n\n"

@@ -235,7 +235,7 @@ class Followed:
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         self._squeue, self._said = tmp_path / "squeue", io.StringIO()
         self.says(NO_MUNGE, code=1)
-        console = Console(self._said, terminal=False, colour=False)
+        console = Console(self._said)
         target = SlurmTarget(tmp_path)
         self.driver = SlurmDriver(folder.run, folder.plan, target, console, SystemClock())
 
@@ -332,7 +332,7 @@ def said_before_the_stop(folder: Folder) -> str:
             assert (run_id, grace_s, only) == ("tiny-1", 0, None)
             at_stop.append(said.getvalue())
 
-    console, target = Console(said, terminal=False, colour=False), Stopping(folder.run.path.parent)
+    console, target = Console(said), Stopping(folder.run.path.parent)
     driver = SlurmDriver(folder.run, folder.plan, target, console, SystemClock())
     assert driver.abandon(KeyboardInterrupt(), submitted=True)
     (text,) = at_stop
