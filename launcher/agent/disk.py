@@ -69,13 +69,12 @@ def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
     named = [Path(path) for path in _NAMED.findall(said)]
     full = next((path for path in folders if not has_room(path)), run_dir)
     mount = mount_of(named[0] if named else full)
-    try:
-        found = os.statvfs(mount)
-    except OSError as error:
-        return f"the disk at {mount} is full ({error.strerror})"
+    found = os.statvfs(mount)
     size, free = (_bytes(blocks * found.f_frsize) for blocks in (found.f_blocks, found.f_bavail))
     told = f"the disk at {mount} is full: {free} and {found.f_ffree} inodes free of {size}"
-    largest = [f"{path} ({_bytes(size)})" for size, path in _largest_entries(run_dir)]
+    entries = itertools.islice(_files(run_dir), MOST_LOOKED_AT)
+    sizes = ((size, os.path.relpath(path, run_dir)) for path, size in entries if size)
+    largest = [f"{path} ({_bytes(size)})" for size, path in heapq.nlargest(LARGEST, sizes)]
     return f"{told}; largest in the run folder: {', '.join(largest)}" if largest else told
 
 
@@ -84,12 +83,6 @@ def mount_of(path: Path) -> Path:
     path = path.absolute()
     path = next(folder for folder in (path, *path.parents) if folder.exists()).resolve()
     return next(folder for folder in (path, *path.parents) if os.path.ismount(folder))
-
-
-def _largest_entries(run_dir: Path) -> list[tuple[int, str]]:
-    entries = itertools.islice(_files(run_dir), MOST_LOOKED_AT)
-    sizes = ((size, os.path.relpath(path, run_dir)) for path, size in entries if size)
-    return heapq.nlargest(LARGEST, sizes)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, int]]:

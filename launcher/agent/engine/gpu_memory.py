@@ -81,20 +81,19 @@ class GpuGate:
         start = self._clock.monotonic()
         while busy := find_busy(self._before, self._used_bytes()):
             if self._clock.monotonic() - start > self._limit_s:
-                raise GpuBusyError(busy, self._limit_s)
+                devices = ", ".join(
+                    f"device {name}: {used >> 20} MiB" for name, used in busy.items()
+                )
+                raise GpuBusyError(
+                    f"GPU memory is still in use {self._limit_s:.0f} s after the workers ended "
+                    f"({devices}); see nvidia-smi for what holds it"
+                )
             self._clock.sleep(_POLL_S)
         return self._clock.monotonic() - start
 
 
 class GpuBusyError(Exception):
     """GPU memory did not become free in time; ``str`` says how much on which device."""
-
-    def __init__(self, busy: Mapping[str, int], limit_s: float) -> None:
-        devices = ", ".join(f"device {name}: {used >> 20} MiB" for name, used in busy.items())
-        super().__init__(
-            f"GPU memory is still in use {limit_s:.0f} s after the workers ended ({devices}); "
-            "see nvidia-smi for what holds it"
-        )
 
 
 def find_busy(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

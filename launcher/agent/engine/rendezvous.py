@@ -1,19 +1,19 @@
-"""A wrapper around the roster's handler: it decides what happens between two attempts.
+"""The node's own kind of roster handler: it decides what happens between two attempts.
 
 torch's elastic agent calls ``next_rendezvous`` before each start of its workers, when the old ones
-are dead. The wrapper then tells why they died, counts it, waits for the GPUs, or ends the run.
+are dead. The handler then tells why they died, counts it, waits for the GPUs, or ends the run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from typing import TYPE_CHECKING, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
-    RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
     rendezvous_handler_registry,
@@ -33,7 +33,7 @@ from launcher.contract.worker_end import WorkerEnd, describe
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
 
-WRAPPED = "launcher-roster"
+BACKEND = "launcher-roster"
 """The backend's name in torch's registry."""
 _LOOK_S = 0.05
 REQUEST_LIMIT_S = 2.0
@@ -55,35 +55,32 @@ class NodeEnding(Exception):  # noqa: N818 - an ending, not necessarily an error
         self.reason, self.detail = reason, detail
 
 
-def register_wrapper(node: Node) -> str:
-    """Registers the wrapper of this node with torch and returns the name of its backend."""
+def register_handler(node: Node) -> str:
+    """Registers the handlers of this node with torch and returns the name of their backend."""
 
-    def create(params: RendezvousParameters) -> RendezvousHandler:
-        return RendezvousWrapper(create_handler(params), node)
+    def create(params: RendezvousParameters) -> RosterHandler:
+        return create_handler(params, partial(NodeHandler, node))
 
     with contextlib.suppress(ValueError):  # at the second store
-        rendezvous_handler_registry.register(WRAPPED, create)
-    return WRAPPED
+        rendezvous_handler_registry.register(BACKEND, create)
+    return BACKEND
 
 
-class RendezvousWrapper(RendezvousHandler):
-    """Delegates to the roster, and tells the node what happens."""
+class NodeHandler(RosterHandler):
+    """A roster's handler that tells the node what happens, and ends it with a reason."""
 
-    def __init__(self, roster: RosterHandler, node: Node) -> None:
-        self._roster, self._node = roster, node
-        node.roster = roster
+    def __init__(self, node: Node, **given: Any) -> None:
+        super().__init__(**given)
+        self._node = node
+        node.roster = self
         self._files = StopFiles(node.attempts.node_dir)
-        self._admission = Admission(self._files, roster, SystemClock())
+        self._admission = Admission(self._files, self, SystemClock())
         self._has_run = False
         self._regroups = False
         self._blamed_peer: tuple[WorkerEnd, ...] = ()
 
     def get_backend(self) -> str:
-        return WRAPPED
-
-    @property
-    def use_agent_store(self) -> bool:
-        return self._roster.use_agent_store
+        return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Raises ``NodeEnding`` where the workers must not be started again."""
@@ -95,7 +92,7 @@ class RendezvousWrapper(RendezvousHandler):
             node.wait_for_gpus()
         node.enter("rendezvous")
         try:
-            info = self._roster.next_rendezvous()
+            info = super().next_rendezvous()
         except RendezvousClosedError:
             self._raise_verdict()
             raise
@@ -116,8 +113,8 @@ class RendezvousWrapper(RendezvousHandler):
             raise SignalException("asked to stop", signal.SIGTERM)
         if node.attempts.have_succeeded():
             # The group re-forms, but this node's workers had ended well before that.
-            self._roster.finish()
-            self._roster.wait_until_closed()
+            self.finish()
+            self.wait_until_closed()
             raise NodeEnding(Reason.COMPLETED, "")
         ends, verdict = node.judge(regroups=self._regroups)
         if isinstance(verdict, GiveUp):
@@ -128,27 +125,26 @@ class RendezvousWrapper(RendezvousHandler):
             node.on_restart(verdict.cause, ends)
 
     def _tell_losses(self) -> None:
-        for text in self._roster.take_losses():
+        for text in self.take_losses():
             self._node.on_node_lost(text)
 
     def _tell_lost_peer(self) -> None:
         """Counts a restart after workers blamed a peer; by now it is known if a node left."""
         ends, self._blamed_peer = self._blamed_peer, ()
-        formed = self._roster.membership
-        if ends and formed:
-            is_fault = formed.cause is Cause.FAULT
+        if ends and self.membership:
+            is_fault = self.membership.cause is Cause.FAULT
             self._node.on_restart("worker-fault" if is_fault else LOST_PEER, ends)
 
     def _end(self, give_up: GiveUp) -> NoReturn:
         if give_up.reason is Reason.DISK_FULL:
             # Only this node ends: the others wait for it, or continue without it.
             raise NodeEnding(give_up.reason, self._node.attempts.describe_disk(give_up.detail))
-        self._roster.close(membership.FAILED)
+        self.close(membership.FAILED)
         raise NodeEnding(give_up.reason, give_up.detail)
 
     def _raise_verdict(self) -> None:
         """Raises the reason for which another node, or the count of faults, ended the run."""
-        head, ends = self._roster.head, self._node.ends
+        head, ends = self.head, self._node.ends
         told = _REASON_OF_CLOSING.get(head.closed)
         if told is Reason.COMPLETED:
             raise NodeEnding(told, "the other nodes finished the run") from None
@@ -163,22 +159,10 @@ class RendezvousWrapper(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         self._admission.look()
-        waiting = self._roster.num_nodes_waiting()
+        waiting = super().num_nodes_waiting()
         self._tell_losses()
         self._regroups = self._regroups or waiting > 0
         return waiting
-
-    def is_closed(self) -> bool:
-        return self._roster.is_closed()
-
-    def set_closed(self) -> None:
-        self._roster.set_closed()
-
-    def get_run_id(self) -> str:
-        return self._roster.get_run_id()
-
-    def shutdown(self) -> bool:
-        return self._roster.shutdown()
 
 
 def _wait_for_request(files: StopFiles) -> None:

@@ -23,7 +23,7 @@ from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import WorkerPlace
 from launcher.agent.engine.gpu_memory import GpuBusyError
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.rendezvous import NodeEnding, register_wrapper
+from launcher.agent.engine.rendezvous import NodeEnding, register_handler
 from launcher.agent.roster.handler import ReplacedError
 from launcher.agent.roster.membership import FENCED_OUT
 from launcher.agent.worker import guard
@@ -73,7 +73,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
     if isinstance(rendezvous, Static):
         backend, host, port = "static", rendezvous.master_addr, rendezvous.master_port
     else:
-        backend = register_wrapper(node)
+        backend = register_handler(node)
         host, port = rendezvous.endpoint_host, rendezvous.endpoint_port
     endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     values: dict[str, Any] = {

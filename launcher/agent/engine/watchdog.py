@@ -50,27 +50,14 @@ class Look:
     beats: Mapping[int, WorkerBeat]
     cpu_s: float
 
+    def share_since(self, first: Look | None) -> float | None:
+        """What each worker has used of a core since an earlier look. Pure.
 
-@dataclass(frozen=True, kw_only=True)
-class Proof:
-    """The same beats in two looks; ``cpu_share`` is each worker's, of one core, between them."""
-
-    read_at: tuple[float, float]
-    cpu_share: float
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the workers compute."""
-        return self.cpu_share > BUSY_SHARE
-
-
-def compare_looks(first: Look, second: Look) -> Proof | None:
-    """None where a worker has beaten between the two, or where they are too close to tell. Pure."""
-    passed_s = second.at - first.at
-    if first.beats != second.beats or passed_s < PROOF_S:
-        return None
-    share = (second.cpu_s - first.cpu_s) / passed_s / max(1, len(second.beats))
-    return Proof(read_at=(first.at, second.at), cpu_share=share)
+        None where a worker has beaten since, or where the two looks are too close to tell.
+        """
+        if first is None or first.beats != self.beats or self.at - first.at < PROOF_S:
+            return None
+        return (self.cpu_s - first.cpu_s) / (self.at - first.at) / max(1, len(self.beats))
 
 
 class SilenceBook:
@@ -189,35 +176,27 @@ class Watchdog:
         if not workers or len(silent) < len(workers):
             self._first = None
             return
-        proof = self._look_again(beats)
-        hung = proof and decide_hung(silent, len(workers), proof.is_busy, self._max_s)
-        if proof and hung:
-            self._end(hung, proof, beats, workers)
+        first, now_read = self._first, self._read(beats)
+        share = now_read.share_since(first)
+        if first is None or first.beats != beats or share is not None:
+            self._first = now_read
+        if first is None or share is None:
+            return
+        if hung := decide_hung(silent, len(workers), share > BUSY_SHARE, self._max_s):
+            self._tell(hung, (first.at, now_read.at), share, beats[hung.rank])
+            self._end(beats, workers)
 
     def _note_first_step(self, beats: Mapping[int, WorkerBeat]) -> None:
         if not self._has_stepped and any(beat.steps for beat in beats.values()):
             self._has_stepped = True
             self._ledger.write("first-step", attempt=self._attempt)
 
-    def _look_again(self, beats: Mapping[int, WorkerBeat]) -> Proof | None:
-        """What this look proves together with an earlier one, which it then takes the place of."""
+    def _read(self, beats: Mapping[int, WorkerBeat]) -> Look:
         trees = [processes.tree_of(beat.pid) for beat in beats.values()]
         cpu_s = sum(processes.cpu_seconds(tree) for tree in trees)
-        look = Look(at=self._clock.monotonic(), beats=beats, cpu_s=cpu_s)
-        first = self._first
-        proof = compare_looks(first, look) if first else None
-        if first is None or first.beats != beats or proof:
-            self._first = look
-        return proof
+        return Look(at=self._clock.monotonic(), beats=beats, cpu_s=cpu_s)
 
-    def _end(
-        self,
-        hung: Silence,
-        proof: Proof,
-        beats: Mapping[int, WorkerBeat],
-        workers: tuple[WorkerPlace, ...],
-    ) -> None:
-        self._tell(hung, proof, beats[hung.rank])
+    def _end(self, beats: Mapping[int, WorkerBeat], workers: tuple[WorkerPlace, ...]) -> None:
         for worker in workers:
             self._attempts.mark_hung(worker.rank)
         for beat in beats.values():
@@ -228,14 +207,16 @@ class Watchdog:
             processes.send(beat.pid, signal.SIGKILL)
         self._ended_attempt = self._attempt
 
-    def _tell(self, hung: Silence, proof: Proof, beat: WorkerBeat) -> None:
-        limit_s = self._max_s if proof.is_busy else hung.limit_s
-        first, second = proof.read_at
+    def _tell(
+        self, hung: Silence, read_at: tuple[float, float], cpu_share: float, beat: WorkerBeat
+    ) -> None:
+        limit_s = self._max_s if cpu_share > BUSY_SHARE else hung.limit_s
+        first, second = read_at
         say(
             f"rank {hung.rank} has hung for {hung.silent_s:.1f} s in phase {hung.phase} "
             f"(limit {limit_s:.1f} s): beat {beat.number}, at step {beat.steps}, was its last in "
             f"two reads {second - first:.1f} s apart, between which each worker used "
-            f"{proof.cpu_share:.1%} of a core; stacks are in {self._attempts.folder()}"
+            f"{cpu_share:.1%} of a core; stacks are in {self._attempts.folder()}"
         )
         self._ledger.write(
             "hang",
@@ -247,8 +228,8 @@ class Watchdog:
             steps=beat.steps,
             beat=beat.number,
             beat_at=beat.at,
-            read_at=proof.read_at,
-            cpu_share=proof.cpu_share,
+            read_at=read_at,
+            cpu_share=cpu_share,
         )
 
     def _wait_for_stacks(self, workers: tuple[WorkerPlace, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
@@ -23,7 +24,9 @@ from launcher.agent.roster.store import (
 DEFAULT_PORT = 29400
 
 
-def create_handler(params: RendezvousParameters) -> RosterHandler:
+def create_handler(
+    params: RendezvousParameters, make: Callable[..., RosterHandler] = RosterHandler
+) -> RosterHandler:
     """What torch's registry calls; raises as ``parse_rules`` for a wrong configuration.
 
     Every key of ``params.config`` is described in ``Rules``. With ``is_host`` the store is
@@ -39,7 +42,7 @@ def create_handler(params: RendezvousParameters) -> RosterHandler:
             store = serve_forked(port)
     endpoint = Endpoint(host=host, port=store.port if store else port)
     try:
-        return RosterHandler(
+        return make(
             endpoint=endpoint,
             run_id=params.run_id,
             # Ended by the resolver's own limit.

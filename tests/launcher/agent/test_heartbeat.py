@@ -18,7 +18,7 @@ import pytest
 
 from launcher.agent import heartbeat
 from launcher.agent.engine.attempts import Attempts
-from launcher.agent.engine.watchdog import PROOF_S, Look, Watchdog, compare_looks
+from launcher.agent.engine.watchdog import PROOF_S, Look, Watchdog
 from launcher.agent.heartbeat import HeartbeatWriter, WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.ledger import AgentLedger
 from launcher.contract.agent_settings import AgentSettings
@@ -159,7 +159,5 @@ def beat(number: int, rank: int = 0) -> WorkerBeat:
     ],
 )
 def test_only_two_looks_that_find_the_same_beats_prove_a_hang(second: Look, proves: bool) -> None:
-    proof = compare_looks(Look(at=0.0, beats={0: beat(7), 1: beat(3, 1)}, cpu_s=10.0), second)
-    assert (proof is not None) is proves
-    if proof is not None:
-        assert (proof.read_at, proof.cpu_share) == ((0.0, PROOF_S), 0.25)
+    first = Look(at=0.0, beats={0: beat(7), 1: beat(3, 1)}, cpu_s=10.0)
+    assert second.share_since(first) == (0.25 if proves else None)

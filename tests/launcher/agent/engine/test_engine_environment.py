@@ -83,18 +83,6 @@ pl.Trainer(
     limit_val_batches=0, callbacks=[Telling()],
 ).fit(BoringModel())
 """
-ACCELERATE = """
-import torch
-from accelerate import Accelerator
-accelerator = Accelerator(cpu=True)
-model, optimizer = torch.nn.Linear(2, 1), None
-model = accelerator.prepare(model)
-accelerator.backward(model(torch.ones(1, 2)).sum())
-total = accelerator.reduce(torch.tensor(1.0))
-print(accelerator.distributed_type.value, accelerator.num_processes, accelerator.process_index,
-      accelerator.state.backend, int(total), flush=True)
-accelerator.end_training()
-"""
 
 
 @pytest.fixture
@@ -131,15 +119,3 @@ def test_a_trainer_under_srun_takes_its_world_from_the_launcher(started: Place) 
     assert started.run() == 0, started.console()
     expected = "TorchElasticEnvironment 1 0 False False"
     assert expected in started.stdout().splitlines(), started.console()
-
-
-@pytest.mark.slow
-def test_an_accelerate_script_under_srun_takes_its_world_from_the_launcher(
-    started: Place,
-) -> None:
-    pytest.importorskip("accelerate", reason="pip install accelerate")
-    started.write(ACCELERATE)
-    started.plan(nproc=2)
-    assert started.run() == 0, started.console()
-    for rank in range(2):
-        assert f"MULTI_CPU 2 {rank} gloo 2" in started.stdout(rank).splitlines()

@@ -158,18 +158,6 @@ time.sleep(600)
 """
 
 
-def test_a_training_that_speaks_gets_sigterm_only_after_it_has_committed(place: Place) -> None:
-    place.write(SPEAKER)
-    place.plan()
-    process = place.start()
-    wait_until(lambda: "up" in place.stdout())
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT_S) in (0, 143)
-    assert place.stdout() == "up\nasked preempted\nSIGTERM after answer\n"
-    acknowledged = [e for e in place.events() if e["event"] == "stop-acknowledged"]
-    assert [e["step"] for e in acknowledged] == [7]
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [("preempted\n", "preempted"), ("stop-requested", "stop-requested"), ("?", "stop-requested")],
@@ -191,17 +179,6 @@ def test_a_stop_file_with_a_reason_stops_the_node_after_the_training_has_committ
     assert place.outcome()["reason"] == reason
     asked = [e["reason"] for e in place.events() if e["event"] == "stop-requested"]
     assert asked == [reason]
-
-
-@pytest.mark.slow
-def test_a_training_that_speaks_but_never_answers_ends_by_the_deadline(place: Place) -> None:
-    place.write(SPEAKER.replace('folder.joinpath("stop-ack.new")', "time.sleep(600)"))
-    place.plan(stop_grace_s=4)
-    process = place.start()
-    wait_until(lambda: "up" in place.stdout())
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT_S) in (0, 143)
-    assert place.stdout().endswith("SIGTERM after nothing\n")
 
 
 @pytest.mark.slow
