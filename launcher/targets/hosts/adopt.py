@@ -23,7 +23,12 @@ Copies = list[tuple[Host, RunOnHost]]
 
 
 def find_named(inventory: Inventory | None, run_root: Path, name: str) -> RunFolder:
-    """The run in its folder here, or else on the hosts where some are named."""
+    """The run in its folder here, or else on the hosts where some are named.
+
+    ``name`` is a run id, its beginning, or ``latest``, which on hosts fits where only one run is
+    there. A folder is made of a run on hosts, with all that they have of it. Raises ``InputError``
+    where none or several fit.
+    """
     try:
         run = find_run(run_root, name)
         if inventory is None or not run.is_foreign:
@@ -32,15 +37,6 @@ def find_named(inventory: Inventory | None, run_root: Path, name: str) -> RunFol
     except InputError:
         if inventory is None:
             raise
-    return adopt_run(inventory, run_root, name)
-
-
-def adopt_run(inventory: Inventory, run_root: Path, name: str) -> RunFolder:
-    """Makes a run folder of a run on these hosts, with all that they have of it.
-
-    ``name`` is a run id, its beginning, or ``latest`` where only one run is there. Raises
-    ``InputError`` where none or several fit.
-    """
     found = read_runs(inventory, "" if name == protocol.LATEST_LINK else name)
     if len(found) != 1:
         fits = f"{name!r} may be any of {', '.join(sorted(found))}" if found else f"no run {name!r}"

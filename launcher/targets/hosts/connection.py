@@ -67,8 +67,6 @@ class HostLine:
         self._started: dict[str, float] = {}
         self._heard_at = self._opened_at = time.monotonic()
         self._session: Session | None = None
-        self._hears = False
-        """Whether the host watches: only then may beats be sent."""
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -107,7 +105,7 @@ class HostLine:
             # A connection that took long to open has not been silent for as long.
             if min(self.silent_s(), time.monotonic() - self._opened_at) > SILENCE_LIMIT_S:
                 self._session.kill()
-            elif self._hears:
+            else:
                 self._session.say(BEAT)
 
     def _run(self) -> None:
@@ -124,13 +122,13 @@ class HostLine:
 
     def _watch(self) -> None:
         session = self._ssh.open(self._host.host)
-        with self._lock:
-            self._session, self._opened_at = session, time.monotonic()
-            if self._closed:
-                session.kill()
         try:
             asked = watch_request(self._host, self._node, self._run_id, self._run_dir)
-            session.send(asked.having(follows=self._follows))
+            session.send(asked.having(follows=self._follows), limit_s=SILENCE_LIMIT_S)
+            with self._lock:
+                self._session, self._opened_at = session, time.monotonic()
+                if self._closed:
+                    session.kill()
             copy = HostCopy(self._run_dir)
             while not copy.is_due():
                 message, blob = session.receive()
@@ -139,11 +137,9 @@ class HostLine:
                 if isinstance(message, NodesSeen):
                     self._states = message.nodes
                     self.has_told.set()
-                with self._lock:
-                    self._hears = not self._closed
         finally:
             with self._lock:
-                self._session, self._hears = None, False
+                self._session = None
             session.close()
 
 

@@ -45,7 +45,11 @@ def diagnose_hosts(
     findings: list[Finding] = []
     ssh = Ssh(inventory)
     port = job.rdzv.port or random.SystemRandom().choice(PORTS)
-    answers = read_answers(ssh, inventory.hosts, job, [port])
+    told = ssh.try_each(lambda session: _examine(session, job, port), inventory.hosts)
+    answers = [
+        HostAnswer(host=host, error=one) if isinstance(one, TargetError) else one
+        for host, one in zip(inventory.hosts, told, strict=True)
+    ]
     for finding in _look(ssh, answers, job, port):
         findings.append(finding)
         yield finding
@@ -72,19 +76,8 @@ def _why_not_run(findings: Sequence[Finding]) -> str:
 # -- before anything runs -------------------------------------------------------------------------
 
 
-def read_answers(
-    ssh: Ssh, hosts: Sequence[Host], job: JobSpec, ports: list[int]
-) -> list[HostAnswer]:
-    """An answer of each host, in their order; blocks for the limits of its requests at most."""
-    found = ssh.try_each(lambda session: _examine(session, job, ports), hosts)
-    return [
-        HostAnswer(host=host, error=told) if isinstance(told, TargetError) else told
-        for host, told in zip(hosts, found, strict=True)
-    ]
-
-
-def _examine(session: Session, job: JobSpec, ports: list[int]) -> HostAnswer:
-    found, bare = read_host(session, job, ports), job.hosts.runtime == "python"
+def _examine(session: Session, job: JobSpec, port: int) -> HostAnswer:
+    found, bare = read_host(session, job, [port]), job.hosts.runtime == "python"
     answer = HostAnswer(host=session.host, found=found)
     asked = RunProbe(
         python=(found.python if bare else "") or "python3",

@@ -29,15 +29,13 @@ _COMMA = re.compile(r",(?![^\[]*\])")
 class Inventory:
     """Hosts in the order of their nodes.
 
-    ``ssh_config`` replaces the user's configuration of the ssh client. ``order_by`` is the label
-    by which hosts are grouped. ``accept_new`` accepts the keys of unknown hosts, but never a
-    changed key.
+    ``ssh_config`` replaces the user's configuration of the ssh client. ``accept_new`` accepts the
+    keys of unknown hosts, but never a changed key.
     """
 
     hosts: tuple[Host, ...]
     ssh_config: str | None = None
     accept_new: bool = False
-    order_by: str | None = None
 
 
 def read_inventory(
@@ -184,7 +182,6 @@ def parse_hosts_yaml(text: str, file: str) -> Inventory:
     return Inventory(
         hosts=checked if found.order_by is None else order_hosts(checked, found.order_by),
         ssh_config=found.ssh_config,
-        order_by=found.order_by,
     )
 
 

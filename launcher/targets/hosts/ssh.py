@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -90,6 +91,8 @@ class Ssh:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._control = make_control_dir()
+        self._alone: set[str] = set()
+        """Hosts whose shared connection is held by a frozen process of this machine."""
 
     def argv(self, host: Host) -> tuple[str, ...]:
         """The ssh client with everything but the remote command."""
@@ -102,7 +105,7 @@ class Ssh:
             "ServerAliveCountMax=3",
             "ControlMaster=auto",
             f"ControlPersist={PERSIST_S}",
-            f"ControlPath={self._control}/%C",
+            f"ControlPath={'none' if host.name in self._alone else f'{self._control}/%C'}",
             # Users set these for their own log-ins: a tmux in place of our command, or a forwarded
             # port, which a second session could not open.
             "RemoteCommand=none",
@@ -206,10 +209,19 @@ class Ssh:
     def disconnect(self, host: Host) -> bool:
         """Stops sharing the connection, so that the next is new; whether there was one.
 
-        What goes through it continues: it may belong to another launcher.
+        What goes through it continues: it may belong to another launcher. If its holder does not
+        answer, this launcher does not share connections with the host any more.
         """
+        if host.name in self._alone:
+            return False
         control = ("ssh", "-O", "stop", *self.argv(host)[1:])
-        return short_command.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None
+        began_at = time.monotonic()
+        if short_command.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None:
+            return True
+        if time.monotonic() - began_at < CONTROL_LIMIT_S:
+            return False
+        self._alone.add(host.name)
+        return True
 
 
 def joined(errors: list[TargetError]) -> TargetError:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.follow.table import render_columns
-from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import HostReport, Lease, ReadHost
 from launcher.targets.hosts.room import read_hosts
 from launcher.targets.hosts.settings import Host
@@ -37,16 +36,6 @@ def show_hosts(arguments: Namespace) -> tuple[str, int]:
     inventory = read_hosts(arguments)
     if inventory is None:
         raise InputError("no hosts are named", typed.command("hosts", "--hosts", "hosts.yaml"))
-    rows = read_hosts_now(inventory)
-    text = render_hosts_table(rows)
-    if arguments.json:
-        text = json.dumps(rows, indent=2, default=vars) + "\n"
-    failed = any(row.error for row in rows)
-    return text, int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)
-
-
-def read_hosts_now(inventory: Inventory) -> list[HostRow]:
-    """A row for each host, in order; one that is not reached has an ``error``."""
 
     def read(session: Session) -> HostReport:
         host = session.host
@@ -54,7 +43,12 @@ def read_hosts_now(inventory: Inventory) -> list[HostRow]:
         return session.call(asked)
 
     found = Ssh(inventory).try_each(read, inventory.hosts)
-    return [_row(host, told) for host, told in zip(inventory.hosts, found, strict=True)]
+    rows = [_row(host, told) for host, told in zip(inventory.hosts, found, strict=True)]
+    text = render_hosts_table(rows)
+    if arguments.json:
+        text = json.dumps(rows, indent=2, default=vars) + "\n"
+    failed = any(row.error for row in rows)
+    return text, int(ExitCode.TARGET_UNREACHABLE if failed else ExitCode.OK)
 
 
 def _row(host: Host, found: HostReport | TargetError) -> HostRow:

@@ -96,8 +96,7 @@ def converse(program: str) -> None:
             alarm(int(asked.limit_s) + 60)
             if not isinstance(asked, messages.WatchRun):
                 write_frame(stdout, conversation.answer(asked, blob))
-            # The launcher sends one message at a time, so Python's own buffer, which select does
-            # not see, is empty here.
+            # At most beats are in Python's own buffer, which select does not see: others follow.
             elif not _module("watch").Watch(asked, stdout).run(stdin.fileno()):
                 return
     finally:

@@ -237,9 +237,6 @@ class WatchRun(HostRequest["WatchEnd"]):
     follows: bool = False
 
 
-class HostBeat(Record): ...
-
-
 class FilePart(Record):
     """Bytes of a file from ``offset`` on. ``new``: they replace whatever is there by that name.
 
@@ -253,6 +250,8 @@ class FilePart(Record):
 
 
 class NodesSeen(Record):
+    """Sent at each change, and every second: the host is still there."""
+
     nodes: Mapping[str, NodeSeen]
     """By ``index.incarnation``."""
 

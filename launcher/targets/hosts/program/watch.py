@@ -61,7 +61,7 @@ class Watch:
             self.send_new()
             if time.monotonic() - beat_at >= BEAT_S:
                 beat_at = time.monotonic()
-                write_frame(self._out, messages.HostBeat())
+                write_frame(self._out, NodesSeen(nodes=self._states))
         return False
 
     def _hear(self, wait_s: float) -> None:
