@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,8 @@ from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.kubeconfig import (
     MALFORMED,
     config_files,
+    has_config,
+    is_in_pod,
     kubectl,
     official_client,
     open_client,
@@ -55,7 +56,7 @@ OPERATORS = {
     "TrainJob": "Kubeflow Trainer",
     "TrainingRuntime": "Kubeflow Trainer",
     "JobSet": "JobSet",
-    "PodGroup": "the gang scheduler",
+    "PodGroup": "Volcano",
 }
 """What brings a kind that Kubernetes itself does not have."""
 
@@ -109,9 +110,7 @@ class Cluster:
     @property
     def _in_cluster(self) -> bool:
         """As kubectl: inside of a pod where no kubeconfig says otherwise."""
-        files = (Path(name).expanduser() for name in config_files().split(os.pathsep) if name)
-        inside = "KUBERNETES_SERVICE_HOST" in os.environ
-        return inside and self._context is None and not any(file.is_file() for file in files)
+        return is_in_pod() and self._context is None and not has_config()
 
     @functools.cached_property
     def namespace(self) -> str:

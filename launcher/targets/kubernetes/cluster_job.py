@@ -43,7 +43,6 @@ API_OF_KIND = {
     "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
     "job": ("batch/v1", "Job"),
 }
-RESIZED_KINDS = ("pytorchjob", "job")
 MAY_PASS = ("exceeded quota", "status unknown for quota")
 """Refusals that end when other pods do, or when a new quota has been counted."""
 
@@ -114,19 +113,16 @@ class ClusterJob:
         except (TargetError, KeyboardInterrupt) as failure:
             why = failure
         if may_run:
-            raise self._may_run(why) from error
+            said = why.what if isinstance(why, TargetError) else str(why) or type(why).__name__
+            said = "interrupted" if isinstance(why, KeyboardInterrupt) else said
+            what = f"STILL RUNNING, perhaps: {self.plan.run_id}: {said}"
+            raise MayRunError(what, self.render_by_hand(keep=False)) from error
         is_taken = isinstance(error, ApiError) and error.status == CONFLICT
         for item in others:
             # The run that has taken the name just now needs the Service of that name.
             if not (is_taken and item["metadata"]["name"] == self._place.name):
                 with contextlib.suppress(TargetError):
                     self.cluster.delete(ObjectPlace.of(item))
-
-    def _may_run(self, why: BaseException) -> MayRunError:
-        said = why.what if isinstance(why, TargetError) else str(why) or type(why).__name__
-        said = "interrupted" if isinstance(why, KeyboardInterrupt) else said
-        what = f"STILL RUNNING, perhaps: {self.plan.run_id}: {said}"
-        return MayRunError(what, self.render_by_hand(keep=False))
 
     def _try_pod(self) -> list[str]:
         """Has the server admit one pod of the job and forget it.
@@ -191,7 +187,7 @@ class ClusterJob:
 
     def scale(self, run: RunFolder, nodes: int) -> None:
         """Changes the number of pods. Raises ``InputError`` for a kind that keeps its size."""
-        if self._kind not in RESIZED_KINDS:
+        if self._kind not in ("pytorchjob", "job"):
             fix = "kubernetes.kind: pytorchjob or job, with nnodes: MIN:MAX"
             raise InputError(f"a {self._kind} keeps its size", fix)
         spec: Object = {"parallelism": nodes, "completions": nodes}

@@ -23,8 +23,6 @@ Object = dict[str, Any]
 MAX_PACKED_BYTES = 700_000
 """An object may have 1 MiB, and base64 makes four bytes of three."""
 ARCHIVE = "code.tar.gz"
-LARGEST = 3
-"""So many files are named where the code is too large."""
 FIX = (
     "an image that holds it (launcher build --base IMAGE --tag REF --push, then --image REF "
     "--code image), or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], "
@@ -51,7 +49,7 @@ def repack_code(code: PackedCode) -> bytes:
     data = packed.getvalue()
     if len(data) > MAX_PACKED_BYTES:
         with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
-            largest = sorted(archive.getmembers(), key=lambda file: -file.size)[:LARGEST]
+            largest = sorted(archive.getmembers(), key=lambda file: -file.size)[:3]
         named = "".join(f"\n  {_kilobytes(file.size):>10}  {file.name}" for file in largest)
         raise InputError(
             f"the code in {code.record.root}, {_sizes(code.record, data)}, is too large for a "

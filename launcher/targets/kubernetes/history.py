@@ -66,7 +66,6 @@ class PodRecorder:
 
     def __init__(self, run: RunFolder, incarnations: Incarnations, clock: Clock) -> None:
         self._run, self._incarnations, self._clock = run, incarnations, clock
-        self._outcomes: set[LogSource] = set()
         self._done: set[str] = set()
         """Uids of pods that are gone and fully recorded."""
         self._path = run.path / protocol.LEDGER_DIR / POD_LEDGER
@@ -105,10 +104,9 @@ class PodRecorder:
             if not (folder / POD_FILE).exists():
                 make_folders((str(folder),))
                 write_atomically(folder / POD_FILE, json.dumps(asdict(source)))
-            if ending is not None and source not in self._outcomes:
-                self._outcomes.add(source)
-                if parse_node_outcome(ending.message):
-                    write_atomically(folder / protocol.OUTCOME_FILE, ending.message)
+            outcome = folder / protocol.OUTCOME_FILE
+            if ending and not outcome.exists() and parse_node_outcome(ending.message):
+                write_atomically(outcome, ending.message)
 
     def _tell(self, moments: Iterable[tuple[str, float, str]], index: int, number: int) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,7 +17,6 @@ from launcher.contract.errors import TargetError
 CONNECTIONS = 1024
 """How many stay open. A followed log takes one, and the client warns on the terminal about each one
 above its limit, which is a few for each core by default."""
-RETRIES = 3
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
 """What the client raises for a file that is no kubeconfig."""
 
@@ -65,6 +65,17 @@ def config_files() -> str:
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
+def has_config() -> bool:
+    """Whether there is a kubeconfig."""
+    files = (Path(name).expanduser() for name in config_files().split(os.pathsep) if name)
+    return any(file.is_file() for file in files)
+
+
+def is_in_pod() -> bool:
+    """Whether this process runs in a pod, which has an account of its own."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ
+
+
 def open_client(*, in_cluster: bool, context: str | None) -> Any:
     """A client for a context of the kubeconfig (None: its current one), or for the pod's account.
 
@@ -105,7 +116,7 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
         raise TargetError(what, f"{kubectl()} get pods runs the same command, and tells more")
     settings.connection_pool_maxsize = CONNECTIONS
     # A request that was sent is not repeated: its answer may only be late.
-    settings.retries = urllib3.Retry(RETRIES, read=False)
+    settings.retries = urllib3.Retry(3, read=False)
     if not settings.verify_ssl:
         # The launcher says it once; urllib3 would at every request.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)

@@ -31,10 +31,8 @@ CLOCK_STEP_S = 1.0
 """Times of objects are whole seconds."""
 MISSING_S = 3.0
 """How long pods may be missing before the job's events are looked at."""
-NEXT_LOOK_S = 10.0
-"""Between two looks at them where they have told nothing new for a while."""
-SILENT_S = 10.0
-"""How long there may be no pod and no word about it."""
+NEXT_LOOK_S = 5.0
+"""Between two looks at them; at the second one it is told that nothing says why."""
 
 
 class MissingPods:
@@ -58,15 +56,14 @@ class MissingPods:
             self._since, self._next_at = now, now + MISSING_S
         if now < self._next_at:
             return
-        if now - self._since > SILENT_S:
-            self._next_at = now + NEXT_LOOK_S
+        self._next_at = now + NEXT_LOOK_S
         with contextlib.suppress(TargetError):
             item = self._job.read()
             for line in read_reasons(self._job.cluster, self._kind, item):
                 if same_words(line) not in self._told:
                     self._told.add(same_words(line))
                     yield line
-            if not self._told and not self._any_pod and now - self._since >= SILENT_S:
+            if not self._told and not self._any_pod and now - self._since >= NEXT_LOOK_S:
                 self._told.add("")
                 namespace = self._job.cluster.namespace
                 yield _describe_silence(f"{self._kind} {self._job.plan.job_name}", namespace, item)

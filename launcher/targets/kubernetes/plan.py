@@ -37,7 +37,8 @@ WIDTH = 96
 HEALTH_PORT = 9400
 """The port at which the agent answers the kubelet's probes, unless the job names another."""
 RUNS_FOLDER = "runs"
-GPU_TAINT = "nvidia.com/gpu"
+GPU_RESOURCE = "nvidia.com/gpu"
+"""A resource of nodes with GPUs, and the taint that keeps other pods away from them."""
 
 IDENTITY_OF_KIND = {
     "pytorchjob": "pytorchjob",
@@ -112,8 +113,8 @@ def plan_pods(job: JobSpec) -> PodSettings:
         for one in spec.tolerations
     ]
     gpus = job.resources.gpus or 0
-    if gpus and GPU_TAINT not in {one["key"] for one in tolerations}:
-        tolerations.append({"key": GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"})
+    if gpus and GPU_RESOURCE not in {one["key"] for one in tolerations}:
+        tolerations.append({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
     port = job.agent.health.port
     return PodSettings(
         kind=spec.kind,

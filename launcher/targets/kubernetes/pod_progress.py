@@ -24,8 +24,6 @@ LASTING = (Trouble.IMAGE, Trouble.CONFIG, Trouble.START)
 """Troubles that last until somebody changes something."""
 EQUAL_STARTS = 2
 """So many containers that fail to start with the same message end the run."""
-SETTLE_S = 5.0
-"""How long a controller gets to end such a job itself."""
 Start = tuple[str, int]
 """A container: its pod's uid and the number of restarts before it."""
 _VARYING = re.compile(r'"[^"]*"|[0-9a-f]{8,}|\d+')
@@ -71,23 +69,14 @@ class PodProgress:
                 # turn, with the seconds until the next try.
                 key = (pod.uid, pod.trouble, pod.restarts)
                 if key not in self._troubles:
-                    yield self._trouble(pod, pods)
                     self._troubles.add(key)
+                    told = describe_trouble(pod)
+                    if self._limit_s and is_lasting(pod):
+                        told += f"; the run ends if this lasts {self._limit_s} s ({LIMIT_KEY})"
+                    yield told
             elif self._words.get(pod.uid) != (word := _word(pod)):
                 self._words[pod.uid] = word
                 yield word
-
-    def _trouble(self, pod: PodView, pods: tuple[PodView, ...]) -> str:
-        assert pod.trouble is not None, "looked at by the caller"
-        for other in pods:
-            was_told = (other.uid, pod.trouble, other.restarts) in self._troubles
-            is_same = same_words(other.message) == same_words(pod.message)
-            if was_told and other.trouble is pod.trouble and is_same and other.uid != pod.uid:
-                return f"{pod.name}: {pod.trouble.value}, as {other.name}"
-        told = describe_trouble(pod)
-        if self._limit_s and is_lasting(pod):
-            told += f"; the run ends if this lasts {self._limit_s} s ({LIMIT_KEY})"
-        return told
 
 
 def _word(pod: PodView) -> str:
@@ -108,7 +97,6 @@ class StartLimit:
         self._kept_since: dict[int, float] = {}
         self._forgiven: set[Start] = set()
         """Starts that failed before enough nodes ran."""
-        self._certain_since: float | None = None
 
     def judge(self, pods: Iterable[PodView], now: float) -> tuple[Reason, str] | None:
         """Why the run must end; None while it may go on.
@@ -119,22 +107,17 @@ class StartLimit:
         newest = newest_of_each(seen)
         if sum(pod.state is NodeState.RUNNING for pod in newest.values()) >= self._min_nodes:
             self._kept_since.clear()
-            self._certain_since = None
             self._forgiven |= {start for start, _, _ in _failed_starts(seen)}
             return None
-        return self._judge_starts(seen, now) or self._judge_waiting(newest, now)
+        return self._judge_starts(seen) or self._judge_waiting(newest, now)
 
-    def _judge_starts(self, seen: tuple[PodView, ...], now: float) -> tuple[Reason, str] | None:
+    def _judge_starts(self, seen: tuple[PodView, ...]) -> tuple[Reason, str] | None:
         alike: defaultdict[str, list[tuple[PodView, Ending]]] = defaultdict(list)
         for start, pod, ending in _failed_starts(seen):
             if start not in self._forgiven:
                 alike[same_words(ending.message)].append((pod, ending))
         certain = next((found for found in alike.values() if len(found) >= EQUAL_STARTS), None)
         if certain is None:
-            self._certain_since = None
-            return None
-        self._certain_since = now if self._certain_since is None else self._certain_since
-        if now - self._certain_since < SETTLE_S:
             return None
         pod, ending = certain[-1]
         told = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"

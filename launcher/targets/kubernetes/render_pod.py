@@ -20,7 +20,7 @@ from launcher.targets.kubernetes.code import (
     render_code_volumes,
     render_unpacking,
 )
-from launcher.targets.kubernetes.plan import PodSettings, render_kept_plan
+from launcher.targets.kubernetes.plan import GPU_RESOURCE, PodSettings, render_kept_plan
 
 Object = dict[str, Any]
 
@@ -31,9 +31,7 @@ STARTUP_PROBE_LIMIT_S = 1200
 PROBE_PERIOD_S = 20
 PROBE_FAILURES = 15
 """The agent ends hangs itself, and sooner: the probe is for an agent that no longer answers."""
-GPU_RESOURCE = "nvidia.com/gpu"
 HOST_KEY = "kubernetes.io/hostname"
-MANAGED_BY: Env = (("app.kubernetes.io/managed-by", "launcher"),)
 
 AGENT_FIX = (
     "build the image again (make image, make push) under a new tag, or with "
@@ -64,7 +62,7 @@ def render_metadata(plan: LaunchPlan, name: str | None = None) -> Object:
 def render_labels(plan: LaunchPlan) -> Object:
     """What the job's objects and pods are found by."""
     return {
-        **dict(MANAGED_BY),
+        "app.kubernetes.io/managed-by": "launcher",
         protocol.LABEL_JOB: plan.job_name,
         protocol.LABEL_RUN_ID: plan.run_id,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,12 +112,8 @@ class KubernetesRoom(Room):
 
 def _may_be_there(arguments: Namespace, otherwise: InputError) -> bool:
     """Whether a run without a folder here may be meant, and a cluster is there to ask."""
+    from launcher.targets.kubernetes.kubeconfig import has_config, is_in_pod
+
     fits_several = "may be any of" in otherwise.what
-    return not fits_several and arguments.run != protocol.LATEST_LINK and _has_kubeconfig()
-
-
-def _has_kubeconfig() -> bool:
-    """Whether a cluster is there to ask, as kubectl finds one."""
-    files = (os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
-    inside = "KUBERNETES_SERVICE_HOST" in os.environ
-    return inside or any(Path(file).expanduser().is_file() for file in files if file)
+    is_named = not fits_several and arguments.run != protocol.LATEST_LINK
+    return is_named and (is_in_pod() or has_config())

@@ -18,7 +18,6 @@ from launcher.contract.errors import ExitCode, TargetError
 from launcher.contract.reasons import Reason
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import follow as follow_kubernetes
-from launcher.targets.kubernetes import missing_pods, pod_progress
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import RUN_ID, ClusterRun, agents_outcome, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
@@ -318,10 +317,7 @@ def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_n
     assert "of yesterday" not in run.text
 
 
-def test_a_job_that_no_controller_takes_up_is_told(
-    server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(missing_pods, "SILENT_S", 1.0)
+def test_a_job_that_no_controller_takes_up_is_told(server: FakeCluster, start: Start) -> None:
     run = start(kind="pytorchjob")
     said = run.said("no controller has taken up pytorchjob digits: is the operator running?", 40)
     assert "kubectl describe pytorchjob digits -n team" in said
@@ -401,10 +397,7 @@ def test_of_a_pod_that_is_refused_only_what_is_final_keeps_the_job_from_being_ma
 # -- what can never become right ------------------------------------------------------------------
 
 
-def test_a_second_equal_failure_to_start_ends_the_run(
-    server: FakeCluster, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pod_progress, "SETTLE_S", 0.2)
+def test_a_second_equal_failure_to_start_ends_the_run(server: FakeCluster, start: Start) -> None:
     run = start(kind="pytorchjob")
     state = ended(128, "StartError", message=NO_PYTHON)
     run.put("digits-worker-0", phase="Failed", state=state, uid="first")
