@@ -92,6 +92,7 @@ def test_wheels_for_another_python_fail_the_build_with_what_to_do(project, image
     assert "BASE_IMAGE" in fix
 
 
+@pytest.mark.slow  # half a minute of one more build
 def test_a_label_that_lies_fails_the_build(built_project) -> None:
     done = built_project.build("--build-arg", "TORCH_VERSION=1.0.0", IMAGE="fabric-train:lies")
     assert done.returncode == 1
@@ -119,6 +120,7 @@ def cuda_build(built_project, image, inspect) -> dict[str, str]:
     return {"FLAVOR": "cuda", "WHEELHOUSE": "wheelhouse", "BASE_IMAGE": base}
 
 
+@pytest.mark.slow  # a minute of one more build, of the stages that the CPU target has too
 def test_the_cuda_target_builds_on_the_same_base_from_cpu_wheels(
     built_project, image, cuda_build, inspect, docker
 ) -> None:
