@@ -1,7 +1,7 @@
 """A worker's heartbeat: a small mapped file that the worker writes and the agent reads.
 
-The worker entry beats after every optimizer step, of any script; a training that knows the
-contract announces phases and how long they may take. Layout: ``contract.HEARTBEAT_FORMAT``.
+The worker entry beats once at its start and after every optimizer step, of any script. Layout:
+``contract.HEARTBEAT_FORMAT``.
 
 A beat counts only with its checksum, because a reader may look at any time. The writer fills two
 slots in turn, so that one is whole even if the writer dies while it writes the other.
@@ -38,18 +38,15 @@ _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerBeat:
-    """What a worker last said. Times are seconds of the machine's monotonic clock.
+    """What a worker last said; ``at`` is in seconds of the machine's monotonic clock.
 
-    ``until`` is the end that the worker itself gave its phase, 0 where it gave none. ``number``
-    counts the worker's beats: two reads of one number are reads of one beat.
+    ``number`` counts the worker's beats: two reads of one number are reads of one beat.
     """
 
     pid: int
     number: int
     steps: int
     at: float
-    until: float
-    phase: str
 
 
 class HeartbeatWriter:
@@ -60,21 +57,16 @@ class HeartbeatWriter:
             self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
         self._steps = 0
         self._numbers = itertools.count(1)
-        self.enter("start", 0.0)
+        self._write()
 
     def step(self) -> None:
         """An optimizer step is done."""
         self._steps += 1
-        self._write("step", 0.0)
+        self._write()
 
-    def enter(self, phase: str, limit_s: float) -> None:
-        """A phase begins that may take ``limit_s`` seconds; 0 leaves it to what was learned."""
-        self._write(phase, time.monotonic() + limit_s if limit_s else 0.0)
-
-    def _write(self, phase: str, until: float) -> None:
+    def _write(self) -> None:
         number = next(self._numbers)
-        now = time.monotonic()
-        beat = _LAYOUT.pack(_MAGIC, os.getpid(), number, self._steps, now, until, phase.encode())
+        beat = _LAYOUT.pack(_MAGIC, os.getpid(), number, self._steps, time.monotonic())
         start = number % protocol.HEARTBEAT_SLOTS * _SLOT_BYTES
         # In one copy: pack_into would clear the slot first, and a reader could see that.
         self._map[start : start + _SLOT_BYTES] = beat + _CHECKSUM.pack(zlib.crc32(beat))
@@ -109,11 +101,8 @@ def _parse_slot(slot: bytes) -> WorkerBeat | None:
     packed = slot[: _LAYOUT.size]
     if _CHECKSUM.unpack(slot[_LAYOUT.size :]) != (zlib.crc32(packed),):
         return None
-    magic, pid, number, steps, at, until, phase = _LAYOUT.unpack(packed)
-    if magic != _MAGIC:
-        return None
-    name = phase.rstrip(b"\0").decode(errors="replace")
-    return WorkerBeat(pid=pid, number=number, steps=steps, at=at, until=until, phase=name)
+    magic, pid, number, steps, at = _LAYOUT.unpack(packed)
+    return WorkerBeat(pid=pid, number=number, steps=steps, at=at) if magic == _MAGIC else None
 
 
 def beat_after_steps(writer: HeartbeatWriter) -> None:

@@ -175,15 +175,14 @@ STOP_ACK_FILE = "stop-ack"
 comes after it, or when the deadline is near; without a request SIGTERM means: exit now."""
 
 # -- heartbeat -----------------------------------------------------------------------------------
-HEARTBEAT_FORMAT = "<8siqqdd32s"
+HEARTBEAT_FORMAT = "<8siqqd"
 """One beat, as ``struct`` has it: magic, pid, number of this beat, optimizer steps, time of this
-beat, end of the phase (0: what was learned), name of the phase; times are seconds of
-CLOCK_MONOTONIC."""
+beat in seconds of CLOCK_MONOTONIC."""
 HEARTBEAT_CHECKSUM_FORMAT = "<I"
 """What follows a beat: its CRC-32, by which a reader knows that it was written whole."""
 HEARTBEAT_SLOTS = 2
 """Beats in the file, each with its checksum; beat n is written into slot n % 2."""
-HEARTBEAT_MAGIC = b"LNBEAT2\0"
+HEARTBEAT_MAGIC = b"LNBEAT3\0"
 
 # -- ledger --------------------------------------------------------------------------------------
 LEDGER_SCHEMA = 1
@@ -194,7 +193,7 @@ and what the event adds. Of a hang that is what proved it: ``beat`` is the numbe
 last beat, ``beat_at`` its time, ``read_at`` the two reads that found it (all by the clock of
 ``monotonic_s``), ``cpu_share`` what each worker of the node used of a core between the two.
 Events: agent-started, rendezvous-began, rendezvous-ended (rank, world_size, both of nodes),
-workers-started, first-step, worker-ended (rank, exit_code, cause), hang (rank, phase, silent_s,
+workers-started, first-step, worker-ended (rank, exit_code, cause), hang (rank, silent_s,
 limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s),
 restart (cause), stop-requested (reason), stop-acknowledged (step), node-lost (detail), store-lost,
 agent-ended (reason, exit_code)."""

@@ -44,7 +44,7 @@ def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
     running = {worker.rank for worker in node.attempts.running()}
     stepping = [beat for rank, beat in beats.items() if beat.steps and rank in running]
     ages = [now - beat.at for beat in stepping]
-    deadlines = [max(beat.until, beat.at + book.most_s) - now for beat in stepping if book]
+    deadlines = [beat.at + book.most_s - now for beat in stepping if book]
     return Health(
         healthy=node.phase != "run" or not deadlines or max(deadlines) >= 0,
         phase=node.phase,

@@ -1,7 +1,7 @@
 """The step watchdog: finds a worker group that no longer makes steps, and has it restarted.
 
 Judges by heartbeats alone, so it works for any script that steps a torch optimizer; one that
-never does is never judged. Limits are learned: how long each phase has been silent so far.
+never does is never judged. The limit is learned: how long workers have been silent so far.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Silence:
     """One worker that has said nothing for ``silent_s``, longer than ``limit_s``."""
 
     rank: int
-    phase: str
     silent_s: float
     limit_s: float
 
@@ -61,7 +60,7 @@ class Look:
 
 
 class SilenceBook:
-    """Learns how long phases are silent, and names the workers that are so for too long. Pure.
+    """Learns how long workers are silent, and names those that are so for too long. Pure.
 
     What was learned stays over restarts; a worker's first beat of an attempt starts its clock.
     """
@@ -69,8 +68,8 @@ class SilenceBook:
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self.most_s = settings.hang_max_s
-        """The longest that any phase may be silent."""
-        self._longest_s: dict[str, float] = {}
+        """The longest that a worker may ever be silent."""
+        self._longest_s = 0.0
         self._last: dict[int, WorkerBeat] = {}
         self._awake_since = float("-inf")
 
@@ -82,9 +81,10 @@ class SilenceBook:
         """The whole node stood still until now, as when it is suspended: nobody could beat."""
         self._awake_since = now
 
-    def limit_s(self, phase: str) -> float:
-        """How long this phase may be silent."""
-        learned = self._longest_s.get(phase, 0.0) * self._settings.hang_factor
+    @property
+    def limit_s(self) -> float:
+        """How long a worker may be silent now."""
+        learned = self._longest_s * self._settings.hang_factor
         return min(max(learned, self._settings.hang_min_s), self._settings.hang_max_s)
 
     def find_silent(self, beats: Mapping[int, WorkerBeat], now: float) -> tuple[Silence, ...]:
@@ -94,12 +94,10 @@ class SilenceBook:
         silent = []
         for rank, beat in beats.items():
             self._learn(rank, beat)
-            limit_s = self.limit_s(beat.phase)
             silent_s = now - max(beat.at, self._awake_since)
             # Before the first step nothing is known yet: data may be loading, a compiler running.
-            if beat.steps and now > beat.until and silent_s > limit_s:
-                found = Silence(rank=rank, phase=beat.phase, silent_s=silent_s, limit_s=limit_s)
-                silent.append(found)
+            if beat.steps and silent_s > self.limit_s:
+                silent.append(Silence(rank=rank, silent_s=silent_s, limit_s=self.limit_s))
         return tuple(silent)
 
     def _learn(self, rank: int, beat: WorkerBeat) -> None:
@@ -107,7 +105,7 @@ class SilenceBook:
         self._last[rank] = beat
         if last is not None and last.pid == beat.pid and last.steps and beat.at > last.at:
             gap_s = beat.at - max(last.at, self._awake_since)
-            self._longest_s[last.phase] = max(self._longest_s.get(last.phase, 0.0), gap_s)
+            self._longest_s = max(self._longest_s, gap_s)
 
 
 def decide_hung(
@@ -213,7 +211,7 @@ class Watchdog:
         limit_s = self._max_s if cpu_share > BUSY_SHARE else hung.limit_s
         first, second = read_at
         say(
-            f"rank {hung.rank} has hung for {hung.silent_s:.1f} s in phase {hung.phase} "
+            f"rank {hung.rank} has hung for {hung.silent_s:.1f} s "
             f"(limit {limit_s:.1f} s): beat {beat.number}, at step {beat.steps}, was its last in "
             f"two reads {second - first:.1f} s apart, between which each worker used "
             f"{cpu_share:.1%} of a core; stacks are in {self._attempts.folder()}"
@@ -222,7 +220,6 @@ class Watchdog:
             "hang",
             attempt=self._attempt,
             rank=hung.rank,
-            phase=hung.phase,
             silent_s=hung.silent_s,
             limit_s=limit_s,
             steps=beat.steps,

@@ -122,7 +122,6 @@ class Membership:
     rank: int
     members: tuple[Member, ...]
     cause: Cause
-    counts: Mapping[str, int]
 
 
 def format_head(head: Head) -> str:

@@ -107,7 +107,6 @@ def _settle(state: State) -> tuple[State, tuple[events.Action, ...]]:
         rank=state.ring.ranks[state.seat],
         members=state.ring,
         cause=head.cause,
-        counts=dict(head.counts),
     )
     state = replace(state, waiting=False, entered=head.epoch, fenced_out=None)
     return state, (events.Deliver(membership),)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.agent import heartbeat
 from launcher.agent.engine import preload
 from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate, find_busy
@@ -290,36 +289,28 @@ def test_a_static_rendezvous_has_no_second_store() -> None:
 # -- watchdog ----------------------------------------------------------------------------------
 
 
-def beat(at: float, *, steps: int = 1, until: float = 0.0, phase: str = "step") -> WorkerBeat:
-    return WorkerBeat(pid=1, number=steps, steps=steps, at=at, until=until, phase=phase)
+def beat(at: float, *, steps: int = 1) -> WorkerBeat:
+    return WorkerBeat(pid=1, number=steps, steps=steps, at=at)
 
 
 LIMITS = AgentSettings(hang_factor=10, hang_min_s=5, hang_max_s=60)
 
 
-def test_the_limit_is_learned_for_each_phase_and_bounded() -> None:
+def test_the_limit_is_learned_and_bounded() -> None:
     one = SilenceBook(LIMITS)
-    assert one.limit_s("step") == 5
+    assert one.limit_s == 5
     for at in (0.0, 1.0, 3.0):
         one.find_silent({0: beat(at)}, at)
-    assert one.limit_s("step") == 20
+    assert one.limit_s == 20
     one.find_silent({0: beat(43.0)}, 43.0)
-    assert one.limit_s("step") == 60
-    assert one.limit_s("evaluate") == 5
+    assert one.limit_s == 60
 
 
 def test_silence_is_judged_after_the_first_step_alone() -> None:
     one = SilenceBook(LIMITS)
-    assert one.find_silent({0: beat(0.0, steps=0, phase="start")}, 1000.0) == ()
+    assert one.find_silent({0: beat(0.0, steps=0)}, 1000.0) == ()
     (silent,) = one.find_silent({0: beat(0.0)}, 6.0)
     assert (silent.rank, silent.silent_s, silent.limit_s) == (0, 6.0, 5.0)
-
-
-def test_a_phase_may_take_as_long_as_the_training_said() -> None:
-    one = SilenceBook(LIMITS)
-    announced = beat(0.0, until=100.0, phase="evaluate")
-    assert one.find_silent({0: announced}, 99.0) == ()
-    assert len(one.find_silent({0: announced}, 101.0)) == 1
 
 
 def test_time_for_which_the_whole_node_stood_still_is_no_silence() -> None:
@@ -330,7 +321,7 @@ def test_time_for_which_the_whole_node_stood_still_is_no_silence() -> None:
     (silent,) = one.find_silent({0: beat(1.0)}, 3606.0)
     assert silent.silent_s == 6.0
     one.find_silent({0: beat(3607.0)}, 3607.0)
-    assert one.limit_s("step") == 60, "learned from 7 s, and not from an hour"
+    assert one.limit_s == 60, "learned from 7 s, and not from an hour"
 
 
 def test_a_watchdog_without_a_limit_never_judges() -> None:
@@ -345,21 +336,8 @@ def test_a_watchdog_without_a_limit_never_judges() -> None:
 def test_a_group_hangs_when_all_are_silent_and_none_computes(
     silent_s: float, workers: int, busy: bool, hangs: bool
 ) -> None:
-    silent = Silence(rank=0, phase="step", silent_s=silent_s, limit_s=5)
+    silent = Silence(rank=0, silent_s=silent_s, limit_s=5)
     assert (decide_hung((silent,), workers, busy, LIMITS.hang_max_s) is not None) is hangs
-
-
-def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Any) -> None:
-    path = tmp_path / "heartbeat"
-    heartbeat.create_heartbeat(path)
-    assert heartbeat.read_heartbeat(path) is None
-    writer = heartbeat.HeartbeatWriter(path)
-    writer.step()
-    writer.enter("evaluate", 60)
-    found = heartbeat.read_heartbeat(path)
-    assert found is not None
-    assert (found.number, found.steps, found.phase) == (3, 1, "evaluate")
-    assert found.until == pytest.approx(found.at + 60)
 
 
 # -- health ------------------------------------------------------------------------------------

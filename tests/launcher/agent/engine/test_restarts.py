@@ -149,13 +149,13 @@ def test_a_hang_is_told_with_what_proved_it(place: Place) -> None:
     place.plan(hang_min_s=1.5, hang_factor=3)
     assert place.run() == 0
     assert re.search(
-        r"rank 0 has hung for \d+\.\d s in phase step \(limit 1\.5 s\): beat 6, at step 5, was its "
+        r"rank 0 has hung for \d+\.\d s \(limit 1\.5 s\): beat 6, at step 5, was its "
         r"last in two reads \d+\.\d s apart, between which each worker used \d\.\d% of a core; "
         r"stacks are in ",
         place.console(),
     )
     (hang,) = [event for event in place.events() if event["event"] == "hang"]
-    assert (hang["rank"], hang["phase"], hang["steps"], hang["beat"]) == (0, "step", 5, 6)
+    assert (hang["rank"], hang["steps"], hang["beat"]) == (0, 5, 6)
     first, second = hang["read_at"]
     assert second - first >= 1.0
     assert hang["beat_at"] + hang["limit_s"] < first

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -323,28 +321,6 @@ def test_held_newcomers_are_told_of_and_come_in_after_admit(make: Make) -> None:
     assert first.next_rendezvous().world_size == 2
     joining.join(10)
     assert first.head.counts == {"joined": 1}
-
-
-def test_no_wall_clock_is_read_from_join_to_loss(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never() -> float:
-        raise AssertionError("a wall clock was read")
-
-    class NoDate(datetime.datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            never()
-
-    handlers = [make((1, 3), node_index=index) for index in range(3)]
-    monkeypatch.setattr(time, "time", never)
-    monkeypatch.setattr(time, "time_ns", never)
-    monkeypatch.setattr(datetime, "datetime", NoDate)
-    together(*handlers)
-    handlers[1]._thread.end()
-    rest = [handlers[0], handlers[2]]
-    wait_until(lambda: all(h.num_nodes_waiting() for h in rest), 5)
-    assert [info.world_size for info in together(*rest)] == [2, 2]
 
 
 def test_the_head_is_small_however_many_nodes_there_are(make: Make) -> None:
