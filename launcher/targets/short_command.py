@@ -11,16 +11,6 @@ KILL_LIMIT_S = 10.0
 """How long a killed program may take to end: one that hangs in the kernel outlives SIGKILL."""
 
 
-def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
-    """What a short command prints; None where it is missing, fails or takes too long."""
-    try:
-        child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    except OSError:
-        return None
-    end = _read_end(child, timeout_s)
-    return end.out if end and end.code == 0 else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class CommandEnd:
     """What a command that has ended said, and its exit code."""
@@ -50,11 +40,6 @@ def ask(
         # Ctrl-C at the terminal is the launcher's to act on.
         start_new_session=True,
     )
-    return _read_end(child, limit_s)
-
-
-def _read_end(child: subprocess.Popen[bytes], limit_s: float) -> CommandEnd | None:
-    """What a command said until its end; None where it takes longer, and is killed."""
     try:
         out, err = (text.decode(errors="replace") for text in child.communicate(timeout=limit_s))
     except subprocess.TimeoutExpired:
@@ -67,3 +52,12 @@ def _read_end(child: subprocess.Popen[bytes], limit_s: float) -> CommandEnd | No
         child.kill()
         raise
     return CommandEnd(code=child.returncode, out=out, err=err)
+
+
+def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
+    """What a short command prints; None where it is missing, fails or takes too long."""
+    try:
+        end = ask(argv, timeout_s)
+    except OSError:
+        return None
+    return end.out if end and end.code == 0 else None
