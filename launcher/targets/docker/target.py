@@ -111,10 +111,9 @@ class DockerTarget(Target):
         return render_docker(plan, only)
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
-        """As ``Target.submit``. Raises ``InputError`` for a secret or mount that is not there."""
+        """As ``Target.submit``. Raises ``InputError`` for a secret that is not set."""
         artifact = self.render(plan, only)
         secrets = read_secrets(plan.nodes[0].secrets, os.environ)
-        check_host(plan)
         make_folders(artifact.folders)
         write_agent_files(artifact.agent)
         replaced = {container.node.node_index for container in artifact.containers}

@@ -245,8 +245,7 @@ def test_what_is_missing_here_ends_it_before_anything_starts(
     for fields, kind, words in missing:
         plan = place.plan("true", **fields)
         with pytest.raises(kind, match=words):
-            place.target.submit(plan)
-        assert place.held(plan.run_id) == []
+            place.target.check(plan)
         assert not Path(plan.run_dir).exists()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -210,23 +208,3 @@ def test_the_callers_choice_of_gpus_is_kept(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert read_gpus() == expected
-
-
-def test_a_launcher_killed_with_sigkill_takes_its_agents_along(
-    tmp_path: Path, make_local: Callable[..., LaunchPlan]
-) -> None:
-    plan = make_local()
-    code = (
-        "import sys, time; from pathlib import Path\n"
-        "from launcher.plan.launch_plan import parse_plan\n"
-        "from launcher.targets.local.target import LocalTarget\n"
-        "LocalTarget(Path('runs')).submit(parse_plan(sys.stdin.read())); time.sleep(60)"
-    )
-    launcher = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=Path.cwd())
-    assert launcher.stdin is not None
-    launcher.stdin.write(plan.to_json().encode())
-    launcher.stdin.close()
-    wait_until(lambda: up(plan))
-    launcher.kill()
-    launcher.wait()
-    wait_until(lambda: not process_table.find(**{RUN_ID: plan.run_id}))
