@@ -48,10 +48,6 @@ class AgentSettings:
     """From SIGTERM to SIGKILL of a worker that is restarted; a stop has ``stop_grace_s``."""
     same_failure_limit: int = 3
     """Equal failures in a row, without progress between them, that end the run."""
-    outer_limit: int = 3
-    """How often another store is tried within ``outer_limit_s`` after one was lost."""
-    outer_limit_s: float = 900.0
-    """Losses longer ago than this do not count."""
     stores: tuple[StoreEndpoint, ...] = ()
     """Candidates for the store; empty: the plan's endpoint alone."""
     meet_dir: str = ""
@@ -75,8 +71,6 @@ class AgentSettings:
     a restart is then 0.1 s faster, as torch has no copying threads to end."""
     in_image: bool = False
     """The node's image holds the agent; else the launcher brings it along with the plan."""
-    monitor_interval_s: float = 0.05
-    """How often workers and membership are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)

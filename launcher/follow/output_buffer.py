@@ -23,7 +23,7 @@ STALL_S = 5.0
 class OutputBuffer:
     """Writes whole lines to a stream's descriptor, in a thread.
 
-    ``write`` waits for a reader for at most ``HOLD_S``. Lines beyond ``BUFFER_BYTES`` are dropped;
+    ``put`` waits for a reader for at most ``HOLD_S``. Lines beyond ``BUFFER_BYTES`` are dropped;
     one line then says how many, with the command ``shows`` that shows them. A caller that can hold
     output back asks ``has_room`` first, and loses nothing. ``on_lost`` is called once, in the
     thread, with the system's message when the stream fails (the reader has gone, the disk is full);
@@ -45,13 +45,8 @@ class OutputBuffer:
         self._changed = threading.Condition()
         threading.Thread(target=self._write_on, daemon=True).start()
 
-    def write(self, text: str) -> int:
-        """Takes whole lines, or an update of a terminal's last line."""
-        self.put(text.encode(errors="backslashreplace"))
-        return len(text)
-
     def put(self, data: bytes) -> None:
-        """As ``write``, of UTF-8."""
+        """Takes whole lines of UTF-8, or an update of a terminal's last line."""
         if self._encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
             data = data.decode().encode(self._encoding, "backslashreplace")
         with self._changed:
@@ -78,9 +73,6 @@ class OutputBuffer:
                     self._gave_up_at = writes
                     return False
             return not self._is_lost
-
-    def flush(self) -> None:
-        """Nothing to do: the thread writes at once what it is given."""
 
     def close(self) -> bool:
         """Waits until all is written, or ``STALL_S`` after the last write; whether all was.

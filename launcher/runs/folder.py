@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,8 +33,6 @@ SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
 BORROWED_FILE = "borrowed"
 """Marks the temporary folder of a run that somebody else submitted; it lasts for one command."""
-USUAL_ROOT = "runs"
-"""The folder of the run folders where no other one is named, in the current folder."""
 MOST_NAMED = 5
 """Runs that a message names, of those that fit a beginning."""
 
@@ -251,12 +248,6 @@ def find_run(run_root: Path, name: str) -> RunFolder:
     exact = run_root / name
     if (exact / protocol.PLAN_FILE).is_file():
         return RunFolder(exact.resolve())
-    if (exact / protocol.NODES_DIR).is_dir():
-        nodes = f"{exact / protocol.NODES_DIR}"
-        raise InputError(
-            f"{exact} has no {protocol.PLAN_FILE}: a rendered script made it, or the plan is gone",
-            f"read its workers' output: tail {nodes}/*/*/attempt-*/rank-*/stdout (and stderr)",
-        )
     runs = list_runs(run_root)
     matches = [run for run in runs if run.run_id.startswith(name)]
     if len(matches) == 1:
@@ -283,9 +274,6 @@ def describe_no_runs(run_root: Path) -> tuple[str, str]:
     what = f"no runs in {run_root.absolute()}"
     if not run_root.exists():
         what += ", which is not there"
-    inside = run_root / USUAL_ROOT
-    if any(inside.glob(f"*/{protocol.PLAN_FILE}")):
-        return what, f"they are in the folder below: --runs {shlex.quote(str(inside))}"
     return what, "cd to the folder where you started it, or --runs DIR"
 
 

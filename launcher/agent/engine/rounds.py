@@ -15,6 +15,10 @@ from launcher.contract.clock import Clock
 from launcher.contract.node_plan import Static
 from launcher.contract.reasons import Reason
 
+MOST_LOSSES = 3
+LOSSES_WITHIN_S = 900.0
+"""After more losses of the store than ``MOST_LOSSES`` within this time, no other one is tried."""
+
 
 def run_rounds(
     task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
@@ -50,18 +54,17 @@ def run_rounds(
 def may_go_on(task: NodeTask, reason: Reason, losses_at: Sequence[float], *, fenced: bool) -> bool:
     """Whether another store may be tried after losses at these times, the present one last.
 
-    Only losses of the last ``outer_limit_s`` seconds count: a run of many days may have many.
+    Only those of the last ``LOSSES_WITHIN_S`` count: a run of many days may have many.
     """
-    settings = task.settings
     if isinstance(task.node.rendezvous, Static) or reason is Reason.PREEMPTED:
         return False
-    recent = [at for at in losses_at if losses_at[-1] - at <= settings.outer_limit_s]
-    if len(recent) > settings.outer_limit:
+    recent = [at for at in losses_at if losses_at[-1] - at <= LOSSES_WITHIN_S]
+    if len(recent) > MOST_LOSSES:
         return False
     if reason is Reason.STORE_LOST:
         return True
-    if settings.meet_dir:
+    if task.settings.meet_dir:
         # Any node serves a store where none answers, so only other nodes can be missing.
         return fenced
-    has_others = len(settings.stores) > 1
+    has_others = len(task.settings.stores) > 1
     return has_others and (fenced or reason is Reason.RENDEZVOUS_UNREACHABLE)

@@ -40,6 +40,8 @@ _STORE_ERRORS = (
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _TORCHS_HANDLER = "_terminate_process_handler"
+MONITOR_INTERVAL_S = 0.05
+"""How often workers and membership are looked at."""
 ADMIT_LIMIT_S = 120.0
 """How long newcomers wait at most until the training has committed."""
 INEXHAUSTIBLE = 1_000_000_000
@@ -88,7 +90,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
         "rdzv_configs": _rdzv_configs(plan),
         # The static backend reuses its store at a restart: its restarts are the launcher's.
         "max_restarts": 0 if backend == "static" else INEXHAUSTIBLE,
-        "monitor_interval": settings.monitor_interval_s,
+        "monitor_interval": MONITOR_INTERVAL_S,
         "start_method": "forkserver" if forks else "spawn",
         "logs_specs": RunFolderLogs(node, task, endpoint),
         "log_line_prefix_template": dict(plan.env).get(protocol.LINE_PREFIX_TEMPLATE),

@@ -101,7 +101,7 @@ def test_the_rendered_script_runs_by_hand(
     assert (folder / "seen").read_text() == "0"
 
 
-def test_a_script_run_by_hand_shows_the_workers_output_and_logs_say_where_it_is(
+def test_a_script_run_by_hand_shows_the_workers_output(
     folder: Path,
 ) -> None:
     (folder / "train.py").write_text("import sys; print('out'); print('err', file=sys.stderr)\n")
@@ -112,12 +112,6 @@ def test_a_script_run_by_hand_shows_the_workers_output_and_logs_say_where_it_is(
     )
     assert sorted(by_hand.stdout.splitlines()) == ["[0/0] out", "[0/1] out"]
     assert "[0/1] err" in by_hand.stderr
-    (run,) = (folder / "runs").iterdir()
-    for command in ("logs", "status", "report"):
-        told = launcher(command, run.name, cwd=folder)
-        assert told.returncode == 2
-        assert "a rendered script made it" in told.stderr
-        assert f"runs/{run.name}/nodes/*/*/attempt-*/rank-*/stdout" in told.stderr
 
 
 def test_ps_of_an_empty_folder_says_so(folder: Path) -> None:

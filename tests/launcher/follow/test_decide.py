@@ -121,10 +121,6 @@ def test_torchruns_own_restarts_are_not_made_a_second_time(make_plan: MakePlan) 
     assert decide(plan, 1) == Outcome(reason=Reason.RESTARTS_EXHAUSTED)
 
 
-def test_a_lone_node_that_is_killed_is_started_again(make_plan: MakePlan) -> None:
-    assert isinstance(decide(make_plan(nnodes=1, max_restarts=1), 137), Restart)
-
-
 def test_a_lost_elastic_node_is_replaced_at_once_and_the_others_go_on(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes="1:3", max_restarts=1)
     action = decide(plan, RUNS, 137, RUNS, since=0)

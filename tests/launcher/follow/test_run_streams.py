@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pty
 import shlex
 import signal
 import subprocess
@@ -175,27 +173,3 @@ def test_both_streams_of_two_nodes_into_one_pipe_keep_their_order(launcher: Runn
     for rank in ("0", "1"):
         assert lines.index(f"[{rank}/{rank}] out of {rank}") < summary
         assert lines.index(f"[{rank}/{rank}] err of {rank}") < summary
-
-
-def test_no_progress_bar_is_drawn_where_only_stdout_is_a_terminal(launcher: Runner) -> None:
-    launcher.write(
-        "import sys, time\n"
-        "for step in range(5):\n"
-        "    sys.stderr.write(f'\\rstep {step}/5')\n"
-        "    time.sleep(0.2)\n"
-        "print('from stdout')\n"
-    )
-    ours, theirs = pty.openpty()
-    argv = launcher.argv("run", "job.yaml", "--on", "local")
-    process = subprocess.Popen(
-        argv, cwd=launcher.folder, env=launcher.env, stdout=theirs, stderr=subprocess.PIPE
-    )
-    os.close(theirs)
-    seen = b""
-    with contextlib.suppress(OSError):  # how a terminal says that its last writer has gone
-        while data := os.read(ours, 4096):
-            seen += data
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert seen == b"from stdout\r\n"
-    assert b"\x1b" not in stderr
