@@ -61,6 +61,9 @@ class Reason(enum.StrEnum):
     DISK_FULL = "disk-full"
     """The disk of the run folder, or another that the agent needs, stayed full."""
 
+    def __repr__(self) -> str:
+        return repr(self.value)
+
 
 _TABLE: dict[Reason, tuple[RunState, ExitCode, Fault | None]] = {
     Reason.COMPLETED: (RunState.SUCCEEDED, ExitCode.OK, None),

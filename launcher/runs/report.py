@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from launcher.code.record import CodeRecord, read_record
 from launcher.contract import protocol, typed
@@ -41,16 +41,12 @@ class NodeReport:
 
     node_index: int
     incarnation: int
-    attempts: int = 0
-    reason: str | None = None
-    exit_code: int | None = None
-    detail: str = ""
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-    state: str = ""
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.node_index, self.incarnation
+    attempts: int
+    reason: str | None
+    exit_code: int | None
+    detail: str
+    phases_s: Mapping[str, float]
+    state: str
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -118,8 +114,7 @@ def read_postmortem(
     over = state in {ended.value for ended in TERMINAL_STATES}
     events = [event for events in ledgers.values() for event in events]
     of_pods = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
-    nodes = _read_nodes(run, ledgers, None if over else now)
-    nodes = list(_with_states(nodes, states, over=over))
+    nodes = _read_nodes(run, ledgers, states, None if over else now)
     # For a run that goes on: the failure of its present attempt, if there is one.
     failure = outcome.failure if outcome else read_report(run, plan)
     duration_s = outcome.duration_s if outcome else round(now - submitted_at, 3)
@@ -149,18 +144,13 @@ def read_postmortem(
     )
 
 
-def _with_states(
-    nodes: Sequence[NodeReport], states: Mapping[tuple[int, int], str], *, over: bool
-) -> Iterator[NodeReport]:
-    """Adds where a node without an outcome is now; one that was replaced is nowhere."""
-    newest = dict(node.place for node in nodes)
-    for node in nodes:
-        is_gone = over or newest[node.node_index] != node.incarnation
-        state = NodeState.MISSING.value if is_gone else states.get(node.place, "")
-        yield node if node.reason else replace(node, state=state)
-
-
-def _read_nodes(run: RunFolder, ledgers: Ledgers, now: float | None) -> list[NodeReport]:
+def _read_nodes(
+    run: RunFolder,
+    ledgers: Ledgers,
+    states: Mapping[tuple[int, int], str],
+    now: float | None,
+) -> list[NodeReport]:
+    """Every incarnation that left a folder; ``now`` is None for a run that is over."""
     attempts = Counter(
         node for node, _ in {((w.node_index, w.incarnation), w.attempt) for w in run.worker_logs()}
     )
@@ -170,24 +160,22 @@ def _read_nodes(run: RunFolder, ledgers: Ledgers, now: float | None) -> list[Nod
     found = []
     for (index, incarnation), events in ledgers.items():
         outcome = read_node_outcome(run, index, incarnation)
-        ended = next((e.values for e in reversed(events) if e.name == "agent-ended"), None)
-        runs_on = outcome is None and ended is None and newest[index] == incarnation
+        # An agent that could not write its outcome may have told its ledger.
+        ended = next((e.values for e in reversed(events) if e.name == "agent-ended"), {})
+        reason = outcome.reason if outcome else ended.get("reason")
+        goes_on = now is not None and newest[index] == incarnation
+        state = states.get((index, incarnation), "") if goes_on else NodeState.MISSING.value
+        counted_to = now if goes_on and not reason else None
         node = NodeReport(
             node_index=index,
             incarnation=incarnation,
-            attempts=attempts[index, incarnation],
-            phases_s=measure_phases(events, steps_seen=steps_seen, now=now if runs_on else None),
+            attempts=outcome.attempts if outcome else attempts[index, incarnation],
+            reason=reason,
+            exit_code=outcome.exit_code if outcome else ended.get("exit_code"),
+            detail=outcome.detail if outcome else "",
+            phases_s=measure_phases(events, steps_seen=steps_seen, now=counted_to),
+            state="" if reason else state,
         )
-        if outcome:
-            node = replace(
-                node,
-                attempts=outcome.attempts,
-                reason=outcome.reason,
-                exit_code=outcome.exit_code,
-                detail=outcome.detail,
-            )
-        elif ended:
-            node = replace(node, reason=ended.get("reason"), exit_code=ended.get("exit_code"))
         found.append(node)
     return found
 
