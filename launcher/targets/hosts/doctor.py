@@ -24,8 +24,8 @@ from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import read_image
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.plan import CHECKPOINTS_DIR, shared_folder, wanted_addresses
-from launcher.targets.hosts.program.messages import RemoveRun, RunProbe
+from launcher.targets.hosts.plan import shared_folder, wanted_addresses
+from launcher.targets.hosts.program.messages import CHECKPOINTS_DIR, RemoveRun, RunProbe
 from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh

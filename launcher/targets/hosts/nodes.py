@@ -12,7 +12,7 @@ from launcher.contract.errors import TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.connection import BROUGHT_BYTES, copy_once
-from launcher.targets.hosts.plan import CODE_DIR, run_dir_on
+from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
@@ -83,13 +83,13 @@ def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) 
     # All nodes have the same code, and most write the same beside it.
     limit = BROUGHT_BYTES if index == plan.nodes[0].node_index else 0
     here = Path(plan.run_dir)
-    brought = here / CODE_DIR
+    brought = here / messages.CODE_DIR
     is_new = limit > 0 and not brought.exists()
     copy_once(session, host, index, plan.run_id, here, beside_code_bytes=limit, is_last=True)
     folder = f"{host.state_dir}/outputs/{plan.run_id}"
     asked = messages.RemoveRun(
         run_dir=run_dir_on(host, plan.run_id),
-        checkpoint_dir=f"{host.state_dir}/checkpoints/{plan.run_id}",
+        checkpoint_dir=f"{host.state_dir}/{messages.CHECKPOINTS_DIR}/{plan.run_id}",
         outputs_dir=folder,
         brought_bytes=limit,
     )

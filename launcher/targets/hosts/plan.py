@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
-from launcher.targets.hosts.program.messages import Address
+from launcher.targets.hosts.program.messages import CHECKPOINTS_DIR, CODE_DIR, RUNS_DIR, Address
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 TARGET = "hosts"
-RUNS_DIR = "runs"
-CHECKPOINTS_DIR = "checkpoints"
-CODE_DIR = "code"
 CLOCK_LIMIT_S = 5.0
 SHOWN_HOSTS = 8
 

@@ -14,8 +14,8 @@ from launcher.targets.docker_options import (
     ContainerSettings,
     shared_options,
 )
-from launcher.targets.hosts.plan import CODE_DIR, run_dir_on
-from launcher.targets.hosts.program.messages import KeeperSpec
+from launcher.targets.hosts.plan import run_dir_on
+from launcher.targets.hosts.program.messages import CODE_DIR, KeeperSpec
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.shell import quote, render_block, render_line, render_start
 

@@ -8,10 +8,15 @@ import tarfile
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.targets.hosts.program.messages import HasCode, PrepareRun, RequestError, StoreCode
+from launcher.targets.hosts.program.messages import (
+    CODE_DIR,
+    HasCode,
+    PrepareRun,
+    RequestError,
+    StoreCode,
+)
 
 KEPT_ARCHIVES = 4
-CODE_DIR = "code"
 
 
 def _archive(state_dir: str, hash: str) -> str:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
 IDLE_LIMIT_S = 3600.0
 """A conversation in which nothing is heard for so long ends: a cut connection may stay silent."""
+RUNS_DIR, CHECKPOINTS_DIR = "runs", "checkpoints"
+"""In a host's ``state_dir``."""
+CODE_DIR = "code"
+"""In a run's folder."""
 IMAGE_FORMAT = '{{.Id}}\n{{index .Config.Labels "' + protocol.LABEL_TORCH + '"}}'
 """What engines are asked of an image: its id, and the version of torch that its label names."""
 

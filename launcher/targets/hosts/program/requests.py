@@ -11,8 +11,8 @@ from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.targets.hosts.program import keeper, messages, processes
-from launcher.targets.hosts.program.code_store import CODE_DIR, write
-from launcher.targets.hosts.program.messages import RequestError, RunOnHost
+from launcher.targets.hosts.program.code_store import write
+from launcher.targets.hosts.program.messages import CODE_DIR, RUNS_DIR, RequestError, RunOnHost
 from launcher.targets.hosts.program.node_state import is_followed, read_state
 from launcher.targets.hosts.program.records import TYPE_CHECKING
 from launcher.targets.hosts.program.watch import split_outputs
@@ -24,7 +24,6 @@ ENGINE_LIMIT_S = 10.0
 """Within which an engine must list its containers while a run is ended."""
 TAKE_UP_LIMIT_S = 30.0
 """Within which a launcher must take up a request."""
-RUNS_DIR = "runs"
 
 
 def stop_nodes(asked: messages.StopNodes) -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.targets.hosts.program import messages
-from launcher.targets.hosts.program.code_store import CODE_DIR
-from launcher.targets.hosts.program.messages import FilePart, NodeSeen, NodesSeen
+from launcher.targets.hosts.program.messages import CODE_DIR, FilePart, NodeSeen, NodesSeen
 from launcher.targets.hosts.program.node_state import is_followed, mark_followed, read_state
 from launcher.targets.hosts.program.records import TYPE_CHECKING, write_frame
 
