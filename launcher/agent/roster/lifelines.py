@@ -173,7 +173,6 @@ class Lifelines:
         if line.standing is not None:
             line.standing.close()
         line.standing = writer
-        line.due.clear()
         line.stood = self.has_stood = True
         line.orderly, line.failures = False, 0
         # Its name may lead elsewhere later.
