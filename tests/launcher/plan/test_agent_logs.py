@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.engine.attempts import Attempts, WorkerPlace
+from launcher.agent.engine.attempts import Attempts
 from launcher.follow import tails as tails_module
 from launcher.follow.tails import RunTails, raise_file_limit
 from launcher.plan.torchrun import WorkerLog, parse_worker_folder
@@ -47,11 +47,6 @@ def attempts_of(run: RunFolder, tmp_path: Path, node_index: int, incarnation: in
     return Attempts(node_dir, run.path, scratch)
 
 
-def begin(attempts: Attempts, ranks: dict[int, int]) -> tuple[WorkerPlace, ...]:
-    attempts.begin(ranks)
-    return attempts.make()
-
-
 def shown(tails: RunTails) -> list[str]:
     return [
         f"{out.node_index}/{'agent' if out.worker is None else out.worker.rank_on(0, 1)} {line}"
@@ -69,17 +64,17 @@ def test_lines_are_followed_over_attempts_and_incarnations(run: RunFolder, tmp_p
     tails = RunTails(run)
     assert shown(tails) == []
     first = attempts_of(run, tmp_path, 1, 0)
-    (worker,) = begin(first, {0: 3})
+    (worker,) = first.begin({0: 3})
     append(worker.folder / "stdout", "one\ntw")
     assert shown(tails) == ["1/3 one"]
     append(worker.folder / "stdout", "o\n")
     append(worker.folder / "stderr", "err\n")
     assert sorted(shown(tails)) == ["1/3 err", "1/3 two"]
     # The group shrank: the same process of the same node is another rank now.
-    (worker,) = begin(first, {0: 0})
+    (worker,) = first.begin({0: 0})
     append(worker.folder / "stdout", "again\n")
     assert shown(tails) == ["1/0 again"]
-    (worker,) = begin(attempts_of(run, tmp_path, 1, 1), {0: 1})
+    (worker,) = attempts_of(run, tmp_path, 1, 1).begin({0: 1})
     append(worker.folder / "stdout", "replaced\n")
     assert shown(tails) == ["1/1 replaced"]
     append(worker.folder / "stdout", "unfinished")
@@ -90,7 +85,7 @@ def test_lines_are_followed_over_attempts_and_incarnations(run: RunFolder, tmp_p
 def test_what_an_agent_copies_to_its_console_is_not_shown_twice(
     run: RunFolder, tmp_path: Path, copied: str
 ) -> None:
-    (worker,) = begin(attempts_of(run, tmp_path, 0, 0), {0: 0})
+    (worker,) = attempts_of(run, tmp_path, 0, 0).begin({0: 0})
     append(worker.folder / "stdout", "hello\n")
     append(run.console(0, 0), f"[supervisor] up\n{copied}[agent] restart (hang)\n")
     assert sorted(shown(RunTails(run))) == [
@@ -105,8 +100,8 @@ def test_logs_come_in_the_order_of_incarnations_attempts_nodes_and_ranks(
 ) -> None:
     for node_index, incarnation in ((0, 1), (1, 0), (0, 0)):
         attempts = attempts_of(run, tmp_path, node_index, incarnation)
-        begin(attempts, {0: 2 * node_index, 1: 2 * node_index + 1})
-    begin(attempts, {0: 10, 1: 9})
+        attempts.begin({0: 2 * node_index, 1: 2 * node_index + 1})
+    attempts.begin({0: 10, 1: 9})
     found = [(w.incarnation, w.attempt, w.node_index, w.rank) for w in run.worker_logs()]
     assert found == sorted(found)
     assert len(found) == 8
@@ -141,7 +136,7 @@ def test_more_files_than_may_be_open_are_read_one_after_the_other(
 ) -> None:
     monkeypatch.setattr(tails_module, "SPARE_FILES", raise_file_limit() - 4)
     first = attempts_of(run, tmp_path, 0, 0)
-    for index, worker in enumerate(begin(first, {index: index for index in range(4)})):
+    for index, worker in enumerate(first.begin({index: index for index in range(4)})):
         append(worker.folder / "stdout", f"first {index}\n")
     tails = RunTails(run)
     assert shown(tails) == ["0/0 first 0", "0/1 first 1"]
@@ -149,7 +144,7 @@ def test_more_files_than_may_be_open_are_read_one_after_the_other(
 
 
 def test_what_there_is_no_room_for_stays_in_its_file(run: RunFolder, tmp_path: Path) -> None:
-    (worker,) = begin(attempts_of(run, tmp_path, 0, 0), {0: 0})
+    (worker,) = attempts_of(run, tmp_path, 0, 0).begin({0: 0})
     append(worker.folder / "stdout", "out\n")
     append(worker.folder / "stderr", "err\n")
     tails = RunTails(run)
