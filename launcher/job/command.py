@@ -64,20 +64,9 @@ def _check_operators(words: Iterable[str], operators: re.Pattern[str]) -> None:
     """No shell reads a command: its operators would become arguments of the script."""
     for word in words:
         if operators.fullmatch(word):
-            meant = f"""; if an argument is meant, quote it in one text: "train.py '{word}'\""""
-            fix = _in_own_shell(word) + (meant if _OPERATOR.fullmatch(word) else "")
+            own = f"in your own shell, around the launcher: {typed.command('run', 'JOB')} > FILE"
+            fix = f"""{own}; an argument is quoted: "train.py '{word}'\""""
             raise NotAcceptedError("words for the script: no shell reads them", found=word, fix=fix)
-
-
-def _in_own_shell(operator: str) -> str:
-    if ">" in operator:
-        return f"in your own shell: {typed.command('run', 'JOB')} > FILE"
-    if operator == "<":
-        return "let the script open the file"
-    if operator == "&":
-        return typed.command("run", "JOB", "--detach")
-    joined = operator[-2:] if operator[0] in "&|" else ";"
-    return f"in your own shell: {typed.command('run', 'JOB')} {joined} ..."
 
 
 def _check_first_words(words: tuple[str, ...]) -> None:

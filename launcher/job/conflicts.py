@@ -23,7 +23,6 @@ CONF_OF_TORCHRUN = (
     *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert"),
 )
 """The keys of ``rdzv.conf`` that only those take."""
-REMOVE = "remove the key"
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,10 @@ class Conflict:
     accepted: str
     fix: str
 
-    def __str__(self) -> str:
-        return f"{'.'.join(map(str, self.path))}: found {self.found}; accepted: {self.accepted}"
-
 
 def find_conflicts(raw: Raw) -> tuple[Conflict, ...]:
-    """All conflicts in the data of a job file, or in the dump of a JobSpec."""
-    of_all = (_engine, _hangs, _rendezvous, _processes, _secrets, _mounts, _kubernetes)
+    """All conflicts in the data of a job file."""
+    of_all = (_engine, _hangs, _rendezvous, _secrets, _mounts, _kubernetes)
     return tuple(conflict for find in of_all for conflict in find(raw))
 
 
@@ -78,14 +74,9 @@ def _engine(raw: Raw) -> Iterator[Conflict]:
             yield Conflict(("rdzv", "backend"), backend, accepted, fix)
     else:
         for key, value in _section(rdzv, "conf").items():
-            if value is not None and backend == "static":
-                accepted = "the key left out: a static rendezvous has no settings under the agent"
-                fix = "remove the key, or write rdzv.backend: roster"
-                yield Conflict(("rdzv", "conf", key), value, accepted, fix)
-            elif value is not None and key in CONF_OF_TORCHRUN:
-                accepted = "join_timeout, last_call_timeout or read_timeout, under the agent"
-                limit = "agent.detection_limit_s says when a node counts as lost"
-                fix = f"remove the key ({limit}), or write engine: torchrun"
+            if value is not None and (backend == "static" or key in CONF_OF_TORCHRUN):
+                accepted = "join_timeout, last_call_timeout or read_timeout of the agent's roster"
+                fix = "remove the key, or write engine: torchrun"
                 yield Conflict(("rdzv", "conf", key), value, accepted, fix)
 
 
@@ -112,48 +103,27 @@ def _rendezvous(raw: Raw) -> Iterator[Conflict]:
     backend, endpoint = rdzv.get("backend"), rdzv.get("endpoint")
     if _is_torchruns_alone(raw):
         return
-    if backend == "etcd-v2":
-        yield from _etcd(rdzv, endpoint, is_shared=nodes is not None and nodes.max > 1)
-        return
+    if backend == "etcd-v2" and endpoint is None:
+        accepted = "the address of an etcd server that all nodes reach, with rdzv.backend: etcd-v2"
+        fix = "for example rdzv.endpoint: etcd.internal:2379"
+        yield Conflict(("rdzv", "endpoint"), "nothing", accepted, fix)
     if backend == "static" and nodes is not None and nodes.is_elastic:
         elastic = "c10d or etcd-v2" if raw.get("engine") == "torchrun" else "roster"
         accepted = f"{elastic}, because nnodes is {nodes} and a static group keeps its size"
         fix = f"remove the key, or write nnodes: {nodes.max}"
         yield Conflict(("rdzv", "backend"), backend, accepted, fix)
-    if endpoint is not None and backend in (None, "roster", "static", "c10d"):
+    if endpoint is not None and backend != "etcd-v2":
         accepted = "the address of an etcd server, with engine: torchrun and rdzv.backend: etcd-v2"
         fix = "remove the key: without etcd the nodes meet at node 0; rdzv.port chooses the port"
         yield Conflict(("rdzv", "endpoint"), endpoint, accepted, fix)
 
 
-def _etcd(rdzv: Raw, endpoint: object, *, is_shared: bool) -> Iterator[Conflict]:
-    is_local = str(endpoint).startswith(("localhost:", "127.", "[::1]"))
-    if endpoint is None or (is_shared and is_local):
-        accepted = "the address of an etcd server that all nodes reach, with rdzv.backend: etcd-v2"
-        fix, found = "for example rdzv.endpoint: etcd.internal:2379", endpoint or "nothing"
-        yield Conflict(("rdzv", "endpoint"), found, accepted, fix)
-    elif rdzv.get("port") is not None:
-        accepted = "the key left out, because rdzv.endpoint says the port"
-        yield Conflict(("rdzv", "port"), rdzv["port"], accepted, REMOVE)
-
-
-def _processes(raw: Raw) -> Iterator[Conflict]:
-    gpus = _section(raw, "resources").get("gpus")
-    if raw.get("nproc_per_node") == "gpu" and gpus == 0 and not isinstance(gpus, bool):
-        accepted = "a number or cpu, because resources.gpus is 0"
-        fix = "write nproc_per_node: cpu, or resources.gpus: 1"
-        yield Conflict(("nproc_per_node",), "gpu", accepted, fix)
-
-
 def _secrets(raw: Raw) -> Iterator[Conflict]:
-    env, seen = _section(raw, "env"), set()
+    env = _section(raw, "env")
     for index, name in enumerate(_list(raw, "secrets")):
-        if not isinstance(name, str):
-            continue
-        if name in seen or name in env:
-            accepted = "each name once" if name in seen else "a name that is not also under env"
+        if isinstance(name, str) and name in env:
+            accepted = "a name that is not also under env"
             yield Conflict(("secrets", index), name, accepted, "remove one of the two")
-        seen.add(name)
 
 
 def _mounts(raw: Raw) -> Iterator[Conflict]:
@@ -166,12 +136,8 @@ def _mounts(raw: Raw) -> Iterator[Conflict]:
             continue
         if target in seen:
             accepted = f"a target of its own; mounts.{seen[target]} has this one"
-            yield Conflict(
-                ("mounts", index, "target"),
-                target,
-                accepted,
-                f"write another target, such as {target}-2",
-            )
+            fix = f"write another target, such as {target}-2"
+            yield Conflict(("mounts", index, "target"), target, accepted, fix)
         seen.setdefault(target, index)
 
 
@@ -185,18 +151,3 @@ def _kubernetes(raw: Raw) -> Iterator[Conflict]:
     elif gang is None and queue is not None:
         accepted = "the key left out, because kubernetes.gang is not set"
         yield Conflict(path, queue, accepted, "remove it, or write kubernetes.gang: kueue")
-    for index, one in enumerate(_list(section, "tolerations")):
-        if isinstance(one, Mapping):
-            yield from _toleration(one, ("kubernetes", "tolerations", index))
-
-
-def _toleration(one: Raw, path: tuple[str | int, ...]) -> Iterator[Conflict]:
-    """What an API server refuses, at the earliest in the pods."""
-    key, operator, value = (one.get(name) for name in ("key", "operator", "value"))
-    if operator == "Exists" and value is not None:
-        accepted = f"Equal, because value is {value}"
-        yield Conflict((*path, "operator"), operator, accepted, "remove operator, or remove value")
-    elif key is None and (operator == "Equal" or (operator is None and value is not None)):
-        accepted = "the key of a taint, because operator is Equal"
-        fix = "write the key, or only operator: Exists, for any key and value"
-        yield Conflict((*path, "key"), "nothing", accepted, fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,26 +104,12 @@ def _build(source: YamlSource, problems: list[Problem], overrides: Sequence[Over
     return _check(_as_written(source.data, (), source), source, problems)
 
 
-def check_job(keys: Mapping[str, Any], where: str) -> JobSpec:
-    """Checks a job that is in no file; raises ``InputError`` with every problem in it.
+def check_job(text: str, where: str) -> JobSpec:
+    """Checks a job that is in no file, as JSON; raises ``InputError`` with every problem in it.
 
     ``where`` stands in messages for the file.
     """
-    return _check(keys, YamlSource(data=keys, entries=dict(_entries(keys, (), where))), [])
-
-
-def _entries(value: Any, path: KeyPath, where: str) -> Iterator[tuple[KeyPath, Entry]]:
-    below: list[tuple[Any, Any]] = []
-    if isinstance(value, Mapping):
-        below = list(value.items())
-    elif isinstance(value, list):
-        below = list(enumerate(value))
-    is_scalar = isinstance(value, str | int | float)
-    written = "" if value is None else repr(value)
-    text = str(value) if is_scalar or value is None else None
-    yield path, Entry(where=where, line=0, text=text, written=written)
-    for key, item in below:
-        yield from _entries(item, (*path, key), where)
+    return _build(parse_fragment(text, where), [], ())
 
 
 def _check(data: Any, source: YamlSource, problems: list[Problem]) -> JobSpec:
@@ -186,7 +172,7 @@ def _overridden(source: YamlSource, override: Override) -> YamlSource:
     for part in override.path:
         if not isinstance(data, dict | list):
             entries[path] = given.entries[()]  # a section that only the option opens
-        if data is None and part == 0 and _holds_list(path):
+        if data is None and part == 0:
             data = []
         path = (*path, part if isinstance(data, list) else str(part))
         data = _child(data, path[-1])
@@ -194,12 +180,6 @@ def _overridden(source: YamlSource, override: Override) -> YamlSource:
     entries = {one: entry for one, entry in entries.items() if one[:size] != path}
     entries |= {(*path, *below): entry for below, entry in given.entries.items()}
     return YamlSource(data=_put(source.data, path, given.data, override), entries=entries)
-
-
-def _holds_list(path: KeyPath) -> bool:
-    from launcher.job.schema import choices, schema_at
-
-    return any("items" in one for one in choices(schema_at(path)))
 
 
 def _child(data: Any, part: str | int) -> Any:

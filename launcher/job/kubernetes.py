@@ -8,14 +8,14 @@ from pydantic import Field
 
 from launcher.contract.agent_settings import START_LIMIT_S
 from launcher.job.storage import CLAIM, EPHEMERAL, NAME, parse_claim, parse_volume
-from launcher.job.types import AsPairs, Flag, Later, Pairs, Read, Section, Text, matching, text
+from launcher.job.types import AsPairs, Flag, Pairs, Read, Section, Text, matching, text
 
 _CLAIM_WORDS = "pvc/CLAIM or pvc/CLAIM/FOLDER"
 _NO_PARENTS = r"(?!.*\.\.)"
 
 
 ObjectName = Annotated[
-    str, matching(NAME, "a Kubernetes name: lower-case letters, digits, - and .", max_length=253)
+    str, matching(NAME, "a Kubernetes name: lower-case letters, digits, - and .")
 ]
 ClaimText = Annotated[
     str, Read(parse_claim, _CLAIM_WORDS, text(f"{_NO_PARENTS}{CLAIM}"), keep=True)
@@ -102,7 +102,7 @@ class KubernetesSpec(Section):
         default=(), examples=[{"node.kubernetes.io/instance-type": "p5.48xlarge"}]
     )
     """Labels that a node must have."""
-    tolerations: tuple[Annotated[TolerationSpec, Later()], ...] = Field(
+    tolerations: tuple[TolerationSpec, ...] = Field(
         default=(), examples=[[{"key": "dedicated", "value": "training"}]]
     )
     """Taints that the pods put up with; that of NVIDIA's GPUs is added where GPUs are asked for."""

@@ -36,7 +36,6 @@ _TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false
 
 _FAMILIAR = {
     "args": "command",
-    "entrypoint": "command",
     "script": "command",
     "environment": "env",
     "volumes": "mounts",
@@ -48,10 +47,8 @@ _FAMILIAR = {
     "cpu": "resources.cpus",
     "mem": "resources.memory",
     "shm_size": "resources.shm",
-    "master_port": "rdzv.port",
     "backend": "rdzv.backend",
     "checkpoints": "checkpoint_dir",
-    "stop_grace_period": "stop_grace_s",
 }
 """Names from torchrun, compose files and Kubernetes that are spelled too differently to guess."""
 
@@ -64,9 +61,8 @@ def find_problems(
         what = f"found {render_value(str(conflict.found))}; accepted: {conflict.accepted}"
         yield source.problem(conflict.path, what, conflict.fix)
     for one in error.errors(include_url=False) if error is not None else ():
-        if one["type"] != "conflict":
-            path = tuple(part for part in one["loc"] if part != _OF_THE_KEY)
-            yield source.problem(path, *_explain(one, path, source))
+        path = tuple(part for part in one["loc"] if part != _OF_THE_KEY)
+        yield source.problem(path, *_explain(one, path, source))
 
 
 def _explain(one: Any, path: KeyPath, source: YamlSource) -> tuple[str, str]:

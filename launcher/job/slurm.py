@@ -6,19 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from launcher.job.types import Count, Flag, Section, Text, matching, matching_scalar
+from launcher.job.types import WHOLE, Count, Flag, Section, Text, matching
 
 Kind = Literal["allocation", "array"]
 ContainerRuntime = Literal["pyxis", "apptainer"]
 TimeLimit = Annotated[
     str,
-    matching_scalar(
+    matching(
         r"([0-9]+-)?[0-9]+(:[0-9]{1,2}){0,2}|UNLIMITED",
         "a time as sbatch takes it: minutes, HH:MM:SS, D-HH, D-HH:MM:SS or UNLIMITED",
+        WHOLE,
     ),
 ]
 Memory = Annotated[
-    str, matching_scalar("[0-9]+[KMGT]?", "a memory as sbatch takes it: megabytes, or such as 64G")
+    str, matching("[0-9]+[KMGT]?", "a memory as sbatch takes it: megabytes, or such as 64G", WHOLE)
 ]
 Option = Annotated[str, matching(r"--?[A-Za-z].*", "an option of sbatch, such as --mail-type=END")]
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from launcher.contract.agent_settings import DETECTION_LIMIT_S, GPU_FREE_LIMIT_S, HANG_MIN_S
-from launcher.job.conflicts import find_conflicts
 from launcher.job.kubernetes import KubernetesSpec
 from launcher.job.slurm import SlurmSpec
 from launcher.job.storage import MOUNT, MOUNT_WORDS, split_mount
@@ -23,12 +21,10 @@ from launcher.job.types import (
     Count,
     Endpoint,
     Flag,
-    HostAddress,
     HostPath,
     Image,
     JobName,
     Label,
-    Later,
     Limit,
     ListenAddress,
     MountTarget,
@@ -102,7 +98,7 @@ class RdzvSpec(Section):
     id: Annotated[ScalarText | None, Field(min_length=1, examples=["digits-a"])] = None
     """The name of the rendezvous. Left out: made from the run id and the attempt, which is what
     keeps two runs apart."""
-    conf: Annotated[RdzvConfSpec, Later()] = Field(
+    conf: RdzvConfSpec = Field(
         default=RdzvConfSpec.model_construct(), examples=[{"last_call_timeout": 5}]
     )
     """Settings of the rendezvous, as ``torchrun --rdzv-conf`` names them; what is left out is
@@ -185,7 +181,7 @@ class AgentSpec(Section):
     run."""
     gpu_free_limit_s: Seconds = GPU_FREE_LIMIT_S
     """Seconds that a restart waits for the dead workers' GPU memory to become free."""
-    health: Annotated[HealthSpec, Later()] = HealthSpec.model_construct()
+    health: HealthSpec = HealthSpec.model_construct()
     """The agent's own HTTP server."""
     in_image: bool | None = None
     """Whether nodes start the agent that their image holds, as the images of this project do. Left
@@ -211,7 +207,7 @@ class DockerSpec(Section):
         default=(), examples=[{"team": "vision"}]
     )
     """Labels of your own for the containers; names that start with ``launcher.`` are taken."""
-    extra_hosts: Annotated[Pairs, AsPairs(Text, HostAddress)] = Field(
+    extra_hosts: Annotated[Pairs, AsPairs(Text, Text)] = Field(
         default=(), examples=[{"data.internal": "10.0.0.7"}]
     )
     """Host names that the containers shall know, each with its IP address or ``host-gateway``."""
@@ -268,7 +264,7 @@ class JobSpec(Section):
     nproc_per_node: Annotated[Processes, Field(examples=[8, "gpu"])] = "auto"
     """Processes per node: a number; ``gpu``, one for each GPU; ``cpu``, one for each core, without
     GPUs; ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""
-    rdzv: Annotated[RdzvSpec, Later()] = Field(
+    rdzv: RdzvSpec = Field(
         default=RdzvSpec.model_construct(),
         examples=[{"port": 29400, "conf": {"last_call_timeout": 5}}],
     )
@@ -285,7 +281,7 @@ class JobSpec(Section):
     """How the agent starts workers. ``fresh``: a new interpreter each. ``fork``: from a process
     that has imported torch already, which makes starts and restarts several times faster; where
     that is not possible the agent says why and starts fresh ones. Left out: ``fresh``."""
-    agent: Annotated[AgentSpec, Later()] = Field(
+    agent: AgentSpec = Field(
         default=AgentSpec.model_construct(), examples=[{"detection_limit_s": 5}]
     )
     """Settings of the node agent."""
@@ -306,7 +302,7 @@ class JobSpec(Section):
     )
     """Names of variables that are passed through from the launcher's own environment. Their
     values are never in this file, in the plan, in a log or on the screen."""
-    mounts: tuple[Annotated[MountSpec, Later(), OrText(MOUNT, MOUNT_WORDS)], ...] = Field(
+    mounts: tuple[Annotated[MountSpec, OrText(MOUNT, MOUNT_WORDS)], ...] = Field(
         default=(), examples=[["./data:/data:ro", {"source": "/scratch", "target": "/scratch"}]]
     )
     """Folders or files of the host that the containers see; each either ``source:target``,
@@ -314,7 +310,7 @@ class JobSpec(Section):
     workdir: Annotated[Text | None, Field(examples=["/workspace"])] = None
     """The working folder of the workers: a path in the container, or with ``--on local`` on this
     machine, relative to the folder where the launcher is called. Left out: the image's own."""
-    resources: Annotated[ResourcesSpec, Later()] = ResourcesSpec.model_construct()
+    resources: ResourcesSpec = ResourcesSpec.model_construct()
     """What one node gets. ``cpus``, ``memory`` and ``shm`` do not bind ``--on local``, whose
     processes use the machine as it is."""
     stop_grace_s: Annotated[Seconds, Field(examples=[120])] = 30
@@ -323,22 +319,16 @@ class JobSpec(Section):
     torch_version: Annotated[TorchVersion | None, Field(examples=["2.10", "2.4.1"])] = None
     """The torch in the image, where the image's label does not say it; decides which of
     torchrun's flags may be used. Left out and no label: the oldest supported one is assumed."""
-    local: Annotated[LocalSpec, Later()] = LocalSpec.model_construct()
+    local: LocalSpec = LocalSpec.model_construct()
     """Settings for ``--on local`` alone."""
-    docker: Annotated[DockerSpec, Later()] = DockerSpec.model_construct()
+    docker: DockerSpec = DockerSpec.model_construct()
     """Settings for ``--on docker`` alone."""
-    kubernetes: Annotated[KubernetesSpec, Later()] = KubernetesSpec.model_construct()
+    kubernetes: KubernetesSpec = KubernetesSpec.model_construct()
     """Settings for ``--on kubernetes`` alone."""
-    hosts: Annotated[HostsSpec, Later()] = HostsSpec.model_construct()
+    hosts: HostsSpec = HostsSpec.model_construct()
     """Settings for ``--on hosts`` alone."""
-    slurm: Annotated[SlurmSpec, Later()] = SlurmSpec.model_construct()
+    slurm: SlurmSpec = SlurmSpec.model_construct()
     """Settings for ``--on slurm`` alone."""
-
-    @model_validator(mode="after")
-    def _without_conflicts(self) -> JobSpec:
-        for conflict in find_conflicts(self.model_dump(mode="json", exclude_unset=True)):
-            raise PydanticCustomError("conflict", "{text}", {"text": str(conflict)})
-        return self
 
     @property
     def is_elastic(self) -> bool:

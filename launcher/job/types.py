@@ -42,12 +42,6 @@ def text(pattern: str, **more: Any) -> JsonSchemaValue:
     return {"type": "string", "pattern": f"^(?:{pattern})$", **more}
 
 
-def matching(pattern: str, words: str, max_length: int | None = None) -> Any:
-    """A text that the pattern matches as a whole, checked by pydantic."""
-    about: JsonSchemaValue = {"errorMessage": words}
-    return Field(pattern=f"^(?:{pattern})$", max_length=max_length, json_schema_extra=about)
-
-
 class Read:
     """How a value is read, its JSON Schema, and the words for it, for messages and for editors.
 
@@ -79,16 +73,16 @@ class Read:
         return {**self._schema, "errorMessage": self._words}
 
 
-def matching_scalar(pattern: str, words: str) -> Read:
-    """A text that the pattern matches as a whole, or a whole number that reads the same."""
+def matching(pattern: str, words: str, number: JsonSchemaValue | None = None) -> Read:
+    """A text that the pattern matches as a whole; with ``number`` also one that reads the same."""
 
     def parse(value: Any) -> str:
         given = parse_text(value)
         if not re.fullmatch(pattern, given):
-            raise NotAcceptedError
+            raise NotAcceptedError(words)
         return given
 
-    return Read(parse, words, text(pattern), {"type": "integer", "minimum": 0})
+    return Read(parse, words, text(pattern), *([number] if number else []))
 
 
 class AsPairs:
@@ -128,40 +122,6 @@ class OrText:
         return {"anyOf": [handler(core), self._text], "errorMessage": self._words}
 
 
-class Later:
-    """For a field that holds a section: its schema is made once a job has the section.
-
-    Most jobs have few of them, and to make those of all takes longer than to plan a run.
-    """
-
-    _section: type[Section]
-
-    def __get_pydantic_core_schema__(
-        self, section: type[Section], _: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        self._section = section
-        return core_schema.no_info_plain_validator_function(
-            section.model_validate,
-            serialization=core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True),
-        )
-
-    def __get_pydantic_json_schema__(
-        self, _: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        self._section.model_rebuild()
-        whole = self._section.__pydantic_core_schema__
-        # In a schema that adds nothing, or the handler leaves out the section's name and texts.
-        return handler(core_schema.no_info_after_validator_function(lambda value: value, whole))
-
-
-def _dump(section: Section, info: core_schema.SerializationInfo) -> dict[str, Any]:
-    return section.model_dump(
-        mode=info.mode,
-        exclude_unset=info.exclude_unset,
-        exclude_defaults=info.exclude_defaults,
-    )
-
-
 # Docker's own grammar of a reference: [host[:port]/]path[:tag][@digest]
 _HOST = r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+"
 _PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
@@ -171,15 +131,14 @@ _IMAGE = f"(({_HOST})/)?{_PART}(/{_PART})*{_TAG}"
 _PORT = "6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}"
 _ENDPOINT = rf"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):({_PORT})"
 _SCALAR = {"type": ["string", "number", "boolean"]}
-
-_WHOLE = {"type": "integer"}
+WHOLE: JsonSchemaValue = {"type": "integer", "minimum": 0}
 
 Nodes = Annotated[
     NodeRange,
     Read(
         values.parse_nodes,
         'a whole number >= 1, or MIN:MAX such as "1:4"',
-        {**_WHOLE, "minimum": 1, "maximum": values.MAX_NODES},
+        {**WHOLE, "minimum": 1, "maximum": values.MAX_NODES},
         text(values.NODES),
         dump=values.dump_nodes,
     ),
@@ -190,7 +149,7 @@ Quantity = Annotated[
         values.check_quantity,
         "a quantity of at least 1Mi such as 512Mi, 8Gi or 1.5G",
         text(values.QUANTITY),
-        {**_WHOLE, "minimum": values.MIN_QUANTITY_BYTES},
+        {**WHOLE, "minimum": values.MIN_QUANTITY_BYTES},
     ),
 ]
 Command = Annotated[
@@ -211,19 +170,14 @@ JobName = Annotated[
         text(values.NAME, maxLength=values.MAX_NAME),
     ),
 ]
-Image = Annotated[
-    str, matching(_IMAGE, "a Docker image reference such as ghcr.io/me/train:1.4", max_length=255)
-]
+Image = Annotated[str, matching(_IMAGE, "a Docker image reference such as ghcr.io/me/train:1.4")]
 Endpoint = Annotated[
     str, matching(_ENDPOINT, "HOST:PORT such as etcd.internal:2379, an IPv6 address in brackets")
 ]
 TorchVersion = Annotated[
     str,
-    Read(
-        values.parse_torch_version,
-        "a torch version such as 2.4 or 2.4.1",
-        text(values.TORCH),
-        {"type": "number", "minimum": 0},
+    matching(
+        values.TORCH, "a torch version such as 2.4 or 2.4.1", {"type": "number", "minimum": 0}
     ),
 ]
 Rdma = Annotated[
@@ -232,17 +186,12 @@ Rdma = Annotated[
         values.parse_rdma,
         "true, false or a whole number >= 0",
         {"type": "boolean"},
-        {**_WHOLE, "minimum": 0},
+        WHOLE,
     ),
 ]
-Label = Annotated[str, Read(values.parse_label, values.LABEL_WORDS, text(values.LABEL))]
-HostAddress = Annotated[
+Label = Annotated[
     str,
-    Read(
-        values.parse_host_address,
-        "an IP address, or host-gateway",
-        {"type": "string", "minLength": 2},
-    ),
+    matching(values.LABEL, "a label's name, without = and not starting with launcher."),
 ]
 Text = Annotated[str, Field(min_length=1)]
 ScalarText = Annotated[str, Read(parse_text, "text, a number, true or false", _SCALAR)]
@@ -282,7 +231,7 @@ Processes = Annotated[
     Read(
         values.parse_processes,
         f"a whole number 1..{values.MAX_PROCESSES}, or auto, gpu or cpu",
-        {**_WHOLE, "minimum": 1, "maximum": values.MAX_PROCESSES},
+        {**WHOLE, "minimum": 1, "maximum": values.MAX_PROCESSES},
         {"enum": ["auto", "gpu", "cpu"]},
     ),
 ]

@@ -6,7 +6,6 @@ place (file, line, key), and the words of the schema (``types.py``) where the er
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 
@@ -30,7 +29,6 @@ NODES = r"[1-9][0-9]*(:[1-9][0-9]*)?"
 QUANTITY = r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[kMGTPE])?"
 TORCH = r"[0-9]{1,3}\.[0-9]{1,3}(\.[0-9]{1,3})?"
 LABEL = r"(?!launcher\.)[^=]+"
-LABEL_WORDS = "a label's name, without = and not starting with launcher."
 
 
 @dataclass(frozen=True)
@@ -123,36 +121,11 @@ def parse_rdma(value: object) -> bool | int:
     raise NotAcceptedError
 
 
-def parse_torch_version(value: object) -> str:
-    """``2.4`` or ``2.4.1``; unquoted it is a number to YAML, and means the same."""
-    version = str(value)
-    if isinstance(value, bool) or not re.fullmatch(TORCH, version):
-        raise NotAcceptedError
-    return version
-
-
 def parse_host_path(path: str) -> str:
     """A path on the launcher's side, absolute or relative to where the launcher is called."""
     if not path or path.startswith("~"):
         raise NotAcceptedError(fix="write the folder in full" if path else "")
     return path
-
-
-def parse_label(name: str) -> str:
-    """A Docker label's name that is not one of the launcher's own."""
-    if not re.fullmatch(LABEL, name):
-        raise NotAcceptedError(LABEL_WORDS, found=name or "nothing")
-    return name
-
-
-def parse_host_address(address: str) -> str:
-    """An IP address, or ``host-gateway``, which Docker replaces by the host's own."""
-    if address == "host-gateway":
-        return address
-    try:
-        return str(ipaddress.ip_address(address))
-    except ValueError:
-        raise NotAcceptedError from None
 
 
 # -- variables ------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,18 +92,3 @@ def test_rendering_a_good_job_imports_neither_its_errors_nor_what_only_a_run_nee
     assert not found & (ENGINES | {"asyncio", "numpy", "rich", "argcomplete", "ssl", "tarfile"})
     left_out = {"job.problems", "job.schema", "code.record", "code.archive", "follow.loop"}
     assert not found & {f"launcher.{name}" for name in left_out}
-
-
-def test_the_schemas_of_sections_are_made_for_those_that_a_job_has() -> None:
-    program = (
-        "import json, launcher.job.spec as spec\n"
-        "from launcher.job.file import parse_job\n"
-        "job = parse_job('name: a\\ncommand: [b.py]\\nrdzv: {port: 29400}\\n', 'job.yaml')\n"
-        "assert job.kubernetes.run_as_user == 1000 and job.rdzv.port == 29400\n"
-        "kinds = [k for k in vars(spec).values() if getattr(k, '__base__', 0) is spec.Section]\n"
-        "print(json.dumps([k.__name__ for k in kinds if k.__pydantic_complete__]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert json.loads(done.stdout) == ["RdzvSpec", "JobSpec"]

@@ -293,10 +293,6 @@ def test_the_first_item_of_a_list_that_the_file_lacks_begins_it(
     assert (mount.source, mount.target) == ("./data", "/data")
 
 
-def test_a_number_as_a_name_in_a_mapping_begins_no_list() -> None:
-    assert job("", "docker.labels.0=a").docker.labels == (("0", "a"),)
-
-
 @pytest.mark.parametrize("setting", ["nnodes", "=1", "rdzv..port=1", ".a=1"])
 def test_an_option_without_a_key_and_a_value_is_refused(setting: str) -> None:
     with pytest.raises(InputError, match="no key=value"):

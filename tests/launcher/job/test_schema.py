@@ -31,19 +31,17 @@ CASES = [case.partition("\n") for case in GOLDEN.read_text("utf-8").split("\n###
 # order of MIN and MAX, the first word of a command, what a path or a size means.
 ONLY_THE_READER_KNOWS = {
     "min above max", "a range without an end", "a number without an end",
-    "gpu processes without GPUs", "static and elastic", "etcd without an address",
+    "static and elastic", "etcd without an address",
     "a setting of c10d under the agent", "torch's rendezvous under the agent",
     "a start without the agent",
-    "etcd at each node's own address", "etcd with two ports", "address without etcd",
-    "secret that is in env", "secret twice",
+    "address without etcd", "secret that is in env",
     "duplicate mount", "mount that leaves its place", "mount at the root",
     "mount in the launcher's place", "mount from home", "mount at a relative path",
-    "more bytes than can be held", "a host's address of three numbers",
+    "more bytes than can be held",
     "a version of one number", "not a number of cores", "endless cores",
     "torchrun in front", "python in front", "torchrun as a module", "torchrun's options",
     "no module", "blank text", "open quotes", "line break", "kueue without a queue",
-    "a queue without a gang", "a toleration of any value and of one",
-    "a toleration of a value without a key",
+    "a queue without a gang",
 }  # fmt: skip
 
 

@@ -48,18 +48,6 @@ def test_variables_keep_their_order() -> None:
     assert make(env={"B": 1, "A": True, "C": 0.5}).env == (("B", "1"), ("A", "true"), ("C", "0.5"))
 
 
-def test_conflicts_are_refused_without_a_job_file_too() -> None:
-    with pytest.raises(ValidationError, match=r"rdzv.backend: found static; accepted: roster,"):
-        make(nnodes="1:4", rdzv={"backend": "static"})
-
-
-def test_settings_of_a_static_rendezvous_are_torchruns_alone() -> None:
-    rdzv = {"backend": "static", "conf": {"read_timeout": 60}}
-    with pytest.raises(ValidationError, match=r"rdzv.conf.read_timeout: found 60; accepted: the"):
-        make(nnodes=2, rdzv=rdzv)
-    assert make(nnodes=2, rdzv=rdzv, engine="torchrun").rdzv.conf.read_timeout == 60
-
-
 def test_a_fixed_group_may_be_static_whatever_its_size() -> None:
     assert make(nnodes="4:4", rdzv={"backend": "static"}).is_elastic is False
 
