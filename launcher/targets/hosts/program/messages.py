@@ -15,7 +15,8 @@ RUNS_DIR, CHECKPOINTS_DIR = "runs", "checkpoints"
 """In a host's ``state_dir``."""
 CODE_DIR = "code"
 """In a run's folder."""
-IMAGE_FORMAT = '{{.Id}}\n{{index .Config.Labels "' + protocol.LABEL_TORCH + '"}}'
+_LABEL = '{{index . "' + protocol.LABEL_TORCH + '"}}'
+IMAGE_FORMAT = "{{.Id}}\n{{with .Config.Labels}}" + _LABEL + "{{end}}"
 """What engines are asked of an image: its id, and the version of torch that its label names."""
 
 
