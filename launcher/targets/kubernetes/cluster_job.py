@@ -21,6 +21,7 @@ from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.kubernetes.api import (
     FORBIDDEN,
     IN_CLUSTER,
+    NOT_FOUND,
     ApiError,
     Cluster,
     Object,
@@ -31,6 +32,7 @@ from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.missing_pods import read_reasons
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import DELETED, JobEnd, is_suspended, parse_job_end
+from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLUSTER_FILE = "cluster.json"
@@ -70,7 +72,7 @@ class ClusterJob:
         """
         cluster = self.cluster
         *others, job = objects
-        if (held := cluster.read(self._place)) is not None:
+        if (held := cluster.read(self._place) or self._read_other_kind()) is not None:
             raise self._refuse_taken(held)
         try:
             cluster.create(job, dry_run=True)
@@ -82,7 +84,7 @@ class ClusterJob:
         asked = False
         made: Object | None = None
         try:
-            # Before anything is made: a later call looks there for the job.
+            # Before anything is made: a later call takes away what a killed launcher leaves.
             make_folders((self.plan.run_dir,))
             write_cluster(Path(self.plan.run_dir), cluster)
             for item in others:
@@ -142,6 +144,30 @@ class ClusterJob:
                 raise
             return [f"a pod would not be admitted now: {error.what}"]
         return []
+
+    def _read_other_kind(self) -> Object | None:
+        """A run of this name that goes on as another kind of object.
+
+        It would share the checkpoints' folder and the label of the pods. Kinds that the cluster
+        does not have, or this user may not read, are left out.
+        """
+        for api_version, kind in API_OF_KIND.values():
+            if kind == self._place.kind:
+                continue
+            try:
+                held = self.cluster.read(replace(self._place, api_version=api_version, kind=kind))
+            except ApiError as error:
+                if error.status not in (FORBIDDEN, NOT_FOUND):
+                    raise
+                continue
+            if held is None or parse_job_end(held) is not None:
+                continue
+            metadata = held["metadata"]
+            is_run = protocol.LABEL_RUN_ID in (metadata.get("labels") or {})
+            # A TrainJob makes a JobSet of its own name.
+            if is_run and not metadata.get("ownerReferences"):
+                return held
+        return None
 
     def _refuse_taken(self, held: Object) -> InputError:
         """The error for a job whose name is taken by ``held``, with the commands for that."""
@@ -211,6 +237,23 @@ class ClusterJob:
         """Deletes the job, and with it what was made for it; its pods end later. Idempotent."""
         if self.read() is not None:
             self.cluster.delete(self._place)
+        self.remove_left()
+
+    def remove_left(self) -> None:
+        """Deletes what a launcher has made that was killed before the job owned it. Idempotent.
+
+        What this user may not see or delete stays, and what kubectl has applied.
+        """
+        if RunFolder(Path(self.plan.run_dir)).is_borrowed:
+            return
+        *others, _ = RENDERERS[self._kind](self.plan)
+        selector = selector_of(self.plan.run_id)
+        for version, kind in {(item["apiVersion"], item["kind"]): None for item in others}:
+            with contextlib.suppress(ApiError):
+                for item in self.cluster.list_objects(version, kind, selector)["items"]:
+                    if not item["metadata"].get("ownerReferences"):
+                        name = item["metadata"]["name"]
+                        self.cluster.delete(ObjectPlace(api_version=version, kind=kind, name=name))
 
     def end(self, notes: list[str], *, keep: bool) -> None:
         """Collects the last logs, and deletes the job or, with ``keep``, suspends it.

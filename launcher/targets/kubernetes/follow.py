@@ -215,6 +215,9 @@ def find_end(run: RunFolder, job: ClusterJob) -> Outcome | None:
     if end is None or not job.pods.writes_output():
         return None
     reason, detail = reason_of_end(end, job.pods.read())
+    if end.word == DELETED and run.launcher_death():
+        with contextlib.suppress(TargetError):
+            job.remove_left()
     with contextlib.suppress(TargetError):
         job.pods.collect()
         if reason is Reason.COMPLETED and not run.is_borrowed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -257,6 +258,42 @@ def test_ctrl_c_while_it_is_submitted_leaves_nothing(
     monkeypatch.setattr(Cluster, during, interrupted)
     with pytest.raises(KeyboardInterrupt):
         submit(planned)
+    assert not server.objects
+
+
+@pytest.mark.parametrize(
+    ("words", "before"), [(("stop", "latest"), "its ownership"), (("ps",), "the job")]
+)
+def test_what_a_killed_launcher_has_made_is_found_and_removed(
+    words: tuple[str, ...],
+    before: str,
+    server: FakeCluster,
+    launcher: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    put = server.put
+
+    def killing(plural: str, item: Object, event: str = "MODIFIED") -> Object:
+        is_owned = "ownerReferences" in item["metadata"]
+        if plural == "jobs" if before == "the job" else is_owned:
+            started[0].kill()
+            started[0].wait()
+            raise BrokenPipeError
+        return put(plural, item, event)
+
+    argv = [sys.executable, "-m", "launcher", "run", *WORDS, "--kind", "job"]
+    with monkeypatch.context() as patched, (Path.cwd().parent / "said").open("wb") as said:
+        patched.setattr(server, "put", killing)
+        started.append(subprocess.Popen(argv, stdout=said, stderr=said))
+        assert started[0].wait(60) == -signal.SIGKILL
+    assert code_maps(server)
+    if before != "the job":
+        # The job runs: what is there is needed, and goes with the job.
+        assert launcher("ps")[0] == 0
+        assert code_maps(server)
+    code, told = launcher(*words)
+    assert code == 0, told
     assert not server.objects
 
 
