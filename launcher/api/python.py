@@ -74,18 +74,18 @@ class Job:
     )
 
     def __init__(self, **keys: Any) -> None:
-        name, data = UNNAMED, json.loads(json.dumps(keys, default=str))
+        name, data = UNNAMED, _as_data(keys)
         with contextlib.suppress(NotAcceptedError):  # told below
             name = name_of(parse_command(data.get("command")))
-        self._text = json.dumps({"name": name, **data}, ensure_ascii=False)
-        self.spec = check_job(self._text, "Job")
+        self._keys = {"name": name, **data}
+        self.spec = check_job(self._keys, "Job")
 
     def __repr__(self) -> str:
         return f"<Job {self.spec.name}: {' '.join(self.spec.command)}>"
 
     def to_json(self) -> str:
         """The text of a job file."""
-        return self._text
+        return json.dumps(self._keys, default=str)
 
 
 class RunHandle:
@@ -273,3 +273,12 @@ def _words(options: Mapping[str, object]) -> list[str]:
             if one is not None and one is not False:
                 words.append(f"--{name.replace('_', '-')}" + ("" if one is True else f"={one}"))
     return words
+
+
+def _as_data(value: Any) -> Any:
+    """The value with lists for tuples and text for paths, as a file would hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _as_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_data(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
