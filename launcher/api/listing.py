@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from launcher.api.choose_target import TRIED_UNASKED, open_target
 from launcher.api.stopping import read_outcome_now
-from launcher.contract import protocol, typed
+from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
 from launcher.contract.reasons import TERMINAL_STATES, RunState
@@ -77,11 +77,10 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
     return (outcome.state if outcome else RunState.RUNNING.value), outcome
 
 
-def find_going_on(run_root: Path, name: str) -> list[RunFolder]:
-    """Runs that go on and whose ids begin with a name, or all for ``latest``; the oldest first."""
-    begin = "" if name == protocol.LATEST_LINK else name
-    fitting = [run for run in list_folders(run_root) if run.run_id.startswith(begin)]
-    return [run for run in fitting if run.read_outcome() is None and _row(run).state in GOES_ON]
+def find_going_on(run_root: Path) -> list[RunFolder]:
+    """Runs that go on, oldest first."""
+    open_runs = (run for run in list_folders(run_root) if run.read_outcome() is None)
+    return [run for run in open_runs if _row(run).state in GOES_ON]
 
 
 def describe_none(run_root: Path, *, everything: bool, is_here: bool) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
@@ -56,7 +54,7 @@ def _run_command(
     try:
         if names_training(own):
             raise InputError(f"{own[0]}: no command of the launcher", _as_run(parser, own, extra))
-        check_command(own, extra, TAKES_TRAINING)
+        check_command(own, TAKES_TRAINING)
         arguments, unknown = parser.parse_known_args(own)
         arguments.extra, arguments.is_plugin = tuple(extra), plugin is not None
         _check(arguments, unknown, own, extra)
@@ -140,21 +138,10 @@ def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherErro
 def _of_system(error: OSError) -> LauncherError:
     """What the operating system refused, with the file it is about."""
     what = error.strerror or str(error)
-    named = error.filename if isinstance(error.filename, str) else ""
-    fix = _fix_of_system(error.errno, Path(named)) if named else "df -h; ulimit -a"
-    return InputError(f"{named}: {what}" if named else what, fix)
-
-
-def _fix_of_system(number: int | None, path: Path) -> str:
-    if number in (errno.EACCES, errno.EPERM):
-        folders = (one for one in reversed(path.parents) if one.is_dir())
-        closed = next((one for one in folders if not os.access(one, os.X_OK)), None)
-        if closed is not None:
-            return f"chmod u+rx {shlex.quote(str(closed))}, if it is yours (ls -ld)"
-        return f"ls -ld {shlex.quote(str(path))} tells whose it is; chmod, or name another"
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return f"make room on its disk: df -h {shlex.quote(str(path.parent))}"
-    return f"check that {path} is there and can be used"
+    if not isinstance(error.filename, str):
+        return InputError(what, "df -h; ulimit -a")
+    fix = f"namei -l {shlex.quote(error.filename)} tells whose it is, and df -h how full its disk"
+    return InputError(f"{error.filename}: {what}", fix)
 
 
 def _tell(error: LauncherError) -> int:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+from pathlib import Path
 
-from launcher.api.choose_target import choose_target
-from launcher.api.doctor import diagnose, is_fit
+from launcher.api.choose_target import choose_target, room_of
 from launcher.commands.arguments import is_job_named, run_root, target_named
 from launcher.commands.job_named import read_job
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
-from launcher.doctor.finding import render_findings
+from launcher.doctor.finding import is_fit, render_findings
 from launcher.follow.signals import raise_on_signals
 
 
@@ -29,8 +30,8 @@ def doctor(arguments: argparse.Namespace) -> int:
         raise InputError("no job file is named", fix)
     job = read_job(arguments, otherwise=sample)
     name = target_named(arguments) or choose_target(job, run_root(arguments)).facts.target
-    with raise_on_signals():
-        findings = list(diagnose(job, name, arguments.limit, arguments))
+    with raise_on_signals(), tempfile.TemporaryDirectory(prefix="launcher-doctor-") as folder:
+        findings = list(room_of(name).diagnose(job, Path(folder), arguments.limit, arguments))
     if arguments.json:
         print(json.dumps([finding.to_jsonable() for finding in findings], indent=2))
     else:

@@ -140,9 +140,5 @@ def _only_for_containers(arguments: argparse.Namespace) -> Iterator[str]:
     """Lines about options that change nothing where nodes are processes without a container."""
     given = ["--code image"] if arguments.code == "image" else []
     given += [f"--image {arguments.image}"] if arguments.image else []
-    for setting in arguments.set:
-        key = setting.partition("=")[0]
-        if key.partition(".")[0] in ("image", "mounts"):
-            given.append(f"--set {key}")
     for option in given:
         yield f"{option} is for containers, and these nodes are processes: it has no use here"

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
-from argparse import Action, ArgumentParser
+from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any, Literal
 
 from launcher.api.choose_target import rooms, targets_of_jobs
 from launcher.commands.parser import natural, seconds
-from launcher.contract import protocol, typed
-from launcher.contract.errors import InputError
+from launcher.contract import protocol
 
 SHELLS = ("bash", "zsh", "fish")
 PROBE_LIMIT_S = 120.0
@@ -78,7 +77,6 @@ def add_job_file(parser: ArgumentParser, *, optional: bool = False, again: bool 
     group.add_argument(
         "-m",
         dest="module",
-        action=_OneModule,
         metavar="MODULE",
         help="run a module as python -m does",
     )
@@ -111,21 +109,6 @@ def add_job_file(parser: ArgumentParser, *, optional: bool = False, again: bool 
         metavar="KEY=VALUE",
         help="any key of the job file, such as resources.shm=2Gi; may be repeated",
     )
-
-
-class _OneModule(Action):
-    """``-m``, which argparse would take twice and keep the last."""
-
-    def __call__(
-        self, parser: ArgumentParser, namespace: Any, values: Any, option: Any = None
-    ) -> None:
-        if (first := namespace.module) is not None:
-            raise InputError(
-                f"-m {first} and -m {values}: a run has one module",
-                "what is for the training goes behind --: "
-                + typed.command("run", "-m", first, "--", "-m", values),
-            )
-        namespace.module = values
 
 
 def add_job(parser: ArgumentParser) -> None:

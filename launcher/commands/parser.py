@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from launcher.commands.other_programs import CALLED_HERE, decided_here
+from launcher.commands.other_programs import CALLED_HERE, decided_here, with_training
 from launcher.contract import typed
 from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import ExitCode, InputError
@@ -77,39 +77,21 @@ def check_known(
     """
     if not unknown:
         return
-    command, job, first = arguments.command, getattr(arguments, "job", None), unknown[0]
-    option = _option_meant(first, arguments.options)
+    command, words = arguments.command, _one_line(" ".join(unknown))
+    option = _option_meant(unknown[0], arguments.options)
     meant = f"did you mean {option}? " if option else ""
-    if command in TAKES_TRAINING:
-        known = _without(given, unknown)
-        fix = typed.command(*known, "--", *unknown, *extra)
-        if job not in given or given.index(first) < given.index(job):
-            # Before JOB, one cannot tell which words are values of the unknown one.
-            fix = f"{typed.command(command, 'JOB')} [options] -- [training arguments]"
-        elif option:
-            own, rest = _corrected(unknown, arguments.options)
-            rest = ["--", *rest, *extra] if rest or extra else []
-            meant = f"did you mean {typed.command(*known, *own, *rest)}? "
-        what = f"{_one_line(' '.join(unknown))}: no option of {command}"
-        if ours := decided_here(unknown):
-            meant = f"leave out {', '.join(ours)}, which the launcher decides; "
-        raise InputError(what, f"{meant}what is for the training goes behind --: {fix}")
-    what = f"{_one_line(' '.join(unknown))}: {typed.command(command)} does not take it"
-    raise InputError(what, f"{meant}{typed.command(command, '--help')}")
-
-
-def _corrected(words: list[str], options: Collection[str]) -> tuple[list[str], list[str]]:
-    """Words that begin with the option that was meant, with its values, and all others."""
-    own: list[str] = []
-    rest: list[str] = []
-    to = rest
-    for word in words:
-        if word.startswith("-"):
-            option = _option_meant(word, options)
-            to = own if option else rest
-            word = option + word[len(word.partition("=")[0]) :] if option else word
-        to.append(word)
-    return own, rest
+    if command not in TAKES_TRAINING:
+        what = f"{words}: {typed.command(command)} does not take it"
+        raise InputError(what, f"{meant}{typed.command(command, '--help')}")
+    if ours := decided_here(unknown):
+        meant = f"leave out {', '.join(ours)}, which the launcher decides; "
+    fix = with_training(command)
+    own = given[: -len(unknown)]
+    if given == [*own, *unknown]:
+        # Elsewhere one cannot tell which words are values of the unknown ones.
+        fix = typed.command(*own, "--", *unknown, *extra)
+    what = f"{words}: no option of {command}"
+    raise InputError(what, f"{meant}what is for the training goes behind --: {fix}")
 
 
 def _option_meant(word: str, options: Collection[str]) -> str:
@@ -118,17 +100,6 @@ def _option_meant(word: str, options: Collection[str]) -> str:
     if name in CALLED_HERE:
         return CALLED_HERE[name] if CALLED_HERE[name] in options else ""
     return closest(name, options, cutoff=0.75) if name.startswith("--") else ""
-
-
-def _without(given: list[str], unknown: list[str]) -> list[str]:
-    """``given`` less the words of ``unknown``, which are in the same order."""
-    left, kept = list(unknown), []
-    for word in given:
-        if left and word == left[0]:
-            left.pop(0)
-        else:
-            kept.append(word)
-    return kept
 
 
 def _one_line(text: str) -> str:

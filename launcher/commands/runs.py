@@ -26,7 +26,7 @@ from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.protocol import LATEST_LINK
 from launcher.contract.reasons import RunState
-from launcher.runs.folder import RunFolder, find_run, name_newest
+from launcher.runs.folder import RunFolder, find_run
 
 
 def ps(arguments: argparse.Namespace) -> int:
@@ -88,7 +88,8 @@ def logs(arguments: argparse.Namespace) -> int:
             agents=arguments.verbose,
         )
     except KeyboardInterrupt:
-        print(_tell_left(run), file=sys.stderr)
+        end = typed.command("stop", run.run_id)
+        print(f"{run.run_id} is left as it is; end it: {end}", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     # Only as recorded: what a run without an outcome came to is for `ps` and `stop` to find out.
     outcome = run.read_outcome() if arguments.follow else None
@@ -109,14 +110,6 @@ def _check_rank(run: RunFolder, rank: int) -> None:
         raise InputError(f"--rank {rank}: {run.run_id} has {has}", f"--rank {last}")
 
 
-def _tell_left(run: RunFolder) -> str:
-    """What the run does of which nobody reads the output any more; asks no target."""
-    if (outcome := run.read_outcome()) is not None:
-        return f"interrupted; {run.run_id} has ended: {outcome.state}"
-    goes_on = "goes on" if run.launcher_pid() is not None else "is left as it is"
-    return f"{run.run_id} {goes_on}; end it: {typed.command('stop', run.run_id)}"
-
-
 def stop(arguments: argparse.Namespace) -> int:
     """Ends a run."""
     run, others = _find_to_stop(arguments)
@@ -129,21 +122,12 @@ def stop(arguments: argparse.Namespace) -> int:
 
 
 def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFolder]]:
-    """The run that was named, and others that go on where none was named by its whole id.
-
-    Of several that fit, those that go on come before newer ones that have ended.
-    """
-
-    root, name, is_open = run_root(arguments), arguments.run, arguments.run == LATEST_LINK
-    is_exact = not is_open and (root / name).is_dir()
-    if is_exact or rooms_of_runs(arguments):
+    """The run that was named; where none was, the newest that goes on, and the others that do."""
+    if arguments.run != LATEST_LINK or rooms_of_runs(arguments):
         return find(arguments), []
-    going_on = find_going_on(root, name)
+    going_on = find_going_on(run_root(arguments))
     if not going_on:
         return find(arguments), []
-    if len(going_on) > 1 and not is_open:
-        what = f"{name!r} may be any of {name_newest(going_on)}"
-        raise InputError(what, f"{typed.command('ps')} lists the runs that go on")
     return going_on[-1], going_on[:-1]
 
 

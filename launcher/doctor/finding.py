@@ -48,6 +48,11 @@ def failed(check: str, where: str, found: str, fix: str) -> Finding:
     return Finding(check=check, where=where, status=Status.FAILED, found=found, fix=fix)
 
 
+def is_fit(findings: Sequence[Finding]) -> bool:
+    """Whether none of them failed."""
+    return all(finding.status is not Status.FAILED for finding in findings)
+
+
 def render_findings(findings: Sequence[Finding]) -> str:
     """A line for each finding, and below it the fix where there is one."""
     lines = render_columns([(f.status.value, f.check, f.where, f.found) for f in findings])

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.api.doctor import is_fit
-from launcher.doctor.finding import Finding, Status
+from launcher.doctor.finding import Finding, Status, is_fit
 from launcher.job.spec import JobSpec
 from launcher.targets.slurm.doctor import diagnose_slurm
 from tests.launcher.runner import Runner

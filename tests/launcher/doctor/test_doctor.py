@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.api.doctor import is_fit
 from launcher.contract.errors import ExitCode
 from launcher.contract.records import parse_record
-from launcher.doctor.finding import Status, failed, ok, render_findings, warning
+from launcher.doctor.finding import Status, failed, is_fit, ok, render_findings, warning
 from launcher.doctor.judge import (
     AllReduce,
     NodeAnswer,

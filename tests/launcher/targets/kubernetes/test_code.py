@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.api.doctor import diagnose
+from launcher.api.choose_target import room_of
 from launcher.contract.errors import ExitCode
 from launcher.doctor.finding import Status
 from launcher.job.spec import JobSpec
@@ -331,12 +331,12 @@ def test_doctor_tells_the_code_and_what_of_it_is_too_much(
 ) -> None:
     server.put("namespaces", {"metadata": {"name": "team"}})
     job = JobSpec.model_validate({"name": "train", "command": ["train.py"]})
-    rows = {row.check: row for row in diagnose(job, "kubernetes", 60.0)}
+    rows = {row.check: row for row in room_of("kubernetes").diagnose(job, project, 60.0)}
     assert rows["code"].status is Status.OK
     assert rows["code"].found.startswith(f"{size_of(project)}, ")
     assert rows["dry run"].status is Status.OK
     (project / "weights.bin").write_bytes(os.urandom(800_000))
-    rows = {row.check: row for row in diagnose(job, "kubernetes", 60.0)}
+    rows = {row.check: row for row in room_of("kubernetes").diagnose(job, project, 60.0)}
     assert rows["code"].status is Status.FAILED
     assert "\n" not in rows["code"].found
     assert "launcher build" in rows["code"].fix

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from launcher.api.doctor import diagnose, is_fit
-from launcher.doctor.finding import Finding, Status
+from launcher.api.choose_target import room_of
+from launcher.doctor.finding import Finding, Status, is_fit
 from launcher.job.spec import JobSpec
 from tests.launcher.fake_cluster import FakeCluster, Fault
 
@@ -60,7 +60,8 @@ def _sound(server: FakeCluster) -> None:
 
 
 def found(**fields: Any) -> list[Finding]:
-    return list(diagnose(JobSpec.model_validate({**JOB, **fields}), "kubernetes", 60.0))
+    job = JobSpec.model_validate({**JOB, **fields})
+    return list(room_of("kubernetes").diagnose(job, Path("runs"), 60.0))
 
 
 def not_ok(**fields: Any) -> list[tuple[str, str, str, str]]:
