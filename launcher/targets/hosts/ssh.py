@@ -172,10 +172,15 @@ class Ssh:
 
     @contextlib.contextmanager
     def sessions(
-        self, hosts: Iterable[Host], *, away: dict[str, TargetError] | None = None
+        self,
+        hosts: Iterable[Host],
+        *,
+        away: dict[str, TargetError] | None = None,
+        first: Callable[[Session], None] = lambda session: None,
     ) -> Iterator[dict[str, Session]]:
         """One with each host, by its name, for the block; raises as ``each`` does.
 
+        ``first`` is called with each session as soon as it is open, whatever the others wait for.
         ``away`` gets the errors of hosts that are not reached, in place of raising them.
         """
         opened: dict[str, Session] = {}
@@ -184,6 +189,7 @@ class Ssh:
         def open_one(host: Host) -> None:
             try:
                 opened[host.name] = self.open(host)
+                first(opened[host.name])
             except TargetError as error:
                 errors[host.name] = error
 

@@ -346,32 +346,27 @@ class HostsTarget(Target):
                 away[host.name] = TargetError(f"{host.name}: it does not answer")
         # One elsewhere that follows the run would only start its nodes anew.
         foreign = only is None and not self._lines
-        hosts = [host.host for host, _ in wanted if host.name not in away]
-        with ssh.sessions(hosts, away=away) as opened:
+        by_name = {host.name: (host, index) for host, index in wanted if host.name not in away}
 
-            def each(work: Callable[[Session, HostFacts, int], None]) -> None:
-                def attempt(item: tuple[HostFacts, int]) -> None:
-                    host, index = item
-                    try:
-                        work(opened[host.name], host, index)
-                    except TargetError as error:
-                        away[host.name] = error
+        def end(session: Session) -> None:
+            host, index = by_name[session.host.name]
+            if only is None and (line := self._lines.get(index)):
+                # Two that copy the same at once would only be in each other's way.
+                line.close()
+            one = None if only is None else index
+            nodes.end(session, plan, host, one, grace_s, tell_launcher=foreign)
 
-                ssh.each(attempt, [item for item in wanted if item[0].name not in away])
+        def bring(session: Session) -> None:
+            try:
+                self.notes += nodes.bring_last(session, plan, *by_name[session.host.name])
+            except TargetError as error:
+                away[session.host.name] = error
 
-            def end(session: Session, host: HostFacts, index: int) -> None:
-                if only is None and (line := self._lines.get(index)):
-                    # Two that copy the same at once would only be in each other's way.
-                    line.close()
-                one = None if only is None else index
-                nodes.end(session, plan, host, one, grace_s, tell_launcher=foreign)
-
-            def bring(session: Session, host: HostFacts, index: int) -> None:
-                self.notes += nodes.bring_last(session, plan, host, index)
-
-            each(end)
+        # A host that does not answer must not delay the end on the others.
+        hosts = [host.host for host, _ in by_name.values()]
+        with ssh.sessions(hosts, away=away, first=end) as opened:
             if only is None:
-                each(bring)
+                ssh.each(bring, [opened[name] for name in by_name if name not in away])
         if away and (plan.detached or not self._lines):
             raise TargetError(
                 "; ".join(error.what for error in away.values()),
