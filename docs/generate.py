@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.manifests.checks.rules import AnyRule
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def render_rules(rules: Iterable[AnyRule]) -> str:
+    """Rules as a table of docs/manifests.md."""
+    rows = [f"| `{rule.id}` | {rule.severity} | {rule.why} |\n" for rule in rules]
+    return "".join(["| rule | severity | why |\n|---|---|---|\n", *rows])
+
+
 def main() -> None:
     sys.path.insert(0, str(ROOT))  # so that it works in a checkout that is not installed
-    from launcher.job.reference import fill_reference
+    from docs.reference import fill_reference
     from launcher.job.schema import render_schema
     from launcher.manifests.batch.rules import BatchRule
-    from launcher.manifests.checks.rules import Rule, render_rules
+    from launcher.manifests.checks.rules import Rule
 
     reference = ROOT / "docs/job-file.md"
     reference.write_text(fill_reference(reference.read_text("utf-8")), "utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.manifests.source import Value, render_path
@@ -122,9 +122,3 @@ def expect(rule: Rule, field: Value, wanted: str, absent: str = "", more: str = 
     if field.text != wanted:
         found = field.text or f"not written{absent and f', which is {absent}'}"
         yield hit(rule, field, f"{field.path[-1]} {found}{more}", f"{field.path[-1]}: {wanted}")
-
-
-def render_rules(rules: Iterable[AnyRule] = Rule) -> str:
-    """Rules as a table of docs/manifests.md."""
-    rows = [f"| `{rule.id}` | {rule.severity} | {rule.why} |\n" for rule in rules]
-    return "".join(["| rule | severity | why |\n|---|---|---|\n", *rows])

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from docs.reference import fill_reference
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.job.reference import fill_reference
 from launcher.job.schema import job_schema, render_schema
 from launcher.job.spec import JobSpec
 from launcher.yamlfile.problem import FileError

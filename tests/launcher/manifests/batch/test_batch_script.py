@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate import render_rules
 from launcher.commands.cli import run_command
 from launcher.contract.errors import ExitCode
 from launcher.manifests.batch.check import check_batch_script
 from launcher.manifests.batch.rules import BatchRule
 from launcher.manifests.batch.script import is_batch_script
 from launcher.manifests.check import check_manifests, render_checked
-from launcher.manifests.checks.rules import render_rules
 
 SCRIPTS = Path(__file__).parent
 ROOT = Path(__file__).parents[4]
