@@ -30,8 +30,6 @@ TRIED_UNASKED = ("docker", "local")
 """Where a job may run that names no target, in the order of trial."""
 STARTED_BY_OTHERS = ("starter",)
 """What ``--on`` of a job may not name: a command of its own starts its runs."""
-IMAGE_REASON_DIR = ".image"
-"""Where ``make`` leaves why an image could not be built: ``<flavor>.reason``."""
 
 
 class Choice:
@@ -114,11 +112,9 @@ def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) ->
         except TargetError as error:
             if not after:
                 raise
-            because = f", because {_read_image_reason() or error.what}"
+            because = f", because {error.what}"
             continue
-        stale = _read_image_reason() if facts.image and job.image is None else ""
-        old = f"; the image is an older one: {stale}" if stale else ""
-        return Choice(target=target, facts=facts, why=f"{facts.describe()}{old}{because}")
+        return Choice(target=target, facts=facts, why=f"{facts.describe()}{because}")
     raise AssertionError("the last one returns or raises")
 
 
@@ -134,10 +130,3 @@ def choose_engine(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
             f"{protocol.ENGINE}=torchrun, or unset {protocol.ENGINE}",
         )
     return job.without_agent() if engine == "torchrun" else job
-
-
-def _read_image_reason() -> str:
-    for path in sorted(Path(IMAGE_REASON_DIR).glob("*.reason")):
-        if text := path.read_text(errors="replace").strip():
-            return text.splitlines()[0]
-    return ""

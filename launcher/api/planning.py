@@ -48,18 +48,16 @@ class PlannedRun:
 
     def create(self) -> RunFolder:
         """Makes the run's folder, with the job and its code, or nothing. Raises ``InputError``."""
-        from launcher.code.record import LEFT_OUT_FILE, write_code
+        from launcher.code.record import write_code
         from launcher.follow.loop import create_run
 
         target = self.choice.target
-        code, left_out = self._read_code(target)
+        code = self._read_code(target)
 
         def fill(folder: Path) -> None:
             (folder / protocol.JOB_FILE).write_text(text_of(self.job))
             if code is not None:
                 write_code(folder, code, folder.parent / protocol.LATEST_LINK)
-            elif left_out:
-                (folder / LEFT_OUT_FILE).write_text(f"{left_out}\n")
 
         try:
             if self.copy and code:
@@ -72,8 +70,8 @@ class PlannedRun:
                 shutil.rmtree(self.copy.parent, ignore_errors=True)
             raise
 
-    def _read_code(self, target: Target) -> tuple[PackedCode | None, str]:
-        """The code, or why the run's folder cannot hold it; neither where there is none."""
+    def _read_code(self, target: Target) -> PackedCode | None:
+        """The code; None where there is none, or where the run's folder cannot hold it."""
         try:
             # Ended by the reader of the code, which only reads files.
             code = self.reading.result() if self.reading else None
@@ -84,10 +82,10 @@ class PlannedRun:
             why = f"{first} {', '.join(largest)}".rstrip()
             cannot = "the run folder will not hold the code, and --again cannot repeat this run"
             target.notes.append(f"{cannot}: {why}; fix: {error.hint}")
-            return None, why
+            return None
         if code is not None and target.traits.sends_code:
             target.notes += code.notes
-        return code, ""
+        return code
 
 
 def plan_job(
@@ -159,15 +157,14 @@ def text_of(job: JobSpec) -> str:
 def _read_kept(
     again: RunFolder, job: JobSpec, copy: Path, *, is_needed: bool
 ) -> tuple[CodePlace, PackedCode] | None:
-    from launcher.code.record import read_kept_code, read_left_out, read_record
+    from launcher.code.record import read_kept_code, read_record
 
     kept = read_kept_code(again.path)
     if kept is None and not is_needed and read_record(again.path) is None:
         return None  # its image held the code
     if kept is None:
-        why = read_left_out(again.path)
         raise InputError(
-            f"{again.run_id} keeps no code in {again.path}{f': {why}' if why else ''}",
+            f"{again.run_id} keeps no code in {again.path}",
             "run the script itself: that takes the code as it is now",
         )
     record = kept.record

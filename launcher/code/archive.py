@@ -11,8 +11,7 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.code.files import CodeFile
-from launcher.contract.errors import InputError
+from launcher.code.files import CodeFile, unreadable
 
 
 def pack(root: Path, files: Iterable[CodeFile]) -> bytes:
@@ -44,8 +43,7 @@ def _add_file(archive: tarfile.TarFile, path: Path, file: CodeFile) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        what = f"{path} is part of the code and cannot be read: {error.strerror}"
-        raise InputError(what, f"chmod +r {path}") from None
+        raise unreadable(error) from None
     info = tarfile.TarInfo(file.name)
     info.size, info.mode = len(content), 0o755 if file.is_executable else 0o644
     archive.addfile(info, io.BytesIO(content))

@@ -51,11 +51,14 @@ def list_files(root: Path, run_root: Path) -> list[CodeFile]:
     ignored = _read_ignore_file(root)
     runs = os.path.realpath(run_root)  # as the root is, without symbolic links
     files: list[CodeFile] = []
-    for name in _names(root, ignored, runs):
-        if (file := _look(root, name)) is not None:
-            files.append(file)
-        if len(files) > MAX_FILES:
-            raise InputError(f"the code in {root} is more than {MAX_FILES:,} files", FIX)
+    try:
+        for name in _names(root, ignored, runs):
+            if (file := _look(root, name)) is not None:
+                files.append(file)
+            if len(files) > MAX_FILES:
+                raise InputError(f"the code in {root} is more than {MAX_FILES:,} files", FIX)
+    except PermissionError as error:
+        raise unreadable(error) from None
     total = sum(file.size for file in files)
     if total > MAX_BYTES:
         largest = sorted(files, key=lambda file: -file.size)[:LARGEST]
@@ -101,11 +104,7 @@ def _git_names(root: Path, inner: str) -> Iterator[str]:
 def _all_names(
     root: Path, inner: str, ignored: GitIgnoreSpec | None, is_run: Callable[[str], bool]
 ) -> Iterator[str]:
-    try:
-        entries = sorted(os.scandir(root / inner), key=lambda entry: entry.name)
-    except PermissionError:
-        raise _unreadable(root / inner) from None
-    for entry in entries:
+    for entry in sorted(os.scandir(root / inner), key=lambda entry: entry.name):
         name = f"{inner}{entry.name}"
         if not entry.is_dir(follow_symlinks=False):
             yield name
@@ -122,23 +121,20 @@ def _look(root: Path, name: str) -> CodeFile | None:
     path = root / name
     try:
         seen = path.lstat()
-    except PermissionError:
-        raise _unreadable(path.parent) from None
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     if stat.S_ISLNK(seen.st_mode):
         return CodeFile(name, 0, os.readlink(path), False)
     if not stat.S_ISREG(seen.st_mode):
         return None
-    if not os.access(path, os.R_OK):
-        raise _unreadable(path)
     return CodeFile(name, seen.st_size, None, bool(seen.st_mode & 0o100))
 
 
-def _unreadable(path: Path) -> InputError:
+def unreadable(error: OSError) -> InputError:
+    """The error for a file or folder of the code that cannot be read."""
     return InputError(
-        f"{path} is part of the code and cannot be read: Permission denied",
-        f"chmod +r {path}, or name it in {IGNORE_FILE}",
+        f"{error.filename} is part of the code and cannot be read: {error.strerror}",
+        f"chmod +r {error.filename}, or name it in {IGNORE_FILE}",
     )
 
 
@@ -148,10 +144,8 @@ def _read_ignore_file(root: Path) -> GitIgnoreSpec | None:
         lines = path.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
-    for number, line in enumerate(lines, 1):
-        try:
-            GitIgnoreSpec.from_lines([line])
-        except (ValueError, re.error):
-            what = f"{path}:{number}: {render_value(line)} is no pattern"
-            raise InputError(what, "write it as in a .gitignore; folders end in /") from None
-    return GitIgnoreSpec.from_lines(lines)
+    try:
+        return GitIgnoreSpec.from_lines(lines)
+    except (ValueError, re.error) as error:
+        fix = "write it as in a .gitignore; folders end in /"
+        raise InputError(f"{path}: {render_value(str(error))}", fix) from None

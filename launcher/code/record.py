@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 ARCHIVE_FILE = "code.tar.gz"
 RECORD_FILE = "code.json"
 DIFF_FILE = "code.diff"
-LEFT_OUT_FILE = "code-left-out.txt"
-"""Why a run's folder does not hold its code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,13 +117,6 @@ def read_record(folder: Path) -> CodeRecord | None:
         return CodeRecord(**{**fields, "start": tuple(fields["start"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def read_left_out(folder: Path) -> str:
-    """Why a run's folder does not hold its code; empty where it says nothing."""
-    with contextlib.suppress(OSError):
-        return (folder / LEFT_OUT_FILE).read_text(errors="replace").strip()
-    return ""
 
 
 def read_kept_code(folder: Path) -> PackedCode | None:

@@ -34,23 +34,12 @@ class Parser(argparse.ArgumentParser):
             (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
-        needed = [a for a in self._get_optional_actions() if a.required]
-        options = [f"{a.option_strings[-1]} {a.metavar}" for a in needed]
-        positionals = map(self._positional, self._get_positional_actions())
-        words = " ".join([self.prog, *positionals, *options])
-        what, fix = _explain(message, self.prog, words)
+        what, fix = _explain(message, f"{self.prog} --help")
         self.exit(int(ExitCode.BAD_INPUT), f"error: {what}\n  fix: {fix}\n")
 
-    def _positional(self, action: argparse.Action) -> str:
-        name = str(action.metavar or action.dest)
-        groups = self._mutually_exclusive_groups
-        is_one_of = any(g.required and action in g._group_actions for g in groups)
-        return f"[{name}]" if action.nargs == "?" and not is_one_of else name
 
-
-def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
-    """argparse's words, with what to type."""
-    see = f"{program} --help"
+def _explain(message: str, see: str) -> tuple[str, str]:
+    """argparse's words, with what to type; ``see`` shows the command's help."""
     if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
         choices = re.findall(r"'([^']*)'", match[2]) or match[2].split(", ")
         close = closest(match[1], choices)
@@ -59,12 +48,12 @@ def _explain(message: str, program: str, usage: str) -> tuple[str, str]:
         return what, f"did you mean {close}?" if close else see
     if re.fullmatch(r"argument (JOB|-m): not allowed with argument (JOB|-m)", message):
         what = "-m names a module, and another word names a script or job file: one of them"
-        return what, f"what is for the training goes behind --: {program} -m MODULE -- --lr 3"
+        return what, "what is for the training goes behind --, as in -m MODULE -- --lr 3"
     if re.fullmatch(r"one of the arguments JOB .* is required", message):
         message = "the following arguments are required: JOB"
     if message.startswith("the following arguments are required: "):
         names = message.partition(": ")[2]
-        return f"{names} is missing", f"{usage}   (all options: {see})"
+        return f"{names} is missing", see
     return _one_line(message.removeprefix("argument ")), see
 
 

@@ -22,10 +22,10 @@ _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
     ("kubernetes", "node_selector", "*"),
     *(("rdzv", "id"), ("torch_version",)),
 )
-"""Keys whose values stay as they are written: in a version or a variable ``1.10`` is not 1.1."""
+"""Keys whose values stay as they are written: in a version or a variable ``1.10`` is not 1.1.
+
+Their overrides are not read as YAML either, so that ``--set env.PATTERN=*.py`` works."""
 NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
-_VERBATIM = (("env", "*"), ("docker", "labels", "*"), ("kubernetes", "node_selector", "*"))
-"""Keys whose overrides are not read as YAML, so that ``--set env.PATTERN=*.py`` works."""
 _READ_AS_YAML = ("nnodes", "nproc_per_node", "max_restarts")
 """Keys that are numbers; all others that have an option of their own are text."""
 
@@ -203,7 +203,7 @@ def _child(data: Any, part: str | int) -> Any:
 
 
 def _fragment(override: Override) -> YamlSource:
-    if not override.is_text and not _matches(override.path, _VERBATIM):
+    if not override.is_text and not _matches(override.path, _TEXT_KEYS):
         return parse_fragment(override.text, override.option)
     entry = Entry(where=override.option, line=0, text=override.text, written=override.text)
     return YamlSource(data=override.text, entries={(): entry})

@@ -7,9 +7,9 @@ import re
 import unicodedata
 from pathlib import Path, PurePosixPath
 
-from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import InputError
 from launcher.job.values import MAX_NAME
+from launcher.yamlfile.source import similar_file
 
 UNNAMED = "job"
 """The name of a job whose script's name has no letter that a name may have."""
@@ -28,11 +28,7 @@ def check_script(word: str, otherwise: str = "") -> None:
     if path.is_dir() and not (path / "__main__.py").exists():
         raise InputError(f"{word} is a folder without __main__.py", "name a script or a job file")
     if not path.exists():
-        folder = path.parent
-        names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
-        close = closest(path.name, names, cutoff=0.82)
-        fix = f"did you mean {folder / close}?" if close else "check the path"
-        raise InputError(f"{word}: no such file", f"{fix}{otherwise}")
+        raise InputError(f"{word}: no such file", f"{similar_file(path)}{otherwise}")
 
 
 def write_job(command: tuple[str, ...]) -> str:

@@ -39,16 +39,8 @@ def split_mount(value: object) -> object:
         return value
     source, target, mode = (*value.split(":"), "", "")[:3]
     if not re.fullmatch(MOUNT, value):
-        raise NotAcceptedError(MOUNT_WORDS, fix=_mount_fix(value))
+        raise NotAcceptedError(MOUNT_WORDS)
     return {"source": source, "target": target, "read_only": mode == "ro"}
-
-
-def _mount_fix(value: str) -> str:
-    source, target, *rest = (*value.split(":"), "")
-    if source and target and len(rest) == 2:
-        return f"write {source}:{target}:ro to read only, or {source}:{target}"
-    folder = source.rstrip("/").rpartition("/")[2]
-    return f"for example {source}:/{folder}" if folder.isalnum() and not target else ""
 
 
 def parse_mount_target(path: str) -> str:

