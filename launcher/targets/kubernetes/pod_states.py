@@ -172,10 +172,7 @@ def _conditions(pod: Object) -> Iterator[tuple[str, str]]:
     for found in section(pod, "status").get("conditions") or ():
         said = found.get("message") or found.get("reason") or ""
         words = {
-            (
-                "PodScheduled",
-                "True",
-            ): f"placed on {machine}",
+            ("PodScheduled", "True"): f"placed on {machine}",
             ("PodScheduled", "False"): f"cannot be placed: {said}",
             ("DisruptionTarget", "True"): f"disrupted: {said}",
         }.get((found.get("type"), found.get("status")))
@@ -328,7 +325,10 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
         if pod.trouble is Trouble.START:
             return Reason.BAD_INPUT, describe_trouble(pod)
         last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
-        return reason_of_exit_code(pod.exit_code or 0), f"{pod.name}: {last}"
+        # The agent knows more than its exit code tells: running out of memory has none of its own.
+        outcome = parse_node_outcome(pod.message)
+        reason = outcome.reason if outcome else reason_of_exit_code(pod.exit_code or 0)
+        return reason, f"{pod.name}: {last}"
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message
     return Reason.TRAINING_FAILED, end.message or end.word

@@ -222,6 +222,13 @@ def test_a_kill_for_memory_counts_where_a_worker_of_the_last_attempt_was_killed(
     assert (view.trouble is Trouble.OUT_OF_MEMORY) is is_oom
 
 
+def test_an_agents_own_reason_counts_before_the_exit_code_of_its_pod() -> None:
+    message = agents_outcome(at=100.1, message="CUDA out of memory", reason="out-of-memory")
+    view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(1, message=message)))
+    told = (Reason.OUT_OF_MEMORY, "d-0: rank 0: CUDA out of memory")
+    assert reason_of_end(FAILED, (view,)) == told
+
+
 def test_the_termination_message_comes_home() -> None:
     state = ended(1, message="Traceback\nValueError: no such file\n")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))
