@@ -229,7 +229,11 @@ BAD_OPTIONS = [
     ("rdzv.port=70000", "rdzv.port: found 70000; accepted: a whole number 1..65535\n" + PORT_FIX),
     ("rdzv.prot=1", "rdzv.prot: unknown key\n  fix: did you mean rdzv.port?"),
     ("zzz.a=1", f"zzz: unknown key; accepted: {', '.join(JobSpec.model_fields)}\n{UNKNOWN_FIX}"),
-    ("image=[", "image: a [ or { that is not closed, or lacks a comma\n"),
+    (
+        "image=[",
+        "image: a [ or { that is not closed, or lacks a comma\n"
+        "  fix: close it, or put the text in quotes",
+    ),
     ("name.x=1", f"name: found a mapping; accepted: {NAME}\n  fix: for example name: digits"),
     (
         "stop_grace_s.x=1",
