@@ -16,7 +16,8 @@ from launcher.targets.agent_files import render_agent_files, write_agent_files
 def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
     """The run's plan with one more node, and that node's index, which no other node gets.
 
-    Raises ``InputError`` where the run cannot take a node in.
+    Its folder then has what the node's agent is told. Raises ``InputError`` where the run cannot
+    take a node in.
     """
     plan = run.read_plan()
     if plan.agent is None or not plan.is_elastic:
@@ -30,13 +31,10 @@ def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
             f"{typed.command('ps')} lists the runs that go on",
         )
     index = _take_index(run, plan)
-    return replace(plan, nodes=(*plan.nodes, plan_joining_node(plan, index))), index
-
-
-def write_task(plan: LaunchPlan, index: int) -> None:
-    """Puts what the node's agent is told into its folder."""
-    (node,) = (node for node in plan.nodes if node.node_index == index)
-    write_agent_files(render_agent_files(plan, (node,)))
+    node = plan_joining_node(plan, index)
+    joined = replace(plan, nodes=(*plan.nodes, node))
+    write_agent_files(render_agent_files(joined, (node,)))
+    return joined, index
 
 
 def plan_joining_node(plan: LaunchPlan, index: int) -> NodePlan:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from launcher.api.choose_target import open_target
-from launcher.api.joining import join_run, write_task
+from launcher.api.joining import join_run
 from launcher.commands.arguments import is_job_named, run_root
 from launcher.commands.job_named import read_job
 from launcher.contract import typed
@@ -42,6 +42,5 @@ def env(arguments: argparse.Namespace) -> int:
 
 def _render_join(arguments: argparse.Namespace) -> str:
     plan, index = join_run(find_run(run_root(arguments), arguments.join))
-    write_task(plan, index)
     target = open_target(plan.target, run_root(arguments))
     return target.render(plan, (index,)).shell_to_join()

@@ -44,20 +44,12 @@ def parse_command(value: object) -> tuple[str, ...]:
             raise NotAcceptedError(fix="close the quotation, or write a list") from None
         _check_operators(_QUOTED.sub("_", value).split(), _JOINED_OPERATOR)
     elif isinstance(value, list | tuple):
-        words = tuple(_command_word(place, word) for place, word in enumerate(value))
+        words = tuple(map(parse_text, value))
         _check_operators(words, _OPERATOR)
     else:
         raise NotAcceptedError
     _check_first_words(words)
     return words
-
-
-def _command_word(place: int, word: object) -> str:
-    if isinstance(word, str | int | float):
-        return parse_text(word)
-    kind = "nothing" if word is None else "a list or mapping"
-    found = f"{kind} as word {place}"
-    raise NotAcceptedError("words: text or numbers", found=found, fix="put the word in quotes")
 
 
 def _check_operators(words: Iterable[str], operators: re.Pattern[str]) -> None:

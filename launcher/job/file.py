@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +23,6 @@ _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
 """Keys whose values stay as they are written: in a version or a variable ``1.10`` is not 1.1.
 
 Their overrides are not read as YAML either, so that ``--set env.PATTERN=*.py`` works."""
-NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 _READ_AS_YAML = ("nnodes", "nproc_per_node", "max_restarts")
 """Keys that are numbers; all others that have an option of their own are text."""
 
@@ -129,8 +126,7 @@ def _entries(value: Any, path: KeyPath, where: str) -> Iterator[tuple[KeyPath, E
 def _check(data: Any, source: YamlSource, problems: list[Problem]) -> JobSpec:
     conflicts = find_conflicts(data)
     try:
-        with _without_plugins():
-            job, refused = JobSpec.model_validate(data), None
+        job, refused = JobSpec.model_validate(data), None
     except ValidationError as error:
         job, refused = None, error
     if refused is not None or conflicts:
@@ -140,23 +136,6 @@ def _check(data: Any, source: YamlSource, problems: list[Problem]) -> JobSpec:
     if job is None or problems:
         raise FileError(problems)
     return job
-
-
-@contextlib.contextmanager
-def _without_plugins() -> Iterator[None]:
-    """pydantic looks for plugins in all packages that are installed, when it makes a schema.
-
-    That takes as long as to make it, and none is meant for job files. Children must not inherit the
-    variable: a training may have such plugins.
-    """
-    if NO_PLUGINS in os.environ:
-        yield
-        return
-    os.environ[NO_PLUGINS] = "__all__"
-    try:
-        yield
-    finally:
-        del os.environ[NO_PLUGINS]
 
 
 def _as_written(value: Any, path: KeyPath, source: YamlSource) -> Any:

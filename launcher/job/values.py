@@ -144,13 +144,6 @@ _KEY_INSTEAD = {
     "MASTER_PORT": "rdzv.port",
     "WORLD_SIZE": "nnodes and nproc_per_node",
     "LOCAL_WORLD_SIZE": "nproc_per_node",
-    "PET_NNODES": "nnodes",
-    "PET_NPROC_PER_NODE": "nproc_per_node",
-    "PET_MAX_RESTARTS": "max_restarts",
-    "PET_RDZV_BACKEND": "rdzv.backend",
-    "PET_RDZV_CONF": "rdzv.conf",
-    "PET_RDZV_ID": "rdzv.id",
-    "PET_MASTER_PORT": "rdzv.port",
     protocol.CHECKPOINT_DIR: "checkpoint_dir",
     protocol.STOP_GRACE_S: "stop_grace_s",
 }
