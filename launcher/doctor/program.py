@@ -167,7 +167,7 @@ def resolve(name: str) -> list[str]:
 
     def look() -> None:
         with contextlib.suppress(OSError):
-            # Ended by the resolver's own limit; nobody waits for this thread longer than its limit.
+            # Ended by the resolver's own limit; the process does not wait for it.
             found.extend(sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)}))
 
     # A resolver without its server takes half a minute.

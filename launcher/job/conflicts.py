@@ -22,7 +22,7 @@ CONF_OF_TORCHRUN = (
     *("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
     *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert"),
 )
-"""The keys of ``rdzv.conf`` that only those take."""
+"""Keys of ``rdzv.conf`` that only these backends take."""
 
 
 @dataclass(frozen=True)

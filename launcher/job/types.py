@@ -45,8 +45,8 @@ def text(pattern: str, **more: Any) -> JsonSchemaValue:
 class Read:
     """How a value is read, its JSON Schema, and the words for it, for messages and for editors.
 
-    ``parse`` gets text alone where ``types`` are all text. ``dump`` writes the value out again;
-    with ``keep`` it stays as it was written.
+    Where all ``types`` are text, ``parse`` is given nothing else. ``dump`` writes the value out
+    again; with ``keep`` it stays as it was written.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class Read:
 
 
 def matching(pattern: str, words: str, number: JsonSchemaValue | None = None) -> Read:
-    """A text that the pattern matches as a whole; with ``number`` also one that reads the same."""
+    """A text that the pattern matches as a whole.
+
+    ``number`` is the schema of the numbers that are taken as their text.
+    """
 
     def parse(value: Any) -> str:
         given = parse_text(value)
