@@ -190,13 +190,6 @@ def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlayedGroup:
-    """Some or all containers of a play, on its network."""
-
-    run_id: str
-    containers: tuple[PlayedContainer, ...]
-
-    def network_kwargs(self) -> dict[str, Any]:
-        """Arguments of the SDK's ``create_network``."""
-        return {"name": self.run_id, "driver": "bridge", "labels": {LABEL: self.run_id}}
+def network_kwargs(play_id: str) -> dict[str, Any]:
+    """Arguments of the SDK's ``create_network`` for a play's own network."""
+    return {"name": play_id, "driver": "bridge", "labels": {LABEL: play_id}}

@@ -6,7 +6,6 @@ import enum
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, name_exit_code
@@ -75,8 +74,6 @@ class PlayedPod:
     """Where the container leaves its last words."""
     restart_policy: str
     grace_s: int
-    inits: tuple[PlayedPod, ...] = ()
-    """The pod's init containers, which end one after another before this one starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +126,7 @@ def plan_play(item: Value, together: Together, machine: Machine, image: str | No
         is_elastic=bool(job.elastic),
         backoff_limit=policy["backoffLimit"].number,
         clean_pod_policy=job.clean_pod_policy,
-        notes=tuple(dict.fromkeys(_notes(job, pods, machine))),
+        notes=tuple(_notes(job, pods)),
     )
 
 
@@ -158,7 +155,9 @@ def _plan_pod(
     given, gpus[:wanted] = tuple(gpus[:wanted]), []
     grace_s = pod["terminationGracePeriodSeconds"].number
     domain = f"{name}.{job.namespace}.svc"
-    played = PlayedPod(
+    limits, security = container["resources"]["limits"], container["securityContext"]
+    cpus, memory = limits["cpu"].quantity, limits["memory"].quantity
+    return PlayedPod(
         name=name,
         kind=replica.kind,
         index=index,
@@ -167,62 +166,38 @@ def _plan_pod(
         device_ids=given,
         restart_policy=replica.restart_policy,
         grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
-        **_plan_container(pod, container, env, around, machine),
-    )
-    inits = ((one, read_env(one, around)) for one in pod["initContainers"])
-    return replace(
-        played,
-        inits=tuple(
-            replace(played, device_ids=(), **_plan_container(pod, one, its, around, machine))
-            for one, its in inits
-        ),
+        entrypoint=_words(container["command"], env),
+        arguments=_words(container["args"], env),
+        env=tuple(env.items()),
+        workdir=container["workingDir"].text or None,
+        user=_user(security, pod["securityContext"]),
+        cap_drop=tuple(c.text for c in security["capabilities"]["drop"]),
+        cap_add=tuple(c.text for c in security["capabilities"]["add"]),
+        no_new_privileges=security["allowPrivilegeEscalation"].data is False,
+        read_only=security["readOnlyRootFilesystem"].data is True,
+        cpus=None if cpus is None else min(cpus, float(machine.cpu_count)),
+        memory_bytes=None if memory is None else int(memory),
+        shm_bytes=_shm_bytes(pod, container),
+        mounts=tuple(read_mounts(pod, container, around)),
+        termination_log=container["terminationMessagePath"].text or protocol.TERMINATION_LOG,
     )
 
 
 def _only_container(replica: Replica) -> Value:
-    """The container called pytorch. Raises ``InputError`` for what play does not start beside it.
-
-    An init container that ends, of an image that is here anyway, is started.
-    """
+    """The container called pytorch. Raises ``InputError`` for anything beside it in the pod."""
     container, pod = replica.container, replica.pod
     if container is None:
         fix = f"name it pytorch; launcher check {_file(pod)}"
         raise InputError(f"{pod['containers'].where}: no container pytorch", fix)
-    others = [one for one in pod["containers"] if one["name"].text != CONTAINER]
-    for init in pod["initContainers"]:
-        is_sidecar = init["restartPolicy"].text == "Always"
-        if is_sidecar or init["image"].text != container["image"].text:
-            others.append(init)
-    refused = [(one, f"container {one['name'].text}") for one in others]
+    others = (one for kind in ("containers", "initContainers") for one in pod[kind])
+    refused = [
+        (one, f"container {one['name'].text}") for one in others if one["name"].text != CONTAINER
+    ]
     refused += [(pod[key], key) for key in REFUSED if pod[key]]
     for value, what in refused:
         fix = "take it out of a copy of the file; play starts the container pytorch alone"
         raise InputError(f"{value.where}: {what} is not played", fix)
     return container
-
-
-def _plan_container(
-    pod: Value, container: Value, env: Mapping[str, str], around: Surroundings, machine: Machine
-) -> dict[str, Any]:
-    """The fields of a ``PlayedPod`` that each container of a pod has of its own."""
-    limits, security = container["resources"]["limits"], container["securityContext"]
-    cpus, memory = limits["cpu"].quantity, limits["memory"].quantity
-    return {
-        "entrypoint": _words(container["command"], env),
-        "arguments": _words(container["args"], env),
-        "env": tuple(env.items()),
-        "workdir": container["workingDir"].text or None,
-        "user": _user(security, pod["securityContext"]),
-        "cap_drop": tuple(c.text for c in security["capabilities"]["drop"]),
-        "cap_add": tuple(c.text for c in security["capabilities"]["add"]),
-        "no_new_privileges": security["allowPrivilegeEscalation"].data is False,
-        "read_only": security["readOnlyRootFilesystem"].data is True,
-        "cpus": None if cpus is None else min(cpus, float(machine.cpu_count)),
-        "memory_bytes": None if memory is None else int(memory),
-        "shm_bytes": _shm_bytes(pod, container),
-        "mounts": tuple(read_mounts(pod, container, around)),
-        "termination_log": container["terminationMessagePath"].text or protocol.TERMINATION_LOG,
-    }
 
 
 def _file(value: Value) -> str:
@@ -252,19 +227,13 @@ def _shm_bytes(pod: Value, container: Value) -> int | None:
 # -- what is not as in a cluster ----------------------------------------------------------------
 
 
-def _notes(job: PyTorchJob, pods: list[PlayedPod], machine: Machine) -> Iterator[str]:
+def _notes(job: PyTorchJob, pods: list[PlayedPod]) -> Iterator[str]:
     places = [job.run_policy, *(one for r in job.replicas for one in (r.pod, r.container) if one)]
     if ignored := [key for key in OF_A_CLUSTER if any(place[key] for place in places)]:
         yield f"counts for nothing here: {', '.join(ignored)}"
     containers = [replica.container for replica in job.replicas if replica.container]
     if any(count_gpus(one) for one in containers) and not any(pod.device_ids for pod in pods):
         yield "GPUs: none here; containers are started without"
-    cpus = max((one["resources"]["limits"]["cpu"].quantity or 0 for one in containers), default=0)
-    if cpus > machine.cpu_count:
-        yield f"{cpus:g} CPUs: this machine has {machine.cpu_count}"
-    volumes = [mount.volume for pod in pods for mount in pod.mounts]
-    for claim in dict.fromkeys(volume.claim for volume in volumes if volume.claim):
-        yield f"claim {claim}: a folder of this play, which is empty at the start"
 
 
 # -- following ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,12 @@ from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
 from launcher.follow.lines import BlockSplitter, LineBlock
 from launcher.follow.tails import Stream
-from launcher.manifests.docker_play import LABEL, PlayedContainer, PlayedGroup, PlayFolders
+from launcher.manifests.docker_play import (
+    LABEL,
+    PlayedContainer,
+    PlayFolders,
+    network_kwargs,
+)
 from launcher.manifests.play import (
     Next,
     Play,
@@ -30,10 +36,6 @@ from launcher.targets.kubernetes.pod_states import Ending, Trouble
 POLL_S = 0.2
 LAST_OUTPUT_S = 5.0
 """How long the engine may take to send the last output of an ended container."""
-LEAST_TRIES_S = 5.0
-"""How long the removal is tried while the engine does not answer."""
-RETRY_S = 1.0
-
 
 _Output = tuple[str, Stream, LineBlock]
 """A pod's name, and what it has written."""
@@ -61,17 +63,6 @@ class _Pod:
     incarnation: int = 0
     readers: Sequence[threading.Thread] = ()
     """They read the output of the container that was started last."""
-    step: int = 0
-    """Which of its containers: the init containers, then the one of the training."""
-
-    @property
-    def is_preparing(self) -> bool:
-        return self.step < len(self.played.inits)
-
-    @property
-    def container(self) -> PlayedPod:
-        """The container that runs now."""
-        return (*self.played.inits, self.played)[self.step]
 
 
 class Player:
@@ -84,8 +75,7 @@ class Player:
         self._engine, self._clock, self._stage = engine, clock, stage
         self._folders = PlayFolders()
         self._pods = [_Pod(index, played) for index, played in enumerate(play.pods)]
-        self._output: queue.SimpleQueue[_Output | str] = queue.SimpleQueue()
-        self._told: set[str] = set()
+        self._output: queue.SimpleQueue[_Output] = queue.SimpleQueue()
 
     def play(self) -> PlayOutcome:
         """Follows the job to its end by the operator's rules. Raises ``TargetError``."""
@@ -106,22 +96,14 @@ class Player:
 
         Raises ``TargetError`` with the commands to type where the engine does not remove them.
         """
-        deadline = self._clock.monotonic() + LEAST_TRIES_S
-        told = ""
-        while True:
-            try:
-                self._engine.sweep(self._engine.list_containers(self._id))
-                self._join(self._pods)
-                self._show()
-                self._engine.sweep_networks(self._id)
-                break
-            except TargetError as error:
-                if self._clock.monotonic() >= deadline:
-                    self._show()
-                    raise self._still_running(error) from error
-                if told != (told := error.what):
-                    self._stage.note(f"{told}; trying again")
-            self._clock.sleep(RETRY_S)
+        try:
+            self._engine.sweep(self._engine.list_containers(self._id))
+            self._join(self._pods)
+            self._engine.sweep_networks(self._id)
+        except TargetError as error:
+            raise self._still_running(error) from error
+        finally:
+            self._show()
         self._folders.remove(self._engine, self._play.pods[0].image)
 
     def _still_running(self, why: TargetError) -> TargetError:
@@ -136,14 +118,14 @@ class Player:
 
     def _start(self, pods: Sequence[_Pod]) -> None:
         for pod in pods:
-            self._folders.make(pod.container)
+            self._folders.make(pod.played)
             if self._engine.is_here:
                 self._folders.make_termination_log(pod.played)
-        group = PlayedGroup(run_id=self._id, containers=tuple(map(self._container, pods)))
+        containers = [self._container(pod) for pod in pods]
         try:
-            ids = self._engine.create(group.network_kwargs(), group.containers, {})
+            ids = self._engine.create(network_kwargs(self._id), containers, {})
         except NotStartedError as error:
-            names = {made.name: made.pod.name for made in group.containers}
+            names = {made.name: made.pod.name for made in containers}
             # A cluster would try again, for ever where the restart policy says so.
             raise InputError(
                 f"{names[error.name]}: StartError: {error.said}",
@@ -157,7 +139,7 @@ class Player:
             play_id=self._id,
             index=pod.index,
             incarnation=pod.incarnation,
-            pod=pod.container,
+            pod=pod.played,
             folders=self._folders,
         )
 
@@ -180,11 +162,6 @@ class Player:
             return
         self._join([pod])
         self._show()
-        if pod.is_preparing and not ending.exit_code:
-            self._engine.sweep([container])
-            pod.step += 1
-            self._start([pod])
-            return
         following = decide_next(pod.played.restart_policy, ending.exit_code)
         self._stage.note(tell_ending(pod.played.name, ending))
         if following in (Next.SUCCEEDED, Next.FAILED):
@@ -215,7 +192,6 @@ class Player:
         self._stage.note(f"{pod.played.name} is {how} ({pod.played.restart_policy})")
         if again is Next.RECREATE:
             self._folders.remove(self._engine, pod.played.image, pod.played)
-            pod.step = 0
         pod.incarnation += 1
         self._start([pod])
 
@@ -239,12 +215,7 @@ class Player:
     def _show(self) -> None:
         # No more than is queued now, so that pods that print fast do not block the loop.
         for _ in range(self._output.qsize()):
-            found = self._output.get()
-            if not isinstance(found, str):
-                self._stage.show(*found)
-            elif found not in self._told:
-                self._told.add(found)
-                self._stage.note(found)
+            self._stage.show(*self._output.get())
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -277,22 +248,15 @@ class Player:
 
 
 def _read_output(
-    engine: Engine, name: str, id: str, put: Callable[[_Output | str], None], stream: Stream
+    engine: Engine, name: str, id: str, put: Callable[[_Output], None], stream: Stream
 ) -> None:
-    """Hands on one stream of a container in whole lines, until it ends or is removed.
-
-    Where it is cut before, a note says so.
-    """
-    splitter, lost = BlockSplitter(), ""
+    """Hands on one stream of a container in whole lines, until it ends or is cut."""
+    splitter = BlockSplitter()
     wanted = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
-    try:
+    # Whatever cuts the stream: the pod's end is seen by its state.
+    with contextlib.suppress(Exception):
         for chunk in engine.api.logs(id, stream=True, follow=True, **wanted):
             for block in splitter.feed(chunk):
                 put((name, stream, block))
-    except Exception as error:  # whatever cuts the stream: the pod's end is seen by its state
-        if "404" not in str(error) and "409" not in str(error):
-            lost = str(error)
     for block in splitter.flush():
         put((name, stream, block))
-    if lost:
-        put(f"the rest of the log of {name} is lost: {lost}")

@@ -81,31 +81,6 @@ def test_a_foreign_job_sees_the_environment_that_the_operator_would_give(
     assert nothing_is_left(engine, played)
 
 
-def test_init_containers_end_before_the_pod_starts_and_run_again_in_a_new_pod(
-    play: Callable[..., Played], engine: Any
-) -> None:
-    program = (
-        "import pathlib, sys; print('made', open('/scratch/made').read(), flush=True); "
-        "tries = pathlib.Path('/claim/tries'); is_first = not tries.exists(); "
-        "tries.touch(); sys.exit(137 if is_first else 0)"
-    )
-    manifest = elastic(program, "ExitCode")
-    worker = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
-    worker["replicas"], pod = 1, worker["template"]["spec"]
-    (main,) = pod["containers"]
-    init = {**main, "command": ["python3", "-c", "open('/scratch/made', 'a').write('x')"]}
-    pod["initContainers"] = [{**init, "name": f"prepare-{n}"} for n in range(2)]
-    main["volumeMounts"] = [*main["volumeMounts"], {"name": "claim", "mountPath": "/claim"}]
-    claim = {"name": "claim", "persistentVolumeClaim": {"claimName": "tries"}}
-    pod["volumes"] = [*pod["volumes"], claim]
-    played = play(manifest)
-    assert played.end() == 0, played.text
-    # In a new pod the folder is empty, and prepared again; the claim's is as it was.
-    assert played.text.count("made xx\n") == 2, played.text
-    assert "replaced by a new pod (ExitCode)" in played.text
-    assert nothing_is_left(engine, played)
-
-
 def test_a_failed_container_is_restarted_in_its_pod_with_what_the_pod_keeps(
     play: Callable[[dict[str, Any]], Played], engine: Any
 ) -> None:
