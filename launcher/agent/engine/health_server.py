@@ -1,15 +1,15 @@
 """Health of the node over HTTP: ``/healthz`` for probes, ``/metrics`` for Prometheus.
 
-Answers from what the agent knows already, so that a hanging worker cannot hang a probe.
+Both answer with the same text. A probe looks at the status: it is 503 while the node is not
+healthy. Answers from what the agent knows already, so that a hanging worker cannot hang a probe.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from launcher.agent.engine.node_state import Node
@@ -21,7 +21,7 @@ REQUEST_LIMIT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """The node at an instant. ``deadline_s``: how long its workers may still be silent."""
+    """The node at an instant."""
 
     healthy: bool
     phase: str
@@ -29,7 +29,6 @@ class Health:
     world_size: int
     step: int
     heartbeat_age_s: float | None
-    deadline_s: float | None
     restarts: Mapping[str, int]
     phase_s: Mapping[str, float]
 
@@ -52,7 +51,6 @@ def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
         world_size=len(node.attempts.workers) * max(1, node.num_nodes),
         step=max((beat.steps for beat in stepping), default=0),
         heartbeat_age_s=max(ages, default=None),
-        deadline_s=max(deadlines, default=None),
         restarts=dict(node.book.restarts),
         phase_s={name: round(spent, 3) for name, spent in node.seconds_by_phase(now).items()},
     )
@@ -88,19 +86,13 @@ def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int
         timeout = REQUEST_LIMIT_S
 
         def do_GET(self) -> None:
+            if self.path not in ("/healthz", "/metrics"):
+                self.send_error(404, "try /healthz or /metrics")
+                return
             health = read()
-            if self.path == "/healthz":
-                text = json.dumps(asdict(health)) + "\n"
-                self._answer(200 if health.healthy else 503, text, "application/json")
-            elif self.path == "/metrics":
-                self._answer(200, render_metrics(health), "text/plain; version=0.0.4")
-            else:
-                self._answer(404, "try /healthz or /metrics\n", "text/plain")
-
-        def _answer(self, status: int, text: str, kind: str) -> None:
-            body = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
+            body = render_metrics(health).encode()
+            self.send_response(503 if self.path == "/healthz" and not health.healthy else 200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

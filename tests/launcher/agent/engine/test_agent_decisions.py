@@ -349,7 +349,6 @@ HEALTH = Health(
     world_size=4,
     step=7,
     heartbeat_age_s=0.25,
-    deadline_s=5.0,
     restarts={"hang": 1},
     phase_s={"run": 1.5},
 )
@@ -374,7 +373,7 @@ def test_health_is_served_and_says_503_when_the_deadline_has_passed() -> None:
     port = start_health_server("127.0.0.1", 0, lambda: states[0])
     url = f"http://127.0.0.1:{port}"
     with urllib.request.urlopen(f"{url}/healthz", timeout=5) as answer:
-        assert json.loads(answer.read())["step"] == 7
+        assert b"launcher_step 7" in answer.read()
     states.pop(0)
     with pytest.raises(urllib.error.HTTPError, match="503"):
         urllib.request.urlopen(f"{url}/healthz", timeout=5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.request
 
 import pytest
@@ -32,15 +31,15 @@ def test_a_running_node_serves_its_health_and_its_metrics(launcher: Runner) -> N
     wait_until((launcher.folder / "stepping").exists)
     # The watchdog looks at the heartbeats a few times a second; what is served is read at once.
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
-        health = json.load(answer)
+        assert answer.status == 200
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     (launcher.folder / "go").touch()
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr.decode()
-    assert (health["healthy"], health["phase"], health["attempt"]) == (True, "run", 0)
-    assert health["step"] >= 3
-    assert "launcher_healthy 1" in lines
+    assert {"launcher_healthy 1", "launcher_attempt 0"} <= {*lines}
+    (step,) = (line.split()[1] for line in lines if line.startswith("launcher_step "))
+    assert int(step) >= 3
     assert "launcher_world_size 1" in lines
 
 
