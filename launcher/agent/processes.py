@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from launcher.contract.process_stat import read_stat
@@ -73,6 +73,19 @@ def send(pid: int, signum: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def open_fds() -> frozenset[int]:
+    """The descriptors that are open. Not all below the limit: that may be a thousand million."""
+    listed = os.listdir("/proc/self/fd")
+    # The listing itself used a descriptor, which is closed now.
+    return frozenset(int(name) for name in listed if os.path.lexists(f"/proc/self/fd/{name}"))
+
+
+def close_all_but(kept: Collection[int]) -> None:
+    """Closes what is open, except the standard streams and ``kept``."""
+    for fd in open_fds() - {0, 1, 2, *kept}:
+        os.close(fd)
 
 
 def reap() -> dict[int, int]:

@@ -46,11 +46,11 @@ def import_all(modules: tuple[str, ...]) -> dict[str, str]:
     SYS_PATH = tuple(sys.path)
     # Now, so that its pipe is not among those that forks keep: each worker starts a tracker itself.
     resource_tracker.ensure_running()
-    before = _open_fds()
+    before = processes.open_fds()
     with without_collector():
         problems = _import(("torch", "torch.distributed.elastic.multiprocessing.api"))
     problems |= _import(modules)
-    KEPT_FDS = _open_fds() - before
+    KEPT_FDS = processes.open_fds() - before
     sys.path.insert(0, archive)
     return problems
 
@@ -155,9 +155,3 @@ def _serve(listener_fd: int, alive_r: int, agent_pid: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     os._exit(int(ExitCode.AGENT_FAILED))
-
-
-def _open_fds() -> frozenset[int]:
-    listed = os.listdir("/proc/self/fd")
-    # The listing itself used a descriptor, which is closed now.
-    return frozenset(int(name) for name in listed if os.path.lexists(f"/proc/self/fd/{name}"))

@@ -255,14 +255,6 @@ def _raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _close_all_but(kept: int) -> None:
-    """Closes what is open, by name: in a container the limit may be a thousand million files."""
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd > 2 and fd != kept:
-            with contextlib.suppress(OSError):  # the one by which they were listed
-                os.close(fd)
-
-
 def _look_up_no_names() -> None:
     """Keeps this process from asking name servers.
 
@@ -279,7 +271,7 @@ def _serve(parent: int, port: int, writer: int, sign: Sign | None) -> None:
     try:
         processes.die_with_parent(parent)
         # The parent's pipes and sockets would otherwise stay open as long as the store lives.
-        _close_all_but(writer)
+        processes.close_all_but([writer])
         for number in (*signals.ENDING, *signals.FOR_SCRIPTS):
             signal.signal(number, signal.SIG_IGN)
         _raise_descriptor_limit()

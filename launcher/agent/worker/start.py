@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from launcher.agent import processes
 from launcher.agent.atomic_write import write_atomically
 from launcher.agent.heartbeat import HeartbeatWriter, beat_after_steps
 from launcher.contract import protocol
@@ -252,10 +253,7 @@ def leave_multiprocessing(kept_fds: Collection[int], stdin_fd: int, main: BasePr
     from multiprocessing import forkserver, process, resource_tracker, set_start_method
 
     os.dup2(stdin_fd, 0)
-    for fd in sorted(int(name) for name in os.listdir("/proc/self/fd")):
-        if fd > 2 and fd not in kept_fds:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+    processes.close_all_but(kept_fds)
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     # The fork server's client has given it the name of a child.
     main.name = "MainProcess"
