@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
 from typing import Any
 
 from launcher.api.launch import open_streams
@@ -13,9 +12,7 @@ from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError
 from launcher.follow.console import Console
-from launcher.follow.lines import LineBlock
 from launcher.follow.signals import raise_on_signals
-from launcher.follow.tails import Stream
 from launcher.manifests.docker_play import LABEL
 from launcher.manifests.play import Machine, Play, plan_play
 from launcher.manifests.player import Player
@@ -40,39 +37,19 @@ def play(arguments: argparse.Namespace) -> int:
 
 
 def _play_here(play: Play, engine: Engine, console: Console) -> int:
-    names = [pod.name for pod in play.pods]
-    stage = _Stage(console, play.job_name, names)
     for note in play.notes:
         console.note(note)
-    console.note(f"{play.job_name}: {', '.join(names)}; {play.success_rule}")
+    names = ", ".join(pod.name for pod in play.pods)
+    console.note(f"{play.job_name}: {names}; {play.success_rule}")
     play_id = new_run_id(play.job_name)
     with raise_on_signals():
-        player = Player(play, play_id, engine, SystemClock(), stage)
+        player = Player(play, play_id, engine, SystemClock(), console)
         try:
             outcome = player.play()
         finally:
             player.close()
     console.note(f"{'Succeeded' if outcome.succeeded else 'Failed'}: {outcome.why}")
     return int(ExitCode.OK if outcome.succeeded else ExitCode.TRAINING_FAILED)
-
-
-class _Stage:
-    """A console; each pod's lines behind its name."""
-
-    def __init__(self, console: Console, job_name: str, names: list[str]) -> None:
-        self._console, self._job_name, self._names = console, job_name, names
-
-    def note(self, text: str) -> None:
-        self._console.note(text)
-
-    def show(self, pod: str, stream: Stream, block: LineBlock) -> None:
-        lines = replace(block, data=block.data + b"\n") if block.is_progress else block
-        self._console.show(
-            lines,
-            stream=stream,
-            prefix=f"[{pod.removeprefix(f'{self._job_name}-')}]",
-            colour_key=self._names.index(pod),
-        )
 
 
 def _read_job(arguments: argparse.Namespace) -> tuple[Value, Together]:
@@ -94,5 +71,4 @@ def _read_machine(engine: Any) -> Any:
         cpu_count=info["NCPU"],
         gpus=read_gpus() if has_nvidia(info) else (),
         environ=os.environ,
-        node_name=info["Name"],
     )

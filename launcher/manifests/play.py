@@ -43,7 +43,6 @@ class Machine:
     cpu_count: int
     gpus: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    node_name: str = "localhost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +145,6 @@ def _plan_pod(
         together=together,
         pod_name=name,
         namespace=job.namespace,
-        node_name=machine.node_name,
         labels={key: value.text for key, value in labels.items()},
         environ=machine.environ,
     )

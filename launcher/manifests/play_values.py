@@ -27,7 +27,6 @@ class Surroundings:
     together: Together
     pod_name: str
     namespace: str
-    node_name: str
     labels: Mapping[str, str]
     environ: Mapping[str, str] = field(repr=False)
 
@@ -119,12 +118,12 @@ def _field(path: str, around: Surroundings) -> str:
         "metadata.name": around.pod_name,
         "metadata.namespace": around.namespace,
         "metadata.uid": around.pod_name,
-        "spec.nodeName": around.node_name,
+        "spec.nodeName": "localhost",
         "spec.serviceAccountName": "default",
         # Its address is not known before it is started, and this name leads to it.
         "status.podIP": around.pod_name,
         "status.podIPs": around.pod_name,
-        "status.hostIP": around.node_name,
+        "status.hostIP": "localhost",
     }
     label = re.fullmatch(r"metadata\.labels\['(.*)'\]", path)
     return around.labels.get(label[1], "") if label else known.get(path, "")

@@ -7,11 +7,11 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
+from launcher.follow.console import Console
 from launcher.follow.lines import BlockSplitter, LineBlock
 from launcher.follow.tails import Stream
 from launcher.manifests.docker_play import (
@@ -37,20 +37,8 @@ POLL_S = 0.2
 LAST_OUTPUT_S = 5.0
 """How long the engine may take to send the last output of an ended container."""
 
-_Output = tuple[str, Stream, LineBlock]
-"""A pod's name, and what it has written."""
-
-
-class Stage(Protocol):
-    """Shows a play to the user."""
-
-    def note(self, text: str) -> None:
-        """A line of the player's own."""
-        ...
-
-    def show(self, pod: str, stream: Stream, block: LineBlock) -> None:
-        """What a pod has written."""
-        ...
+_Output = tuple[int, Stream, LineBlock]
+"""A pod's index, and what it has written."""
 
 
 @dataclass
@@ -66,13 +54,16 @@ class _Pod:
 
 
 class Player:
-    """One play. ``play`` blocks until the job has ended; ``close`` leaves nothing behind."""
+    """One play. ``play`` blocks until the job has ended; ``close`` leaves nothing behind.
+
+    The console shows each pod's lines behind the pod's role and index.
+    """
 
     def __init__(
-        self, play: Play, play_id: str, engine: Engine, clock: Clock, stage: Stage
+        self, play: Play, play_id: str, engine: Engine, clock: Clock, console: Console
     ) -> None:
         self._play, self._id = play, play_id
-        self._engine, self._clock, self._stage = engine, clock, stage
+        self._engine, self._clock, self._console = engine, clock, console
         self._folders = PlayFolders()
         self._pods = [_Pod(index, played) for index, played in enumerate(play.pods)]
         self._output: queue.SimpleQueue[_Output] = queue.SimpleQueue()
@@ -121,7 +112,16 @@ class Player:
             self._folders.make(pod.played)
             if self._engine.is_here:
                 self._folders.make_termination_log(pod.played)
-        containers = [self._container(pod) for pod in pods]
+        containers = [
+            PlayedContainer(
+                play_id=self._id,
+                index=pod.index,
+                incarnation=pod.incarnation,
+                pod=pod.played,
+                folders=self._folders,
+            )
+            for pod in pods
+        ]
         try:
             ids = self._engine.create(network_kwargs(self._id), containers, {})
         except NotStartedError as error:
@@ -132,16 +132,16 @@ class Player:
                 "correct the container's command, or --image REF with an image that has it",
             ) from error
         for pod, id in zip(pods, ids, strict=True):
-            self._follow(pod, id)
-
-    def _container(self, pod: _Pod) -> PlayedContainer:
-        return PlayedContainer(
-            play_id=self._id,
-            index=pod.index,
-            incarnation=pod.incarnation,
-            pod=pod.played,
-            folders=self._folders,
-        )
+            pod.readers = [
+                threading.Thread(
+                    target=_read_output,
+                    args=(self._engine, pod.index, id, self._output.put, stream),
+                    daemon=True,
+                )
+                for stream in ("stdout", "stderr")
+            ]
+            for thread in pod.readers:
+                thread.start()
 
     def _advance(self) -> None:
         """Looks at every pod once, and acts on what it finds."""
@@ -151,7 +151,7 @@ class Player:
                 continue
             if (container := held.get(pod.index)) is None:
                 self._join([pod])
-                self._stage.note(f"{pod.played.name} is gone: somebody removed its container")
+                self._console.note(f"{pod.played.name} is gone: somebody removed its container")
                 self._restart(pod, Next.RECREATE)
             elif container.state is NodeState.EXITED:
                 self._take_ending(pod, container)
@@ -163,7 +163,7 @@ class Player:
         self._join([pod])
         self._show()
         following = decide_next(pod.played.restart_policy, ending.exit_code)
-        self._stage.note(tell_ending(pod.played.name, ending))
+        self._console.note(tell_ending(pod.played.name, ending))
         if following in (Next.SUCCEEDED, Next.FAILED):
             pod.state = replace(pod.state, ending=ending, ended=following)
             return
@@ -189,22 +189,13 @@ class Player:
 
     def _restart(self, pod: _Pod, again: Next) -> None:
         how = "restarted in its pod" if again is Next.RESTART else "replaced by a new pod"
-        self._stage.note(f"{pod.played.name} is {how} ({pod.played.restart_policy})")
+        self._console.note(f"{pod.played.name} is {how} ({pod.played.restart_policy})")
         if again is Next.RECREATE:
             self._folders.remove(self._engine, pod.played.image, pod.played)
         pod.incarnation += 1
         self._start([pod])
 
     # -- output --------------------------------------------------------------------------------
-
-    def _follow(self, pod: _Pod, id: str) -> None:
-        of_all = (self._engine, pod.played.name, id, self._output.put)
-        pod.readers = [
-            threading.Thread(target=_read_output, args=(*of_all, stream), daemon=True)
-            for stream in ("stdout", "stderr")
-        ]
-        for thread in pod.readers:
-            thread.start()
 
     def _join(self, pods: Iterable[_Pod]) -> None:
         for pod in pods:
@@ -215,7 +206,11 @@ class Player:
     def _show(self) -> None:
         # No more than is queued now, so that pods that print fast do not block the loop.
         for _ in range(self._output.qsize()):
-            self._stage.show(*self._output.get())
+            index, stream, block = self._output.get()
+            lines = replace(block, data=block.data + b"\n") if block.is_progress else block
+            pod = self._play.pods[index]
+            prefix = f"[{pod.kind.lower()}-{pod.index}]"
+            self._console.show(lines, stream=stream, prefix=prefix, colour_key=index)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -227,7 +222,7 @@ class Player:
         if running:
             in_cluster = f"in a cluster {pods} would go on running"
             told = in_cluster if policy == "None" else f"stopping {pods}"
-            self._stage.note(f"cleanPodPolicy {policy}: {told}")
+            self._console.note(f"cleanPodPolicy {policy}: {told}")
         at_once(self._stop, running)
         self._join(self._pods)
         self._show()
@@ -248,7 +243,7 @@ class Player:
 
 
 def _read_output(
-    engine: Engine, name: str, id: str, put: Callable[[_Output], None], stream: Stream
+    engine: Engine, index: int, id: str, put: Callable[[_Output], None], stream: Stream
 ) -> None:
     """Hands on one stream of a container in whole lines, until it ends or is cut."""
     splitter = BlockSplitter()
@@ -257,6 +252,6 @@ def _read_output(
     with contextlib.suppress(Exception):
         for chunk in engine.api.logs(id, stream=True, follow=True, **wanted):
             for block in splitter.feed(chunk):
-                put((name, stream, block))
+                put((index, stream, block))
     for block in splitter.flush():
-        put((name, stream, block))
+        put((index, stream, block))
