@@ -37,20 +37,6 @@ WRITTEN = {"fieldManager": "launcher", "fieldValidation": "Strict"}
 DRY_RUN = {"dryRun": "All"}
 IN_CLUSTER = "in-cluster"
 """The name of the context of a pod that has no kubeconfig."""
-PLURALS = {
-    "ConfigMap": "configmaps",
-    "Service": "services",
-    "Pod": "pods",
-    "Job": "jobs",
-    "JobSet": "jobsets",
-    "PodGroup": "podgroups",
-    "PyTorchJob": "pytorchjobs",
-    "TrainJob": "trainjobs",
-    "TrainingRuntime": "trainingruntimes",
-    "PersistentVolumeClaim": "persistentvolumeclaims",
-    "Secret": "secrets",
-    "Event": "events",
-}
 OPERATORS = {
     "PyTorchJob": "Kubeflow's training operator",
     "TrainJob": "Kubeflow Trainer",
@@ -59,6 +45,11 @@ OPERATORS = {
     "PodGroup": "Volcano",
 }
 """What brings a kind that Kubernetes itself does not have."""
+
+
+def plural(kind: str) -> str:
+    """A kind as paths of the API and rights name it: ``configmaps``."""
+    return f"{kind.lower()}s"
 
 
 class ApiError(TargetError):
@@ -200,9 +191,9 @@ class Cluster:
     def may(self, verb: str, resource: str) -> bool:
         """Whether this user may, in the namespace; ``pods/log``, ``jobs.batch`` as for kubectl."""
         name, _, group = resource.partition(".")
-        plural, _, inner = name.partition("/")
+        kinds, _, inner = name.partition("/")
         attributes = {"namespace": self.namespace, "verb": verb, "group": group}
-        attributes |= {"resource": plural, **({"subresource": inner} if inner else {})}
+        attributes |= {"resource": kinds, **({"subresource": inner} if inner else {})}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -261,8 +252,7 @@ class Cluster:
 
     def _path(self, place: ObjectPlace, *, named: bool = True) -> str:
         root = "/apis" if "/" in place.api_version else "/api"
-        plural = PLURALS[place.kind]
-        path = f"{root}/{place.api_version}/namespaces/{self.namespace}/{plural}"
+        path = f"{root}/{place.api_version}/namespaces/{self.namespace}/{plural(place.kind)}"
         return f"{path}/{place.name}" if named else path
 
     def _call(

@@ -15,11 +15,11 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.run_id import new_run_id
 from launcher.targets.kubernetes.api import (
     FORBIDDEN,
-    PLURALS,
     ApiError,
     Cluster,
     Object,
     ObjectPlace,
+    plural,
 )
 from launcher.targets.kubernetes.code import tell_code
 from launcher.targets.kubernetes.doctor_judge import (
@@ -189,4 +189,4 @@ class _Diagnosis:
 def _resource(item: Object) -> str:
     """As kubectl has it: ``jobs.batch``."""
     group, slash, _ = item["apiVersion"].rpartition("/")
-    return f"{PLURALS[item['kind']]}.{group}" if slash else PLURALS[item["kind"]]
+    return plural(item["kind"]) + (f".{group}" if slash else "")

@@ -13,7 +13,7 @@ from launcher.follow.requests import write_size
 from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
-from launcher.targets.kubernetes.api import FORBIDDEN, PLURALS, ApiError, Cluster, Object
+from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster, Object, plural
 from launcher.targets.kubernetes.cluster_job import API_OF_KIND, write_cluster
 from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.plan import parse_kept_plan
@@ -72,7 +72,7 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
             if not error.is_kind_missing:
                 if error.status != FORBIDDEN:
                     raise
-                refused[f"{PLURALS[name]}.{api_version.partition('/')[0]}"] = error
+                refused[f"{plural(name)}.{api_version.partition('/')[0]}"] = error
             continue
         known += 1
         # Others are made by an object that is found itself, such as the Jobs of a JobSet.
@@ -85,20 +85,8 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
     return found, notes
 
 
-def list_cluster_runs(
-    run_root: Path, cluster: Cluster, now: float, *, everything: bool
-) -> tuple[list[ListedRun], list[str]]:
-    """Runs that go on (or ``everything`` that is left of others too), oldest first; and notes.
-
-    ``now`` in seconds since the epoch. Raises as ``read_jobs``.
-    """
-    jobs, notes = read_jobs(cluster)
-    rows = [_row(run_root, job, now) for job in jobs]
-    shown = [row for row in rows if everything or row.state in (RUNNING, SUSPENDED)]
-    return sorted(shown, key=lambda row: -row.age_s), notes
-
-
-def _row(run_root: Path, job: Found, now: float) -> ListedRun:
+def list_run(run_root: Path, job: Found, now: float) -> ListedRun:
+    """The row of a job; ``now`` in seconds since the epoch."""
     folder = run_root / job.run_id
     end = parse_job_end(job.item)
     state = SUSPENDED if is_suspended(job.item) else RUNNING

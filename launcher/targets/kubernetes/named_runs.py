@@ -14,7 +14,14 @@ from launcher.runs.folder import RunFolder
 from launcher.runs.folder import find_run as find_in_folder
 from launcher.targets.kubernetes.api import Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster, write_cluster
-from launcher.targets.kubernetes.find_runs import borrow_run, find_on_cluster, list_cluster_runs
+from launcher.targets.kubernetes.find_runs import (
+    RUNNING,
+    SUSPENDED,
+    borrow_run,
+    find_on_cluster,
+    list_run,
+    read_jobs,
+)
 from launcher.targets.room import Note
 
 ON = "kubernetes"
@@ -65,12 +72,17 @@ def _find_here(run_root: Path, name: str) -> RunFolder:
 def list_runs(
     arguments: Namespace, run_root: Path, note: Note, *, everything: bool
 ) -> list[ListedRun]:
-    """The cluster's runs; ``note`` takes lines about what is left out."""
-    there, now = _cluster_of(arguments), SystemClock().wall()
-    rows, notes = list_cluster_runs(run_root, there, now, everything=everything)
+    """Runs that go on (or ``everything`` that is left of others too), oldest first.
+
+    ``note`` takes lines about what is left out. Raises as ``read_jobs``.
+    """
+    jobs, notes = read_jobs(_cluster_of(arguments))
     for line in notes:
         note(line)
-    return rows
+    now = SystemClock().wall()
+    rows = [list_run(run_root, job, now) for job in jobs]
+    shown = [row for row in rows if everything or row.state in (RUNNING, SUSPENDED)]
+    return sorted(shown, key=lambda row: -row.age_s)
 
 
 def _cluster_of(arguments: Namespace) -> Cluster:
