@@ -35,7 +35,7 @@ from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
-LOOKED_AT = {"pods": ("get", "list", "watch"), "pods/log": ("get",)}
+LOOKED_AT = {"pods": ("list", "watch"), "pods/log": ("get",)}
 """Rights that following any kind of run needs."""
 JOB_VERBS: tuple[str, ...] = ("get", "create", "patch", "delete")
 OTHER_VERBS: tuple[str, ...] = ("create", "patch", "delete")
