@@ -70,14 +70,15 @@ def run_node(task: Task) -> None:
 def _launch(task: Task) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.launcher import api
 
-    from launcher.agent.roster.backend import register
+    from launcher.agent.roster.backend import create_handler
 
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.INFO)
-    register()
+    rendezvous_handler_registry.register("roster", create_handler)
     agent = functools.partial(api.LocalElasticAgent, exit_barrier_timeout=task.exit_barrier_s)
     api.LocalElasticAgent = agent  # torch's launcher has no option for it
     if task.master:

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 from launcher.agent.engine.faults import LOST_PEER, GiveUp
 from launcher.agent.roster import membership
 from launcher.agent.roster.backend import create_handler
-from launcher.agent.roster.handler import RosterHandler
+from launcher.agent.roster.handler import BACKEND, RosterHandler
 from launcher.agent.roster.membership import Cause
 from launcher.agent.stopping import StopFiles
 from launcher.contract import protocol
@@ -33,8 +33,6 @@ from launcher.contract.worker_end import WorkerEnd, describe
 if TYPE_CHECKING:
     from launcher.agent.engine.node_state import Node
 
-BACKEND = "launcher-roster"
-"""The backend's name in torch's registry."""
 _LOOK_S = 0.05
 REQUEST_LIMIT_S = 2.0
 """After workers were ended by SIGTERM from elsewhere, how long a stop request may take."""
@@ -78,9 +76,6 @@ class NodeHandler(RosterHandler):
         self._has_run = False
         self._regroups = False
         self._blamed_peer: tuple[WorkerEnd, ...] = ()
-
-    def get_backend(self) -> str:
-        return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Raises ``NodeEnding`` where the workers must not be started again."""

@@ -1,4 +1,4 @@
-"""Makes the backend ``roster`` known to torch: ``LaunchConfig(rdzv_backend="roster", ...)``."""
+"""Makes a node's handler of what torch's ``LaunchConfig`` says of its rendezvous."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from collections.abc import Callable
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousParameters,
-    rendezvous_handler_registry,
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from launcher.agent.roster.handler import BACKEND, RosterHandler
+from launcher.agent.roster.handler import RosterHandler
 from launcher.agent.roster.settings import parse_rules
-from launcher.agent.roster.store import (
-    Endpoint,
-    StoreProcess,
-    serve_forked,
-)
+from launcher.agent.roster.store import Endpoint, StoreProcess, serve_forked
 
 DEFAULT_PORT = 29400
 
@@ -54,8 +49,3 @@ def create_handler(
         if store:
             store.stop()
         raise
-
-
-def register() -> None:
-    """Makes ``rdzv_backend="roster"`` known to torch in this process; idempotent."""
-    rendezvous_handler_registry.register(BACKEND, create_handler)

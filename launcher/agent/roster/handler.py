@@ -1,7 +1,7 @@
 """``roster`` for torch's elastic agent: a ``RendezvousHandler`` on its public interface alone.
 
 ``num_nodes_waiting() > 0`` makes the agent re-form the group without using up a restart; that is
-how a lost node, a newcomer and a departure reach it. ``backend.py`` makes it known to torch.
+how a lost node, a newcomer and a departure reach it. ``backend.py`` makes it for torch.
 """
 
 from __future__ import annotations

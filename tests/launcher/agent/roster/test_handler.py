@@ -20,10 +20,11 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     RendezvousStateError,
     RendezvousTimeoutError,
+    rendezvous_handler_registry,
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from launcher.agent.roster.backend import create_handler, register
+from launcher.agent.roster.backend import create_handler
 from launcher.agent.roster.fencing import FOLDER, Fence
 from launcher.agent.roster.handler import ReplacedError, RosterHandler
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
@@ -85,8 +86,7 @@ def together(*handlers: RosterHandler) -> list[RendezvousInfo]:
 
 
 def test_torch_gets_the_handler_by_its_registered_name(store: StoreProcess) -> None:
-    register()
-    register()
+    rendezvous_handler_registry.register("roster", create_handler)
     handler = get_rendezvous_handler(params_of(store.port))
     assert isinstance(handler, RosterHandler)
     assert (handler.get_backend(), handler.get_run_id()) == ("roster", "run")
