@@ -66,13 +66,10 @@ def wait_for_signal(signums: Iterable[int], limit_s: float | None) -> tuple[int,
     return (found, info[_SENDER]) if found > 0 else None
 
 
-def send(pid: int, signum: int) -> bool:
-    """Signals a process; False where it has gone."""
-    try:
+def send(pid: int, signum: int) -> None:
+    """Signals a process, unless it has gone."""
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def open_fds() -> frozenset[int]:
@@ -126,8 +123,8 @@ def cpu_seconds(pids: tuple[int, ...]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def end_children(*, polite_s: float = 0.0) -> int:
-    """Kills and reaps every descendant; returns how many had to be killed.
+def end_children(*, polite_s: float = 0.0) -> None:
+    """Kills and reaps every descendant.
 
     Only for a process that adopts orphans. For ``polite_s`` seconds they get SIGTERM before
     SIGKILL; processes that unlink shared memory get half a second to end by themselves.
@@ -135,7 +132,6 @@ def end_children(*, polite_s: float = 0.0) -> int:
     """
     start = time.monotonic()
     asked: set[int] = set()
-    killed: set[int] = set()
     while (passed_s := time.monotonic() - start) < _END_LIMIT_S:
         reap()
         left = children_of(os.getpid())
@@ -145,12 +141,12 @@ def end_children(*, polite_s: float = 0.0) -> int:
             if passed_s < _CLEANER_S and _is_cleaner(pid):
                 continue
             if passed_s < polite_s:
-                if pid not in asked and send(pid, signal.SIGTERM):
+                if pid not in asked:
+                    send(pid, signal.SIGTERM)
                     asked.add(pid)
-            elif send(pid, signal.SIGKILL):
-                killed.add(pid)
+            else:
+                send(pid, signal.SIGKILL)
         time.sleep(_POLL_S)
-    return len(killed)
 
 
 def _is_cleaner(pid: int) -> bool:

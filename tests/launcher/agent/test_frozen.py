@@ -127,9 +127,8 @@ if child == 0:
     time.sleep(600)
 while not is_stopped(child):
     time.sleep(0.01)
-assert processes.end_children(polite_s=0.2) == 1
+processes.end_children(polite_s=0.2)
 assert processes.children_of(os.getpid()) == ()
-assert processes.end_children() == 0
 """
 
 
