@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 
 from benchmarks.commands import free_port
 from launcher.agent import processes
-from launcher.agent.roster.backend import create_handler, register
+from launcher.agent.roster.backend import create_handler
 from launcher.agent.roster.handler import RosterHandler
 from launcher.agent.roster.membership import index_of
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
@@ -212,7 +212,6 @@ def main(side: str, nodes: int, limit_s: float) -> None:
     """Prints the figures; ends all processes."""
     logging.disable(logging.WARNING)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    register()
     store = serve_forked(0) if side == "roster" else None
     # A port of the store's own for the other side: its first node listens there.
     port = store.port if store else free_port()
