@@ -7,6 +7,7 @@ which is forked from this one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -41,6 +42,8 @@ _POLL_S = 0.1
 """Between two looks at an agent that must stop."""
 _LOOK_S = 1.0
 """Between two looks at STOP_FILE; the agent's end is a signal."""
+SCRATCH_PREFIX = "launcher-agent-"
+_OWNER = "owner"
 
 
 def main(argv: list[str]) -> int:
@@ -75,6 +78,7 @@ class Supervisor:
         self._stop: Stop | None = None
         self._shows_life_at = float("-inf")
         self._agent_pid = 0
+        self._own: Scratch | None = None
         self._outcome = NodeOutcome(
             node_index=node.node_index, incarnation=node.incarnation, reason=Reason.AGENT_FAILED
         )
@@ -98,9 +102,10 @@ class Supervisor:
             self._outcome = replace(self._outcome, reason=Reason.DISK_FULL, detail=told)
         else:
             self._outcome = self._run_agent()
-            shutil.rmtree(self._scratch, ignore_errors=True)
         finally:
             processes.end_children()
+            if self._own:
+                self._own.remove()
         self._tell_end(started_at)
         return self._outcome.exit_code
 
@@ -118,9 +123,10 @@ class Supervisor:
         self._node_dir.mkdir(parents=True, exist_ok=True)
         if checkpoint_dir := os.environ.get(protocol.CHECKPOINT_DIR):
             Path(checkpoint_dir).mkdir(parents=True, exist_ok=True)
+        self._own = Scratch()
+        self._scratch = self._own.path
         if node.workdir is not None:
             os.chdir(node.workdir)
-        self._scratch = Path(tempfile.mkdtemp(prefix="launcher-agent-"))
         self._files.clear()
         self._ledger.write("agent-started")
 
@@ -258,3 +264,39 @@ class Supervisor:
             stop.terminated_at = self._clock.monotonic()
             signals.tell_to_end()
             processes.send(self._agent_pid, signal.SIGTERM)
+
+
+class Scratch:
+    """A private folder, whose lock says that its owner lives; the kernel frees the lock."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        """Makes the folder, and removes those of owners that were killed."""
+        root = root or Path(tempfile.gettempdir())
+        _sweep(root)
+        self.path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root))
+        made = self.path / f".{_OWNER}"
+        try:
+            self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            self.remove()
+            raise
+        # Ended by nobody: no other process knows the new file yet.
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # Seen by sweeps only now that it is locked.
+        made.rename(self.path / _OWNER)
+
+    def remove(self) -> None:
+        """Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _sweep(root: Path) -> None:
+    for folder in root.glob(f"{SCRATCH_PREFIX}*"):
+        # Folders of other users cannot be opened; one without a lock is just being made.
+        with contextlib.suppress(OSError):
+            lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
