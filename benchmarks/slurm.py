@@ -187,7 +187,8 @@ def submit_many(cluster: Cluster) -> float:
         later = ("--set", "slurm.extra=[--begin=now+1hour]", "--detach")
         job = ("run", "jobs/digits.yaml", *options, *later)
         ran = run((*find_launcher(), *job), _environment(cluster))
-        cluster.ask("scancel", "--user=root")
+        # Not by scancel alone: the launcher in the background must end before its folder goes.
+        run((*find_launcher(), "stop", "latest", "--runs", runs), _environment(cluster))
         cluster.wait_idle()
         return ran.duration_s
 
