@@ -104,9 +104,10 @@ class Follower:
         self._run.write_launcher()
         submitted = False
         try:
+            if self.stop_reason is not None:
+                # Before the submission nothing is there to be ended.
+                return self._record_as(Outcome(reason=self.stop_reason))
             try:
-                if self.stop_reason is not None:
-                    raise KeyboardInterrupt
                 self._target.submit(self._driver.plan)
             finally:
                 self._tell_notes()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -132,6 +133,20 @@ class Cluster:
             found: Object = named[0] if named else active
             return found
         return {"name": "none", "context": {}}
+
+    def read_identity(self) -> dict[str, str]:
+        """What tells this cluster from one whose context has the same name.
+
+        The server's address, a digest of the authority that signs its certificate, and the uid of
+        kube-system where this user may read that.
+        """
+        settings = self._client.configuration
+        authority = Path(settings.ssl_ca_cert).read_bytes() if settings.ssl_ca_cert else b""
+        found = {"server": settings.host, "authority": hashlib.sha256(authority).hexdigest()[:16]}
+        with contextlib.suppress(ApiError):
+            held = self.look("/api/v1/namespaces/kube-system")
+            found |= {"uid": held["metadata"]["uid"]} if held else {}
+        return found
 
     # -- objects ---------------------------------------------------------------------------------
 
@@ -300,6 +315,13 @@ class Cluster:
             _return_http_data_only=True,
             _request_timeout=limits,
         )
+
+
+def is_same(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether two identities are of one cluster. The uid decides, where both have one."""
+    if "uid" in one and "uid" in other:
+        return one["uid"] == other["uid"]
+    return all(one.get(key) == other.get(key) for key in ("server", "authority"))
 
 
 # -- errors -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock
@@ -26,6 +27,7 @@ from launcher.targets.kubernetes.api import (
     Cluster,
     Object,
     ObjectPlace,
+    is_same,
 )
 from launcher.targets.kubernetes.collector import PodCollector, selector_of
 from launcher.targets.kubernetes.kubeconfig import kubectl
@@ -36,7 +38,8 @@ from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLUSTER_FILE = "cluster.json"
-"""In the run folder: context and namespace, for calls after the current context has changed."""
+"""In the run folder: context and namespace, for calls after the current context has changed, and
+the identity of the cluster."""
 CONFLICT, INVALID, SERVER_ERRORS = 409, 422, 500
 STOP_MARGIN_S = 30.0
 API_OF_KIND = {
@@ -51,6 +54,10 @@ MAY_PASS = ("exceeded quota", "status unknown for quota")
 
 class MayRunError(TargetError):
     """A submission failed, and the job may run all the same; ``hint`` ends it."""
+
+
+class AnotherClusterError(TargetError):
+    """The context leads to another cluster than the run's; nothing is known of the run."""
 
 
 class ClusterJob:
@@ -184,9 +191,27 @@ class ClusterJob:
     # -- observing -------------------------------------------------------------------------------
 
     def read(self) -> Object | None:
-        """The job's own object; None where it is gone, or another run's by now."""
+        """The job's own object; None where it is gone, or another run's by now.
+
+        Raises ``AnotherClusterError`` where it is not found because this is another cluster.
+        """
         item = self.cluster.read(self._place)
-        return item if item is not None and self._is_own(item) else None
+        if item is not None and self._is_own(item):
+            return item
+        self._expect_its_cluster()
+        return None
+
+    def _expect_its_cluster(self) -> None:
+        """k3s and kubeadm give the contexts of all their clusters one name."""
+        known = read_told(Path(self.plan.run_dir)).get("identity")
+        if known is None or is_same(known, found := self.cluster.read_identity()):
+            return
+        raise AnotherClusterError(
+            f"context {self.cluster.context} leads to {found['server']}, which is not the cluster "
+            f"that {self.plan.run_id} was submitted to ({known['server']})",
+            f"name the kubeconfig of that one: {typed.command('status', self.plan.run_id)} "
+            "--kubeconfig FILE",
+        )
 
     def _is_own(self, item: Object) -> bool:
         labels = item["metadata"].get("labels") or {}
@@ -204,8 +229,9 @@ class ClusterJob:
         nodes = self.pods.observe()
         missing = [n for n, node in enumerate(nodes) if node.state is NodeState.MISSING]
         if missing:
+            job = self.read()
             with contextlib.suppress(TargetError):
-                said = "; ".join(read_reasons(self.cluster, self._kind, self.read()))
+                said = "; ".join(read_reasons(self.cluster, self._kind, job))
                 nodes[missing[0]] = replace(nodes[missing[0]], detail=said)
         return Observation(run_id=self.plan.run_id, nodes=tuple(nodes))
 
@@ -267,6 +293,8 @@ class ClusterJob:
             notes.append(f"its last logs were not collected: {error.what}")
         try:
             (self.suspend if keep else self.remove)()
+        except AnotherClusterError:
+            raise
         except TargetError as error:
             end = None
             with contextlib.suppress(TargetError):
@@ -323,16 +351,28 @@ def is_refusal(error: BaseException) -> bool:
     return error.status < SERVER_ERRORS or "webhook" in error.what
 
 
+def read_told(run_dir: Path) -> dict[str, Any]:
+    """What ``write_cluster`` has left; empty where nothing did."""
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads((run_dir / CLUSTER_FILE).read_text())
+        return found
+    return {}
+
+
 def read_cluster(run_dir: Path) -> Cluster | None:
     """Where a run was submitted to; None where nothing says so."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        told = json.loads((run_dir / CLUSTER_FILE).read_text())
+    with contextlib.suppress(KeyError):
+        told = read_told(run_dir)
         context = None if told["context"] == IN_CLUSTER else told["context"]
         return Cluster(context=context, namespace=told["namespace"])
     return None
 
 
 def write_cluster(run_dir: Path, cluster: Cluster) -> None:
-    """Remembers it for later calls."""
-    told = {"context": cluster.context, "namespace": cluster.namespace}
+    """Remembers it for later calls. Raises ``TargetError`` where it does not answer."""
+    told = {
+        "context": cluster.context,
+        "namespace": cluster.namespace,
+        "identity": cluster.read_identity(),
+    }
     write_atomically(run_dir / CLUSTER_FILE, json.dumps(told))

@@ -235,8 +235,10 @@ def bring_output(
     A cluster that stops answering is waited for; ``TargetError`` is raised by the first turn alone,
     ``ApiError`` also where this user may not read logs.
     """
-    pods = target.job(plan).pods
+    job = target.job(plan)
+    pods = job.pods
     if not follow:
+        job.read()
         pods.read_logs()
         return
     pods.read()

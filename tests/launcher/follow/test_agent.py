@@ -229,12 +229,10 @@ def test_an_interrupt_before_the_submission_starts_nothing(
     run.create(plan, "", 0.0)
     follower = Follower(run, plan, target, Console(io.StringIO()), clock)
     follower.interrupt()
-    with pytest.raises(KeyboardInterrupt):
-        follower.follow()
+    outcome = follower.follow()
     assert target.started == []
-    outcome = run.read_outcome()
-    assert outcome is not None
-    assert outcome.reason == "interrupted"
+    assert (outcome.reason, outcome.exit_code) == ("interrupted", 130)
+    assert run.read_outcome() == outcome
 
 
 class FailingFolder(RunFolder):

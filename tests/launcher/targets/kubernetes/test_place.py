@@ -144,6 +144,7 @@ def run_id(server: FakeCluster, launcher: Command, run: RunFolder) -> str:
 
 def remembered(run_id: str) -> dict[str, str]:
     told: dict[str, str] = json.loads(Path("runs", run_id, "cluster.json").read_text())
+    del told["identity"]
     return told
 
 
@@ -181,6 +182,54 @@ def test_a_run_that_is_not_in_the_place_named_is_told_and_nothing_is_remembered(
     assert code in (ExitCode.BAD_INPUT, ExitCode.TARGET_UNREACHABLE), said
     assert "fix: " in said
     assert remembered(run_id) == {"context": "fake", "namespace": "team"}
+
+
+@pytest.mark.parametrize("has_uid", [False, True])
+@pytest.mark.parametrize("words", [("status",), ("stop",), ("logs",), ("ps",)])
+def test_another_cluster_with_a_context_of_that_name_ends_nothing(
+    words: tuple[str, ...],
+    has_uid: bool,
+    server: FakeCluster,
+    launcher: Command,
+    run_id: str,
+    tmp_path: Path,
+) -> None:
+    config, folder = tmp_path / "kubeconfig", Path("runs", run_id)
+    first = config.read_text()
+    other = FakeCluster()
+    try:
+        if has_uid:
+            other.objects["namespaces", "kube-system"] = {"metadata": {"uid": "another"}}
+        other.write_kubeconfig(config)
+        code, said = launcher(*words, *([run_id] if words != ("ps",) else []))
+    finally:
+        other.close()
+    assert not (folder / "outcome.json").exists(), said
+    if words != ("ps",):
+        assert code == ExitCode.TARGET_UNREACHABLE, said
+        assert "not the cluster" in said
+        assert f"launcher status {run_id} --kubeconfig FILE" in said
+        assert "kubectl delete" not in said
+    # The run is there as before.
+    config.write_text(first)
+    code, said = launcher("status", run_id)
+    assert code == 0, said
+    assert "running" in said
+
+
+def test_a_cluster_whose_address_has_changed_is_known_by_its_uid(
+    server: FakeCluster, launcher: Command, run_id: str
+) -> None:
+    system = {"metadata": {"name": "kube-system", "uid": "one"}}
+    server.objects["namespaces", "kube-system"] = system
+    file = Path("runs", run_id, "cluster.json")
+    told = json.loads(file.read_text())
+    told["identity"] = {"server": "https://10.0.0.9", "authority": "older", "uid": "one"}
+    file.write_text(json.dumps(told))
+    server.delete("jobs", "digits")
+    code, said = launcher("status", run_id)
+    assert code == 0, said
+    assert "stopped" in said
 
 
 # -- inside of a pod ------------------------------------------------------------------------------
@@ -335,7 +384,8 @@ def test_the_role_that_is_shipped_grants_every_call_of_a_run(
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    asked = {right_of(*request) for request in server.requests if "/namespaces/" in request[1]}
+    # kube-system, of which the identity is made, may be refused.
+    asked = {right_of(*one) for one in server.requests if "/namespaces/team/" in one[1]}
     assert asked - granted == set()
     assert ("", "pods/log", "get") in asked
 
