@@ -415,6 +415,9 @@ class _Handler(BaseHTTPRequestHandler):
             # As they lie in etcd: by name.
             found.sort(key=lambda o: o["metadata"]["name"])
             version = str(self.cluster.version)
+        if plural in BUILT_IN:
+            # The list says both once for all items; custom resources have them each.
+            found = [{k: v for k, v in o.items() if k not in ("kind", "apiVersion")} for o in found]
         kind = (CORE | CUSTOM).get(plural, "")
         names = {"kind": f"{kind}List", "apiVersion": self._api_version()}
         self._send(200, {**names, "metadata": {"resourceVersion": version}, "items": found})

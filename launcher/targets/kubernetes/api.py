@@ -187,10 +187,15 @@ class Cluster:
     def list_objects(
         self, api_version: str, kind: str, selector: str, *, fields: str = ""
     ) -> Object:
-        """The namespace's objects of a kind, as the list that the server sends."""
+        """The namespace's objects of a kind, as the list that the server sends.
+
+        Each item has its kind and version, which a server says of its own kinds once for all.
+        """
         place = ObjectPlace(api_version=api_version, kind=kind, name="")
         query = {"labelSelector": selector, **({"fieldSelector": fields} if fields else {})}
-        return self._call("GET", self._path(place, named=False), query, place=place)
+        found = self._call("GET", self._path(place, named=False), query, place=place)
+        found["items"] = [{"apiVersion": api_version, "kind": kind} | one for one in found["items"]]
+        return found
 
     # -- what a diagnosis asks --------------------------------------------------------------------
 
