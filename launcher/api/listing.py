@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.api.choose_target import open_target
+from launcher.api.choose_target import TRIED_UNASKED, open_target
 from launcher.api.stopping import read_outcome_now
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
@@ -19,7 +20,7 @@ from launcher.follow.prefix import prefix_of
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
-from launcher.follow.target import ListedRun, NodeObservation
+from launcher.follow.target import ListedRun, LiveRun, NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
@@ -92,6 +93,17 @@ def describe_none(run_root: Path, *, everything: bool, is_here: bool) -> str:
     if everything:
         return "no runs\n"
     return f"no runs go on; those that ended: {typed.command('ps', '--all')}\n"
+
+
+def find_elsewhere(run_root: Path) -> list[LiveRun]:
+    """Runs on this machine whose folders are not in ``run_root``."""
+    found: list[LiveRun] = []
+    for name in TRIED_UNASKED:
+        with contextlib.suppress(TargetError):
+            found += open_target(name, run_root).live_runs()
+    root = run_root.resolve()
+    folders = [(live, Path(live.run_dir)) for live in found if live.run_dir]
+    return [live for live, path in folders if path.parent != root and RunFolder(path).is_there()]
 
 
 def render_table(rows: Sequence[ListedRun]) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
+from pathlib import Path
 
 from launcher.api.choose_target import room_of, rooms
 from launcher.api.listing import (
     describe_none,
+    find_elsewhere,
     find_going_on,
     list_runs,
     read_status,
@@ -43,8 +46,19 @@ def ps(arguments: argparse.Namespace) -> int:
     elif rows:
         sys.stdout.write(render_table(rows))
     else:
-        sys.stdout.write(describe_none(root, everything=everything, is_here=not alone))
+        none = describe_none(root, everything=everything, is_here=not alone)
+        sys.stdout.write(none)
+        if not alone:
+            _name_elsewhere(root)
     return int(ExitCode.OK)
+
+
+def _name_elsewhere(root: Path) -> None:
+    """Lines on the runs of this machine that have their folder in another place."""
+    for live in find_elsewhere(root):
+        where = shlex.quote(str(Path(live.run_dir).parent))
+        see = f"{typed.program()} status {live.run_id} --runs {where}"
+        print(f"{live.run_id} runs here; see: {see}")
 
 
 def status(arguments: argparse.Namespace) -> int:

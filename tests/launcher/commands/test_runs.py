@@ -69,7 +69,7 @@ def test_in_another_folder_it_is_told_where_runs_are_looked_for(
     launcher: Runner, tmp_path: Path
 ) -> None:
     launcher.write(WAITING)
-    detach(launcher)
+    run_id = detach(launcher)
     runs = launcher.folder / "runs"
     launcher.folder = elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -78,6 +78,7 @@ def test_in_another_folder_it_is_told_where_runs_are_looked_for(
     for words in (("ps",), ("ps", "--all")):
         said = launcher(*words).stdout
         assert said.startswith(f"{where}\n  fix: {fix}\n"), said
+        assert f"{run_id} runs here; see: python -m launcher status {run_id} --runs {runs}" in said
     for word in ("stop", "status", "logs", "report"):
         done = launcher(word)
         assert done.returncode == 2
