@@ -61,7 +61,7 @@ def test_a_missing_option_is_told_with_all_that_build_needs(
     done = launcher("build", "train.py", *given)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {missing} is missing\n")
-    assert "fix: python -m launcher build [JOB] --base IMAGE --tag REF " in done.stderr
+    assert "fix: python -m launcher build --help\n" in done.stderr
 
 
 def test_without_a_script_the_code_is_what_is_here_and_then_an_engine_is_needed(

@@ -1,8 +1,9 @@
-"""A script of one's own as pods: rendered, and played in containers of this machine."""
+"""A script of one's own as pods, in containers of this machine."""
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,10 @@ from launcher.job.spec import JobSpec
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_manifest
 from tests.k8s.pods_on_docker import IMAGE, Pods
-from tests.launcher.own_script.project import (
-    ARGUMENTS,
-    TWO_BY_TWO,
-    losses_in,
-    make_project,
-)
-from tests.launcher.runner import Runner
+from tests.launcher.own_script.project import make_project
 
 pytestmark = pytest.mark.docker
-OF_PODS = ("--on", "kubernetes", "--image", IMAGE, "--set", "agent.in_image=false")
+Start = Callable[..., list[str]]
 FAILS_ONCE = """
 import os, pathlib, sys, time
 tries = pathlib.Path("tries")
@@ -35,65 +30,57 @@ sys.exit(0 if n else 1)
 
 
 @pytest.fixture
-def project(launcher: Runner, tmp_path: Path) -> Runner:
-    launcher.folder = make_project(tmp_path)
-    return launcher
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with code, which is the current one."""
+    folder = make_project(tmp_path)
+    monkeypatch.chdir(folder)
+    return folder
 
 
-def play(project: Runner, *words: str) -> subprocess.CompletedProcess[str]:
-    rendered = project("render", "train.py", *OF_PODS, *words)
-    assert rendered.returncode == 0, rendered.stderr
-    (project.folder.parent / "job.yaml").write_text(rendered.stdout)
-    return project("play", "../job.yaml")
+@pytest.fixture
+def start(tmp_path: Path, project: Path) -> Iterator[Start]:
+    """Starts the pods of ``train.py`` as a job file with these keys would; their outputs."""
+    with contextlib.ExitStack() as stack:
+
+        def run(nodes: int, kind: str, **keys: object) -> list[str]:
+            fields = {"name": "train", "command": ["train.py"], "nproc_per_node": 1, "image": IMAGE}
+            kubernetes = {"kind": kind, "checkpoint": "ephemeral"}
+            job = JobSpec.model_validate(
+                {**fields, **keys, "nnodes": nodes, "kubernetes": kubernetes}
+            )
+            place = find_code(job.command, None, None, project)
+            assert place is not None
+            code = read_code(place, tmp_path / "runs")
+            plan = plan_kubernetes(
+                job, run_id="train", run_root="runs", cwd=".", place=place, code_hash=code.hash
+            )
+            pods = Pods(plan, render_manifest(plan, code=code), tmp_path / "pods")
+            stack.callback(pods.close)
+            said = []
+            for container in [pods.start(index) for index in range(nodes)]:
+                ended = container.wait(timeout=120)
+                said.append(container.logs().decode())
+                assert ended["StatusCode"] == 0, said
+            return said
+
+        yield run
 
 
-@pytest.mark.slow  # the same by processes and containers is in test_here
-def test_rendered_pods_train_as_local_processes_do(
-    project: Runner,
+def test_a_worker_that_restarts_finds_the_code_and_what_is_beside_it(
+    project: Path, start: Start
 ) -> None:
-    local = project("run", "train.py", "--on", "local", *TWO_BY_TWO, *ARGUMENTS)
-    assert local.returncode == 0, local.stderr
-    (project.folder / "out.txt").unlink()
-    played = play(project, *TWO_BY_TWO, *ARGUMENTS)
-    assert played.returncode == 0, played.stderr
-    assert losses_in(played.stdout) == losses_in(local.stdout)
-    assert "initContainers" not in played.stderr
-    assert not (project.folder / "out.txt").exists()
-
-
-def test_workers_and_containers_that_restart_keep_the_code_and_what_is_beside_it(
-    project: Runner,
-) -> None:
-    (project.folder / "train.py").write_text(FAILS_ONCE)
-    one = ("--nproc-per-node", "1", "--set", "rdzv.backend=static")
-    durable = ("--set", "max_restarts=3", "--set", "kubernetes.checkpoint=ephemeral")
-    played = play(project, *one, *durable)
-    assert played.returncode == 0, played.stderr
-    assert "try 0 losses" in played.stdout
-    assert "try 1 losses" in played.stdout
+    (project / "train.py").write_text(FAILS_ONCE)
+    (said,) = start(1, "job", max_restarts=1)
+    assert "try 0 losses" in said
+    assert "try 1 losses" in said
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "job"])
 def test_pods_with_and_without_an_operator_start_in_their_code(
-    kind: str, project: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, project: Path, start: Start
 ) -> None:
-    (project.folder / "train.py").write_text(
+    (project / "train.py").write_text(
         "import os, helper\nprint(helper.NAME, os.getcwd(), open('data.txt').read(3), flush=True)\n"
     )
-    monkeypatch.chdir(project.folder)
-    fields = {"name": "train", "command": ["train.py"], "nnodes": 2, "nproc_per_node": 1}
-    job = JobSpec.model_validate({**fields, "image": IMAGE, "kubernetes": {"kind": kind}})
-    place = find_code(job.command, None, None, project.folder)
-    assert place is not None
-    code = read_code(place, tmp_path / "runs")
-    plan = plan_kubernetes(
-        job, run_id="train", run_root="runs", cwd=".", place=place, code_hash=code.hash
-    )
-    pods = Pods(plan, render_manifest(plan, code=code), tmp_path / "pods")
-    try:
-        for container in [pods.start(index) for index in range(2)]:
-            ended = container.wait(timeout=120)
-            assert ended["StatusCode"] == 0, container.logs().decode()
-            assert "losses /launcher/code 0.1" in container.logs().decode()
-    finally:
-        pods.close()
+    for said in start(2, kind):
+        assert "losses /launcher/code 0.1" in said
