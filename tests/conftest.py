@@ -12,8 +12,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 
+import hypothesis
 import pytest
 import pytest.__main__
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 DOCKER_IMAGE = "fabric-train:cpu"
 

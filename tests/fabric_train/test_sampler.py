@@ -53,7 +53,7 @@ def shapes(draw) -> dict[str, int]:
 
 
 @given(shape=shapes(), seed=st.integers(0, 2**32 - 1), data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_schedule_of_world_sizes_takes_the_same_samples_in_the_same_order(shape, seed, data):
     for step in range(6):
         world = data.draw(st.integers(1, shape["shards"]))
@@ -63,7 +63,7 @@ def test_any_schedule_of_world_sizes_takes_the_same_samples_in_the_same_order(sh
 
 
 @given(shape=shapes(), seed=st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_every_epoch_visits_every_sample_once_also_where_batches_cross_its_end(shape, seed):
     size, steps = shape["size"], -(-3 * shape["size"] // shape["batch"])
     visited = list(chain(*(read_step(step, seed=seed, **shape) for step in range(steps))))
@@ -72,7 +72,7 @@ def test_every_epoch_visits_every_sample_once_also_where_batches_cross_its_end(s
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10**6))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_order_of_an_epoch_is_a_permutation(size, seed, epoch):
     order = KeyedPermutation(size, seed, epoch).take(np.arange(size, dtype=np.uint64))
     assert sorted(order.tolist()) == list(range(size))
@@ -166,7 +166,6 @@ def test_a_changed_data_set_has_another_fingerprint():
 
 
 @given(size=st.integers(0, 60), batch_size=st.integers(1, 20), world_size=st.integers(1, 9))
-@settings(deadline=None)
 def test_a_test_set_is_shared_without_gap_or_duplicate(size, batch_size, world_size):
     shards = [
         ShardSampler(size=size, batch_size=batch_size, rank=rank, world_size=world_size)

@@ -56,7 +56,7 @@ def read_step(source: Numbers, step: int, *, world: int = 1, **shape: int) -> li
     step=st.integers(0, 20),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_step_takes_the_samples_after_the_last_in_any_world(size, shards, per_shard, step, data):
     world, batch = data.draw(st.integers(1, shards)), shards * per_shard
     expected = [place % size for place in range(step * batch, (step + 1) * batch)]

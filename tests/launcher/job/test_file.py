@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.contract.errors import ExitCode, Fault, InputError
@@ -332,7 +332,6 @@ _jobs = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(_jobs)
 def test_a_job_written_out_and_read_again_is_the_same_job(raw: dict[str, object]) -> None:
     made = parse_job(json.dumps(raw), "job.yaml")
@@ -351,14 +350,12 @@ _tokens = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.lists(_tokens, max_size=25).map("".join) | st.text(max_size=60), st.booleans())
 def test_no_text_makes_the_reader_raise_anything_but_an_input_error(text: str, after: bool) -> None:
     made = error_or_job(GOOD + text if after else text)
     assert isinstance(made, JobSpec) or made.startswith("job.yaml")
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_no_bytes_make_the_reader_raise_anything_but_an_input_error(
     tmp_path_factory: pytest.TempPathFactory, raw: bytes
@@ -379,7 +376,6 @@ _values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(list(JobSpec.model_fields)), _values))
 def test_no_value_of_any_key_makes_the_reader_raise_anything_but_an_input_error(
     raw: dict[str, object],
@@ -389,7 +385,6 @@ def test_no_value_of_any_key_makes_the_reader_raise_anything_but_an_input_error(
     assert isinstance(made, JobSpec) or made.startswith("job.yaml")
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["rdzv", "0", "7", "mounts", "env", "A", "name", "x"]), min_size=1),
     st.text(max_size=12),

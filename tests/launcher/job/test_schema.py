@@ -134,7 +134,7 @@ _values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(list(JobSpec.model_fields)), _values, max_size=3))
 def test_what_the_reader_accepts_the_schema_accepts(keys: dict[str, object]) -> None:
     raw = {"name": "a", "command": ["t.py"]} | keys

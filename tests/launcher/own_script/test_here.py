@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from launcher.code.record import ARCHIVE_FILE, read_record
+from launcher.contract.protocol import RUN_ID
+from launcher.targets import process_table
 from tests.launcher.own_script.project import (
     ARGUMENTS,
     TWO_BY_TWO,
@@ -189,6 +192,8 @@ def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: R
     run = project.folder / "runs" / run_id
     wait_until(lambda: (run / "up-0").exists())
     assert "  0.0: 1 attempt, running; starting " in project("report").stdout
+    for pid in process_table.find(**{RUN_ID: run_id}):
+        os.kill(pid, signal.SIGKILL)
     stopped = project("stop", "--grace", "0")
     assert stopped.returncode == 0, stopped.stderr
     assert "  0.0: 1 attempt, no report: it was killed, or its machine" in project("report").stdout

@@ -174,7 +174,7 @@ def play_lines(world: World, moves: list[tuple[str, float]]) -> None:
             play(world, [(move, value)])
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(
     moves=st.lists(LIVING | FALSE_ALARM, min_size=1, max_size=14),
     seed=st.integers(0, 2**16),
@@ -190,7 +190,7 @@ def test_no_node_that_beats_is_ever_dropped_whatever_its_connections_do(
     assert not {"lost", "left", "replaced"} & set(world.counts())
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(
     moves=st.lists(LIVING | FALSE_ALARM | DEATH, min_size=1, max_size=14),
     seed=st.integers(0, 2**16),

@@ -416,7 +416,7 @@ def settled(world: World) -> bool:
     return len(running) == expected and world.together(*running)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     moves=st.lists(MOVES, min_size=1, max_size=14),
     seed=st.integers(0, 2**16),
@@ -440,7 +440,7 @@ def test_after_any_schedule_all_live_nodes_are_in_one_membership(
         assert settled(world), "and they stay together"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     moves=st.lists(MOVES.filter(lambda m: m[0] in ("join", "wait", "fault")), max_size=14),
     seed=st.integers(0, 2**16),
@@ -456,7 +456,7 @@ def test_no_live_node_is_ever_dropped_while_delays_stay_below_the_limit(
     assert not {"lost", "left", "replaced"} & set(world.counts())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(moves=st.lists(MOVES, min_size=3, max_size=14), seed=st.integers(0, 2**16))
 @example(moves=LEAVES_AS_IT_JOINS, seed=318)
 def test_without_fencing_no_two_memberships_ever_run_apart_from_the_frozen(
