@@ -138,8 +138,8 @@ class Pods:
             binds = []
             for mount in container["volumeMounts"]:
                 mode = "ro" if mount.get("readOnly") else "rw"
-                if mount["name"] in ("plan", "code-archive"):
-                    source = self.folder / "config-map" / mount["subPath"]
+                if mount["name"] in ("plan", "code-parts"):
+                    source = self.folder / "config-map" / mount.get("subPath", "")
                 elif mount["name"] in claims:
                     source = self.claim(claims[mount["name"]]) / mount.get("subPath", "")
                 elif mount["name"] != "shm":

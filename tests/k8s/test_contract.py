@@ -6,6 +6,7 @@ the cluster of the current context: so that what is tested against the one is tr
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -21,6 +22,7 @@ from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 
 from launcher.contract import protocol
+from launcher.targets.kubernetes.code import PART_BYTES
 from launcher.targets.kubernetes.plan import parse_kept_plan
 from launcher.targets.kubernetes.pod_states import event_time, message_of
 from tests.k8s.manifests_table import TABLE, manifest_of
@@ -314,6 +316,28 @@ def test_a_config_map_with_the_largest_plan_is_taken_and_found_by_its_run(server
     plan = parse_kept_plan(kept.data[protocol.NODE_TASK_FILE], "/runs/x")
     assert len(plan.nodes) == 1000
     assert kept.metadata.creation_timestamp is not None
+
+
+def test_a_config_map_takes_a_part_of_the_code_and_no_more_than_one_mebibyte(
+    server: Server,
+) -> None:
+    def of(size: int) -> Object:
+        data = base64.b64encode(os.urandom(size)).decode()
+        return {**config_map(), "data": {}, "binaryData": {"code.tar.gz.00": data}}
+
+    server.apply(of(PART_BYTES), "configmaps", fieldValidation="Strict")
+    status, reason, message = refused(lambda: server.apply(of(2**20 + 1), "configmaps"))
+    assert (status, reason) == (422, "Invalid")
+    assert "1048576 bytes" in message
+
+
+def test_a_selector_may_say_which_label_an_object_has_not(server: Server) -> None:
+    server.apply(config_map(), "configmaps")
+    for label, found in (("other", ["digits-agent"]), ("app", [])):
+        call = server.core.list_namespaced_config_map
+        listed = call(server.namespace, label_selector=f"!{label}").items
+        names = [one.metadata.name for one in listed]
+        assert [name for name in names if name != "kube-root-ca.crt"] == found
 
 
 def test_an_event_says_what_it_is_about_and_when(server: Server) -> None:

@@ -6,6 +6,7 @@ are held; without it any custom object is let through.
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Write:
 
 def refuse(write: Write) -> Refusal | None:
     """The first rule that the request breaks."""
-    rules = (_kind, _strict, _job_size, _pod_security, _quota)
+    rules = (_kind, _strict, _map_size, _job_size, _pod_security, _quota)
     return next((found for rule in rules if (found := rule(write))), None)
 
 
@@ -136,6 +137,20 @@ def _strict(write: Write) -> Refusal | None:
         return None
     message = f"strict decoding error: unknown field: {problem}"
     return Refusal(status=400, reason="BadRequest", message=message)
+
+
+def _map_size(write: Write) -> Refusal | None:
+    """kubernetes.io/docs/concepts/configuration/configmap: "cannot exceed 1 MiB", as it is stored,
+    so without the base64 of the wire."""
+    if write.plural != "configmaps":
+        return None
+    texts = (write.merged.get("data") or {}).values()
+    binaries = (write.merged.get("binaryData") or {}).values()
+    size = sum(len(text.encode()) for text in texts)
+    size += sum(len(base64.b64decode(data)) for data in binaries)
+    if size <= 2**20:
+        return None
+    return _invalid(write, "[]: Too long: may not be more than 1048576 bytes")
 
 
 def _job_size(write: Write) -> Refusal | None:

@@ -548,7 +548,14 @@ def _applied(held: Object | None, given: Object) -> Object:
 def _selected(item: Object, selector: str) -> bool:
     labels = item["metadata"].get("labels") or {}
     wanted = [pair.partition("=") for pair in selector.split(",") if pair]
-    return all(labels.get(key) == value if is_ else key in labels for key, is_, value in wanted)
+    return all(
+        labels.get(key) == value
+        if is_
+        else key[1:] not in labels
+        if key[0] == "!"
+        else key in labels
+        for key, is_, value in wanted
+    )
 
 
 def _has_fields(item: Object, selector: str) -> bool:

@@ -1,63 +1,53 @@
-"""The training code on its way into pods: a ConfigMap, and an init container that unpacks it."""
+"""The training code on its way into pods: ConfigMaps, and an init container that unpacks them."""
 
 from __future__ import annotations
 
 import base64
-import functools
-import gzip
 import hashlib
 import io
+import math
 import tarfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.docker_options import PYTHON
+from launcher.targets.kubernetes.plan import PodSettings
 
 if TYPE_CHECKING:
-    from launcher.code.record import CodeRecord, PackedCode
+    from launcher.code.record import PackedCode
 
 Object = dict[str, Any]
 
-MAX_PACKED_BYTES = 700_000
-"""An object may have 1 MiB, and base64 makes four bytes of three."""
+PART_BYTES = 700_000
+"""Of one ConfigMap: an object may have 1 MiB, and base64 makes four bytes of three."""
+MAX_BYTES = 8_000_000
+"""Of the ConfigMaps of a run: they lie in the memory of the cluster's etcd."""
 ARCHIVE = "code.tar.gz"
+LABEL = "launcher.code"
+"""Of the ConfigMaps with code: who looks for a run's plan does not read them all."""
+PARTS = f"{protocol.CONTAINER_CODE}-parts"
 FIX = (
     "an image that holds it (launcher build --base IMAGE --tag REF --push, then --image REF "
     "--code image), or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], "
     "workdir: /code); .launcherignore leaves out what is not code"
 )
-UNPACK = """\
-import os, sys, tarfile
-archive, folder, inner = sys.argv[1:]
-safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-with tarfile.open(archive) as code:
-    code.extractall(folder, **safe)
-os.makedirs(os.path.join(folder, inner), exist_ok=True)
-"""
-"""What the init container runs; a second time it writes the same. No ``$(``, which Kubernetes
-replaces."""
 
 
-@functools.lru_cache(maxsize=1)
-def repack_code(code: PackedCode) -> bytes:
-    """The archive as it goes into a ConfigMap. Raises ``InputError`` where it is too large."""
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=9, mtime=0) as zipped:
-        zipped.write(gzip.decompress(code.data))
-    data = packed.getvalue()
-    if len(data) > MAX_PACKED_BYTES:
-        with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
-            largest = sorted(archive.getmembers(), key=lambda file: -file.size)[:3]
-        named = "".join(f"\n  {_kilobytes(file.size):>10}  {file.name}" for file in largest)
-        raise InputError(
-            f"the code in {code.record.root}, {_sizes(code.record, data)}, is too large for a "
-            f"ConfigMap, which takes {_kilobytes(MAX_PACKED_BYTES)} packed; the largest files:"
-            f"{named}",
-            FIX,
-        )
-    return data
+def check_size(code: PackedCode) -> None:
+    """Raises ``InputError`` where the code is too large."""
+    if len(code.data) <= MAX_BYTES:
+        return
+    with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
+        largest = sorted(archive.getmembers(), key=lambda file: -file.size)[:3]
+    named = "".join(f"\n  {_kilobytes(file.size):>10}  {file.name}" for file in largest)
+    raise InputError(
+        f"the code in {code.record.root}, {_sizes(code)}, is too large for ConfigMaps, which take "
+        f"{_kilobytes(MAX_BYTES)} packed; the largest files:{named}",
+        FIX,
+    )
 
 
 def tell_code(code: PackedCode) -> str:
@@ -65,12 +55,13 @@ def tell_code(code: PackedCode) -> str:
     record = code.record
     commit = f", commit {record.commit[:12]}" if record.commit else ""
     changes = " with changes that are not committed" if commit and record.is_dirty else ""
-    return f"{_sizes(record, repack_code(code))}{commit}{changes}"
+    return f"{_sizes(code)}{commit}{changes}"
 
 
-def _sizes(record: CodeRecord, packed: bytes) -> str:
+def _sizes(code: PackedCode) -> str:
+    record = code.record
     files = f"{record.files} file{'' if record.files == 1 else 's'}"
-    return f"{files} of {_kilobytes(record.bytes)}, {_kilobytes(len(packed))} packed"
+    return f"{files} of {_kilobytes(record.bytes)}, {_kilobytes(len(code.data))} packed"
 
 
 def _kilobytes(size: int) -> str:
@@ -80,25 +71,34 @@ def _kilobytes(size: int) -> str:
 # -- objects ----------------------------------------------------------------------------------
 
 
-def code_map_name(plan: LaunchPlan) -> str:
-    """The name of the code's ConfigMap: one for each run and content.
+def code_map_names(plan: LaunchPlan) -> tuple[str, ...]:
+    """The names of the code's ConfigMaps: others for each run and content.
 
     With the run, as the cluster still deletes an earlier run's when the next one comes.
     """
     assert plan.code is not None, "asked for jobs that take code along"
     text = f"{plan.run_id} {plan.code.hash}"
-    return f"{plan.job_name}-code-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    name = f"{plan.job_name}-code-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    parts = math.ceil(PodSettings.of(plan).code_bytes / PART_BYTES)
+    return tuple(f"{name}-{number:02d}" for number in range(parts))
 
 
-def render_code_map(metadata: Object, code: PackedCode) -> Object:
-    """The ConfigMap that holds the code."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata,
-        "immutable": True,
-        "binaryData": {ARCHIVE: base64.b64encode(repack_code(code)).decode()},
-    }
+def render_code_maps(plan: LaunchPlan, metadata: Object, code: PackedCode) -> list[Object]:
+    """The ConfigMaps that hold the code, in parts; ``metadata`` is what all of them have."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {**metadata, "name": name, "labels": {**metadata["labels"], LABEL: "part"}},
+            "immutable": True,
+            "binaryData": {
+                f"{ARCHIVE}.{number:02d}": base64.b64encode(
+                    code.data[number * PART_BYTES : (number + 1) * PART_BYTES]
+                ).decode()
+            },
+        }
+        for number, name in enumerate(code_map_names(plan))
+    ]
 
 
 def render_unpacking(
@@ -106,20 +106,21 @@ def render_unpacking(
 ) -> Object:
     """The init container. It uses the job's image, which is there anyway and has Python."""
     assert plan.code is not None, "asked for jobs that take code along"
+    program = Path(__file__).with_name("unpack_code.py").read_text()
     # The image's variables and the current folder shall not matter, nor its locale.
-    python = [PYTHON, "-I", "-X", "utf8", "-c", UNPACK]
+    python = [PYTHON, "-I", "-X", "utf8", "-c", program]
+    pattern = f"{PARTS}/{ARCHIVE}.*"
     inner = plan.code.inner.replace("$", "$$")
-    archive = f"{protocol.CONTAINER_CODE}.tar.gz"
     return {
         "name": "code",
         **image,
-        "command": [*python, archive, protocol.CONTAINER_CODE, inner],
+        "command": [*python, plan.code.hash, protocol.CONTAINER_CODE, inner, pattern],
         # A namespace may demand them of every container. A pod takes the larger of both.
         **({"resources": resources} if resources else {}),
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            {"name": "code-archive", "mountPath": archive, "subPath": ARCHIVE, "readOnly": True},
+            {"name": "code-parts", "mountPath": PARTS, "readOnly": True},
             render_code_mount(),
         ],
     }
@@ -131,8 +132,9 @@ def render_code_mount() -> Object:
 
 
 def render_code_volumes(plan: LaunchPlan) -> list[Object]:
-    """The code's ConfigMap, and the pod's own copy of the code, which it may write to."""
+    """The code's ConfigMaps, and the pod's own copy of the code, which it may write to."""
+    sources = [{"configMap": {"name": name}} for name in code_map_names(plan)]
     return [
-        {"name": "code-archive", "configMap": {"name": code_map_name(plan)}},
+        {"name": "code-parts", "projected": {"sources": sources}},
         {"name": "code", "emptyDir": {}},
     ]

@@ -21,7 +21,7 @@ from launcher.targets.kubernetes.api import (
     ObjectPlace,
     plural,
 )
-from launcher.targets.kubernetes.code import tell_code
+from launcher.targets.kubernetes.code import check_size, tell_code
 from launcher.targets.kubernetes.doctor_judge import (
     CLAIM,
     PULL_SECRET,
@@ -64,6 +64,7 @@ def diagnose_kubernetes(
         place = find_code(job.command, job.code, job.workdir, Path.cwd())
         if place is not None:
             code = read_code(place, run_root)
+            check_size(code)
             yield ok("code", code.record.root, tell_code(code))
     except LauncherError as error:
         yield failed("code", "job", error.what.partition("; the largest files")[0], error.hint)
@@ -75,7 +76,7 @@ def diagnose_kubernetes(
             run_root=str(run_root),
             cwd=str(Path.cwd()),
             place=place,
-            code_hash=code.hash if code else "",
+            code=code,
         )
     except LauncherError as error:
         yield failed("plan", "job", error.what, error.hint)

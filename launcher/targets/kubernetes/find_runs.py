@@ -15,6 +15,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
 from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster, Object, plural
 from launcher.targets.kubernetes.cluster_job import API_OF_KIND, write_cluster
+from launcher.targets.kubernetes.code import LABEL as CODE_LABEL
 from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.plan import parse_kept_plan
 from launcher.targets.kubernetes.pod_states import is_suspended, parse_job_end
@@ -141,7 +142,7 @@ def borrow_run(cluster: Cluster, found: Found, run_root: Path) -> RunFolder:
 
 def _read_plan(cluster: Cluster, found: Found, run_dir: str) -> LaunchPlan:
     """The plan that the cluster keeps of a run. Raises ``InputError`` where there is none."""
-    selector = f"{protocol.LABEL_RUN_ID}={found.run_id}"
+    selector = f"{protocol.LABEL_RUN_ID}={found.run_id},!{CODE_LABEL}"
     maps = cluster.list_objects("v1", "ConfigMap", selector)["items"]
     kept = [one for one in maps if protocol.NODE_TASK_FILE in (one.get("data") or {})]
     if not kept:

@@ -30,6 +30,7 @@ from launcher.targets.agent_files import OWN_IMAGE, is_own_image
 
 if TYPE_CHECKING:
     from launcher.code.place import CodePlace
+    from launcher.code.record import PackedCode
     from launcher.job.spec import JobSpec
 
 WIDTH = 96
@@ -89,6 +90,8 @@ class PodSettings(TargetSettings):
     rdma_devices: int = 0
     probe_port: int | None = HEALTH_PORT
     start_limit_s: int = START_LIMIT_S
+    code_bytes: int = 0
+    """Of the packed code that the pods get."""
 
     @property
     def claims(self) -> tuple[str, ...]:
@@ -242,21 +245,22 @@ def plan_kubernetes(
     cwd: str,
     extra_args: tuple[str, ...] = (),
     place: CodePlace | None = None,
-    code_hash: str = "",
+    code: PackedCode | None = None,
 ) -> LaunchPlan:
     """A plan without a cluster: what one would say is in the job file instead."""
-    facts = plan_facts(job, run_root=run_root, cwd=cwd)
-    return plan_run(
-        job, facts, run_id=run_id, extra_args=extra_args, place=place, code_hash=code_hash
-    )
+    facts = plan_facts(job, run_root=run_root, cwd=cwd, code=code)
+    hash = code.hash if code else ""
+    return plan_run(job, facts, run_id=run_id, extra_args=extra_args, place=place, code_hash=hash)
 
 
-def plan_facts(job: JobSpec, *, run_root: str, cwd: str) -> TargetFacts:
+def plan_facts(
+    job: JobSpec, *, run_root: str, cwd: str, code: PackedCode | None = None
+) -> TargetFacts:
     """What is known of any cluster; ``run_root`` and ``cwd`` are of the launcher's machine.
 
     Raises ``InputError`` where the job asks for what its kind cannot do.
     """
-    pods = plan_pods(job)
+    pods = replace(plan_pods(job), code_bytes=len(code.data) if code else 0)
     accelerator: Literal["cuda", "cpu"] = "cuda" if pods.gpus else "cpu"
     # Kubernetes does not pull what a node holds already (kind, minikube, k3s).
     image = job.image or f"{OWN_IMAGE}:{accelerator}"

@@ -13,7 +13,7 @@ from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.kubernetes.code import code_map_name, render_code_map, tell_code
+from launcher.targets.kubernetes.code import code_map_names, render_code_maps, tell_code
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import Object, has_own_agent, render_metadata
@@ -83,7 +83,7 @@ def render_manifest(
         if code is None or code.hash != plan.code.hash:
             what = f"the code of {plan.run_id} is not in {plan.run_dir}"
             raise InputError(what, "run the script itself: that takes the code as it is now")
-        others.append(render_code_map(render_metadata(plan, code_map_name(plan)), code))
+        others += render_code_maps(plan, render_metadata(plan), code)
     # A client-side apply keeps each object once more in an annotation, of 256 KiB at most.
     apply = "kubectl apply --server-side" if code else "kubectl apply"
     return RenderedManifest(
@@ -114,7 +114,7 @@ def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None
         f"{plan.job_name}: {pods.kind}, nnodes {nodes}, nproc_per_node {node.nproc_per_node}.",
         f"Made by: {made_by}",
         "Change the job file, not this one.",
-        *(["", f"Code: {tell_code(code)}.", f"ConfigMap: {code_map_name(plan)}."] if code else []),
+        *(["", f"Code: {tell_code(code)}.", _tell_maps(plan)] if code else []),
         "",
         "Needs:",
         *(f"- {one}" for one in _needs(plan, pods)),
@@ -125,6 +125,11 @@ def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None
         f"  until kubectl get pods{of_job} -o name | grep -q . && kubectl logs{of_job} -f --prefix "
         f"--max-log-requests {max(5, len(plan.nodes))}; do sleep 1; done",
     ]
+
+
+def _tell_maps(plan: LaunchPlan) -> str:
+    first, *others = code_map_names(plan)
+    return f"ConfigMaps: {first} to {others[-1]}." if others else f"ConfigMap: {first}."
 
 
 def _needs(plan: LaunchPlan, pods: PodSettings) -> list[str]:

@@ -21,7 +21,7 @@ from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
-from launcher.targets.kubernetes.code import repack_code
+from launcher.targets.kubernetes.code import check_size
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
 from launcher.targets.kubernetes.plan import PodSettings, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
@@ -78,9 +78,9 @@ class KubernetesTarget(Target):
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: all that a manifest needs is in the job file."""
         if self.code is not None:
-            repack_code(self.code)
+            check_size(self.code)
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
-        return plan_facts(job, run_root=root, cwd=cwd)
+        return plan_facts(job, run_root=root, cwd=cwd, code=self.code)
 
     def check(self, plan: LaunchPlan) -> None:
         """As ``Target.check``: whether the cluster answers; only a pod sees image and volumes."""

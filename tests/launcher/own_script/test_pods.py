@@ -52,7 +52,7 @@ def start(tmp_path: Path, project: Path) -> Iterator[Start]:
             assert place is not None
             code = read_code(place, tmp_path / "runs")
             plan = plan_kubernetes(
-                job, run_id="train", run_root="runs", cwd=".", place=place, code_hash=code.hash
+                job, run_id="train", run_root="runs", cwd=".", place=place, code=code
             )
             pods = Pods(plan, render_manifest(plan, code=code), tmp_path / "pods")
             stack.callback(pods.close)

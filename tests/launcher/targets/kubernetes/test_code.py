@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,9 @@ def objects_of(text: str) -> list[Object]:
     return list(yaml.safe_load_all(text))
 
 
-def archive_of(objects: list[Object]) -> tuple[Object, bytes]:
-    (found,) = [one for one in objects if "code.tar.gz" in one.get("binaryData", {})]
-    return found, base64.b64decode(found["binaryData"]["code.tar.gz"])
+def maps_of(objects: Iterable[Object]) -> list[Object]:
+    """The ConfigMaps with code."""
+    return [one for one in objects if "launcher.code" in one["metadata"]["labels"]]
 
 
 def size_of(project: Path) -> str:
@@ -63,15 +64,25 @@ def size_of(project: Path) -> str:
 
 def unpack(objects: list[Object], folder: Path) -> Path:
     """Runs what the init container runs, with the mounts' places in ``folder``."""
-    _, archive = archive_of(objects)
-    folder.mkdir(exist_ok=True)
-    (folder / "code.tar.gz").write_bytes(archive)
+    done = start_unpacking(objects, folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "code"
+
+
+def start_unpacking(objects: list[Object], folder: Path) -> subprocess.CompletedProcess[str]:
+    parts = folder / "code-parts"
+    parts.mkdir(parents=True, exist_ok=True)
+    (volume,) = [one for one in pod_specs(objects)[0]["volumes"] if one["name"] == "code-parts"]
+    named = {one["metadata"]["name"]: one for one in maps_of(objects)}
+    for source in volume["projected"]["sources"]:
+        for name, data in named[source["configMap"]["name"]]["binaryData"].items():
+            assert not (parts / name).exists() or folder.joinpath("code").exists()
+            (parts / name).write_bytes(base64.b64decode(data))
     python, *words = pod_specs(objects)[0]["initContainers"][0]["command"]
     assert python == "python3"
     words = [word.replace("/launcher/code", f"{folder}/code") for word in words]
-    done = subprocess.run([sys.executable, *words], env={"LC_ALL": "C"}, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    return folder / "code"
+    argv = [sys.executable, *words]
+    return subprocess.run(argv, env={"LC_ALL": "C"}, capture_output=True, text=True)
 
 
 # -- what is rendered -----------------------------------------------------------------------------
@@ -84,12 +95,10 @@ def test_pods_of_each_kind_unpack_the_code_and_start_in_it(
     code, text = launcher("render", *WORDS, "--kind", kind)
     assert code == 0, text
     objects = objects_of(text)
-    config_map, _ = archive_of(objects)
+    (config_map,) = maps_of(objects)
     assert config_map["immutable"] is True
     assert objects[-1] is not config_map, "the job comes last"
     for pod in pod_specs(objects):
-        (volume,) = [one for one in pod["volumes"] if one["name"] == "code-archive"]
-        assert volume["configMap"]["name"] == config_map["metadata"]["name"]
         assert {"name": "code", "emptyDir": {}} in pod["volumes"]
         assert pod["containers"][0]["workingDir"] == "/launcher/code"
     unpacked = unpack(objects, tmp_path / "pod")
@@ -127,7 +136,7 @@ def test_the_folder_that_the_script_starts_in_is_made_though_no_file_is_in_it(
     objects = objects_of(launcher("render", *words, "--set", "name=train")[1])
     (pod,) = pod_specs(objects)
     assert pod["containers"][0]["workingDir"] == "/launcher/code/$(empty) $$"
-    *_, inner = pod["initContainers"][0]["command"]
+    *_, inner, _ = pod["initContainers"][0]["command"]
     assert inner == "$$(empty) $$$$", "Kubernetes makes one $ of two"
 
 
@@ -135,8 +144,7 @@ def test_the_manifest_tells_files_commit_and_size_and_nothing_of_this_machine(
     launcher: Command, project: Path
 ) -> None:
     plain = launcher("render", *WORDS)[1].partition("apiVersion")[0]
-    assert f"# Code: {size_of(project)}, 0." in plain
-    assert "kB packed.\n" in plain
+    assert re.search(rf"# Code: {re.escape(size_of(project))}, \d\.\d kB packed\.\n", plain)
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         of_somebody = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=a"]
         subprocess.run(["git", *of_somebody, *words], check=True)
@@ -148,7 +156,7 @@ def test_the_manifest_tells_files_commit_and_size_and_nothing_of_this_machine(
     assert f"commit {head[:12]} with changes that are not committed.\n" in changed
     assert "kubectl apply --server-side -f FILE" in told
     assert str(project) not in told
-    names = [archive_of(objects_of(text))[0]["metadata"]["name"] for text in (told, changed)]
+    names = [maps_of(objects_of(text))[0]["metadata"]["name"] for text in (told, changed)]
     assert names[0] != names[1], "named by the content"
     assert launcher("render", *WORDS)[1] == changed
 
@@ -170,6 +178,50 @@ def test_the_init_container_asks_for_what_the_pod_has_but_for_its_devices() -> N
     assert pod["initContainers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+@pytest.fixture
+def big(project: Path) -> Path:
+    """A project of 2 MB, which cannot be packed."""
+    (project / "big.bin").write_bytes(os.urandom(2_000_000))
+    return project
+
+
+def test_more_code_than_one_object_takes_is_in_several_and_comes_together_again(
+    launcher: Command, big: Path, tmp_path: Path
+) -> None:
+    code, text = launcher("render", *WORDS)
+    assert code == 0, text[-2000:]
+    objects = objects_of(text)
+    assert len(maps_of(objects)) == 3
+    name = maps_of(objects)[0]["metadata"]["name"].removesuffix("-00")
+    assert f"# ConfigMaps: {name}-00 to {name}-02.\n" in text
+    unpacked = unpack(objects, tmp_path / "pod")
+    assert (unpacked / "big.bin").read_bytes() == (big / "big.bin").read_bytes()
+
+
+def test_a_pod_that_finds_other_code_than_its_manifest_names_says_so_and_ends(
+    launcher: Command, big: Path, tmp_path: Path
+) -> None:
+    objects = objects_of(launcher("render", *WORDS)[1])
+    middle = maps_of(objects)[1]["binaryData"]
+    middle["code.tar.gz.01"] = base64.b64encode(os.urandom(700_000)).decode()
+    done = start_unpacking(objects, tmp_path / "pod")
+    assert done.returncode == 1
+    assert "is not the code of this run" in done.stderr
+    assert "fix: apply the whole manifest again" in done.stderr
+    assert not (tmp_path / "pod/code").exists()
+
+
+def test_all_parts_of_the_code_go_with_the_job(
+    big: Path, server: FakeCluster, planned: RunFolder
+) -> None:
+    submit(planned)
+    job = server.objects["jobs", "train"]
+    owners = [one["metadata"]["ownerReferences"][0]["uid"] for one in code_maps(server)]
+    assert owners == [job["metadata"]["uid"]] * 3
+    KubernetesTarget(planned.path.parent).stop(planned.run_id, 1.0)
+    assert not server.objects
+
+
 # -- too much -------------------------------------------------------------------------------------
 
 
@@ -177,11 +229,11 @@ def test_the_init_container_asks_for_what_the_pod_has_but_for_its_devices() -> N
 def test_too_much_code_is_refused_with_sizes_and_the_two_ways_out(
     command: str, launcher: Command, project: Path, server: FakeCluster
 ) -> None:
-    (project / "weights.bin").write_bytes(os.urandom(800_000))
+    (project / "weights.bin").write_bytes(os.urandom(8_100_000))
     code, said = launcher(command, *WORDS)
     assert code == ExitCode.BAD_INPUT
-    assert f"the code in {project}, 4 files of 801 kB, 80" in said
-    assert "which takes 700 kB packed; the largest files:\n      800 kB  weights.bin\n" in said
+    assert f"the code in {project}, 4 files of 8,101 kB, 8,10" in said
+    assert "which take 8,000 kB packed; the largest files:\n    8,100 kB  weights.bin\n" in said
     assert "launcher build --base IMAGE --tag REF --push" in said
     assert "a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], workdir: /code)" in said
     assert server.requests == []
@@ -207,7 +259,7 @@ def submit(run: RunFolder) -> None:
 
 
 def code_maps(server: FakeCluster) -> list[Object]:
-    return [one for one in server.objects.values() if "code.tar.gz" in one.get("binaryData", {})]
+    return maps_of(server.objects.values())
 
 
 def test_the_code_is_there_before_the_job_and_goes_with_it(
@@ -335,7 +387,7 @@ def test_doctor_tells_the_code_and_what_of_it_is_too_much(
     assert rows["code"].status is Status.OK
     assert rows["code"].found.startswith(f"{size_of(project)}, ")
     assert rows["dry run"].status is Status.OK
-    (project / "weights.bin").write_bytes(os.urandom(800_000))
+    (project / "weights.bin").write_bytes(os.urandom(8_100_000))
     rows = {row.check: row for row in room_of("kubernetes").diagnose(job, project, 60.0)}
     assert rows["code"].status is Status.FAILED
     assert "\n" not in rows["code"].found
