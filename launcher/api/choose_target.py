@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError, SilentTargetError, TargetError
@@ -32,12 +32,13 @@ STARTED_BY_OTHERS = ("starter",)
 """What ``--on`` of a job may not name: a command of its own starts its runs."""
 
 
-class Choice:
+class Choice(NamedTuple):
     """A target with its facts, and in one line why it was taken."""
 
     # No dataclass: importing those takes 6 ms, for which every command would wait.
-    def __init__(self, *, target: Target, facts: TargetFacts, why: str) -> None:
-        self.target, self.facts, self.why = target, facts, why
+    target: Target
+    facts: TargetFacts
+    why: str
 
 
 def room_of(name: str) -> Room:

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TextIO
 
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
@@ -25,20 +24,6 @@ from launcher.runs.outcome import Outcome
 from launcher.targets.background import Tell, in_background
 
 
-def open_console(
-    stream: TextIO | OutputBuffer,
-    out: TextIO | OutputBuffer | None = None,
-    *,
-    shows: str = "",
-) -> Console:
-    """A console on stderr's stream and stdout's, as terminals and NO_COLOR allow.
-
-    ``shows`` is the command that prints a run's output.
-    """
-    colour = "NO_COLOR" not in os.environ
-    return Console(stream, out=out, colour=colour, shows=shows)
-
-
 @contextlib.contextmanager
 def open_streams(*, shows: str) -> Iterator[Console]:
     """A console on this process' stdout and stderr whose readers may pause, or go.
@@ -47,18 +32,13 @@ def open_streams(*, shows: str) -> Iterator[Console]:
     that prints a run's output.
     """
     # A closed descriptor: Python has no stream for it.
-    nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-    stderr = OutputBuffer(sys.stderr or nowhere, shows=shows)
-    is_one = sys.stdout is not None and _are_one(sys.stdout, sys.stderr)
-    # A lambda, as the console is made of what calls it.
-    stdout = (
-        stderr
-        if is_one
-        else OutputBuffer(
-            sys.stdout or nowhere, shows=shows, on_lost=lambda why: console.tell_lost(why)
-        )
-    )
-    console = open_console(stderr, stdout, shows=shows)
+    out = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    stdout = stderr = OutputBuffer(sys.stderr, shows=shows)
+    # Two that lead to the same terminal, pipe or file are one: then one order is kept.
+    if not os.path.samestat(os.fstat(out.fileno()), os.fstat(sys.stderr.fileno())):
+        # A lambda, as the console is made of what calls it.
+        stdout = OutputBuffer(out, shows=shows, on_lost=lambda why: console.tell_lost(why))
+    console = Console(stderr, out=stdout, shows=shows)
     if sys.stdout is None:
         console.tell_lost("it is closed")
     try:
@@ -69,13 +49,6 @@ def open_streams(*, shows: str) -> Iterator[Console]:
                 console.note(f"not all of stdout was read; all of it: {shows}")
         finally:
             stderr.close()
-
-
-def _are_one(stdout: TextIO, stderr: TextIO | None) -> bool:
-    """Whether both lead to the same terminal, pipe or file: then one order is kept."""
-    if stderr is None:
-        return False
-    return os.path.samestat(os.fstat(stdout.fileno()), os.fstat(stderr.fileno()))
 
 
 def follow_here(

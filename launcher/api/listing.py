@@ -150,18 +150,9 @@ class RunStatus:
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data."""
-        data: dict[str, object] = asdict(self)
-        nodes = [
-            {
-                "node_index": node.node_index,
-                "incarnation": node.incarnation,
-                "state": node.state.value,
-                "exit_code": node.exit_code,
-                "detail": node.detail,
-            }
-            for node in self.nodes
-        ]
-        return data | {"nodes": nodes, "outcome": self.outcome and self.outcome.to_jsonable()}
+        nodes = [{**asdict(node), "state": node.state.value} for node in self.nodes]
+        outcome = self.outcome and self.outcome.to_jsonable()
+        return {**asdict(self), "nodes": nodes, "outcome": outcome}
 
     def __repr__(self) -> str:
         nodes = f", {len(self.nodes)} nodes" if self.nodes else ""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from launcher.api.choose_target import started_node
 from launcher.api.planning import plan_job, text_of
+from launcher.follow.target import Target
+from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
-
-if TYPE_CHECKING:
-    from launcher.follow.target import Target
-    from launcher.job.spec import JobSpec
-    from launcher.runs.folder import RunFolder
+from launcher.runs.folder import RunFolder
 
 
 def become_node(

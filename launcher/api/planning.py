@@ -6,9 +6,9 @@ What only a run needs is imported where it is used, as rendering takes no longer
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,13 +23,10 @@ from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.nnodes import decide_nnodes
 from launcher.plan.run_id import new_run_id
-from launcher.runs.folder import find_run
+from launcher.runs.folder import RunFolder, find_run
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from launcher.code.record import PackedCode
-    from launcher.runs.folder import RunFolder
 
 CODE_DIR = "code"
 """In the folder of a run that repeats another: the copy of that one's code."""
@@ -37,13 +34,13 @@ CODE_DIR = "code"
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A run that is planned and not yet started. ``reading`` gives the code that the job takes
+    """A run that is planned and not yet started. ``read_code`` reads the code that the job takes
     along, None where that is none; ``copy`` is where nodes expect it, unless it is in place."""
 
     choice: Choice
     job: JobSpec
     plan: LaunchPlan
-    reading: Future[PackedCode] | None
+    read_code: Callable[[], PackedCode] | None
     copy: Path | None = None
 
     def create(self) -> RunFolder:
@@ -52,7 +49,7 @@ class PlannedRun:
         from launcher.follow.loop import create_run
 
         target = self.choice.target
-        code = self._read_code(target)
+        code = target.code or self._read_code(target)
 
         def fill(folder: Path) -> None:
             (folder / protocol.JOB_FILE).write_text(text_of(self.job))
@@ -73,19 +70,13 @@ class PlannedRun:
     def _read_code(self, target: Target) -> PackedCode | None:
         """The code; None where there is none, or where the run's folder cannot hold it."""
         try:
-            # Ended by the reader of the code, which only reads files.
-            code = self.reading.result() if self.reading else None
+            return self.read_code() if self.read_code else None
         except InputError as error:
-            if target.traits.sends_code:
-                raise
             first, *largest = (" ".join(line.split()) for line in error.what.splitlines())
             why = f"{first} {', '.join(largest)}".rstrip()
             cannot = "the run folder will not hold the code, and --again cannot repeat this run"
             target.notes.append(f"{cannot}: {why}; fix: {error.hint}")
             return None
-        if code is not None and target.traits.sends_code:
-            target.notes += code.notes
-        return code
 
 
 def plan_job(
@@ -113,16 +104,15 @@ def plan_job(
     if job.code == IN_IMAGE and opened and not opened.has_image(job):
         job = job.model_copy(update={"code": None})
     place = find_code(job.command, job.code, job.workdir, Path.cwd())
-    reading = None
+    read_code: Callable[[], PackedCode] | None = None
+    if place:
+        read_code = functools.partial(_read_place, place, run_root)
     if again and copy:
         kept = _read_kept(again, job, copy, is_needed=place is not None)
-        place = kept[0] if kept else None
-        reading = _in_background(lambda: kept[1]) if kept else None
-    elif place and not (preview and opened and not opened.traits.sends_code):
-        reading = _read_in_background(place, run_root)
-    if opened and opened.traits.sends_code and reading:
-        # Ended by the reader of the code, which only reads files.
-        opened.code = reading.result()
+        place, read_code = (kept[0], lambda: kept[1]) if kept else (None, None)
+    if opened and opened.traits.sends_code and read_code:
+        opened.code = read_code()
+        opened.notes += opened.code.notes
     if opened and preview and opened.traits.plans_offline:
         choice, run_id = Choice(target=opened, facts=opened.facts(job), why=""), job.name
     else:
@@ -139,13 +129,13 @@ def plan_job(
     if place and place.note and plan.code:
         choice.target.notes.append(place.note)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
-    in_place = choice.target.traits.sends_code or not reading
+    in_place = choice.target.traits.sends_code or not read_code
     if again and not in_place:
         where = f"{run_root / run_id / CODE_DIR}, a copy of the code of {again.run_id}"
         left = "what git ignores or .launcherignore names is not in it"
         choice.target.notes.append(f"starts in {where}: {left}")
     return PlannedRun(
-        choice=choice, job=ran, plan=plan, reading=reading, copy=None if in_place else copy
+        choice=choice, job=ran, plan=plan, read_code=read_code, copy=None if in_place else copy
     )
 
 
@@ -209,14 +199,7 @@ def note_no_checkpoint(job: JobSpec, earlier: str) -> list[str]:
     return []
 
 
-def _read_in_background(place: CodePlace, run_root: Path) -> Future[PackedCode]:
+def _read_place(place: CodePlace, run_root: Path) -> PackedCode:
     from launcher.code.record import read_code
 
-    return _in_background(lambda: read_code(place, run_root))
-
-
-def _in_background(work: Callable[[], PackedCode]) -> Future[PackedCode]:
-    pool = ThreadPoolExecutor(1, thread_name_prefix="code")
-    reading = pool.submit(work)
-    pool.shutdown(wait=False)
-    return reading
+    return read_code(place, run_root)

@@ -74,18 +74,18 @@ class Job:
     )
 
     def __init__(self, **keys: Any) -> None:
-        name, data = UNNAMED, _as_data(keys)
+        name = UNNAMED
         with contextlib.suppress(NotAcceptedError):  # told below
-            name = name_of(parse_command(data.get("command")))
-        self._keys = {"name": name, **data}
-        self.spec = check_job(self._keys, "Job")
+            name = name_of(parse_command(keys.get("command")))
+        self._text = json.dumps({"name": name, **keys}, default=os.fspath)
+        self.spec = check_job(self._text, "Job")
 
     def __repr__(self) -> str:
         return f"<Job {self.spec.name}: {' '.join(self.spec.command)}>"
 
     def to_json(self) -> str:
         """The text of a job file."""
-        return json.dumps(self._keys, default=str)
+        return self._text
 
 
 class RunHandle:
@@ -273,12 +273,3 @@ def _words(options: Mapping[str, object]) -> list[str]:
             if one is not None and one is not False:
                 words.append(f"--{name.replace('_', '-')}" + ("" if one is True else f"={one}"))
     return words
-
-
-def _as_data(value: Any) -> Any:
-    """The value with lists for tuples and text for paths, as a file would hold it."""
-    if isinstance(value, Mapping):
-        return {str(key): _as_data(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_data(item) for item in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value

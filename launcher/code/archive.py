@@ -17,7 +17,7 @@ from launcher.code.files import CodeFile, unreadable
 def pack(root: Path, files: Iterable[CodeFile]) -> bytes:
     """A gzipped tar without times and owners, in the order of the files.
 
-    Leaves out links that lead out of the code (``find_links_out``). Raises ``InputError`` for a
+    Leaves out links that lead out of the code. Raises ``InputError`` for a
     file that cannot be read.
     """
     packed = io.BytesIO()
@@ -29,7 +29,7 @@ def pack(root: Path, files: Iterable[CodeFile]) -> bytes:
         for file in files:
             if file.link is None:
                 _add_file(archive, root / file.name, file)
-            elif not _leads_out(file):
+            elif not leads_out(file):
                 info = tarfile.TarInfo(file.name)
                 info.type, info.linkname = tarfile.SYMTYPE, file.link
                 archive.addfile(info)
@@ -60,13 +60,10 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def find_links_out(files: Iterable[CodeFile]) -> list[CodeFile]:
-    """Symbolic links to what is not part of the code."""
-    return [file for file in files if file.link is not None and _leads_out(file)]
-
-
-def _leads_out(file: CodeFile) -> bool:
-    assert file.link is not None
+def leads_out(file: CodeFile) -> bool:
+    """Whether it is a symbolic link to what is not part of the code."""
+    if file.link is None:
+        return False
     target = posixpath.normpath(posixpath.join(posixpath.dirname(file.name), file.link))
     return os.path.isabs(file.link) or target == ".." or target.startswith("../")
 

@@ -7,15 +7,11 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from launcher.code.archive import find_links_out, hash_of, names_in, pack
-from launcher.code.files import list_files
+from launcher.code.archive import hash_of, leads_out, names_in, pack
+from launcher.code.files import CodeFile, list_files
 from launcher.code.git import find_repository, read_git
-
-if TYPE_CHECKING:
-    from launcher.code.files import CodeFile
-    from launcher.code.place import CodePlace
+from launcher.code.place import CodePlace
 
 ARCHIVE_FILE = "code.tar.gz"
 RECORD_FILE = "code.json"
@@ -64,7 +60,7 @@ def read_code(place: CodePlace, run_root: Path) -> PackedCode:
 def pack_code(place: CodePlace, files: list[CodeFile]) -> PackedCode:
     """Packs these files as the code. Raises ``InputError`` for one that cannot be read."""
     data = pack(place.root, files)
-    out = find_links_out(files)
+    out = filter(leads_out, files)
     notes = [f"{one.name} leads to {one.link}, which is no part of the code" for one in out]
     record = CodeRecord(
         root=str(place.root),

@@ -11,7 +11,7 @@ from launcher.code.place import CodePlace, find_code
 from launcher.code.record import read_code
 from launcher.commands.arguments import run_root
 from launcher.contract import typed
-from launcher.contract.errors import ExitCode, InputError, KeyInputError
+from launcher.contract.errors import ExitCode, InputError
 from launcher.follow.signals import raise_on_signals
 from launcher.job import script
 from launcher.job.file import read_job
@@ -73,10 +73,7 @@ def _find_code(arguments: argparse.Namespace) -> CodePlace:
     else:
         job = read_job(named)
         command, code, workdir = job.command, code or job.code, job.workdir
-    try:
-        place = find_code(command, code, workdir, here)
-    except KeyInputError as error:
-        raise InputError(error.what, error.hint) from None
+    place = find_code(command, code, workdir, here)
     if place is None:
         what = f"{named or arguments.module}: its code is not here"
         raise InputError(what, "--code DIR, the folder of the code")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import __version__
 from launcher.api.choose_target import load, rooms
-from launcher.commands.arguments import is_job_named
 from launcher.commands.options import add_commands
 from launcher.commands.other_programs import check_command, names_training
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
@@ -124,14 +123,9 @@ def _check(
 
 def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherError:
     """With the file and line of the key, where the error is about one."""
-    if not isinstance(error, KeyInputError) or not hasattr(arguments, "module"):
+    if not isinstance(error, KeyInputError) or "file" not in arguments:
         return error
-    if not is_job_named(arguments):
-        return error
-    try:
-        place = load("launcher.commands.job_named:place_of")(error.key, arguments)
-    except LauncherError:
-        return error
+    place = load("launcher.commands.job_named:place_of")(error.key, arguments)
     return InputError(f"{place}: {error.what}", error.hint)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from launcher.runs.folder import RunFolder, find_run
 from launcher.yamlfile.problem import FileError
 from launcher.yamlfile.source import read_text
 
+KNOWN_ENDINGS = (*SCRIPT_ENDINGS, ".yaml", ".yml", ".json")
 OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image", "code")
 """Keys of the job file that have an option of their own; ``--set`` takes all others."""
 
@@ -35,13 +35,12 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
 
     ``otherwise`` is the text of a job file for where none is named.
     """
-    text, file = _read_text(arguments, otherwise)
-    overrides = _read_overrides(arguments)
+    # Kept for ``place_of``, as the job file may be a pipe.
+    arguments.text, arguments.file = _read_text(arguments, otherwise)
     try:
-        job = parse_job(text, file, overrides)
+        job = parse_job(arguments.text, arguments.file, _read_overrides(arguments))
     except FileError as error:
-        known = (*SCRIPT_ENDINGS, ".yaml", ".yml", ".json")
-        if file.endswith(known) or not Path(file).is_file():
+        if arguments.file.endswith(KNOWN_ENDINGS) or not Path(arguments.file).is_file():
             raise
         *others, last = error.problems
         fix = "; ".join(filter(None, (last.fix, "a script's name ends in .py")))
@@ -53,25 +52,13 @@ def _earlier(arguments: argparse.Namespace) -> RunFolder | None:
     """The run that is to run again."""
     if getattr(arguments, "again", None) is None:
         return None
-
     run = find_run(run_root(arguments), arguments.again)
     arguments.again = run.run_id  # ``latest`` is another run by the time it is printed
     return run
 
 
-def _read_text(arguments: argparse.Namespace, otherwise: str = "") -> tuple[str, str]:
-    """The text of the job file, or one made for the script or module, and what it is called.
-
-    Read once: the job file may be a pipe.
-    """
-    if "text_and_file" not in arguments:
-        arguments.text_and_file = _read_text_now(arguments, otherwise)
-    text, file = arguments.text_and_file
-    return text, file
-
-
-def _read_text_now(arguments: argparse.Namespace, otherwise: str) -> tuple[str, str]:
-
+def _read_text(arguments: argparse.Namespace, otherwise: str) -> tuple[str, str]:
+    """The text of the job file, or one made for the script or module, and what it is called."""
     if (earlier := _earlier(arguments)) is not None:
         return read_job_of(earlier)
     if arguments.module is not None:
@@ -87,7 +74,6 @@ def _read_text_now(arguments: argparse.Namespace, otherwise: str) -> tuple[str, 
 
 
 def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
-
     settings = [*arguments.set]
     settings += ["agent.in_image=false"] if getattr(arguments, "embed", False) else []
     overrides = [parse_override(setting) for setting in settings]
@@ -103,8 +89,8 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
 
 def place_of(key: tuple[str | int, ...], arguments: argparse.Namespace) -> str:
     """``file:line`` of a key of the job, the option that gave it, or the file alone."""
-    text, file = _read_text(arguments)
-    place = find_place(key, text, file, _read_overrides(arguments))
+    file = arguments.file
+    place = find_place(key, arguments.text, file, _read_overrides(arguments))
     is_made = arguments.module is not None or is_script(file)
     return file if is_made and place == f"{file}:1" else place
 
@@ -131,14 +117,4 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
     )
     if arguments.resume and not run.choice.target.traits.sends_code:
         run.choice.target.notes += note_no_checkpoint(job, arguments.resume)
-    if run.plan.image is None:
-        run.choice.target.notes += _only_for_containers(arguments)
     return run
-
-
-def _only_for_containers(arguments: argparse.Namespace) -> Iterator[str]:
-    """Lines about options that change nothing where nodes are processes without a container."""
-    given = ["--code image"] if arguments.code == "image" else []
-    given += [f"--image {arguments.image}"] if arguments.image else []
-    for option in given:
-        yield f"{option} is for containers, and these nodes are processes: it has no use here"

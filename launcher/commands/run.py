@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     planned_run = planned(arguments)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
-        return _run_in_background(planned_run, launch.open_console(sys.stderr))
+        return _run_in_background(planned_run, Console(sys.stderr))
     shows = typed.command("logs", planned_run.plan.run_id)
     with launch.open_streams(shows=shows) as console:
         return _run_here(arguments, planned_run, console)
@@ -96,9 +96,9 @@ def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -
     for live in live_runs:
         run = RunFolder(Path(live.run_dir))
         if run.run_id == live.run_id and (proof := run.launcher_death()):
-            fix = typed.command("stop", live.run_id, "--runs", str(run.path.parent))
-            if run.path.parent == runs.absolute():
-                fix = typed.command("stop", live.run_id)
+            is_here = run.path.parent == runs.absolute()
+            where = () if is_here else ("--runs", str(run.path.parent))
+            fix = typed.command("stop", live.run_id, *where)
             note(f"left behind: {live.run_id}; its launcher has died ({proof}); end it: {fix}")
 
 

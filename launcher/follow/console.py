@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from typing import TextIO
 
@@ -20,9 +21,9 @@ class Console:
     """Writes whole lines to two streams; on a terminal the last line may be a progress bar.
 
     ``stream`` takes the launcher's notes, the progress bar and the workers' stderr; ``out`` takes
-    their stdout, by default in ``stream`` too. Prefixes have a ``colour`` on a terminal only. A
-    stream that cannot be written any more never ends the run. ``tell_lost`` says so and names the
-    command ``shows``; once ``is_ending`` is set it does not claim that the run goes on.
+    their stdout, by default in ``stream`` too. Prefixes have a colour on a terminal, if NO_COLOR is
+    not set. A stream that cannot be written any more never ends the run. ``tell_lost`` says so and
+    names the command ``shows``; once ``is_ending`` is set it does not claim that the run goes on.
     """
 
     def __init__(
@@ -30,13 +31,12 @@ class Console:
         stream: TextIO | OutputBuffer,
         *,
         out: TextIO | OutputBuffer | None = None,
-        colour: bool = False,
         clock: Clock | None = None,
         shows: str = "",
     ) -> None:
         self._stream, self._out = stream, stream if out is None else out
         self._terminal = stream.isatty()
-        self._colour = colour
+        self._colour = "NO_COLOR" not in os.environ
         self._clock = clock or SystemClock()
         self.is_ending = False
         self._shows = shows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,26 +101,12 @@ def _build(source: YamlSource, problems: list[Problem], overrides: Sequence[Over
     return _check(_as_written(source.data, (), source), source, problems)
 
 
-def check_job(keys: Mapping[str, Any], where: str) -> JobSpec:
+def check_job(text: str, where: str) -> JobSpec:
     """Checks a job that is in no file; raises ``InputError`` with every problem in it.
 
     ``where`` stands in messages for the file.
     """
-    return _check(keys, YamlSource(data=keys, entries=dict(_entries(keys, (), where))), [])
-
-
-def _entries(value: Any, path: KeyPath, where: str) -> Iterator[tuple[KeyPath, Entry]]:
-    below: list[tuple[Any, Any]] = []
-    if isinstance(value, Mapping):
-        below = list(value.items())
-    elif isinstance(value, list):
-        below = list(enumerate(value))
-    is_scalar = isinstance(value, str | int | float)
-    written = "" if value is None else repr(value)
-    text = str(value) if is_scalar or value is None else None
-    yield path, Entry(where=where, line=0, text=text, written=written)
-    for key, item in below:
-        yield from _entries(item, (*path, key), where)
+    return _build(parse_fragment(text, where), [], ())
 
 
 def _check(data: Any, source: YamlSource, problems: list[Problem]) -> JobSpec:

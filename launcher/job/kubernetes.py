@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from launcher.contract.agent_settings import START_LIMIT_S
-from launcher.job.storage import CLAIM, EPHEMERAL, NAME, parse_claim, parse_volume
+from launcher.job.storage import CLAIM, EPHEMERAL, NAME, parse_volume
 from launcher.job.types import AsPairs, Flag, Pairs, Read, Section, Text, matching, text
 
 _CLAIM_WORDS = "pvc/CLAIM or pvc/CLAIM/FOLDER"
@@ -17,17 +17,9 @@ _NO_PARENTS = r"(?!.*\.\.)"
 ObjectName = Annotated[
     str, matching(NAME, "a Kubernetes name: lower-case letters, digits, - and .")
 ]
-ClaimText = Annotated[
-    str, Read(parse_claim, _CLAIM_WORDS, text(f"{_NO_PARENTS}{CLAIM}"), keep=True)
-]
+ClaimText = Annotated[str, matching(f"{_NO_PARENTS}{CLAIM}", _CLAIM_WORDS)]
 Storage = Annotated[
-    str,
-    Read(
-        lambda value: value == EPHEMERAL or parse_claim(value),
-        f"{_CLAIM_WORDS}, or {EPHEMERAL}",
-        text(f"{_NO_PARENTS}({CLAIM}|{EPHEMERAL})"),
-        keep=True,
-    ),
+    str, matching(f"{_NO_PARENTS}({CLAIM}|{EPHEMERAL})", f"{_CLAIM_WORDS}, or {EPHEMERAL}")
 ]
 VolumeText = Annotated[
     str,

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -258,15 +258,9 @@ def find_run(run_root: Path, name: str) -> RunFolder:
         raise InputError(what, f"{fix}; {typed.command('ps')} names those that run elsewhere here")
     what = f"no run {name!r} in {run_root}"
     if matches:
-        what = f"{name!r} may be any of {name_newest(matches)}"
+        newest = ", ".join(run.run_id for run in matches[-MOST_NAMED:])
+        what = f"{name!r} may be any of {len(matches)} runs, such as {newest}"
     raise InputError(what, f"{typed.command('ps', '--all')} lists the runs")
-
-
-def name_newest(runs: Sequence[RunFolder]) -> str:
-    """The ids of runs, which are the oldest first; of many the newest few, and how many more."""
-    names = [run.run_id for run in runs[-MOST_NAMED:]]
-    more = len(runs) - len(names)
-    return f"{', '.join(names)}{f' and {more} older ones' if more else ''}"
 
 
 def describe_no_runs(run_root: Path) -> tuple[str, str]:

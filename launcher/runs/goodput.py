@@ -143,7 +143,7 @@ def _add_start(start: _Start, seconds: dict[str, float], reached: int) -> tuple[
     marks = [event for event in start.events if event.name in _AFTER]
     for before, event in pairwise(marks):
         phase = _AFTER[before.name]
-        spent_s = _within(before, event, start.until)
+        spent_s = max(0.0, min(event.at, start.until) - min(before.at, start.until))
         next_step = int(event.values.get("step") or step)
         if phase != "training":
             seconds[phase] += spent_s
@@ -157,10 +157,6 @@ def _add_start(start: _Start, seconds: dict[str, float], reached: int) -> tuple[
             lost += max(0, min(next_step, reached) - step)
         step, highest = next_step, max(highest, next_step)
     return highest, lost
-
-
-def _within(before: LedgerEvent, event: LedgerEvent, until: float) -> float:
-    return max(0.0, min(event.at, until) - min(before.at, until))
 
 
 def _share(step: int, next_step: int, reached: int) -> float:

@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 
 def open_console(*, terminal: bool) -> tuple[Console, io.StringIO, StoppedClock]:
     stream, clock = Terminal() if terminal else io.StringIO(), StoppedClock()
-    return Console(stream, colour=True, clock=clock), stream, clock
+    return Console(stream, clock=clock), stream, clock
 
 
 def screen(text: str) -> list[str]:
@@ -77,7 +77,7 @@ def test_prefixes_are_coloured_on_a_terminal_only() -> None:
 
 def test_workers_stdout_has_a_stream_of_its_own_which_leaves_the_progress_bar_alone() -> None:
     err, out = Terminal(), io.StringIO()
-    console = Console(err, out=out, colour=True)
+    console = Console(err, out=out)
     console.progress("step 1 of 9")
     console.end_progress("stdout")
     console.show(LineBlock(data=b"one\ntwo\n"), stream="stdout", prefix="[0/1]", colour_key=1)
