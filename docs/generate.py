@@ -29,7 +29,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))  # so that it works in a checkout that is not installed
     from docs.reference import fill_reference
     from launcher.job.schema import render_schema
-    from launcher.manifests.batch.rules import BatchRule
+    from launcher.manifests.batch.check import BatchRule
     from launcher.manifests.checks.rules import Rule
 
     reference = ROOT / "docs/job-file.md"

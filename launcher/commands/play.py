@@ -13,9 +13,8 @@ from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError
 from launcher.follow.console import Console
 from launcher.follow.signals import raise_on_signals
-from launcher.manifests.docker_play import LABEL
 from launcher.manifests.play import Machine, Play, plan_play
-from launcher.manifests.player import Player
+from launcher.manifests.player import LABEL, Player
 from launcher.manifests.source import Together, Value, object_name, parse_manifest
 from launcher.plan.run_id import new_run_id
 from launcher.targets.docker.engine import Engine

@@ -68,13 +68,8 @@ class AllReduce:
 Nodes = Mapping[str, NodeAnswer]
 """By what people call them: ``node 0``, or a host's name."""
 
-LEAST_SHM_BYTES = 1 << 30
-"""Data loaders with worker processes and NCCL both exchange through shared memory."""
-LEAST_FREE_BYTES = 10 << 30
 SLOW_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
 """10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it."""
-SAME_EVERYWHERE = ("python", "torch", "cuda", "nccl")
-BUSY_MIB = 500
 LOOPBACK = ("127.", "::1")
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
 """Errors that a program makes; the GPU is sound after them (NVIDIA, XID Errors)."""
@@ -159,7 +154,7 @@ def _judge_folder(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     if facts.checkpoint_error:
         fix = "chown the folder that checkpoint_dir names, or name another one"
         yield failed(check, where, f"cannot be written: {facts.checkpoint_error}", fix)
-    elif free is not None and free < LEAST_FREE_BYTES:
+    elif free is not None and free < 10 << 30:
         yield warning(check, where, f"{_gib(free)} free", "free space, or name another folder")
     else:
         yield ok(check, where, "can be written" + (f", {_gib(free)} free" if free else ""))
@@ -167,7 +162,8 @@ def _judge_folder(facts: NodeAnswer, where: str) -> Iterator[Finding]:
 
 def _judge_memory(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     shm, memlock = facts.shm_bytes, facts.memlock_bytes
-    if shm is not None and shm < LEAST_SHM_BYTES:
+    # Data loaders with worker processes and NCCL both exchange through shared memory.
+    if shm is not None and shm < 1 << 30:
         # Without containers the job's own limit has no effect.
         fix = "resources: {shm: 2Gi} in the job; on a host: mount -o remount,size=2G /dev/shm"
         yield warning("/dev/shm", where, _gib(shm), fix)
@@ -199,7 +195,7 @@ def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
         # The log goes back to the boot: a GPU that was reset since then may be sound again.
         told = f"{found}, XID {', '.join(xids)} in the kernel's log"
         return warning("GPU", place, told, f"dmesg -T | grep Xid there; if it is new: {fix}")
-    if gpu.memory_used.isdigit() and int(gpu.memory_used) > BUSY_MIB:
+    if gpu.memory_used.isdigit() and int(gpu.memory_used) > 500:
         return warning("GPU", place, found, "nvidia-smi names the processes that hold it")
     return ok("GPU", place, found)
 
@@ -240,7 +236,7 @@ def _judge_name(facts: NodeAnswer, where: str, *, by_address: bool) -> Iterator[
 
 def judge_equal(nodes: Nodes) -> Iterator[Finding]:
     """Versions that must be the same: else nodes fail together, or compute differently."""
-    for key in SAME_EVERYWHERE:
+    for key in ("python", "torch", "cuda", "nccl"):
         values = {where: getattr(facts, key) for where, facts in nodes.items()}
         if len(set(values.values())) > 1:
             usual = max(values.values(), key=list(values.values()).count)

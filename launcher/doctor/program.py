@@ -27,9 +27,6 @@ from typing import Any
 
 SMALLEST_BYTES, LARGEST_BYTES = 1 << 12, 1 << 26
 REPETITIONS = 5
-LONGEST_S = 15.0
-"""After this long no larger message is tried."""
-RESOLVE_LIMIT_S = 5.0
 GPU_KEYS = {
     "index": "index",
     "name": "name",
@@ -40,8 +37,6 @@ GPU_KEYS = {
     "ecc_errors": "ecc.errors.uncorrected.volatile.total",
 }
 """Our name of each GPU fact, and nvidia-smi's."""
-CAP_IPC_LOCK = 14
-NCCL_VARIABLES = ("NCCL_IB_DISABLE", "NCCL_NET")
 SMI_QUERY = (f"--query-gpu={','.join(GPU_KEYS.values())}", "--format=csv,noheader,nounits")
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
@@ -88,7 +83,7 @@ def read_node() -> dict[str, object]:
         "infiniband": _infiniband(),
         "verbs_devices": any(Path("/dev/infiniband").glob("uverbs*")),
         "verbs_library": find_library("ibverbs") is not None,
-        "nccl_env": {name: os.environ[name] for name in NCCL_VARIABLES if name in os.environ},
+        "nccl_env": {k: v for k, v in os.environ.items() if k in ("NCCL_IB_DISABLE", "NCCL_NET")},
     }
 
 
@@ -111,7 +106,8 @@ def measure(torch: Any, dist: Any, device: Any) -> Iterator[dict[str, float]]:
             times.append(time.monotonic() - start)
         took = sorted(times[1:])[REPETITIONS // 2]
         yield {"bytes": size, "took_s": took, "bytes_per_s": size * 2 * (world - 1) / world / took}
-        enough = torch.tensor([float(time.monotonic() - began > LONGEST_S)], device=device)
+        # After 15 s no larger message is tried.
+        enough = torch.tensor([float(time.monotonic() - began > 15)], device=device)
         dist.all_reduce(enough, op=dist.ReduceOp.MAX)
         if enough.item():
             return
@@ -173,14 +169,15 @@ def resolve(name: str) -> list[str]:
     # A resolver without its server takes half a minute.
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    thread.join(RESOLVE_LIMIT_S)
+    thread.join(5.0)
     return list(found)
 
 
 def _memlock_bytes() -> int | None:
     """None for no limit, also where the process has CAP_IPC_LOCK."""
+    cap_ipc_lock = 14
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(Path("/proc/self/status")), re.MULTILINE)
-    if found and int(found[1], 16) >> CAP_IPC_LOCK & 1:
+    if found and int(found[1], 16) >> cap_ipc_lock & 1:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft

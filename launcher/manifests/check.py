@@ -47,8 +47,7 @@ def _check_workload(item: Value, together: Together) -> Breaches:
     return check_pod(spec["template"]["spec"] if spec["template"] else spec, training=False)
 
 
-Check = Callable[[Value, Together], Breaches]
-CHECKS: Mapping[str, Check] = {
+CHECKS: Mapping[str, Callable[[Value, Together], Breaches]] = {
     "PyTorchJob": check_pytorchjob,
     "TrainJob": check_trainjob,
     "TrainingRuntime": check_runtime,

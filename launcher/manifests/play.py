@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, name_exit_code
 from launcher.contract.node_plan import Env
+from launcher.contract.reasons import RETRY_FROM
 from launcher.manifests.play_values import (
     PlayedMount,
     Surroundings,
@@ -21,9 +22,6 @@ from launcher.manifests.pytorchjob import CONTAINER, MASTER, PyTorchJob, Replica
 from launcher.manifests.source import Together, Value, count_gpus, shm_volume
 from launcher.targets.kubernetes.pod_states import Ending, is_oom, last_words, order_of_failure
 
-DEFAULT_GRACE_S = 30
-RETRY_FROM = 128
-"""From this exit code on restartPolicy ExitCode makes a new pod."""
 OF_A_CLUSTER = (
     *("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "nodeName"),
     *("priorityClassName", "schedulerName", "runtimeClassName", "serviceAccountName"),
@@ -163,7 +161,7 @@ def _plan_pod(
         aliases=(name, f"{name}.{job.namespace}", domain, f"{domain}.cluster.local"),
         device_ids=given,
         restart_policy=replica.restart_policy,
-        grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
+        grace_s=30 if grace_s is None else grace_s,
         entrypoint=_words(container["command"], env),
         arguments=_words(container["args"], env),
         env=tuple(env.items()),
@@ -317,11 +315,4 @@ def _sort_failures(play: Play, states: Sequence[PodState]) -> list[tuple[PlayedP
         for pod, state in zip(play.pods, states, strict=True)
         if state.ending is not None and state.ending.exit_code
     ]
-
-    # What runs out of memory takes the others with it, and leaves no word.
-    def key(found: tuple[PlayedPod, Ending]) -> tuple[bool, tuple[bool, bool, float]]:
-        _, ending = found
-        order = order_of_failure(ending.exit_code, ending.message, ending)
-        return not is_oom(ending.word, ending.message), order
-
-    return sorted(failed, key=key)
+    return sorted(failed, key=lambda one: order_of_failure(one[1].exit_code, one[1]))

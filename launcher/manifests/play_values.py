@@ -15,7 +15,6 @@ from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.manifests.source import SHM, Together, Value
 
-REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 KINDS = {"configMap": "ConfigMap", "secret": "Secret"}
 """Kinds of objects whose contents pods see, by the fields that name them."""
 
@@ -69,7 +68,8 @@ class Surroundings:
 
 def expand(text: str, known: Mapping[str, str]) -> str:
     """Puts known values in place of ``$(NAME)``, and ``$`` for ``$$``, as the kubelet does."""
-    return REFERENCE.sub(lambda m: "$" if m[0] == "$$" else known.get(m[1], m[0]), text)
+    reference = r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)"
+    return re.sub(reference, lambda m: "$" if m[0] == "$$" else known.get(m[1], m[0]), text)
 
 
 def read_env(container: Value, around: Surroundings) -> dict[str, str]:

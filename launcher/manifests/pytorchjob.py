@@ -10,7 +10,6 @@ from launcher.manifests.source import Value, object_name, object_namespace
 MASTER = "Master"
 WORKER = "Worker"
 CONTAINER = "pytorch"
-PORT_NAME = "pytorchjob-port"
 PORT = 23456
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NPROC_WORDS = ("auto", "cpu", "gpu")
@@ -65,7 +64,7 @@ class PyTorchJob:
     def master_port(self) -> int:
         container = self.master.container if self.master else None
         for port in container["ports"] if container else ():
-            if port["name"].text == PORT_NAME:
+            if port["name"].text == "pytorchjob-port":
                 return port["containerPort"].number or PORT
         return PORT
 

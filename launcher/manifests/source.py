@@ -46,11 +46,6 @@ class Value:
         return tuple((k, self[k]) for k in self.data) if isinstance(self.data, dict) else ()
 
     @property
-    def name(self) -> str:
-        """The path as people write it: ``spec.containers[0].env``."""
-        return render_path(self.path)
-
-    @property
     def where(self) -> str:
         """``file:line`` of the key, or of what would hold it."""
         return self.source.nearest(self.path).where

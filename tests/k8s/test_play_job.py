@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.manifests.docker_play import LABEL
+from launcher.manifests.player import LABEL
 from launcher.targets.agent_archive import read_agent_version
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 

@@ -191,10 +191,6 @@ SHM = {"memory": "1Gi", "shm": "1Gi"}
             {"rdzv": {"backend": "static"}, "kubernetes": {"kind": "job"}},
             "rdzv.backend is static, but pods of a job are replaced one by one",
         ),
-        (
-            {"kubernetes": {"volumes": ["pvc/a:/x", "pvc/b:/x"]}},
-            "kubernetes.volumes has /x twice",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_it_costs_anything(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.manifests.docker_play import LABEL
+from launcher.manifests.player import LABEL
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "fabric-train:cpu"

@@ -28,7 +28,7 @@ NOT_A_TARGET = {
     "targets.interpreter": {"local"},
     # Docker's command line, and its driver for logs.
     "targets.docker_options": {"docker", "local"},
-    "manifests.docker_play": {"local"},
+    "manifests.player": {"local"},
     # An example in a hint.
     "commands.doctor": {"slurm"},
     # A word of the shell.
@@ -36,7 +36,6 @@ NOT_A_TARGET = {
 }
 """Words that are a target's name, and mean something else."""
 PLAYS_IN_DOCKER = (
-    "manifests.docker_play",
     "manifests.play",
     "manifests.player",
     "commands.play",

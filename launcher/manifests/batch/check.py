@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterator, Mapping
 
-from launcher.manifests.batch.rules import BatchRule, hit_line
 from launcher.manifests.batch.script import (
     BatchScript,
     Launch,
@@ -13,7 +13,7 @@ from launcher.manifests.batch.script import (
     ScriptLine,
     parse_batch_script,
 )
-from launcher.manifests.checks.rules import Breach, Breaches
+from launcher.manifests.checks.rules import ERROR, WARNING, AnyRule, Breach, Breaches
 
 FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 JOB_PORT = "$((20000 + SLURM_JOB_ID % 20000))"
@@ -32,6 +32,30 @@ TASK_VARIABLE = re.compile(r"\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID)\b")
 SIGNALS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}
 BACKGROUND = re.compile(r"(?<![&>\\])&(?![&>\d])")
 SEVERAL_JOBS = re.compile(r"^#SBATCH\s+(hetjob|packjob)\b", re.MULTILINE)
+
+
+@enum.unique
+class BatchRule(AnyRule):
+    """Every rule of batch scripts: what makes a job hang, or waste its nodes."""
+
+    SBATCH_LATE = ERROR, "sbatch stops reading options at the first command: the line does nothing"
+    SRUN_MISSING = ERROR, "the script runs on the first node alone; only srun reaches the others"
+    TASKS_WITH_TORCHRUN = ERROR, "each task starts all workers of its node: GPUs are shared by many"
+    NNODES_NOT_NODES = ERROR, "torchrun waits for nodes that never come, or leaves some out"
+    NPROC_NOT_GPUS = ERROR, "workers without a GPU fail or share; GPUs without a worker are idle"
+    NO_ENDPOINT = ERROR, "torchrun does not read MASTER_ADDR: each node waits on its own loopback"
+    NO_NODE_RANK = ERROR, "each node takes itself for the first: they wait for each other for ever"
+    TASK_VARIABLE_EARLY = ERROR, "the script's own shell fills it in, and there it is always 0"
+    NODELIST_UNEXPANDED = ERROR, "the list is one word such as n[1-4]: what comes out is no host"
+    DIFFERS_BY_NODE = ERROR, "each node gets another value, so each waits for the others alone"
+    NO_SIGNAL = (
+        WARNING,
+        "at the limit the training is killed, and loses what it did since its last save",
+    )
+    SIGNAL_UNTRAPPED = (
+        ERROR,
+        "the script ends, or waits for its foreground command, and no checkpoint is saved",
+    )
 
 
 def check_batch_script(text: str, file: str) -> list[Breach]:
@@ -215,7 +239,7 @@ def _check_lines(script: BatchScript) -> Breaches:
     for line in script.lines:
         takes_first = NODELIST.search(line.raw) and TAKES_FIRST.search(line.raw)
         if takes_first and not EXPANDERS.search(line.raw):
-            what = _short(line.raw)
+            what = " ".join(line.raw.split())[:70]
             yield hit_line(BatchRule.NODELIST_UNEXPANDED, script, line.number, what, FIRST_NODE)
         if nodes != 1:
             yield from _check_values(script, line, is_multiple=nodes is not None)
@@ -251,11 +275,6 @@ def _values(script: BatchScript, line: ScriptLine) -> Iterator[tuple[str, str, s
                 yield f"--{name}", given.text, given.here, given.line
 
 
-def _short(raw: str) -> str:
-    text = " ".join(raw.split())
-    return text if len(text) <= 70 else f"{text[:67]}..."
-
-
 # -- the end of the job's time --------------------------------------------------------------------
 
 
@@ -288,3 +307,8 @@ def _check_end(script: BatchScript) -> Breaches:
 def _signal_name(text: str) -> str:
     name = text.upper().removeprefix("SIG")
     return SIGNALS.get(name, name)
+
+
+def hit_line(rule: BatchRule, script: BatchScript, line: int, what: str, fix: str) -> Breach:
+    """A breach at a line; ``fix`` is what to write instead."""
+    return Breach(rule=rule, where=f"{script.file}:{line}", line=line, what=what, fix=fix)

@@ -21,9 +21,6 @@ SHORT = {
 FLAGS = ("standalone", "no-python", "module", "run-path", "exclusive", "requeue", "no-requeue")
 """Options of torchrun and sbatch that take no value from the next word."""
 TORCHRUN = re.compile(r"(?:.*/)?torchrun|torch\.distributed\.(?:run|launch)")
-TAKES_NAMES = {"echo", "printf", "which", "type", "pip", "pkill", "pgrep", "killall", "cat", "ls"}
-"""Programs that take the name of another one and do not start it."""
-COMMAND_ENDS = {"&&", "||", "|", "then", "else", "do", "{"}
 SUBSTITUTED = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
 WORD = re.compile(
     rf"""(?:\\.|'[^']*+'|"(?:\\.|{SUBSTITUTED}|[^"\\])*+"|{SUBSTITUTED}|[^\s'"\\`])++""", re.DOTALL
@@ -31,8 +28,6 @@ WORD = re.compile(
 NOT_HERE = re.compile(r"\\\$[({]*\w*|'[^']*'")
 """What the script's own shell does not fill in."""
 HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*['\"]?(\w+)")
-MOST_ROWS = 100
-"""Rows of one command; a quote that nothing closes would take the whole script."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +130,8 @@ def _read_lines(text: str) -> Iterator[ScriptLine]:
         held.append(row)
         raw, first = "\n".join(held), number - len(held) + 1
         words, is_whole = _split(raw, first)
-        if (row.endswith("\\") or not is_whole) and len(held) < MOST_ROWS:
+        # A quote that nothing closes would take the whole script.
+        if (row.endswith("\\") or not is_whole) and len(held) < 100:
             continue
         found = HERE_DOCUMENT.search(raw)
         end = found[1] if found else ""
@@ -158,7 +154,7 @@ def _split(raw: str, line: int, *, on_node: bool = False) -> tuple[tuple[Word, .
         at = found.end()
         if token.startswith("#"):
             at = raw.find("\n", at) if "\n" in raw[at:] else len(raw)
-        elif token[0] in "'\"" and words and _is_shell_option(words):
+        elif token[0] in "'\"" and words and re.fullmatch(r"-[a-z]*c|eval", words[-1].text):
             inner, _ = _split(token[1:-1], number, on_node=on_node or token[0] == "'")
             words += inner
         else:
@@ -166,10 +162,6 @@ def _split(raw: str, line: int, *, on_node: bool = False) -> tuple[tuple[Word, .
             text = re.sub(r"\\(.)|['\"]", r"\1", token, flags=re.DOTALL).lstrip("(")
             words.append(Word(text=text, here=here, line=number))
     return tuple(words), True
-
-
-def _is_shell_option(words: Sequence[Word]) -> bool:
-    return bool(re.fullmatch(r"-[a-z]*c|eval", words[-1].text))
 
 
 def _parse_options(words: Sequence[Word]) -> tuple[dict[str, Word], Sequence[Word]]:
@@ -198,9 +190,13 @@ def _parse_launch(line: ScriptLine) -> Launch | None:
     at = next((i for i, text in enumerate(texts) if TORCHRUN.fullmatch(text)), None)
     if at is None:
         return None
-    start = max((i + 1 for i in range(at) if _ends_command(texts[i])), default=0)
+    ends = ("&&", "||", "|", "then", "else", "do", "{")
+    start = max((i + 1 for i in range(at) if texts[i] in ends or texts[i][-1:] == ";"), default=0)
     before = texts[start:at]
-    if TAKES_NAMES & set(before):
+    # These take the name of another program and do not start it.
+    if {
+        *["echo", "printf", "which", "type", "pip", "pkill", "pgrep", "killall", "cat", "ls"]
+    } & set(before):
         return None
     srun = start + before.index("srun") + 1 if "srun" in before else None
     options, rest = _parse_options(line.words[at + 1 :])
@@ -210,7 +206,3 @@ def _parse_launch(line: ScriptLine) -> Launch | None:
         options=options,
         is_open=not rest or rest[0].text.startswith("$"),
     )
-
-
-def _ends_command(text: str) -> bool:
-    return text in COMMAND_ENDS or text.endswith(";")

@@ -171,12 +171,9 @@ def check_runtime(item: Value, together: Together) -> Breaches:
     pods = {job["name"].text: job["template"]["spec"]["template"]["spec"] for job in jobs}
     containers = [c["name"].text for c in pods[NODE]["containers"]] if NODE in pods else []
     if NODE not in containers:
-        found = ", ".join(f"{job}: {_names(pod)}" for job, pod in pods.items()) or "nothing"
+        names = {job: [c["name"].text for c in pod["containers"]] for job, pod in pods.items()}
+        found = ", ".join(f"{job}: {' '.join(inside)}" for job, inside in names.items())
         fix = "a replicated job called node with a container called node"
-        yield hit(Rule.TRAINJOB_CONTAINER, jobs, f"found {found}", fix)
+        yield hit(Rule.TRAINJOB_CONTAINER, jobs, f"found {found or 'nothing'}", fix)
     for pod in pods.values():
         yield from check_pod(pod)
-
-
-def _names(pod: Value) -> str:
-    return " ".join(container["name"].text for container in pod["containers"])

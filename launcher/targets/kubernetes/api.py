@@ -30,10 +30,10 @@ from launcher.targets.kubernetes.kubeconfig import (
 Object = dict[str, Any]
 
 REQUEST_LIMIT_S = 30.0
-STREAM_SILENCE_S = 330.0
-"""Longer than an API server lets a watch live without an event."""
+WATCH_S, STREAM_SILENCE_S = 240, 330.0
+"""How long the server keeps a watch open, and how long nothing may come from it."""
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-FORBIDDEN, NOT_FOUND = 403, 404
+FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID = 403, 404, 409, 410, 422
 WRITTEN = {"fieldManager": "launcher", "fieldValidation": "Strict"}
 DRY_RUN = {"dryRun": "All"}
 IN_CLUSTER = "in-cluster"
@@ -224,7 +224,7 @@ class Cluster:
 
     # -- streams ---------------------------------------------------------------------------------
 
-    def watch_pods(self, selector: str, version: str, limit_s: int) -> Iterator[Object]:
+    def watch_pods(self, selector: str, version: str) -> Iterator[Object]:
         """Events of pods from a resource version on, until the server ends it.
 
         Raises ``ApiError`` with status 410 where the version is too old, ``TargetError`` where the
@@ -235,29 +235,25 @@ class Cluster:
             "watch": "true",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(limit_s),
+            "timeoutSeconds": str(WATCH_S),
         }
         place = ObjectPlace(api_version="v1", kind="Pod", name="")
-        for line in self._stream_lines(self._path(place, named=False), query):
-            event = json.loads(line)
-            if event["type"] == "ERROR":
-                status = event["object"]
-                what = f"the watch ended: {status.get('message')}"
-                raise ApiError(what, status=int(status.get("code", 500)))
-            yield event
+        rest = b""
+        with self._open(self._path(place, named=False), query, "watch") as chunks:
+            for chunk in chunks:
+                *lines, rest = (rest + chunk).split(b"\n")
+                for event in (json.loads(line) for line in lines if line.strip()):
+                    if event["type"] == "ERROR":
+                        status = event["object"]
+                        what = f"the watch ended: {status.get('message')}"
+                        raise ApiError(what, status=int(status.get("code", 500)))
+                    yield event
 
     def read_log(self, pod: str, query: Mapping[str, str]) -> Iterator[bytes]:
         """A container's log in chunks, as ``query`` asks (``follow``, ``sinceTime``, ...)."""
         path = f"{self._path(ObjectPlace(api_version='v1', kind='Pod', name=pod))}/log"
         with self._open(path, query, "read a log") as chunks:
             yield from chunks
-
-    def _stream_lines(self, path: str, query: Mapping[str, str]) -> Iterator[bytes]:
-        rest = b""
-        with self._open(path, query, "watch") as chunks:
-            for chunk in chunks:
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from (line for line in lines if line.strip())
 
     @contextlib.contextmanager
     def _open(self, path: str, query: Mapping[str, str], doing: str) -> Iterator[Iterator[bytes]]:
@@ -374,13 +370,13 @@ def _hint(status: int, said: str, namespace: str) -> str:
         return find_fix(said, namespace) or rights
     if status == NOT_FOUND and "namespaces" in said:
         return f"{kubectl()} create namespace {namespace}, or kubernetes.namespace of the job"
+    wrong = f"{typed.command('check')} says what is wrong with a manifest"
     hints = {
+        400: wrong,
         401: f"log in again ({kubectl()} get pods shows whether it works)",
         409: f"--set name=OTHER; or {typed.command('stop', 'RUN')} ends the run that has the name",
+        422: wrong,
     }
-    hints |= dict.fromkeys(
-        (400, 422), f"{typed.command('check')} says what is wrong with a manifest"
-    )
     return hints.get(status, "")
 
 

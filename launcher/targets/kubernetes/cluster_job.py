@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +21,10 @@ from launcher.follow.target import Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.kubernetes.api import (
+    CONFLICT,
     FORBIDDEN,
     IN_CLUSTER,
+    INVALID,
     NOT_FOUND,
     ApiError,
     Cluster,
@@ -33,14 +36,19 @@ from launcher.targets.kubernetes.collector import PodCollector, selector_of
 from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.missing_pods import read_reasons
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.pod_states import DELETED, JobEnd, is_suspended, parse_job_end
+from launcher.targets.kubernetes.pod_states import (
+    DELETED,
+    JobEnd,
+    is_suspended,
+    parse_job_end,
+    section,
+)
 from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLUSTER_FILE = "cluster.json"
 """In the run folder: context and namespace, for calls after the current context has changed, and
 the identity of the cluster."""
-CONFLICT, INVALID, SERVER_ERRORS = 409, 422, 500
 STOP_MARGIN_S = 30.0
 API_OF_KIND = {
     "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
@@ -48,8 +56,6 @@ API_OF_KIND = {
     "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
     "job": ("batch/v1", "Job"),
 }
-MAY_PASS = ("exceeded quota", "status unknown for quota")
-"""Refusals that end when other pods do, or when a new quota has been counted."""
 
 
 class MayRunError(TargetError):
@@ -104,7 +110,11 @@ class ClusterJob:
                 # With the job goes what was made for it, also by kubectl delete.
                 cluster.merge(ObjectPlace.of(item), {"metadata": {"ownerReferences": [owner]}})
         except BaseException as error:
-            may_run = made is not None or (asked and not is_refusal(error))
+            # That the server or a proxy gave up waiting is no refusal.
+            is_refused = isinstance(error, ApiError) and (
+                error.status < 500 or "webhook" in error.what
+            )
+            may_run = made is not None or (asked and not is_refused)
             self._withdraw(others, error, may_run=may_run)
             raise
 
@@ -147,7 +157,8 @@ class ClusterJob:
                 return []
             # Webhooks may refuse pods without an owner, or know no dry run; the job's own may pass.
             is_final = error.status in (FORBIDDEN, INVALID) and "webhook" not in error.what
-            if is_final and not any(words in error.what for words in MAY_PASS):
+            # A quota lets pods in when others have ended, or once it has been counted.
+            if is_final and not re.search("exceeded quota|status unknown for quota", error.what):
                 raise
             return [f"a pod would not be admitted now: {error.what}"]
         return []
@@ -169,17 +180,16 @@ class ClusterJob:
                 continue
             if held is None or parse_job_end(held) is not None:
                 continue
-            metadata = held["metadata"]
-            is_run = protocol.LABEL_RUN_ID in (metadata.get("labels") or {})
+            is_run = protocol.LABEL_RUN_ID in section(held, "metadata", "labels")
             # A TrainJob makes a JobSet of its own name.
-            if is_run and not metadata.get("ownerReferences"):
+            if is_run and not held["metadata"].get("ownerReferences"):
                 return held
         return None
 
     def _refuse_taken(self, held: Object) -> InputError:
         """The error for a job whose name is taken by ``held``, with the commands for that."""
         kind, name, namespace = held["kind"], held["metadata"]["name"], self.cluster.namespace
-        run_id = (held["metadata"].get("labels") or {}).get(protocol.LABEL_RUN_ID, "")
+        run_id = section(held, "metadata", "labels").get(protocol.LABEL_RUN_ID, "")
         if run_id and (Path(self.plan.run_dir).parent / run_id / protocol.PLAN_FILE).is_file():
             attach = typed.command("logs", "-f", run_id)
             fix = f"{attach} to attach, or {typed.command('stop', run_id)} to replace it"
@@ -196,7 +206,8 @@ class ClusterJob:
         Raises ``AnotherClusterError`` where it is not found because this is another cluster.
         """
         item = self.cluster.read(self._place)
-        if item is not None and self._is_own(item):
+        labels = section(item or {}, "metadata", "labels")
+        if item is not None and labels.get(protocol.LABEL_RUN_ID) == self.plan.run_id:
             return item
         self._expect_its_cluster()
         return None
@@ -212,10 +223,6 @@ class ClusterJob:
             f"name the kubeconfig of that one: {typed.command('status', self.plan.run_id)} "
             "--kubeconfig FILE",
         )
-
-    def _is_own(self, item: Object) -> bool:
-        labels = item["metadata"].get("labels") or {}
-        return bool(labels.get(protocol.LABEL_RUN_ID) == self.plan.run_id)
 
     def read_end(self) -> JobEnd | None:
         """How the job ended; None while it goes on."""
@@ -342,13 +349,6 @@ class ClusterJob:
         if self.cluster.context != IN_CLUSTER and "--context" not in kubectl():
             where += f" --context {shlex.quote(self.cluster.context)}"
         return where
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether the server has said no. An answer that it or a proxy gave up waiting is none."""
-    if not isinstance(error, ApiError):
-        return False
-    return error.status < SERVER_ERRORS or "webhook" in error.what
 
 
 def read_told(run_dir: Path) -> dict[str, Any]:

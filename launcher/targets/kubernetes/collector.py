@@ -35,7 +35,6 @@ LOG_LIMIT_S = 15.0
 """How long the last lines of ended pods may take."""
 ENDINGS_LIMIT_S = 2.0
 """How long the watch may take to tell how pods ended that a list no longer has."""
-LOCK_FILE = "output.lock"
 
 
 class PodCollector:
@@ -109,7 +108,7 @@ class PodCollector:
         """Whether this process is the one that writes the pods' output, from now on."""
         if self._lock is None:
             make_folders((str(self._run.path),))
-            lock = (self._run.path / LOCK_FILE).open("wb")
+            lock = (self._run.path / "output.lock").open("wb")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

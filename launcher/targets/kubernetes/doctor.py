@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from launcher.code.place import find_code
@@ -22,23 +22,13 @@ from launcher.targets.kubernetes.api import (
     plural,
 )
 from launcher.targets.kubernetes.code import check_size, tell_code
-from launcher.targets.kubernetes.doctor_judge import (
-    CLAIM,
-    PULL_SECRET,
-    SECRET,
-    judge_claim,
-    judge_pull_secret,
-    judge_secret,
-)
 from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
-LOOKED_AT = {"pods": ("list", "watch"), "pods/log": ("get",)}
-"""Rights that following any kind of run needs."""
-JOB_VERBS: tuple[str, ...] = ("get", "create", "patch", "delete")
-OTHER_VERBS: tuple[str, ...] = ("create", "patch", "delete")
+CLAIM, SECRET, PULL_SECRET = "PersistentVolumeClaim", "Secret", "image pull secret"
+"""Rows about what the job names."""
 
 
 def diagnose_kubernetes(
@@ -132,8 +122,11 @@ class _Diagnosis:
             yield ok("namespace", name, "is there")
 
     def _judge_rights(self) -> Iterator[Finding]:
-        wanted = dict.fromkeys(map(_resource, self._objects), OTHER_VERBS)
-        wanted |= {_resource(self._objects[-1]): JOB_VERBS, **LOOKED_AT}
+        made = ["create", "patch", "delete"]
+        wanted = dict.fromkeys(map(_resource, self._objects), made)
+        wanted[_resource(self._objects[-1])] = ["get", *made]
+        # Following any kind of run needs these.
+        wanted |= {"pods": ["list", "watch"], "pods/log": ["get"]}
         for resource, verbs in wanted.items():
             lacking = [verb for verb in verbs if not self._cluster.may(verb, resource)]
             if lacking:
@@ -191,3 +184,56 @@ def _resource(item: Object) -> str:
     """As kubectl has it: ``jobs.batch``."""
     group, slash, _ = item["apiVersion"].rpartition("/")
     return plural(item["kind"]) + (f".{group}" if slash else "")
+
+
+# -- what a job names: None stands for an object that is not there. Pure --------------------------
+
+
+def judge_secret(secret: Object | None, name: str, namespace: str, keys: Sequence[str]) -> Finding:
+    """The Secret of the job's variables, which has to have ``keys``."""
+    place, flag = f"Secret {name}", f"{name} -n {namespace}"
+    if secret is None:
+        values = "".join(f" --from-literal={key}=..." for key in keys)
+        fix = f"{kubectl()} create secret generic {flag}{values}"
+        return failed(SECRET, place, "is not there", fix)
+    missing = [key for key in keys if key not in (secret.get("data") or {})]
+    if missing:
+        patch = ", ".join(f'"{key}": "..."' for key in missing)
+        fix = f"{kubectl()} patch secret {flag} -p '{{\"stringData\": {{{patch}}}}}'"
+        return failed(SECRET, place, f"has no {', '.join(missing)}", fix)
+    return ok(SECRET, place, f"is there, with {', '.join(keys)}")
+
+
+def judge_pull_secret(secret: Object | None, name: str, namespace: str) -> Finding:
+    """A Secret with which the nodes pull the image."""
+    fix = (
+        f"{kubectl()} create secret docker-registry {name} -n {namespace} --docker-server=SERVER "
+        "--docker-username=NAME --docker-password=PASSWORD"
+    )
+    if secret is None:
+        return failed(PULL_SECRET, f"Secret {name}", "is not there", fix)
+    if not str(secret.get("type")).startswith("kubernetes.io/dockerc"):
+        told = f"is of type {secret.get('type')}, with which no image is pulled"
+        return failed(PULL_SECRET, f"Secret {name}", told, fix)
+    return ok(PULL_SECRET, f"Secret {name}", "is there")
+
+
+def judge_claim(claim: Object | None, name: str, namespace: str, node_count: int) -> Finding:
+    """A claim that so many nodes write to."""
+    place, flag = f"{CLAIM} {name}", f"{name} -n {namespace}"
+    if claim is None:
+        fix = f"{kubectl()} apply -f k8s/base/storage.yaml, as {flag}"
+        return failed(CLAIM, place, "is not there", fix)
+    phase = claim.get("status", {}).get("phase", "Pending")
+    modes = claim["spec"].get("accessModes") or []
+    look = f"{kubectl()} describe pvc {flag}"
+    if phase == "Pending":
+        # This is right if the storage class waits for the first pod.
+        return warning(CLAIM, place, "is not bound yet", look)
+    if phase != "Bound":
+        return failed(CLAIM, place, f"is {phase}", look)
+    told = f"bound, {claim['status'].get('capacity', {}).get('storage', '?')}, {', '.join(modes)}"
+    if node_count > 1 and not any(mode.endswith("Many") for mode in modes):
+        told += f", for {node_count} nodes: pods on different nodes cannot share it"
+        return warning(CLAIM, place, told, "name a claim with accessModes: [ReadWriteMany]")
+    return ok(CLAIM, place, told)

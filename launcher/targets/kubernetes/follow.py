@@ -196,11 +196,8 @@ class ClusterDriver:
                     if not is_told:
                         self._console.note(f"{why}; trying again")
                 self._clock.sleep(RETRY_S)
-        raise self._still_running(why, keep=keep)
-
-    def _still_running(self, why: str, *, keep: bool = False) -> TargetError:
-        by_hand = self._job.render_by_hand(keep=keep)
-        return TargetError(f"STILL RUNNING: {self._run.run_id}: {why}", by_hand)
+        what = f"STILL RUNNING: {self._run.run_id}: {why}"
+        raise TargetError(what, self._job.render_by_hand(keep=keep))
 
 
 # -- a run that no launcher follows --------------------------------------------------------------

@@ -18,15 +18,13 @@ from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.reasons import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
+from launcher.runs.ledger import read_ledger
 from launcher.targets.kubernetes.logs import LogSource, containers_of
 from launcher.targets.kubernetes.pod_states import Ending, PodView, seconds_of
 
 POD_FILE = "pod.json"
 """In a node's folder: which container's output lies there."""
 AGENT_SAYS = "[agent] "
-NOT_NEWS = f"{AGENT_SAYS}health: "
-ORDINARY_ENDS = ("", "Error", "Completed")
-"""Kubernetes' words for an end that add nothing to its exit code."""
 
 
 class Incarnations:
@@ -69,7 +67,8 @@ class PodRecorder:
         self._done: set[str] = set()
         """Uids of pods that are gone and fully recorded."""
         self._path = run.path / protocol.LEDGER_DIR / POD_LEDGER
-        self._told: set[str] = _read_keys(self._path)
+        told = read_ledger(self._path, POD_SOURCE)
+        self._told = {str(event.values.get("key")) for event in told}
         self._lock = threading.Lock()
 
     def save(self, pods: Iterable[PodView], there: Iterable[PodView]) -> None:
@@ -92,7 +91,7 @@ class PodRecorder:
 
     def hear(self, source: LogSource, index: int, number: int, stamp: str, text: str) -> None:
         """A line of a container's log. What the agent says there is recorded nowhere else."""
-        if text.startswith(AGENT_SAYS) and not text.startswith(NOT_NEWS):
+        if text.startswith(AGENT_SAYS) and not text.startswith(f"{AGENT_SAYS}health: "):
             key = f"{source.uid}/{source.restarts}/{stamp}/{text}"
             said = text.removeprefix(AGENT_SAYS)
             self._tell([(key, seconds_of(stamp), f"agent: {said}")], index, number)
@@ -147,7 +146,8 @@ def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
         if started:
             yield f"{key}/started", seconds_of(started), f"container of {pod.name} started"
         if ending is not None:
-            word = "" if ending.word in ORDINARY_ENDS else ending.word
+            # These two add nothing to the exit code.
+            word = "" if ending.word in ("Error", "Completed") else ending.word
             if outcome := parse_node_outcome(ending.message):
                 word = outcome.reason.value
                 if first := outcome.first:
@@ -157,13 +157,3 @@ def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
             at = seconds_of(ending.finished) or seconds_of(pod.created)
             code = name_exit_code(ending.exit_code)
             yield f"{key}/ended", at, f"container of {pod.name} ended: exit code {code}{why}"
-
-
-def _read_keys(path: Path) -> set[str]:
-    """What is told already, by this process or another."""
-    found: set[str] = set()
-    with contextlib.suppress(OSError):
-        for line in path.read_text(errors="replace").splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                found.add(json.loads(line)["key"])
-    return found

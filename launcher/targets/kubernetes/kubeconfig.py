@@ -14,9 +14,6 @@ import yaml
 
 from launcher.contract.errors import TargetError
 
-CONNECTIONS = 1024
-"""How many stay open. A followed log takes one, and the client warns on the terminal about each one
-above its limit, which is a few for each core by default."""
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
 """What the client raises for a file that is no kubeconfig."""
 
@@ -114,7 +111,8 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
     if said:
         what = f"the login command of context {context or 'in use'} failed: {said[0]}"
         raise TargetError(what, f"{kubectl()} get pods runs the same command, and tells more")
-    settings.connection_pool_maxsize = CONNECTIONS
+    # A followed log takes a connection, and the client warns on the terminal above its limit.
+    settings.connection_pool_maxsize = 1024
     # A request that was sent is not repeated: its answer may only be late.
     settings.retries = urllib3.Retry(3, read=False)
     if not settings.verify_ssl:

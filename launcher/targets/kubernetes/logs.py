@@ -17,7 +17,7 @@ RETRY_S = 1.0
 GONE = (400, 404)
 """What a server answers for a log that is not there yet, or not any more."""
 REFUSED = (401, 403)
-_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 """RFC 3339, as it begins every line that a container wrote."""
 
 Write = Callable[[bytes], None]
@@ -99,17 +99,14 @@ class Cursor:
 
 def _sortable(stamp: bytes) -> str | None:
     """RFC 3339 in UTC with all nine digits: servers leave out zeros at the end. None for others."""
-    if not _STAMP.fullmatch(stamp):
+    if (found := _STAMP.fullmatch(stamp)) is None:
         return None
-    text = stamp.decode("ascii", "replace")
-    if not text.endswith("Z"):
-        try:
-            moment = datetime.fromisoformat(text[:19] + text[-6:]).astimezone(UTC)
-        except (ValueError, OverflowError):
-            return None
-        text = f"{moment.isoformat()[:19]}{text[19:-6]}Z"
-    seconds, _, fraction = text[:-1].partition(".")
-    return f"{seconds}.{fraction.ljust(9, '0')}"
+    seconds, fraction, zone = (part.decode() for part in found.groups(b""))
+    try:
+        moment = datetime.fromisoformat(seconds + zone).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return f"{moment.isoformat()[:19]}.{fraction.ljust(9, '0')}"
 
 
 class LogFollower:

@@ -25,10 +25,6 @@ from launcher.targets.kubernetes.pod_states import (
 if TYPE_CHECKING:
     from launcher.targets.kubernetes.cluster_job import ClusterJob
 
-ORDINARY = (*GOOD_ENDS, *BAD_ENDS, "Created", "Running")
-"""Types of conditions that do not explain missing pods."""
-CLOCK_STEP_S = 1.0
-"""Times of objects are whole seconds."""
 MISSING_S = 3.0
 """How long pods may be missing before the job's events are looked at."""
 NEXT_LOOK_S = 5.0
@@ -112,7 +108,7 @@ def _describe_silence(called: str, namespace: str, job: Object | None) -> str:
 
 def _conditions(job: Object) -> Iterator[str]:
     for kind, condition in true_conditions(job).items():
-        if kind not in ORDINARY:
+        if kind not in (*GOOD_ENDS, *BAD_ENDS, "Created", "Running"):
             said = condition.get("message") or condition.get("reason") or ""
             called = f"{job.get('kind')} {section(job, 'metadata').get('name')}"
             yield f"{called}: {kind}{f': {said}' if said else ''}"
@@ -121,8 +117,8 @@ def _conditions(job: Object) -> Iterator[str]:
 def _warnings(job: Object, events: Iterable[Object], namespace: str) -> Iterator[str]:
     made_at = seconds_of(section(job, "metadata").get("creationTimestamp") or "")
     for event in sorted(events, key=event_time):
-        # Events of an earlier job of the same name may still be there.
-        if event.get("type") == "Warning" and event_time(event) >= made_at - CLOCK_STEP_S:
+        # Events of an earlier job of the same name may still be there. Times are whole seconds.
+        if event.get("type") == "Warning" and event_time(event) >= made_at - 1:
             about = section(event, "involvedObject")
             kind, name = str(about.get("kind")), about.get("name")
             message = message_of(event)

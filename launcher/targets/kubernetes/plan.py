@@ -188,10 +188,6 @@ def _claim_with_folder(text: str, folder: str) -> Claim:
 def _plan_volumes(job: JobSpec) -> tuple[Volume, ...]:
     volumes = tuple(parse_volume(text) for text in job.kubernetes.volumes)
     targets = [volume.target for volume in volumes]
-    if twice := {target for target in targets if targets.count(target) > 1}:
-        raise InputError(
-            f"kubernetes.volumes has {min(twice)} twice", "give each volume a target of its own"
-        )
     for mount in job.mounts:
         if mount.target not in targets:
             mode = ":ro" if mount.read_only else ""

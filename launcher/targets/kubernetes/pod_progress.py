@@ -20,10 +20,6 @@ from launcher.targets.kubernetes.pod_states import (
 )
 
 LIMIT_KEY = "kubernetes.start_limit_s"
-LASTING = (Trouble.IMAGE, Trouble.CONFIG, Trouble.START)
-"""Troubles that last until somebody changes something."""
-EQUAL_STARTS = 2
-"""So many containers that fail to start with the same message end the run."""
 Start = tuple[str, int]
 """A container: its pod's uid and the number of restarts before it."""
 _VARYING = re.compile(r'"[^"]*"|[0-9a-f]{8,}|\d+')
@@ -44,7 +40,8 @@ def _failed_starts(pods: Iterable[PodView]) -> Iterator[tuple[Start, PodView, En
 
 def is_lasting(pod: PodView) -> bool:
     """Whether a pod waits for something that only a person can change."""
-    lasts = pod.trouble in LASTING or find_missing_claim(pod) is not None
+    kinds = (Trouble.IMAGE, Trouble.CONFIG, Trouble.START)
+    lasts = pod.trouble in kinds or find_missing_claim(pod) is not None
     return pod.state is NodeState.PENDING and lasts
 
 
@@ -116,7 +113,7 @@ class StartLimit:
         for start, pod, ending in _failed_starts(seen):
             if start not in self._forgiven:
                 alike[same_words(ending.message)].append((pod, ending))
-        certain = next((found for found in alike.values() if len(found) >= EQUAL_STARTS), None)
+        certain = next((found for found in alike.values() if len(found) > 1), None)
         if certain is None:
             return None
         pod, ending = certain[-1]

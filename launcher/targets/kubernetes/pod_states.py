@@ -317,11 +317,9 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
         return Reason.COMPLETED, ""
     if end.word == DELETED:
         return Reason.STOP_REQUESTED, end.message
-    failed = sort_failures(pods)
-    for pod in failed:
+    for pod in sort_failures(pods)[:1]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
             return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
-    for pod in failed[:1]:
         if pod.trouble is Trouble.START:
             return Reason.BAD_INPUT, describe_trouble(pod)
         last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
@@ -337,10 +335,8 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
 def sort_failures(pods: Iterable[PodView]) -> list[PodView]:
     """The pods that have failed; the one that says why comes first."""
     failed = (pod for pod in pods if pod.exit_code)
-    return sorted(
-        failed,
-        key=lambda pod: order_of_failure(pod.exit_code or 0, pod.message, pod.ending, pod.trouble),
-    )
+    key = lambda pod: order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)  # noqa: E731
+    return sorted(failed, key=key)
 
 
 def last_words(message: str) -> str:
@@ -351,14 +347,20 @@ def last_words(message: str) -> str:
 
 
 def order_of_failure(
-    exit_code: int, message: str, ending: Ending | None, trouble: Trouble | None = None
-) -> tuple[bool, bool, float]:
-    """Permanent failures first; causes before the failures that followed them; then by time."""
+    exit_code: int, ending: Ending | None, trouble: Trouble | None = None
+) -> tuple[bool, bool, bool, float]:
+    """What ran out of memory first: it takes the others with it, and leaves no word.
+
+    Then permanent failures; causes before the failures that followed them; then by time.
+    """
+    word, message, finished = "", "", ""
+    if ending is not None:
+        word, message, finished = ending.word, ending.message, ending.finished
+    has_memory = trouble is not Trouble.OUT_OF_MEMORY and not is_oom(word, message)
     is_worth_a_retry = exit_code >= RETRY_FROM and trouble is not Trouble.START
     if (outcome := parse_node_outcome(message)) and (first := outcome.first):
-        return is_worth_a_retry, first.is_collateral, first.failed_at
-    finished = seconds_of(ending.finished) if ending else 0.0
-    return is_worth_a_retry, False, finished or float("inf")
+        return has_memory, is_worth_a_retry, first.is_collateral, first.failed_at
+    return has_memory, is_worth_a_retry, False, seconds_of(finished) or float("inf")
 
 
 def describe_trouble(pod: PodView) -> str:

@@ -35,9 +35,6 @@ LOSSES_PER_NODE = 3
 """How many pods may fail for each node of the job, for causes that are worth a retry."""
 
 VOLCANO = "volcano"
-KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
-VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 
 
 def _object(api_version: str, kind: str, metadata: Object, spec: Object) -> Object:
@@ -108,7 +105,8 @@ def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
     pods, api = PodSettings.of(plan), f"{TRAINER}/v1alpha1"
     nodes, workers = len(plan.nodes), plan.nodes[0].nproc_per_node
     in_queue = pods.gang == VOLCANO and pods.queue is not None
-    queue = {"metadata": {"annotations": {VOLCANO_QUEUE: pods.queue}}} if in_queue else {}
+    annotations = {"scheduling.volcano.sh/queue-name": pods.queue}
+    queue = {"metadata": {"annotations": annotations}} if in_queue else {}
     metadata = render_metadata(plan)
     metadata["labels"] = {**metadata["labels"], f"{TRAINER}/framework": "torch"}
     runtime = {
@@ -222,7 +220,7 @@ def _gang_metadata(plan: LaunchPlan) -> Object:
     """Metadata of the object that Kueue admits, at its full size."""
     pods, metadata = PodSettings.of(plan), render_metadata(plan)
     if pods.gang == "kueue":
-        metadata["labels"] = {**metadata["labels"], KUEUE_QUEUE: pods.queue}
+        metadata["labels"] = {**metadata["labels"], "kueue.x-k8s.io/queue-name": pods.queue}
     return metadata
 
 
@@ -241,7 +239,8 @@ def _in_gang(plan: LaunchPlan, template: Object, *, own_group: bool) -> Object:
     """The pod template under its gang's scheduler; ``own_group``: in ``_pod_group``'s."""
     if PodSettings.of(plan).gang != VOLCANO:
         return template
-    group = {"annotations": {VOLCANO_GROUP: plan.job_name}} if own_group else {}
+    name = {"scheduling.k8s.io/group-name": plan.job_name}
+    group = {"annotations": name} if own_group else {}
     spec = {"schedulerName": VOLCANO, **template["spec"]}
     return {"metadata": {**template["metadata"], **group}, "spec": spec}
 

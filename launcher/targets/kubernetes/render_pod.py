@@ -26,12 +26,9 @@ Object = dict[str, Any]
 
 STOP_MARGIN_S = 15
 """On top of the job's grace, for the agent to report after its workers have ended."""
-STARTUP_PROBE_LIMIT_S = 1200
-"""How long the agent may take to import torch, from a cold disk that many nodes share."""
 PROBE_PERIOD_S = 20
 PROBE_FAILURES = 15
 """The agent ends hangs itself, and sooner: the probe is for an agent that no longer answers."""
-HOST_KEY = "kubernetes.io/hostname"
 
 AGENT_FIX = (
     "build the image again (make image, make push) under a new tag, or with "
@@ -155,10 +152,10 @@ def _render_pod(plan: LaunchPlan, container: str, env: Env) -> Object:
 def _placement(plan: LaunchPlan, pods: PodSettings) -> Object:
     """Which nodes the pods go to."""
     same_job = {"matchLabels": {protocol.LABEL_JOB: plan.job_name}}
-    apart = {"labelSelector": same_job, "topologyKey": HOST_KEY}
+    apart = {"labelSelector": same_job, "topologyKey": "kubernetes.io/hostname"}
     spread = {
         "maxSkew": 1,
-        "topologyKey": HOST_KEY,
+        "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": same_job,
     }
@@ -260,7 +257,8 @@ def _probes(pods: PodSettings) -> Object:
     alive = {"periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10}
     return {
         "ports": [{"name": "health", "containerPort": pods.probe_port, "protocol": "TCP"}],
-        "startupProbe": {**get, "periodSeconds": 5, "failureThreshold": STARTUP_PROBE_LIMIT_S // 5},
+        # 20 minutes: torch may be imported from a cold disk that many nodes share.
+        "startupProbe": {**get, "periodSeconds": 5, "failureThreshold": 240},
         "livenessProbe": {**get, **alive, "failureThreshold": PROBE_FAILURES},
     }
 

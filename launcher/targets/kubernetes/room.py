@@ -94,26 +94,17 @@ class KubernetesRoom(Room):
         self, arguments: Namespace, run_root: Path, otherwise: InputError | None = None
     ) -> RunFolder | None:
         """As ``Room.find_run``: the cluster is asked before beginnings of ids are looked at."""
-        if otherwise is not None and not _may_be_there(arguments, otherwise):
-            return None
-        from launcher.targets.kubernetes import named_runs
+        from launcher.targets.kubernetes import find_runs
 
-        if otherwise is not None:
-            return named_runs.look_for_run(arguments, run_root, otherwise)
-        return named_runs.find_run(arguments, run_root)
+        if otherwise is None:
+            return find_runs.find_run(arguments, run_root)
+        if "may be any of" in otherwise.what or arguments.run == protocol.LATEST_LINK:
+            return None
+        return find_runs.look_for_run(arguments, run_root, otherwise)
 
     def list_runs(
         self, arguments: Namespace, run_root: Path, note: Note, *, everything: bool
     ) -> list[ListedRun]:
-        from launcher.targets.kubernetes import named_runs
+        from launcher.targets.kubernetes import find_runs
 
-        return named_runs.list_runs(arguments, run_root, note, everything=everything)
-
-
-def _may_be_there(arguments: Namespace, otherwise: InputError) -> bool:
-    """Whether a run without a folder here may be meant, and a cluster is there to ask."""
-    from launcher.targets.kubernetes.kubeconfig import has_config, is_in_pod
-
-    fits_several = "may be any of" in otherwise.what
-    is_named = not fits_several and arguments.run != protocol.LATEST_LINK
-    return is_named and (is_in_pod() or has_config())
+        return find_runs.list_runs(arguments, run_root, note, everything=everything)

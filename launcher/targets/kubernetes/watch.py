@@ -7,12 +7,10 @@ import time
 
 from launcher.contract.errors import TargetError
 from launcher.contract.reasons import NodeState
-from launcher.targets.kubernetes.api import ApiError, Cluster, Object
+from launcher.targets.kubernetes.api import GONE, ApiError, Cluster, Object
 from launcher.targets.kubernetes.pod_states import PodView, parse_pod, sort_pods
 
-WATCH_S = 240
 RETRY_S = 1.0
-EXPIRED = 410
 
 
 class PodWatch:
@@ -81,12 +79,12 @@ class PodWatch:
             try:
                 version = version or self._list()
                 self.error = None
-                for event in self._cluster.watch_pods(self._selector, version, WATCH_S):
+                for event in self._cluster.watch_pods(self._selector, version):
                     version = self._take(event) or version
                     if self._stopped.is_set():
                         return
             except TargetError as error:
-                if isinstance(error, ApiError) and error.status == EXPIRED:
+                if isinstance(error, ApiError) and error.status == GONE:
                     version = ""
                     continue
                 self.error = error

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.contract import protocol
-from launcher.manifests.docker_play import LABEL
+from launcher.manifests.player import LABEL
 from launcher.manifests.pytorchjob import PyTorchJob, operator_env
 from launcher.manifests.source import parse_manifest
 from tests.launcher.played import (

@@ -11,8 +11,7 @@ import pytest
 from docs.generate import render_rules
 from launcher.commands.cli import run_command
 from launcher.contract.errors import ExitCode
-from launcher.manifests.batch.check import check_batch_script
-from launcher.manifests.batch.rules import BatchRule
+from launcher.manifests.batch.check import BatchRule, check_batch_script
 from launcher.manifests.batch.script import is_batch_script
 from launcher.manifests.check import check_manifests, render_checked
 
