@@ -9,6 +9,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,8 @@ def test_the_installed_launcher_takes_the_torch_of_the_python_on_the_path(
     done = call(*run, cwd=tmp_path, PATH=f"{installed}:{scripts}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     assert "rank 1 has run" in done.stdout
+    first = done.stderr.splitlines()[0]
+    assert f"{scripts}/python3 with torch {version('torch')} (from PATH, as " in first
     bare = call(*run, cwd=tmp_path, PATH=str(installed))
     assert bare.returncode == 3
     assert "has no torch" in bare.stderr

@@ -1,4 +1,4 @@
-"""Decides where a job runs: what was forced, else the best that the machine has."""
+"""Decides where a job runs: what was forced, else containers or processes of this machine."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ROOMS = {
     "starter": "launcher.targets.starter.room:StarterRoom",
 }
 """Where each target's room is, as ``MODULE:CLASS``."""
-TRIED_UNASKED = ("docker", "local")
-"""Where a job may run that names no target, in the order of trial."""
+CONTAINERS, PROCESSES = "docker", "local"
+"""Where a job may run that names no target."""
 STARTED_BY_OTHERS = ("starter",)
 """What ``--on`` of a job may not name: a command of its own starts its runs."""
 
@@ -96,27 +96,31 @@ def open_target(name: str, run_root: Path) -> Target:
 def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) -> Choice:
     """The forced target, or the first that can run the job of those that are tried unasked.
 
-    Raises ``TargetError`` where a forced target cannot run the job, or none can.
+    Containers if the job names what only those have; else processes, where torchrun would start
+    them, if that Python has torch. Raises ``TargetError`` where a forced target cannot run the
+    job, or none can.
     """
     if forced is not None:
         facts = forced.facts(job)
         # Where nodes are there already, nobody need have named the target.
         why = "" if forced.there else f" (forced by --on {forced.name})"
         return Choice(target=forced, facts=facts, why=f"{facts.describe()}{why}")
-    because = ""
-    for name, after in zip(TRIED_UNASKED, (*TRIED_UNASKED[1:], ""), strict=True):
-        target = open_target(name, run_root)
+    first, second = PROCESSES, CONTAINERS
+    if job.names_containers:
+        first, second = second, first
+    target, because = open_target(first, run_root), ""
+    try:
+        facts = target.facts(job)
+    except TargetError as error:
+        hint = f"{error.hint}; without it: --on {second}"
+        if job.image or isinstance(error, SilentTargetError):
+            raise TargetError(error.what, hint) from error
+        target, because = open_target(second, run_root), f", because {error.what}"
         try:
             facts = target.facts(job)
-        except SilentTargetError as error:
-            raise TargetError(error.what, f"{error.hint}; without it: --on {after}") from error
-        except TargetError as error:
-            if not after:
-                raise
-            because = f", because {error.what}"
-            continue
-        return Choice(target=target, facts=facts, why=f"{facts.describe()}{because}")
-    raise AssertionError("the last one returns or raises")
+        except TargetError as other:
+            raise TargetError(f"{error.what}; {other.what}", error.hint) from error
+    return Choice(target=target, facts=facts, why=f"{facts.describe()}{because}")
 
 
 def choose_engine(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.api.choose_target import TRIED_UNASKED, open_target
+from launcher.api.choose_target import CONTAINERS, PROCESSES, open_target
 from launcher.api.stopping import read_outcome_now
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
@@ -98,7 +98,7 @@ def describe_none(run_root: Path, *, everything: bool, is_here: bool) -> str:
 def find_elsewhere(run_root: Path) -> list[LiveRun]:
     """Runs on this machine whose folders are not in ``run_root``."""
     found: list[LiveRun] = []
-    for name in TRIED_UNASKED:
+    for name in (CONTAINERS, PROCESSES):
         with contextlib.suppress(TargetError):
             found += open_target(name, run_root).live_runs()
     root = run_root.resolve()

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
 from launcher.api.choose_target import Choice, choose_target
-from launcher.code.place import IN_IMAGE, CodePlace, find_code
+from launcher.code.place import CodePlace, find_code
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
+from launcher.job.values import IN_IMAGE
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.nnodes import decide_nnodes
 from launcher.plan.run_id import new_run_id

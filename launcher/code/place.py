@@ -8,9 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from launcher.code.git import find_repository
 from launcher.contract.errors import KeyInputError
-
-IN_IMAGE = "image"
-"""The value of the key ``code`` for code that the image holds."""
+from launcher.job.values import IN_IMAGE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ from launcher.api.planning import (
     read_job_of,
     resume_job,
 )
-from launcher.code.place import IN_IMAGE
 from launcher.commands.arguments import open_named, run_root
 from launcher.job import script
 from launcher.job.file import Override, find_place, option_override, parse_job, parse_override
 from launcher.job.script import SCRIPT_ENDINGS, is_script
 from launcher.job.spec import JobSpec
+from launcher.job.values import IN_IMAGE
 from launcher.runs.folder import RunFolder, find_run
 from launcher.yamlfile.problem import FileError
 from launcher.yamlfile.source import read_text
@@ -117,4 +117,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
     )
     if arguments.resume and not run.choice.target.traits.sends_code:
         run.choice.target.notes += note_no_checkpoint(job, arguments.resume)
+    if run.plan.image is None and (arguments.image or arguments.code == IN_IMAGE):
+        what = "--image and --code image are for containers, and these nodes are processes"
+        run.choice.target.notes.append(f"{what}: they have no use here")
     return run

@@ -42,7 +42,7 @@ from launcher.job.types import (
     TorchVersion,
     Variable,
 )
-from launcher.job.values import NodeRange, parse_quantity_bytes
+from launcher.job.values import IN_IMAGE, NodeRange, parse_quantity_bytes
 
 
 class RdzvConfSpec(Section):
@@ -240,7 +240,8 @@ class JobSpec(Section):
     from it is longer than Kubernetes allows."""
     image: Annotated[Image | None, Field(examples=["ghcr.io/me/train:1.4"])] = None
     """The container image. It needs torch and nothing of this project. Left out: the image that
-    ``make image`` builds, ``fabric-train:cuda`` or ``fabric-train:cpu`` as the machine is."""
+    ``make image`` builds, ``fabric-train:cuda`` or ``fabric-train:cpu`` as the machine is. A job
+    that names an image runs in containers of this machine, if no target is named."""
     command: Annotated[
         Command, Field(examples=[["-m", "train", "--epochs", 3], "train.py --lr 0.1"])
     ]
@@ -339,6 +340,11 @@ class JobSpec(Section):
         """Whether workers are to see no GPU, even where there are some."""
         gpus = self.resources.gpus
         return gpus == 0 or (gpus is None and self.nproc_per_node == "cpu")
+
+    @property
+    def names_containers(self) -> bool:
+        """Whether it names what only containers have: an image, code in one, or mounts."""
+        return bool(self.image or self.code == IN_IMAGE or self.mounts)
 
     @property
     def uses_agent(self) -> bool:

@@ -24,6 +24,9 @@ MAX_QUANTITY_BYTES = 2**63 - 1
 MAX_NAME = 40
 """Names such as ``<name>-<run>-<index>`` have at most 63 characters, and operators add to them."""
 
+IN_IMAGE = "image"
+"""The value of the key ``code`` for code that the image holds."""
+
 NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 NODES = r"[1-9][0-9]*(:[1-9][0-9]*)?"
 QUANTITY = r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[kMGTPE])?"

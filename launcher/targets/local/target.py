@@ -63,13 +63,15 @@ class LocalTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         python, torch_version = find_torch(job.local.python)
+        is_other = python != sys.executable and not job.local.python
+        why = f" (from PATH, as {sys.executable} has no torch)" if is_other else ""
         devices = read_gpus() if not job.is_on_cpu else ()
         cores = len(os.sched_getaffinity(0))
         ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
         self._free_ports = ports
         return TargetFacts(
             target=self.name,
-            place="local processes",
+            place=f"local processes, {python} with torch {torch_version}{why}",
             accelerator="cuda" if devices else "cpu",
             machine=MachineFacts(
                 cpu_count=cores,

@@ -17,6 +17,8 @@ from launcher.job.spec import JobSpec
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 
 NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
+NO_TORCH = TargetError("/usr/bin/python3 has no torch", "pip install torch")
+NAMES_CONTAINERS = ({"image": "my/image:1"}, {"code": "image"}, {"mounts": ["./data:/data"]})
 
 
 def known(name: str, found: TargetFacts | TargetError, monkeypatch: pytest.MonkeyPatch) -> Target:
@@ -41,8 +43,13 @@ def choose(
 ) -> Callable[..., Any]:
     monkeypatch.chdir(tmp_path)
 
-    def chosen(docker: TargetFacts | TargetError, forced: str | None = None, **job: Any) -> Any:
-        found = {"docker": docker, "local": local_facts}
+    def chosen(
+        docker: TargetFacts | TargetError,
+        forced: str | None = None,
+        local: TargetFacts | TargetError = local_facts,
+        **job: Any,
+    ) -> Any:
+        found = {"docker": docker, "local": local}
         targets = {name: known(name, facts, monkeypatch) for name, facts in found.items()}
         with monkeypatch.context() as patch:
             patch.setattr(
@@ -53,24 +60,54 @@ def choose(
     return chosen
 
 
-def test_docker_is_taken_where_it_can_run_the_job(
-    choose: Callable[..., Any], docker_facts: TargetFacts
+def test_a_job_that_says_nothing_runs_where_torchrun_would_run_it_also_beside_an_engine(
+    choose: Callable[..., Any], docker_facts: TargetFacts, local_facts: TargetFacts
 ) -> None:
-    choice = choose(docker_facts)
+    assert choose(docker_facts).facts is local_facts
+
+
+@pytest.mark.parametrize("job", NAMES_CONTAINERS, ids=lambda job: next(iter(job)))
+def test_a_job_that_names_what_only_containers_have_runs_in_containers(
+    job: dict[str, Any], choose: Callable[..., Any], docker_facts: TargetFacts
+) -> None:
+    choice = choose(docker_facts, **job)
     assert choice.facts is docker_facts
     assert "local Docker, image fabric-train:cpu, no GPU: gloo" in choice.why
 
 
 def test_gpus_are_named(choose: Callable[..., Any], cuda_facts: TargetFacts) -> None:
-    assert "8 GPUs, NCCL" in choose(cuda_facts).why
+    assert "8 GPUs, NCCL" in choose(cuda_facts, code="image").why
 
 
-def test_local_processes_are_the_fallback_and_the_reason_is_said(
+def test_without_an_engine_processes_are_taken_and_the_reason_is_said(
     choose: Callable[..., Any], local_facts: TargetFacts
 ) -> None:
-    choice = choose(NO_ENGINE)
+    choice = choose(NO_ENGINE, code="image")
     assert choice.facts is local_facts
     assert f"because {NO_ENGINE.what}" in choice.why
+
+
+def test_an_image_that_is_named_is_never_left_out(choose: Callable[..., Any]) -> None:
+    with pytest.raises(TargetError, match="no Docker engine") as caught:
+        choose(NO_ENGINE, image="my/image:1")
+    assert caught.value.hint == "start it; without it: --on local"
+
+
+def test_without_torch_here_containers_are_taken_and_the_reason_is_said(
+    choose: Callable[..., Any], docker_facts: TargetFacts
+) -> None:
+    choice = choose(docker_facts, local=NO_TORCH)
+    assert choice.facts is docker_facts
+    assert f"because {NO_TORCH.what}" in choice.why
+
+
+def test_without_torch_and_without_an_engine_both_are_told_and_the_fix_of_the_first(
+    choose: Callable[..., Any],
+) -> None:
+    with pytest.raises(TargetError) as caught:
+        choose(NO_ENGINE, local=NO_TORCH)
+    assert caught.value.what == f"{NO_TORCH.what}; {NO_ENGINE.what}"
+    assert caught.value.hint == NO_TORCH.hint
 
 
 def test_a_forced_target_is_taken_or_refused_but_never_replaced(
@@ -89,7 +126,8 @@ def test_an_unknown_target_names_the_known_ones(tmp_path: Path) -> None:
 def test_a_job_without_gpus_says_how_many_cores_it_has(
     choose: Callable[..., Any], docker_facts: TargetFacts
 ) -> None:
-    assert "64 CPU cores" in choose(replace(docker_facts, machine=MachineFacts(cpu_count=64))).why
+    docker = replace(docker_facts, machine=MachineFacts(cpu_count=64))
+    assert "64 CPU cores" in choose(docker, code="image").why
 
 
 def test_one_variable_switches_the_agent_off_for_every_job(
@@ -117,6 +155,7 @@ def test_a_misspelt_engine_is_refused(make_job: Callable[..., JobSpec]) -> None:
 def test_nothing_is_taken_in_the_place_of_an_engine_that_does_not_answer(
     choose: Callable[..., Any],
 ) -> None:
+    silent = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
     with pytest.raises(TargetError, match="does not answer") as caught:
-        choose(SilentTargetError("the Docker engine is there, but does not answer", "docker info"))
+        choose(silent, code="image")
     assert caught.value.hint == "docker info; without it: --on local"

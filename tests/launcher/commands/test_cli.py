@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -46,15 +47,17 @@ def test_help_tells_how_many_processes_are_started_unasked(command: str, tmp_pat
     assert "(default: auto, one for each GPU of the node, without GPUs one for each" in said
 
 
-def test_without_an_engine_the_job_goes_to_local_processes_and_says_why(folder: Path) -> None:
-    nowhere = "unix:///nonexistent/docker.sock"
+def test_a_job_that_says_nothing_runs_in_this_python_whose_name_and_torch_are_told(
+    folder: Path,
+) -> None:
     (folder / "train.py").write_text("print('trained')\n")
-    done = launcher("run", "job.yaml", cwd=folder, DOCKER_HOST=nowhere)
+    done = launcher("run", "job.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "running on local processes" in done.stderr.splitlines()[0]
-    assert "because" in done.stderr.splitlines()[0]
-    assert done.stderr.splitlines()[0].endswith("; made the folder runs for its runs")
-    again = launcher("run", "job.yaml", cwd=folder, DOCKER_HOST=nowhere)
+    first = done.stderr.splitlines()[0]
+    torch = version("torch")
+    assert f"running on local processes, {sys.executable} with torch {torch}," in first
+    assert first.endswith("; made the folder runs for its runs")
+    again = launcher("run", "job.yaml", cwd=folder)
     assert "made the folder" not in again.stderr
 
 
