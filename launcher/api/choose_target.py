@@ -112,7 +112,7 @@ def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) ->
     try:
         facts = target.facts(job)
     except TargetError as error:
-        hint = f"{error.hint}; without it: --on {second}"
+        hint = "; ".join(filter(None, (error.hint, f"without it: --on {second}")))
         if job.image or isinstance(error, SilentTargetError):
             raise TargetError(error.what, hint) from error
         target, because = open_target(second, run_root), f", because {error.what}"

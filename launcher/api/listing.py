@@ -245,8 +245,13 @@ def show_logs(
 def read_output(
     run: RunFolder, *, follow: bool, rank: int | None, agents: bool, keeps_returns: bool
 ) -> Iterator[tuple[Output, str]]:
-    """A run's output from its beginning, each part with its prefix; may wait with ``follow``."""
+    """A run's output from its beginning, each part with its prefix; may wait with ``follow``.
+
+    Raises ``InputError`` for a rank that the run has not.
+    """
     plan = run.read_plan()
+    if rank is not None:
+        _check_rank(run, plan, rank, follow=follow)
     tails = RunTails(
         run,
         workers_in_consoles=open_target(plan.target, run.path.parent).traits.tells_by_consoles,
@@ -256,6 +261,17 @@ def read_output(
     for _ in _turns(run, plan, follow=follow):
         yield from _prefixed(tails.poll(), plan, rank)
     yield from _prefixed(tails.close(), plan, rank)
+
+
+def _check_rank(run: RunFolder, plan: LaunchPlan, rank: int, *, follow: bool) -> None:
+    nproc = plan.nodes[0].nproc_per_node
+    last = plan.nodes[0].max_nodes * nproc - 1
+    known = [log.rank_on(log.node_index, nproc) for log in run.worker_logs()]
+    if plan.is_elastic and known and not follow:
+        last = max(known)  # with fewer nodes than it may have; followed, it may get them yet
+    if rank > last:
+        has = f"ranks 0 to {last}" if last else "rank 0 alone"
+        raise InputError(f"--rank {rank}: {run.run_id} has {has}", f"--rank {last}")
 
 
 def _turns(run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:

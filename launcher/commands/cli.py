@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from launcher import __version__
 from launcher.api.choose_target import load, rooms
 from launcher.commands.options import add_commands
-from launcher.commands.other_programs import check_command, names_training
+from launcher.commands.other_programs import find_habit
 from launcher.commands.parser import TAKES_TRAINING, Parser, check_known
 from launcher.commands.printed_commands import options_to_find_runs, program_name
 from launcher.contract import typed
@@ -51,9 +51,9 @@ def _run_command(
 ) -> int:
     arguments = argparse.Namespace()
     try:
-        if names_training(own):
-            raise InputError(f"{own[0]}: no command of the launcher", _as_run(parser, own, extra))
-        check_command(own, TAKES_TRAINING)
+        wrong, meant = find_habit(own, TAKES_TRAINING)
+        if wrong:
+            raise InputError(wrong, _fix(parser, meant, extra))
         arguments, unknown = parser.parse_known_args(own)
         arguments.extra, arguments.is_plugin = tuple(extra), plugin is not None
         _check(arguments, unknown, own, extra)
@@ -83,9 +83,8 @@ def _run_command(
         return _tell(_of_system(error))
 
 
-def _as_run(parser: argparse.ArgumentParser, own: list[str], extra: list[str]) -> str:
-    """The fix where ``run`` was left out."""
-    words = ["run", *own]
+def _fix(parser: argparse.ArgumentParser, words: list[str], extra: list[str]) -> str:
+    """The words that were meant, as they can be typed."""
     arguments, unknown = parser.parse_known_args(words)
     try:
         check_known(arguments, unknown, words, extra)
@@ -111,8 +110,8 @@ def _check(
         raise InputError(f"the current folder {why}", "cd to one that is there") from None
     for word in (folder, *own, *extra):
         if word != word.encode(errors="replace").decode():
-            what = f"{word!r}: a name that is no UTF-8 text, which no plan could hold"
-            raise InputError(what, "rename it (mv), or write it in UTF-8")
+            fix = "rename it (mv)" if os.path.lexists(word) else "write it in UTF-8"
+            raise InputError(f"{word!r} is no UTF-8 text, which no plan could hold", fix)
     for name, value in vars(arguments).items():
         if value == "" and name not in MAY_BE_EMPTY:
             shown = name.upper() if name in POSITIONAL else f"--{name.replace('_', '-')}"
@@ -134,7 +133,8 @@ def _of_system(error: OSError) -> LauncherError:
     what = error.strerror or str(error)
     if not isinstance(error.filename, str):
         return InputError(what, "df -h; ulimit -a")
-    fix = f"namei -l {shlex.quote(error.filename)} tells whose it is, and df -h how full its disk"
+    file = shlex.quote(error.filename)
+    fix = f"namei -l {file} tells whose it is, df -h how full its disk, mount what is read-only"
     return InputError(f"{error.filename}: {what}", fix)
 
 

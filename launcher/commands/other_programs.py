@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from launcher.contract import typed
-from launcher.contract.errors import InputError
 
 STARTS_SCRIPTS = r"(.*/)?(python[0-9.]*|torchrun)"
 JOB_ENDINGS = (".py", ".pyz", ".yaml", ".yml")
@@ -21,29 +20,27 @@ DECIDED_HERE = ("--standalone", "--node-rank", "--rdzv-", "--master-")
 """Beginnings of torchrun's options that nobody gives here."""
 
 
-def names_training(words: Sequence[str]) -> bool:
-    """Whether a script, module or job file stands where a command should."""
-    return bool(words) and (words[0] == "-m" or words[0].endswith(JOB_ENDINGS))
-
-
 def with_training(command: str) -> str:
     """How a command that starts scripts is typed."""
     return f"{typed.command(command, 'JOB')} [options] -- [training arguments]"
 
 
-def check_command(words: Sequence[str], takes_training: Sequence[str]) -> None:
-    """Raises ``InputError`` where torchrun or python stands before the script.
+def find_habit(words: Sequence[str], takes_training: Sequence[str]) -> tuple[str, list[str]]:
+    """What is wrong with words as torchrun or python takes them, and the words that were meant.
 
-    ``words`` are all before ``--``, and ``takes_training`` the commands that start scripts.
+    Both are empty where nothing is. ``words`` are all before ``--``, and ``takes_training`` the
+    commands that start scripts.
     """
-    if not words or words[0] not in takes_training:
-        return
-    for before, word in pairwise(words):
-        if word == "-m" or word.endswith(JOB_ENDINGS) or Path(word).is_dir():
-            return
-        if re.fullmatch(STARTS_SCRIPTS, word) and not before.startswith("-"):
-            what = f"{word}: a program, and no script or job file"
-            raise InputError(what, f"leave it out: {with_training(words[0])}")
+    if words and (words[0] == "-m" or words[0].endswith(JOB_ENDINGS)):
+        return f"{words[0]}: no command of the launcher", ["run", *words]
+    if words and words[0] in takes_training:
+        for at, (before, word) in enumerate(pairwise(words), 1):
+            if word == "-m" or word.endswith(JOB_ENDINGS) or Path(word).is_dir():
+                break
+            if re.fullmatch(STARTS_SCRIPTS, word) and not before.startswith("-"):
+                what = f"{word}: a program, and no script or job file"
+                return what, [*words[:at], *words[at + 1 :]]
+    return "", []
 
 
 def decided_here(words: Sequence[str]) -> list[str]:

@@ -75,8 +75,6 @@ def status(arguments: argparse.Namespace) -> int:
 def logs(arguments: argparse.Namespace) -> int:
     """Prints a run's output."""
     run = find(arguments)
-    if arguments.rank is not None:
-        _check_rank(run, arguments.rank)
     try:
         show_logs(
             run,
@@ -98,15 +96,6 @@ def logs(arguments: argparse.Namespace) -> int:
     told = f"launcher: {run.run_id}: {ended}; see: {typed.command('report', run.run_id)}"
     print(told, file=sys.stderr)
     return outcome.exit_code
-
-
-def _check_rank(run: RunFolder, rank: int) -> None:
-    """Raises ``InputError`` for a rank that the run cannot have, also with all of its nodes."""
-    node = run.read_plan().nodes[0]
-    last = node.max_nodes * node.nproc_per_node - 1
-    if rank > last:
-        has = f"ranks 0 to {last}" if last else "rank 0 alone"
-        raise InputError(f"--rank {rank}: {run.run_id} has {has}", f"--rank {last}")
 
 
 def stop(arguments: argparse.Namespace) -> int:

@@ -66,12 +66,12 @@ def _check_first_words(words: tuple[str, ...]) -> None:
     both, program, is_module = f"{first} {second}", first.rpartition("/")[2], first == "-m"
     keys = "torchrun's options have keys of their own (nnodes, nproc_per_node, rdzv)"
     named = "name it as import does, such as -m train.main; a script is named without -m"
-    torchrun = "the launcher starts torchrun"
+    starts = "the launcher starts Python and the processes itself"
     for is_wrong, found, fix in (
         (not first, "no words", "for example [train.py, --epochs, 3]"),
-        (_PROGRAM.fullmatch(program), first, f"drop {first}: {torchrun}, which starts Python"),
+        (_PROGRAM.fullmatch(program), first, f"drop {first}: {starts}"),
         (first.startswith("-") and not is_module, first, f"drop it: {keys}"),
-        (is_module and _PROGRAM.fullmatch(second), both, f"drop {both}: {torchrun} itself"),
+        (is_module and _PROGRAM.fullmatch(second), both, f"drop {both}: {starts}"),
         (is_module and second[:1] in "-", "-m without a module", "name the module after -m"),
         (is_module and not _MODULE.fullmatch(second), both, named),
     ):

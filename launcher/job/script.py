@@ -27,6 +27,8 @@ def check_script(word: str, otherwise: str = "") -> None:
     path = Path(word)
     if path.is_dir() and not (path / "__main__.py").exists():
         raise InputError(f"{word} is a folder without __main__.py", "name a script or a job file")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{word}: no file, but a pipe or a device", "write the script into a file")
     if not path.exists():
         raise InputError(f"{word}: no such file", f"{similar_file(path)}{otherwise}")
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from launcher.agent.atomic_write import (
     write_atomically as write_atomically,  # for those who write here
 )
 from launcher.contract import protocol, typed
-from launcher.contract.errors import DiskFullError, InputError
+from launcher.contract.errors import DiskFullError, InputError, LauncherError
 from launcher.contract.process_stat import boot_id, start_of
 from launcher.contract.records import parse_record
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
@@ -283,11 +284,15 @@ def list_runs(run_root: Path) -> list[RunFolder]:
 
 
 def check_folder(path: Path) -> None:
-    """Raises ``InputError`` if the folder does not exist and could not be made; makes nothing."""
+    """Raises ``InputError`` or ``DiskFullError`` if the folder, or a file in it, cannot be made.
+
+    It tries, as permissions do not tell of file systems such as ``/proc``, and leaves nothing.
+    """
     found = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not found.is_dir() or not os.access(found, os.W_OK):
-        why = "Permission denied" if found.is_dir() else "Not a directory"
-        raise _cannot_be_made(str(path), why)
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=found))
+    except OSError as error:
+        raise _cannot_be_made(path, error) from error
 
 
 def make_folders(paths: Iterable[str]) -> None:
@@ -296,9 +301,7 @@ def make_folders(paths: Iterable[str]) -> None:
         try:
             Path(path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            if disk.is_full(error):
-                raise full_disk(Path(path)) from error
-            raise _cannot_be_made(path, error.strerror or str(error)) from error
+            raise _cannot_be_made(Path(path), error) from error
 
 
 def full_disk(folder: Path) -> DiskFullError:
@@ -307,8 +310,9 @@ def full_disk(folder: Path) -> DiskFullError:
     return DiskFullError(what, "make room there, or name another folder (--runs DIR)")
 
 
-def _cannot_be_made(path: str, why: str) -> InputError:
-    return InputError(
-        f"the folder {path} cannot be made: {why}",
-        "name another one (checkpoint_dir of the job, --runs DIR), or change its owner",
-    )
+def _cannot_be_made(path: Path, error: OSError) -> LauncherError:
+    if disk.is_full(error):
+        return full_disk(path)
+    fix = "name another one (checkpoint_dir of the job, --runs DIR)"
+    fix += ", or change its owner" if isinstance(error, PermissionError) else ""
+    return InputError(f"the folder {path} cannot be made: {error.strerror}", fix)

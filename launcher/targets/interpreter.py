@@ -13,6 +13,11 @@ from pathlib import Path
 from launcher.contract.errors import KeyInputError, TargetError
 from launcher.targets import short_command
 
+READ_VERSION = """
+from importlib import metadata
+print(next((found.version for found in metadata.distributions(name="torch")), ""))
+"""
+
 
 def find_python(given: str) -> str:
     """The interpreter that a job names, in full. Raises ``KeyInputError`` where it is missing."""
@@ -57,9 +62,11 @@ def read_torch_version(python: str) -> str:
         except metadata.PackageNotFoundError:
             found = None
     else:
-        code = "from importlib.metadata import version; print(version('torch'))"
-        found = short_command.read_output((python, "-c", code), timeout_s=20)
-    if not found:
+        found = short_command.read_output((python, "-c", READ_VERSION), timeout_s=20)
+        if found is None:
+            what, fix = f"{python} is no Python that runs here", "name one: --set local.python=PATH"
+            raise TargetError(what, fix)
+    if not found or not found.strip():
         raise TargetError(
             f"{python} has no torch, so no training can run on local processes",
             f"{shlex.quote(python)} -m pip install torch; or name another interpreter: "

@@ -104,10 +104,13 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
         known = isinstance(error, config.ConfigException)
         why = str(error).splitlines()[0] if known else "it is no kubeconfig"
         why = why if in_cluster else f"{config_files()}: {why}"
-        raise TargetError(
-            f"no cluster: {why}",
-            "kubectl config get-contexts lists what there is; kubectl config use-context NAME",
-        ) from error
+        fix = "kubectl config get-contexts lists what there is; kubectl config use-context NAME"
+        if not in_cluster and not has_config():
+            why, fix = (
+                f"{config_files()}: no such file",
+                "export KUBECONFIG=FILE, or --kubeconfig FILE",
+            )
+        raise TargetError(f"no cluster: {why}", fix) from error
     if said:
         what = f"the login command of context {context or 'in use'} failed: {said[0]}"
         raise TargetError(what, f"{kubectl()} get pods runs the same command, and tells more")

@@ -7,15 +7,22 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher import InputError, RunHandle
 from launcher.api import stopping
 from launcher.api.listing import render_table
 from launcher.contract.errors import TargetError
+from launcher.contract.reasons import Reason
+from launcher.follow.loop import write_outcome
 from launcher.follow.target import ListedRun
-from launcher.runs.folder import LAUNCHER_FILE, find_run
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import LAUNCHER_FILE, RunFolder, find_run
+from launcher.runs.outcome import Outcome
 from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
 
 LOCAL = ("run", "job.yaml", "--on", "local")
@@ -63,6 +70,20 @@ def test_logs_of_a_rank_that_the_run_does_not_have_are_refused(launcher: Runner)
     (run_id,) = launcher.run_ids()
     assert (told.returncode, told.stdout) == (2, "")
     assert told.stderr == f"error: --rank 7: {run_id} has ranks 0 to 1\n  fix: --rank 1\n"
+
+
+def test_logs_of_a_rank_that_an_elastic_run_had_no_nodes_for_are_refused(
+    make_plan: Callable[..., LaunchPlan], tmp_path: Path
+) -> None:
+    plan = replace(make_plan(nnodes="1:4", nproc_per_node=1), run_dir=f"{tmp_path}/digits-0a1b2c")
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "", 1.0)
+    for index in range(2):
+        (run.node_dir(index, 0) / f"attempt-0/rank-{index}").mkdir(parents=True)
+    write_outcome(run, plan, Outcome(reason=Reason.COMPLETED), 2.0)
+    assert list(RunHandle(run.path).logs(rank=1)) == []
+    with pytest.raises(InputError, match="--rank 3: digits-0a1b2c has ranks 0 to 1"):
+        list(RunHandle(run.path).logs(rank=3))
 
 
 def test_in_another_folder_it_is_told_where_runs_are_looked_for(

@@ -307,8 +307,10 @@ LINES = [
     ("run train.py --standalone", "leave out --standalone, which the launcher decides; what is"),
     ("run train.py --rdzv-backend c10d --rdzv_id=1", "leave out --rdzv-backend, --rdzv_id, which"),
     ("run python train.py", "python: a program, and no script or job file"),
-    ("run python train.py", "leave it out: launcher run JOB [options] -- [training arguments]"),
-    ("run /usr/bin/python3.11 -u -m pkg.train", "leave it out: launcher run JOB"),
+    ("run python train.py --on local", "fix: launcher run train.py --on local"),
+    ("run torchrun train.py --lr 3", "goes behind --: launcher run train.py -- --lr 3"),
+    ("run torchrun --nproc_per_node 2 train.py", "did you mean --nproc-per-node?"),
+    ("run /usr/bin/python3.11 -u -m pkg.train", "goes behind --: launcher run JOB"),
     ("run --on local torchrun --standalone train.py", "torchrun: a program, and no script"),
     ("train.py --lr 3", "train.py: no command of the launcher"),
     ("train.py --lr 3", "goes behind --: launcher run train.py -- --lr 3"),
@@ -396,7 +398,7 @@ def test_fixes_name_the_program_as_it_was_called(
     (folder / "bin").mkdir()
     monkeypatch.setattr("sys.argv", [str(folder / "bin/launcher")])
     assert cli.run_command(["run", "python", "train.py"]) == 2
-    assert "leave it out: bin/launcher run JOB [options]" in capfd.readouterr().err
+    assert "fix: bin/launcher run train.py" in capfd.readouterr().err
     with pytest.raises(SystemExit):
         cli.run_command(["rnu"])
     with pytest.raises(SystemExit):

@@ -208,6 +208,34 @@ def test_what_may_not_be_read_or_written_is_told(
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize("option", ["--set checkpoint_dir", "--runs"])
+def test_a_folder_where_nothing_can_be_made_is_told_before_a_run_is_begun(
+    folder: Path, option: str
+) -> None:
+    done = shell(f"launcher run job.yaml --on local {option}=/proc/x", folder)
+    assert_told(done, words="/proc/x")
+    assert "change its owner" not in done.stderr, "nobody's rights are the cause"
+    assert not (folder / "runs").exists()
+
+
+def test_a_script_that_nobody_writes_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.py")
+    done = shell("launcher run pipe.py --on local", folder)
+    assert_told(done, words="pipe.py: no file, but a pipe or a device")
+
+
+def test_an_argument_that_is_no_text_is_no_file_to_be_renamed(folder: Path) -> None:
+    done = shell("launcher run train.py --on local -- $'caf\\xe9'", folder)
+    assert_told(
+        done, words="is no UTF-8 text, which no plan could hold\n  fix: write it in UTF-8\n"
+    )
+
+
+def test_a_kubeconfig_that_is_not_there_is_told_as_such(folder: Path) -> None:
+    done = shell("launcher ps --on kubernetes", folder, env={"KUBECONFIG": f"{folder}/none"})
+    assert f"no cluster: {folder}/none: no such file\n  fix: export KUBECONFIG=FILE" in done.stderr
+
+
 # -- run folders that were damaged ----------------------------------------------------------------
 
 GARBAGE = [b"", b"\xff\0\xfe", b"null", b"[]", b"{}", b'"x"', b"1", b'{"at": null, "pid": []}']

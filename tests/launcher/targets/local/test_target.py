@@ -183,12 +183,20 @@ def test_a_program_that_is_missing_is_named_and_nothing_starts(
 
 def test_an_interpreter_without_torch_is_named_with_the_fix(tmp_path: Path) -> None:
     bare = tmp_path / "python"
-    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.write_text("#!/bin/sh\necho\n")
     bare.chmod(0o755)
     with pytest.raises(TargetError, match="has no torch") as caught:
         read_torch_version(str(bare))
     fix = f"{bare} -m pip install torch; or name another interpreter: --set local.python=PATH"
     assert caught.value.hint == fix
+
+
+def test_a_program_that_is_no_python_is_not_told_to_install_torch() -> None:
+    with pytest.raises(TargetError) as caught:
+        read_torch_version("/bin/sh")
+    assert str(caught.value) == (
+        "/bin/sh is no Python that runs here\n  fix: name one: --set local.python=PATH"
+    )
 
 
 def test_a_free_port_is_free_and_rarely_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
