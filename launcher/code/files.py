@@ -30,7 +30,10 @@ NOT_CODE = frozenset(
 """Folders that are left out where there is no git to ask."""
 OF_A_RUN = (protocol.PLAN_FILE, protocol.ARTIFACT_FILE)
 """A folder that has both was made by a launcher for a run: they are written together."""
-FIX = f"name data in {IGNORE_FILE} (written as a .gitignore), and mount it or use a shared folder"
+FIX = (
+    f"name data in {IGNORE_FILE} (written as a .gitignore); nodes find it in a shared folder, a "
+    "mount, or on Kubernetes a claim (kubernetes.volumes: [pvc/CLAIM:/data])"
+)
 
 
 class CodeFile(NamedTuple):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import os
 import re
 import secrets
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +24,12 @@ from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 
 from launcher.contract import protocol
+from launcher.contract.errors import TargetError
+from launcher.targets.kubernetes.api import Cluster
 from launcher.targets.kubernetes.code import PART_BYTES
 from launcher.targets.kubernetes.plan import parse_kept_plan
 from launcher.targets.kubernetes.pod_states import event_time, message_of
+from launcher.targets.kubernetes.send_code import RECEIVE
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, pod
 
@@ -80,6 +85,7 @@ def server(
             monkeypatch.delenv(name, raising=False)
         fake = FakeCluster()
         file = str(fake.write_kubeconfig(tmp_path / "kubeconfig"))
+        monkeypatch.setenv("KUBECONFIG", file)
         yield Server(config.new_client_from_config(file), "team", fake)
         fake.close()
         return
@@ -296,6 +302,39 @@ def test_the_log_of_a_container_that_has_not_started_is_a_bad_request(
     call = server.core.read_namespaced_pod_log
     found = refused(lambda: call("digits-0", server.namespace, previous=previous))
     assert found[:2] == (400, "BadRequest")
+
+
+# -- programs in pods -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "why"), [(RECEIVE, ""), ("echo no space >&2; exit 3", "no space")]
+)
+def test_a_program_in_a_pod_gets_its_whole_input_and_how_it_ended_is_told(
+    script: str, why: str, server: Server, tmp_path: Path
+) -> None:
+    pipe, kept, data = subprocess.PIPE, "/tmp/runs/a/code.tar.gz", os.urandom(3_000_000)
+    if server.fake is not None:
+        kept = str(tmp_path / "a/code.tar.gz")
+        server.fake.put("pods", pod("digits-0", {"app": "digits"}))
+        server.fake.programs["digits-0"] = lambda argv: subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe
+        )
+    else:
+        item = one_pod(os.environ["CLUSTER_IMAGE"], command=["sleep", "600"])
+        server.core.create_namespaced_pod(server.namespace, item)
+        read = server.core.read_namespaced_pod
+        phase = lambda: read("digits-0", server.namespace).status.phase  # noqa: E731
+        waited(lambda: phase() == "Running", "a pod that runs")
+    cluster = Cluster(namespace=server.namespace)
+    argv = ["sh", "-c", script, kept, str(len(data))]
+    if why:
+        with pytest.raises(TargetError, match=why):
+            cluster.send("digits-0", "node", argv, data)
+        return
+    cluster.send("digits-0", "node", argv, data)
+    digest = hashlib.sha256(data).hexdigest()
+    cluster.send("digits-0", "node", ["sh", "-c", f"sha256sum {kept} | grep {digest}"], b"")
 
 
 # -- rights ---------------------------------------------------------------------------------------

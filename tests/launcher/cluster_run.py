@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from launcher.code.record import PackedCode, write_code
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import LauncherError
@@ -37,11 +38,19 @@ def plan_in(folder: Path, *, kind: str = "job", **fields: Any) -> LaunchPlan:
 class ClusterRun:
     """One run; its objects are made when this returns."""
 
-    def __init__(self, server: FakeCluster, folder: Path, plan: LaunchPlan) -> None:
+    def __init__(
+        self,
+        server: FakeCluster,
+        folder: Path,
+        plan: LaunchPlan,
+        code: PackedCode | None = None,
+    ) -> None:
         self.server, self.plan = server, plan
         self.output = folder / "console"
         self.folder = RunFolder(Path(plan.run_dir))
         self.folder.create(plan, "", 1.0)
+        if code is not None:
+            write_code(self.folder.path, code)
         target = KubernetesTarget(folder / "runs")
         console = Console(self.output.open("w"))
         self.follower = Follower(self.folder, plan, target, console, SystemClock())

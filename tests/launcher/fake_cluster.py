@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from tests.launcher.fake_admission import CORE, CUSTOM, Write, refuse, warnings_of
+from tests.launcher.fake_exec import serve_exec
 
 Object = dict[str, Any]
 NAMED = {
@@ -95,6 +97,10 @@ class FakeCluster:
         """Whether every connection breaks, as when no API server is there."""
         self.lost_logs: set[str] = set()
         """Pods whose containers the runtime has forgotten, and their logs with them."""
+        self.programs: dict[str, Callable[[list[str]], subprocess.Popen[bytes]]] = {}
+        """By pod, what starts a program in it."""
+        self.executed: list[str] = []
+        """The pods in which a program was started, one after the other."""
         self.lets_anybody_in = False
         """For kubectl, which sends its token over TLS alone."""
         self.oldest_version = 0
@@ -297,6 +303,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._fail(403, refusal, "Forbidden")
         if namespace not in self.cluster.namespaces:
             return self._elsewhere(method, namespace, plural, rest)
+        if rest[1:] == ["exec"]:
+            return self._exec(rest[0])
         if rest[1:] == ["log"]:
             return self._log(rest[0], query)
         if method == "GET" and not rest:
@@ -311,7 +319,8 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "GET" and not rest:
             verb = "watch" if query.get("watch") else "list"
         resource = "/".join([plural, *rest[1:]])
-        if (verb, resource) not in self.cluster.denied:
+        verbs = {verb, "create"} if rest[1:] == ["exec"] else {verb}
+        if not self.cluster.denied & {(one, resource) for one in verbs}:
             return None
         group = path.split("/")[2] if path.startswith("/apis/") else ""
         namespace = path.partition("/namespaces/")[2].partition("/")[0]
@@ -449,6 +458,15 @@ class _Handler(BaseHTTPRequestHandler):
                     self._chunk(line[:20].encode())
                     self._chunk(line[20:].encode())
         return self._end_stream()
+
+    def _exec(self, pod: str) -> None:
+        """.../api-concepts: since 1.35 a websocket needs the right to create too."""
+        asked = parse_qs(urlparse(self.path).query)
+        start = self.cluster.programs.get(pod)
+        if start is None:
+            return self._fail(404, f'pods "{pod}" not found', "NotFound")
+        self.cluster.executed.append(pod)
+        return serve_exec(self, start(asked["command"]), self._cut_after)
 
     def _log(self, pod: str, query: dict[str, str]) -> None:
         item = self.cluster.objects.get(("pods", pod))

@@ -2,21 +2,28 @@
 
 Both answer with the same text. A probe looks at the status: it is 503 while the node is not
 healthy. Answers from what the agent knows already, so that a hanging worker cannot hang a probe.
+``/code-HASH.tar.gz`` is the node's code where it was sent: nodes that come later get it here.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.watchdog import SilenceBook
+from launcher.contract import protocol
 from launcher.contract.clock import Clock
 
 REQUEST_LIMIT_S = 5.0
+CODE = re.compile(re.escape("/" + protocol.KEPT_CODE).replace(r"\{hash\}", "[0-9a-f]{64}"))
+"""Whoever knows the hash may have the code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +86,16 @@ def render_metrics(health: Health) -> str:
     return "\n".join(lines) + "\n"
 
 
-def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int:
+def start_health_server(host: str, port: int, read: Callable[[], Health], run_dir: Path) -> int:
     """Serves from daemon threads; returns the port. Raises OSError where it is taken."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_LIMIT_S
 
         def do_GET(self) -> None:
+            if CODE.fullmatch(self.path) and (archive := run_dir / self.path[1:]).is_file():
+                self._send_file(archive)
+                return
             if self.path not in ("/healthz", "/metrics"):
                 self.send_error(404, "try /healthz or /metrics")
                 return
@@ -96,6 +106,13 @@ def start_health_server(host: str, port: int, read: Callable[[], Health]) -> int
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def _send_file(self, path: Path) -> None:
+            with path.open("rb") as file:
+                self.send_response(200)
+                self.send_header("Content-Length", str(path.stat().st_size))
+                self.end_headers()
+                shutil.copyfileobj(file, self.wfile)
 
         def log_message(self, format: str, *args: object) -> None:
             """Prints nothing: probes come every few seconds."""

@@ -54,7 +54,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     )
     node = Node(attempts, book, ledger, gate, clock)
     watchdog = Watchdog(attempts, settings, ledger, clock)
-    _start_health(settings, node, watchdog, clock)
+    _start_health(settings, node, watchdog, clock, run_dir)
 
     def run_once(planned: NodeTask) -> tuple[Reason, str]:
         return torch_agent.run_elastic_agent(planned, node, archive, forks=forks)
@@ -74,7 +74,9 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     )
 
 
-def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock) -> None:
+def _start_health(
+    settings: AgentSettings, node: Node, watchdog: Watchdog, clock: Clock, run_dir: Path
+) -> None:
     if settings.health_port is None:
         return
     from launcher.agent.engine.health_server import read_health, start_health_server
@@ -82,7 +84,10 @@ def _start_health(settings: AgentSettings, node: Node, watchdog: Watchdog, clock
     book = watchdog.book if settings.hang_min_s > 0 else None
     try:
         port = start_health_server(
-            settings.health_host, settings.health_port, lambda: read_health(node, book, clock)
+            settings.health_host,
+            settings.health_port,
+            lambda: read_health(node, book, clock),
+            run_dir,
         )
     except OSError as error:
         say(f"no health server on port {settings.health_port}: {error}")

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ Object = dict[str, Any]
 REQUEST_LIMIT_S = 30.0
 WATCH_S, STREAM_SILENCE_S = 240, 330.0
 """How long the server keeps a watch open, and how long nothing may come from it."""
+SENT_AT_ONCE = 64 * 1024
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID = 403, 404, 409, 410, 422
 WRITTEN = {"fieldManager": "launcher", "fieldValidation": "Strict"}
@@ -254,6 +255,42 @@ class Cluster:
         path = f"{self._path(ObjectPlace(api_version='v1', kind='Pod', name=pod))}/log"
         with self._open(path, query, "read a log") as chunks:
             yield from chunks
+
+    def send(self, pod: str, container: str, argv: Sequence[str], data: bytes) -> None:
+        """Runs a program in a container with this input, whose end it has to know itself."""
+        client, _ = official_client()
+        from kubernetes.stream import stream
+        from websocket import WebSocketException
+
+        # A client of its own: while it asks, ``stream`` changes how its client sends.
+        core = client.CoreV1Api(open_client(in_cluster=self._in_cluster, context=self._context))
+        call, words = core.connect_get_namespaced_pod_exec, {"command": list(argv)}
+        streams = {"stdin": True, "stdout": False, "stderr": True, "tty": False}
+        with api_errors(f"send to {container} of pod {pod}", self):
+            try:
+                talk = stream(
+                    call, pod, self.namespace, container=container, _preload_content=False,
+                    **words, **streams,
+                )  # fmt: skip
+            except client.ApiException as error:
+                if isinstance(error.__context__, KeyboardInterrupt):
+                    raise error.__context__ from None
+                # What the server answered follows its status, with all headers.
+                raise OSError(str(error.reason).partition(" -+-+- ")[0]) from error
+            try:
+                talk.sock.settimeout(REQUEST_LIMIT_S)
+                for start in range(0, len(data), SENT_AT_ONCE):
+                    talk.write_stdin(data[start : start + SENT_AT_ONCE])
+                    talk.update()
+                    if not talk.is_open():
+                        break
+                talk.run_forever(timeout=REQUEST_LIMIT_S)
+                if talk.returncode != 0:
+                    raise OSError(talk.read_all().strip() or "it did not take all")
+            except (WebSocketException, LookupError, TypeError) as error:
+                raise OSError(str(error)) from error
+            finally:
+                talk.close()
 
     @contextlib.contextmanager
     def _open(self, path: str, query: Mapping[str, str], doing: str) -> Iterator[Iterator[bytes]]:

@@ -18,6 +18,7 @@ from launcher.targets.kubernetes.plan import PodSettings
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
+    from launcher.targets.kubernetes.api import Cluster
 
 Object = dict[str, Any]
 
@@ -26,28 +27,52 @@ PART_BYTES = 700_000
 MAX_BYTES = 8_000_000
 """Of the ConfigMaps of a run: they lie in the memory of the cluster's etcd."""
 ARCHIVE = "code.tar.gz"
+CONTAINER = "code"
+"""The init container that has the code."""
+SENDING_VERBS = ("create", "get")
+"""Of pods/exec. A websocket is a GET; since Kubernetes 1.35 it needs the right to create too."""
 LABEL = "launcher.code"
 """Of the ConfigMaps with code: who looks for a run's plan does not read them all."""
 PARTS = f"{protocol.CONTAINER_CODE}-parts"
-FIX = (
+OTHER_WAYS = (
     "an image that holds it (launcher build --base IMAGE --tag REF --push, then --image REF "
     "--code image), or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], "
     "workdir: /code); .launcherignore leaves out what is not code"
 )
 
 
+def is_sent(plan: LaunchPlan) -> bool:
+    """Whether the launcher sends the code into the pods."""
+    return PodSettings.of(plan).code_bytes > MAX_BYTES
+
+
 def check_size(code: PackedCode) -> None:
-    """Raises ``InputError`` where the code is too large."""
+    """Raises ``InputError`` where a manifest cannot carry the code."""
     if len(code.data) <= MAX_BYTES:
         return
     with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
         largest = sorted(archive.getmembers(), key=lambda file: -file.size)[:3]
     named = "".join(f"\n  {_kilobytes(file.size):>10}  {file.name}" for file in largest)
     raise InputError(
-        f"the code in {code.record.root}, {_sizes(code)}, is too large for ConfigMaps, which take "
+        f"the code in {code.record.root}, {_sizes(code)}, is too large for a manifest, which takes "
         f"{_kilobytes(MAX_BYTES)} packed; the largest files:{named}",
-        FIX,
+        f"launcher run, which sends it into the pods; or {OTHER_WAYS}",
     )
+
+
+def check_sending(plan: LaunchPlan, cluster: Cluster) -> None:
+    """Raises ``InputError`` where the launcher cannot send the code, or one pod not give it on."""
+    pods = PodSettings.of(plan)
+    why = fix = ""
+    if len(plan.nodes) > 1 and pods.run is None and pods.probe_port is None:
+        why = "and from there to the others, which have neither a claim nor a port for that"
+        fix = "kubernetes.run: pvc/CLAIM, or agent.health.port: 9400"
+    elif not all(cluster.may(verb, "pods/exec") for verb in SENDING_VERBS):
+        why = f"and you may not create and get pods/exec in namespace {cluster.namespace}"
+        fix = f"k8s/base/rbac.yaml grants it; or {OTHER_WAYS}"
+    if why:
+        size = f"more than {_kilobytes(MAX_BYTES)} packed"
+        raise InputError(f"the code, {size}, is sent into one of the pods, {why}", fix)
 
 
 def tell_code(code: PackedCode) -> str:
@@ -79,7 +104,8 @@ def code_map_names(plan: LaunchPlan) -> tuple[str, ...]:
     assert plan.code is not None, "asked for jobs that take code along"
     text = f"{plan.run_id} {plan.code.hash}"
     name = f"{plan.job_name}-code-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    parts = math.ceil(PodSettings.of(plan).code_bytes / PART_BYTES)
+    size = 0 if is_sent(plan) else PodSettings.of(plan).code_bytes
+    parts = math.ceil(size / PART_BYTES)
     return tuple(f"{name}-{number:02d}" for number in range(parts))
 
 
@@ -101,26 +127,46 @@ def render_code_maps(plan: LaunchPlan, metadata: Object, code: PackedCode) -> li
     ]
 
 
-def render_unpacking(
-    plan: LaunchPlan, image: Object, security: Object, resources: Object
-) -> Object:
-    """The init container. It uses the job's image, which is there anyway and has Python."""
+def kept_archive(plan: LaunchPlan) -> str:
+    """Where a pod has code that was sent: in its run folder, which the agent gives others."""
     assert plan.code is not None, "asked for jobs that take code along"
+    run_dir = dict(plan.nodes[0].env)[protocol.RUN_DIR]
+    return f"{run_dir}/{protocol.KEPT_CODE.format(hash=plan.code.hash)}"
+
+
+def render_unpacking(
+    plan: LaunchPlan, image: Object, security: Object, resources: Object, run: Object
+) -> Object:
+    """The init container. It uses the job's image, which is there anyway and has Python.
+
+    ``run`` is the mount of the run folder.
+    """
+    assert plan.code is not None, "asked for jobs that take code along"
+    pods = PodSettings.of(plan)
+    pattern, mount = (
+        f"{PARTS}/{ARCHIVE}.*",
+        {"name": "code-parts", "mountPath": PARTS, "readOnly": True},
+    )
+    waiting: list[str] = []
+    if is_sent(plan):
+        pattern, mount = kept_archive(plan), run
+        is_alone = pods.run or len(plan.nodes) == 1
+        peers = () if is_alone else (node.name for node in plan.nodes)
+        waiting = [str(pods.start_limit_s or "inf"), str(pods.probe_port or 0), *peers]
     program = Path(__file__).with_name("unpack_code.py").read_text()
     # The image's variables and the current folder shall not matter, nor its locale.
     python = [PYTHON, "-I", "-X", "utf8", "-c", program]
-    pattern = f"{PARTS}/{ARCHIVE}.*"
     inner = plan.code.inner.replace("$", "$$")
     return {
-        "name": "code",
+        "name": CONTAINER,
         **image,
-        "command": [*python, plan.code.hash, protocol.CONTAINER_CODE, inner, pattern],
+        "command": [*python, plan.code.hash, protocol.CONTAINER_CODE, inner, pattern, *waiting],
         # A namespace may demand them of every container. A pod takes the larger of both.
         **({"resources": resources} if resources else {}),
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            {"name": "code-parts", "mountPath": PARTS, "readOnly": True},
+            mount,
             render_code_mount(),
         ],
     }
@@ -135,6 +181,6 @@ def render_code_volumes(plan: LaunchPlan) -> list[Object]:
     """The code's ConfigMaps, and the pod's own copy of the code, which it may write to."""
     sources = [{"configMap": {"name": name}} for name in code_map_names(plan)]
     return [
-        {"name": "code-parts", "projected": {"sources": sources}},
+        *([{"name": "code-parts", "projected": {"sources": sources}}] if sources else []),
         {"name": "code", "emptyDir": {}},
     ]

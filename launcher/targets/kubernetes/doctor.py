@@ -21,7 +21,7 @@ from launcher.targets.kubernetes.api import (
     ObjectPlace,
     plural,
 )
-from launcher.targets.kubernetes.code import check_size, tell_code
+from launcher.targets.kubernetes.code import SENDING_VERBS, is_sent, tell_code
 from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
@@ -54,7 +54,6 @@ def diagnose_kubernetes(
         place = find_code(job.command, job.code, job.workdir, Path.cwd())
         if place is not None:
             code = read_code(place, run_root)
-            check_size(code)
             yield ok("code", code.record.root, tell_code(code))
     except LauncherError as error:
         yield failed("code", "job", error.what.partition("; the largest files")[0], error.hint)
@@ -127,6 +126,7 @@ class _Diagnosis:
         wanted[_resource(self._objects[-1])] = ["get", *made]
         # Following any kind of run needs these.
         wanted |= {"pods": ["list", "watch"], "pods/log": ["get"]}
+        wanted |= {"pods/exec": list(SENDING_VERBS)} if is_sent(self._plan) else {}
         for resource, verbs in wanted.items():
             lacking = [verb for verb in verbs if not self._cluster.may(verb, resource)]
             if lacking:

@@ -107,6 +107,8 @@ class PodView:
     ending_before: Ending | None = None
     started: str = ""
     conditions: tuple[tuple[str, str], ...] = ()
+    preparing: str = ""
+    """The init container that runs; empty where none does."""
 
 
 def section(item: Object, *path: str) -> Object:
@@ -133,7 +135,8 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
     own: Object = next(named, {})
     state = section(own, "state")
     # A container waits for ever behind one that prepares its pod and cannot.
-    blocking = next(filter(_is_stuck, status.get("initContainerStatuses") or ()), own)
+    inits = status.get("initContainerStatuses") or ()
+    blocking = next(filter(_is_stuck, inits), own)
     ended = section(blocking, "state", "terminated")
     trouble, message = _trouble(pod, blocking)
     restarts, phase = own.get("restartCount", 0), status.get("phase", "Pending")
@@ -158,6 +161,7 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
         ending_before=_ending(section(own, "lastState", "terminated")),
         started=(section(state, "running") or ended).get("startedAt") or "",
         conditions=tuple(_conditions(pod)),
+        preparing=next((s["name"] for s in inits if section(s, "state", "running")), ""),
     )
 
 

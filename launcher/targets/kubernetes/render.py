@@ -13,7 +13,7 @@ from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.kubernetes.code import code_map_names, render_code_maps, tell_code
+from launcher.targets.kubernetes.code import code_map_names, is_sent, render_code_maps, tell_code
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import Object, has_own_agent, render_metadata
@@ -128,6 +128,8 @@ def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None
 
 
 def _tell_maps(plan: LaunchPlan) -> str:
+    if is_sent(plan):
+        return "The launcher sends it into one of the pods."
     first, *others = code_map_names(plan)
     return f"ConfigMaps: {first} to {others[-1]}." if others else f"ConfigMap: {first}."
 

@@ -21,10 +21,11 @@ from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
-from launcher.targets.kubernetes.code import check_size
+from launcher.targets.kubernetes.code import check_sending, check_size, is_sent
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
 from launcher.targets.kubernetes.plan import PodSettings, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
+from launcher.targets.kubernetes.send_code import CodeSender
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -77,8 +78,6 @@ class KubernetesTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: all that a manifest needs is in the job file."""
-        if self.code is not None:
-            check_size(self.code)
         root, cwd = str(self._run_root.absolute()), str(Path.cwd())
         return plan_facts(job, run_root=root, cwd=cwd, code=self.code)
 
@@ -91,6 +90,8 @@ class KubernetesTarget(Target):
                 f"context {cluster.context} skips TLS verification: whoever is on the way to "
                 "the cluster can read and change what is sent (insecure-skip-tls-verify)"
             )
+        if is_sent(plan):
+            check_sending(plan, cluster)
         self.notes += render_losses(plan)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> RenderedManifest:
@@ -104,6 +105,8 @@ class KubernetesTarget(Target):
         return read_kept_code(Path(plan.run_dir))
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
+        if self.code is not None:
+            check_size(self.code)
         self.notes += render_losses(plan)
         return render_manifest(plan, code=self._code_of(plan), made_by=made_by).yaml()
 
@@ -156,7 +159,8 @@ class KubernetesTarget(Target):
         clock: Clock,
         show: Callable[[], None],
     ) -> Driver:
-        return ClusterDriver(run, plan, self.job(plan), console, clock)
+        sender = CodeSender(self, plan, console) if is_sent(plan) else None
+        return ClusterDriver(run, plan, self.job(plan), console, clock, sender)
 
     def find_end(self, run: RunFolder, plan: LaunchPlan) -> Outcome | None:
         return find_end(run, self.job(plan))

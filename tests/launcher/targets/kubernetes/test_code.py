@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from launcher.api.choose_target import room_of
-from launcher.contract.errors import ExitCode
 from launcher.doctor.finding import Status
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
@@ -222,24 +221,6 @@ def test_all_parts_of_the_code_go_with_the_job(
     assert not server.objects
 
 
-# -- too much -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", ["render", "run"])
-def test_too_much_code_is_refused_with_sizes_and_the_two_ways_out(
-    command: str, launcher: Command, project: Path, server: FakeCluster
-) -> None:
-    (project / "weights.bin").write_bytes(os.urandom(8_100_000))
-    code, said = launcher(command, *WORDS)
-    assert code == ExitCode.BAD_INPUT
-    assert f"the code in {project}, 4 files of 8,101 kB, 8,10" in said
-    assert "which take 8,000 kB packed; the largest files:\n    8,100 kB  weights.bin\n" in said
-    assert "launcher build --base IMAGE --tag REF --push" in said
-    assert "a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], workdir: /code)" in said
-    assert server.requests == []
-    assert not (project / "runs").exists()
-
-
 # -- submitting -----------------------------------------------------------------------------------
 
 
@@ -378,7 +359,7 @@ def test_a_run_whose_folder_has_lost_its_code_is_not_submitted(
 # -- doctor, and what a pod says ------------------------------------------------------------------
 
 
-def test_doctor_tells_the_code_and_what_of_it_is_too_much(
+def test_doctor_tells_the_code_how_it_may_travel_and_when_it_is_too_much(
     server: FakeCluster, project: Path
 ) -> None:
     server.put("namespaces", {"metadata": {"name": "team"}})
@@ -387,8 +368,14 @@ def test_doctor_tells_the_code_and_what_of_it_is_too_much(
     assert rows["code"].status is Status.OK
     assert rows["code"].found.startswith(f"{size_of(project)}, ")
     assert rows["dry run"].status is Status.OK
+    assert "pods/exec" not in {row.where for row in rows.values()}
     (project / "weights.bin").write_bytes(os.urandom(8_100_000))
+    server.denied.add(("create", "pods/exec"))
+    rows = {row.where: row for row in room_of("kubernetes").diagnose(job, project, 60.0)}
+    assert rows["pods/exec"].status is Status.FAILED
+    assert rows["pods/exec"].found == "you may not create it"
+    (project / "weights.bin").write_bytes(b"0" * (100 << 20))
     rows = {row.check: row for row in room_of("kubernetes").diagnose(job, project, 60.0)}
     assert rows["code"].status is Status.FAILED
     assert "\n" not in rows["code"].found
-    assert "launcher build" in rows["code"].fix
+    assert "kubernetes.volumes" in rows["code"].fix
