@@ -15,7 +15,7 @@ from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol, typed
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import KeyInputError
-from launcher.contract.node_plan import NodePlan
+from launcher.contract.node_plan import Env, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import as_flags, parse_torch_version, plan_options
 from launcher.targets.agent_archive import read_agent_version, read_archive, read_compiled_archive
@@ -128,6 +128,12 @@ def write_agent_files(files: AgentFiles | None) -> None:
 def folder_of(plan: LaunchPlan, node: NodePlan) -> str:
     """What the node leaves, on the launcher's machine."""
     return f"{plan.run_dir}/{protocol.NODES_DIR}/{node.node_index}/{node.incarnation}"
+
+
+def env_of(plan: LaunchPlan, node: NodePlan) -> Env:
+    """The variables of a node that is a process of its machine, with the GPUs that it may use."""
+    devices = ("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids))
+    return (*node.env, devices) if plan.accelerator == "cuda" else node.env
 
 
 def start_argv(plan: LaunchPlan, node: NodePlan, python: str, archive: str) -> tuple[str, ...]:

@@ -1,27 +1,42 @@
-"""Processes of this machine that the launcher starts and waits for, such as a node's agent."""
+"""Processes that this one starts and waits for, such as a node's agent.
+
+The program on hosts has this module too.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # hosts do not import typing, which takes long
+    from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
-_PRCTL = ctypes.CDLL(None).prctl
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: Path) -> int:
     """Starts a process whose output goes to ``console``, and returns its pid.
 
-    The process gets SIGTERM when the launcher dies, however it dies. Raises ``OSError``
+    The process gets SIGTERM when this one dies, however it dies. Raises ``OSError``
     where the program or the folder is missing.
     """
+    # Imported here: the child must import nothing before its program starts.
+    import ctypes
+
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def die_with_parent() -> None:
+        # SIGTERM, not SIGKILL: an agent must still end its workers, which have no such tie to it.
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
     with console.open("ab") as output:
         child = subprocess.Popen(
             argv,
@@ -31,7 +46,7 @@ def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: P
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
     _children[child.pid] = child
     return child.pid
@@ -50,9 +65,3 @@ def become(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str]) -> NoRetu
             stream.flush()
     os.chdir(cwd)
     os.execve(argv[0], argv, env)
-
-
-def _die_with_parent() -> None:
-    """Called by a child before its program starts; it must import nothing there."""
-    # SIGTERM, not SIGKILL: torchrun must still end its workers, which have no such tie to it.
-    _PRCTL(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

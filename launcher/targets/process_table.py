@@ -1,4 +1,4 @@
-"""The processes of this machine, whoever started them.
+"""The processes of this machine, whoever started them. The program on hosts has this module too.
 
 A run's processes are found by an environment variable that all of them inherit. Process groups
 and parents do not lead to all of them: torchrun starts each worker in a session of its own.
@@ -6,50 +6,53 @@ and parents do not lead to all of them: torchrun starts each worker in a session
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 from launcher.contract import protocol
 
 
 def find(**wanted: str) -> tuple[int, ...]:
-    """Pids of the living processes that have these variables, whatever their parent."""
-    return tuple(sorted(pid for pid, env in _environments() if wanted.items() <= env.items()))
+    """Pids of the living processes of runs that have these variables, whatever their parent."""
+    return tuple(sorted(pid for pid, env in environments() if wanted.items() <= env.items()))
 
 
 def find_runs() -> dict[str, tuple[int, ...]]:
     """Pids of all living processes of runs, by run id."""
     runs: dict[str, tuple[int, ...]] = {}
-    for pid, env in _environments():
+    for pid, env in environments():
         if run_id := env.get(protocol.RUN_ID):
             runs[run_id] = (*runs.get(run_id, ()), pid)
     return runs
 
 
-def send(pids: tuple[int, ...], signum: signal.Signals) -> None:
+def send(pids: Iterable[int], signum: int) -> None:
     """Sends a signal to those that still live."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
 
 
 def variable_of(pid: int, name: str) -> str | None:
     """One environment variable of another process; None where it cannot be read."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        return psutil.Process(pid).environ().get(name)
-    return None
+    return _environment(pid).get(name)
 
 
-def _environments() -> Iterator[tuple[int, dict[str, str]]]:
-    """Every readable process but this one, with its environment; a zombie's is empty."""
-    # Imported where it is used: what comes before the agent's start delays every run.
-    import psutil
+def environments() -> Iterator[tuple[int, dict[str, str]]]:
+    """Every readable process of a run but this one, with its environment; a zombie has none."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid() and (env := _environment(int(name))):
+            yield int(name), env
 
-    for process in psutil.process_iter():
-        if process.pid != os.getpid():
-            with contextlib.suppress(psutil.Error, OSError):
-                yield process.pid, process.environ()
+
+def _environment(pid: int) -> dict[str, str]:
+    """The environment of a process of a run; empty for any other, and where it cannot be read."""
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/environ").read_bytes()
+        # Most processes are of no run: what they have is not taken apart.
+        if protocol.RUN_ID.encode() in text:
+            pairs = (os.fsdecode(item).partition("=") for item in text.split(b"\0"))
+            return {key: value for key, _, value in pairs}
+    return {}

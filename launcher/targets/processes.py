@@ -9,7 +9,7 @@ from launcher.contract import protocol
 from launcher.contract.node_plan import Env, NodePlan
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_settings import TargetSettings
-from launcher.targets.agent_files import AgentFiles, render_agent_files, start_argv
+from launcher.targets.agent_files import AgentFiles, env_of, render_agent_files, start_argv
 from launcher.targets.shell import render_block, render_start
 
 
@@ -88,18 +88,16 @@ _UNSET = render_block(("unset", *sorted(protocol.STALE_VARIABLES)), per_line=4)
 def render_processes(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ProcessArtifact:
     """The plan's nodes (or ``only`` those) as processes."""
     chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
+    python = ProcessSettings.of(plan).python
     return ProcessArtifact(
         folders=(plan.run_dir, plan.checkpoint_dir, *(node.log_dir for node in chosen)),
         agent=render_agent_files(plan, chosen),
-        processes=tuple(_process(plan, node) for node in chosen),
-    )
-
-
-def _process(plan: LaunchPlan, node: NodePlan) -> Process:
-    devices = ("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids))
-    archive = f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"
-    return Process(
-        node=node,
-        argv=start_argv(plan, node, ProcessSettings.of(plan).python, archive),
-        env=(*node.env, devices) if plan.accelerator == "cuda" else node.env,
+        processes=tuple(
+            Process(
+                node=node,
+                argv=start_argv(plan, node, python, f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"),
+                env=env_of(plan, node),
+            )
+            for node in chosen
+        ),
     )

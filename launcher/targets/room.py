@@ -6,6 +6,7 @@ imported for each command, so what takes time to import is imported where it is 
 
 from __future__ import annotations
 
+import importlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,8 @@ class Room:
     """One target's room. ``arguments`` are of a command that takes the target's options."""
 
     name: ClassVar[str]
+    opens: ClassVar[str] = ""
+    """The target, as ``MODULE:CLASS``, where its class takes the runs' folder alone."""
     plugin: ClassVar[Plugin | None] = None
     finds_runs: ClassVar[Literal["", "beside", "alone"]] = ""
     """Whether the target can find runs that have no folder on this machine. A list shows them
@@ -59,7 +62,9 @@ class Room:
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
         """The target, with what the command line says of it."""
-        raise NotImplementedError
+        module, _, name = self.opens.partition(":")
+        target: Target = getattr(importlib.import_module(module), name)(run_root)
+        return target
 
     def diagnose(
         self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None

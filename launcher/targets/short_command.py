@@ -1,27 +1,28 @@
-"""Programs that soon end, and what they say: the launcher waits for them."""
+"""Programs that soon end, and what they say: the caller waits for them.
+
+The program on hosts has this module too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 KILL_LIMIT_S = 10.0
 """How long a killed program may take to end: one that hangs in the kernel outlives SIGKILL."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CommandEnd:
     """What a command that has ended said, and its exit code."""
 
-    code: int
-    out: str
-    err: str
+    # No dataclass: hosts do not import those, which takes long.
+    def __init__(self, *, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
 
 
 def ask(
-    argv: tuple[str, ...],
+    argv: Sequence[str],
     limit_s: float,
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
@@ -54,10 +55,12 @@ def ask(
     return CommandEnd(code=child.returncode, out=out, err=err)
 
 
-def read_output(argv: tuple[str, ...], timeout_s: float) -> str | None:
+def read_output(
+    argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] | None = None
+) -> str | None:
     """What a short command prints; None where it is missing, fails or takes too long."""
     try:
-        end = ask(argv, timeout_s)
+        end = ask(argv, timeout_s, env=env)
     except OSError:
         return None
     return end.out if end and end.code == 0 else None

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from launcher.contract import protocol
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import CodePlan, LaunchPlan
-from launcher.targets.agent_files import AgentFiles, TaskFile, render_agent_files, start_argv
+from launcher.targets.agent_files import (
+    AgentFiles,
+    TaskFile,
+    env_of,
+    render_agent_files,
+    start_argv,
+)
 from launcher.targets.docker_options import (
     DOCKER_RUN_ATTACHED,
     Container,
@@ -133,11 +139,7 @@ class HostsArtifact:
         ]
 
     def _ssh(self, host: HostFacts) -> str:
-        words = ["ssh", *(("-F", self.ssh_config) if self.ssh_config else ())]
-        words += ["-p", str(host.host.port)] if host.host.port else []
-        words += ["-l", host.host.user] if host.host.user else []
-        words += ["-i", host.host.identity] if host.host.identity else []
-        return " ".join(quote(word) for word in (*words, host.host.name))
+        return render_line((*host.host.ssh(self.ssh_config), host.name))
 
 
 def render_hosts(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> HostsArtifact:
@@ -171,8 +173,6 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
         if in_container
         else start_argv(plan, node, host.python, f"{run_dir}/{protocol.AGENT_ARCHIVE}")
     )
-    devices = (("CUDA_VISIBLE_DEVICES", ",".join(node.device_ids)),)
-    env = (*node.env, *(devices if plan.accelerator == "cuda" else ()))
     spec = KeeperSpec(
         run_id=plan.run_id,
         node_index=node.node_index,
@@ -180,7 +180,7 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
         argv=argv,
         # The planner gives nodes without a container a folder.
         cwd="/" if in_container else node.workdir or "/",
-        env={} if in_container else dict(env),
+        env={} if in_container else dict(env_of(plan, node)),
         unset=() if in_container else protocol.STALE_VARIABLES,
         secrets={},
         container=node.name if in_container else "",

@@ -37,6 +37,12 @@ class Host:
     lease_dir: str = LEASE_DIR
     labels: tuple[tuple[str, str], ...] = ()
 
+    def ssh(self, config: str | None, *options: str) -> tuple[str, ...]:
+        """The words that start ssh to it: all but ``--``, its name and a command."""
+        given = (("-F", config), ("-p", self.port), ("-l", self.user), ("-i", self.identity))
+        words = (str(word) for pair in given if pair[1] for word in pair)
+        return ("ssh", *options, *words)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts(MachineFacts):

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -91,8 +90,6 @@ class Ssh:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._control = make_control_dir()
-        self._alone: set[str] = set()
-        """Hosts whose shared connection is held by a frozen process of this machine."""
 
     def argv(self, host: Host) -> tuple[str, ...]:
         """The ssh client with everything but the remote command."""
@@ -105,19 +102,15 @@ class Ssh:
             "ServerAliveCountMax=3",
             "ControlMaster=auto",
             f"ControlPersist={PERSIST_S}",
-            f"ControlPath={'none' if host.name in self._alone else f'{self._control}/%C'}",
+            f"ControlPath={self._control}/%C",
             # Users set these for their own log-ins: a tmux in place of our command, or a forwarded
             # port, which a second session could not open.
             "RemoteCommand=none",
             "ClearAllForwardings=yes",
             *(("StrictHostKeyChecking=accept-new",) if inventory.accept_new else ()),
         ]
-        words = ["ssh", *(("-F", inventory.ssh_config) if inventory.ssh_config else ()), "-T"]
-        words += [word for option in options for word in ("-o", option)]
-        words += ["-p", str(host.port)] if host.port else []
-        words += ["-l", host.user] if host.user else []
-        words += ["-i", str(Path(host.identity).expanduser())] if host.identity else []
-        return (*words, "--", host.name)
+        words = (word for option in options for word in ("-o", option))
+        return (*host.ssh(inventory.ssh_config, "-T", *words), "--", host.name)
 
     def open(self, host: Host) -> Session:
         """A conversation with a host. Raises ``TargetError`` with the fix."""
@@ -215,19 +208,10 @@ class Ssh:
     def disconnect(self, host: Host) -> bool:
         """Stops sharing the connection, so that the next is new; whether there was one.
 
-        What goes through it continues: it may belong to another launcher. If its holder does not
-        answer, this launcher does not share connections with the host any more.
+        What goes through it continues: it may belong to another launcher.
         """
-        if host.name in self._alone:
-            return False
         control = ("ssh", "-O", "stop", *self.argv(host)[1:])
-        began_at = time.monotonic()
-        if short_command.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None:
-            return True
-        if time.monotonic() - began_at < CONTROL_LIMIT_S:
-            return False
-        self._alone.add(host.name)
-        return True
+        return short_command.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None
 
 
 def joined(errors: list[TargetError]) -> TargetError:

@@ -11,7 +11,6 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +112,9 @@ class LocalTarget(Target):
 
     def _start(self, run_id: str, process: Process) -> None:
         """Starts one node; where that fails, nothing of the run is left."""
-        node, env = process.node, inherited(os.environ) | dict(process.env)
+        node = process.node
+        given = {k: v for k, v in os.environ.items() if k not in protocol.STALE_VARIABLES}
+        env = given | dict(process.env)
         try:
             pid = children.start(
                 process.argv, cwd=process.cwd, env=env, console=Path(process.console)
@@ -167,11 +168,6 @@ class LocalTarget(Target):
         while (left := process_table.find(**label)) and self._clock.monotonic() < deadline:
             process_table.send(left, signal.SIGKILL)
             self._clock.sleep(0.02)
-
-
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the caller that agents inherit. Pure."""
-    return {name: text for name, text in environ.items() if name not in protocol.STALE_VARIABLES}
 
 
 def find_nodes(run_id: str) -> frozenset[tuple[int, int]]:

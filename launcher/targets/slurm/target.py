@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,7 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
 from launcher.runs.outcome import Outcome
 from launcher.targets.agent_archive import read_compiled_archive
+from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 from launcher.targets.shared_folder import MEET_DIR, plan_as_run
 from launcher.targets.slurm import client, inside
@@ -347,11 +347,9 @@ def find_own_torch() -> tuple[str, str | None]:
     Nodes see the same file system; what PATH's Python has is not looked up here.
     """
     try:
-        return sys.executable, metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        found = shutil.which("python3")
-        if found is None:
-            raise KeyInputError(
-                ("slurm", "python"), "is not set, and there is no python3 on PATH", "name one"
-            ) from None
+        return sys.executable, read_torch_version(sys.executable)
+    except TargetError:
+        if (found := shutil.which("python3")) is None:
+            what = "is not set, and there is no python3 on PATH"
+            raise KeyInputError(("slurm", "python"), what, "name one") from None
         return found, None

@@ -55,49 +55,42 @@ def _find_by_hand(environ: Environ) -> NodePlace | None:
     """A site's own script, which sets the variable itself. A worker of a run has it too."""
     if protocol.NODE_INDEX not in environ or protocol.RUN_ID in environ:
         return None
-    scheduler, start = _scheduler(environ)
-    return NodePlace(
-        starter=BY_HAND,
-        index=_number(environ, protocol.NODE_INDEX),
-        nodes=None,
-        job=scheduler,
-        start=start,
-        scheduler=scheduler,
-    )
+    return _place(environ, BY_HAND, protocol.NODE_INDEX)
 
 
 def _find_open_mpi(environ: Environ) -> NodePlace | None:
     """``mpirun`` and ``prterun`` of Open MPI (FAQ "running", environment variables)."""
     if "OMPI_COMM_WORLD_RANK" not in environ:
         return None
-    scheduler, start = _scheduler(environ)
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
     # One mpirun, anew for each call.
     call = plain(environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", ""))
-    here = _number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", least=1)
-    return NodePlace(
-        starter="mpirun",
-        index=_number(environ, "OMPI_COMM_WORLD_RANK"),
-        nodes=math.ceil(_number(environ, "OMPI_COMM_WORLD_SIZE", least=1) / here),
-        here=here,
-        job=scheduler or call,
-        start=f"{start}-{call}",
-        scheduler=scheduler,
-    )
+    return _place(environ, "mpirun", *names, call=call)
 
 
 def _find_hydra(environ: Environ) -> NodePlace | None:
     """``mpiexec`` of MPICH and Intel MPI. Others set PMI_RANK too, and not how many are here."""
     if "PMI_RANK" not in environ or "MPI_LOCALNRANKS" not in environ:
         return None
+    return _place(environ, "mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
+
+
+def _place(
+    environ: Environ, starter: str, rank: str, size: str = "", local: str = "", *, call: str = ""
+) -> NodePlace:
+    """The place that variables of these names tell; ``size`` and ``local`` count processes.
+
+    ``call`` names this call of the starter, empty where nothing does.
+    """
     scheduler, start = _scheduler(environ)
-    here = _number(environ, "MPI_LOCALNRANKS", least=1)
+    here = _number(environ, local, least=1) if local else 1
     return NodePlace(
-        starter="mpiexec",
-        index=_number(environ, "PMI_RANK"),
-        nodes=math.ceil(_number(environ, "PMI_SIZE", least=1) / here),
+        starter=starter,
+        index=_number(environ, rank),
+        nodes=math.ceil(_number(environ, size, least=1) / here) if size else None,
         here=here,
-        job=scheduler,
-        start=start,
+        job=scheduler or call,
+        start="-".join(filter(None, (start, call))),
         scheduler=scheduler,
     )
 

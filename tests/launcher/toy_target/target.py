@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -35,9 +34,7 @@ class ToyRoom(Room):
     """The toy's room."""
 
     name = "toy"
-
-    def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
-        return ToyTarget(run_root)
+    opens = f"{__name__}:ToyTarget"
 
 
 def register() -> None:

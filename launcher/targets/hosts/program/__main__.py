@@ -46,7 +46,7 @@ HANDLERS = {
     messages.ReadHost: "facts.read_host",
     messages.RunProbe: "facts.run_probe",
     messages.CallHosts: "reach.call_hosts",
-    messages.FindTokens: "tokens.find_tokens",
+    messages.FindTokens: "reach.find_tokens",
     messages.StopNodes: "requests.stop_nodes",
     messages.RemoveRun: "requests.remove_run",
     messages.FindImage: "requests.find_image",
@@ -196,7 +196,7 @@ class HostConversation:
         return self._listeners[-1].port
 
     def _leave(self, asked: messages.LeaveToken) -> None:
-        self._tokens.append(_module("tokens").leave_token(asked))
+        self._tokens.append(_module("reach").leave_token(asked))
 
 
 def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:

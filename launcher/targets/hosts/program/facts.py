@@ -12,9 +12,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.targets.hosts.program import leases, messages, processes
+from launcher.targets.hosts.program import leases, messages
 from launcher.targets.hosts.program.messages import Address, HostReport, ProbeResult
-from launcher.targets.hosts.program.tokens import nearest_folder
+from launcher.targets.hosts.program.reach import nearest_folder
+from launcher.targets.short_command import read_output
 
 SIOCGIFADDR = 0x8915
 NVIDIA_HOOK = "nvidia-container-runtime-hook"
@@ -27,7 +28,7 @@ def read_host(asked: messages.ReadHost) -> HostReport:
     """The host as the planner needs it."""
     python = shutil.which(os.path.expanduser(asked.python or "python3")) or ""
     smi = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
-    gpus = (processes.read_output(smi) or "").split() if asked.gpus else []
+    gpus = (read_output(smi) or "").split() if asked.gpus else []
     found = HostReport(
         host_name=socket.gethostname(),
         cpu_count=len(os.sched_getaffinity(0)),
@@ -45,12 +46,12 @@ def read_host(asked: messages.ReadHost) -> HostReport:
         engine, runtimes = read_engine()
         image = asked.image or f"{asked.own_image}:{'cuda' if gpus else 'cpu'}"
         argv = ("docker", "image", "inspect", "--format", messages.IMAGE_FORMAT, image)
-        told = ((processes.read_output(argv) if engine else "") or "").strip()
+        told = ((read_output(argv) if engine else "") or "").strip()
         id, _, torch = told.partition("\n")
         found = found.having(image=image, image_id=id, torch_version=torch)
         return found.having(docker=engine, runtimes=runtimes)
     if asked.runtime == "python" and python:
-        version = processes.read_output((python, "-c", TORCH_VERSION))
+        version = read_output((python, "-c", TORCH_VERSION))
         return found.having(torch_version=(version or "").strip())
     return found
 
@@ -61,7 +62,7 @@ def read_engine() -> tuple[str, list[str]]:
     NVIDIA's hook counts as one: engines call it for ``--gpus`` without a runtime of its own.
     """
     argv = ("docker", "info", "--format", "{{.ServerVersion}}\n{{json .Runtimes}}")
-    version, _, runtimes = (processes.read_output(argv) or "").partition("\n")
+    version, _, runtimes = (read_output(argv) or "").partition("\n")
     hooks = [NVIDIA_HOOK] if shutil.which(NVIDIA_HOOK) else []
     return version, sorted(json.loads(runtimes.strip() or "null") or {}) + hooks
 
@@ -109,7 +110,7 @@ def run_probe(asked: messages.RunProbe, source: bytes) -> ProbeResult:
     env = {**os.environ, **asked.env, "CHECKPOINT_DIR": str(nearest)}
     python = shutil.which(os.path.expanduser(asked.python)) or asked.python
     argv = (python, "-c", source.decode(), *asked.arguments)
-    printed = processes.read_output(argv, asked.wait_s, env)
+    printed = read_output(argv, asked.wait_s, env)
     if printed is None:
         raise OSError(f"{python} does not start, or takes longer than {asked.wait_s:g} s")
     try:

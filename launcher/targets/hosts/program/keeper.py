@@ -16,10 +16,13 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.keeper_record import RECORD, write_record
 from launcher.contract.process_stat import start_of
+from launcher.targets import children
 from launcher.targets.hosts.program import leases, processes
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed, mark_followed
 from launcher.targets.hosts.program.records import TYPE_CHECKING
+from launcher.targets.process_table import send
+from launcher.targets.short_command import read_output
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -73,21 +76,21 @@ class _Keeper:
         inherited = {k: v for k, v in os.environ.items() if k not in unset}
         env = {**inherited, **spec.env, **spec.secrets}
         console = self._folder / protocol.CONSOLE_FILE
-        child = processes.start_child(spec.argv, spec.cwd, env, console)
-        while (code := child.poll()) is None:
+        child = children.start(tuple(spec.argv), cwd=spec.cwd, env=env, console=console)
+        while (code := children.poll(child)) is None:
             self._turn(child)
             time.sleep(POLL_S)
-        return 128 - code if code < 0 else code
+        return code
 
-    def _turn(self, child: processes.Child) -> None:
+    def _turn(self, child: int) -> None:
         now = time.monotonic()
         if self._kill_at is None:
             if grace_s := self._grace_s():
                 self._kill_at = now + grace_s
                 # Only to the agent, which ends its workers: it would report a worker that gets a
                 # signal from elsewhere as failed.
-                processes.send((child.pid,), signal.SIGTERM)
-                processes.send((child.pid,), signal.SIGCONT)
+                send((child,), signal.SIGTERM)
+                send((child,), signal.SIGCONT)
         elif now > self._kill_at:
             self._sweep()
 
@@ -105,7 +108,7 @@ class _Keeper:
     def _sweep(self) -> None:
         if self._spec.container:
             remove_container(self._spec.container)
-        processes.send(processes.find(self._run_id, self._node), signal.SIGKILL)
+        send(processes.find(self._run_id, self._node), signal.SIGKILL)
 
     def _close(self, code: int, detail: str, *, out_of_memory: bool = False) -> None:
         deadline = time.monotonic() + SWEEP_LIMIT_S
@@ -154,10 +157,10 @@ def start(spec: KeeperSpec, program: str, held: list[int]) -> None:
 def inspect(name: str) -> tuple[bool, str]:
     """Whether a container was out of memory, and its engine's error, if it is there."""
     argv = ("docker", "inspect", "--format", "{{.State.OOMKilled}} {{.State.Error}}", name)
-    out_of_memory, _, error = (processes.read_output(argv) or "").strip().partition(" ")
+    out_of_memory, _, error = (read_output(argv) or "").strip().partition(" ")
     return out_of_memory == "true", error
 
 
 def remove_container(name: str) -> None:
     """Removes a container by its name. Idempotent."""
-    processes.read_output(("docker", "rm", "--force", "--volumes", name))
+    read_output(("docker", "rm", "--force", "--volumes", name))

@@ -1,16 +1,19 @@
-"""Which other hosts this one reaches."""
+"""Which other hosts this one reaches, and with which it shares a folder."""
 
 from __future__ import annotations
 
+import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
+import time
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 
-from launcher.targets.hosts.program.messages import CallHosts
+from launcher.targets.hosts.program.messages import CallHosts, FindTokens, LeaveToken
 
 CALLS_AT_ONCE = 256
 """A quarter of the usual limit of open descriptors."""
+LOOK_S = 0.1
 
 
 class Listener:
@@ -51,6 +54,44 @@ def call_hosts(asked: CallHosts) -> dict[str, str]:
 
     if not asked.calls:
         return {}
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(len(asked.calls), CALLS_AT_ONCE)) as pool:
         found = list(pool.map(lambda words: call(*words), asked.calls))
     return {str(place): own for place, own in enumerate(found) if own}
+
+
+# -- files that hosts leave in a folder --------------------------------------------------------
+
+
+def nearest_folder(path: str) -> Path:
+    """The folder, or the nearest above it that is there."""
+    folder = Path(os.path.expanduser(path))
+    return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+def leave_token(asked: LeaveToken) -> Path:
+    """Makes a token. Raises ``OSError`` where nothing can be written there."""
+    token = nearest_folder(asked.folder) / asked.name
+    token.touch()
+    return token
+
+
+def find_tokens(asked: FindTokens) -> list[str]:
+    """Looks for tokens until all are there, or the time is over."""
+    folder = nearest_folder(asked.folder)
+    deadline = time.monotonic() + asked.wait_s
+    while True:
+        _touch(folder)
+        found = [name for name in asked.names if (folder / name).exists()]
+        if len(found) == len(asked.names) or time.monotonic() > deadline:
+            return found
+        time.sleep(LOOK_S)
+
+
+def _touch(folder: Path) -> None:
+    """Makes NFS ask its server: what it knows of the folder's files may be a minute old."""
+    path = folder / f".launcher-look-{os.getpid()}-{time.monotonic_ns()}"
+    with suppress(OSError):
+        path.touch(exist_ok=False)
+        path.unlink()

@@ -16,6 +16,8 @@ from launcher.targets.hosts.program.messages import CODE_DIR, RUNS_DIR, RequestE
 from launcher.targets.hosts.program.node_state import is_followed, read_state
 from launcher.targets.hosts.program.records import TYPE_CHECKING
 from launcher.targets.hosts.program.watch import split_outputs
+from launcher.targets.process_table import send
+from launcher.targets.short_command import read_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,11 +51,11 @@ def remove_run(asked: messages.RemoveRun) -> int:
 
 def find_image(asked: messages.FindImage) -> str:
     argv = ("docker", "image", "inspect", "--format", "{{.Id}}", asked.image)
-    id = (processes.read_output(argv) or "").strip()
+    id = (read_output(argv) or "").strip()
     if asked.pull and not id:
         if told := processes.feed(("docker", "pull", "--quiet", asked.image), ()):
             raise RequestError(f"image {asked.image} could not be pulled: {told.splitlines()[-1]}")
-        id = (processes.read_output(argv) or "").strip()
+        id = (read_output(argv) or "").strip()
     return id
 
 
@@ -106,7 +108,7 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
         with suppress(OSError):
             folder = Path(os.readlink(f"/proc/{pid}/fd/1")).parent
             (folder / keeper.GRACE_FILE).write_text(str(grace_s))
-    processes.send(keepers, signal.SIGTERM)
+    send(keepers, signal.SIGTERM)
     deadline = time.monotonic() + grace_s + 5.0
     while processes.find(run_id, node, keepers=True) and time.monotonic() < deadline:
         time.sleep(0.03)
@@ -114,7 +116,7 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
     # No keeper is there that removes its container.
     is_alone = bool(left) or not keepers
     while left:
-        processes.send(left, signal.SIGKILL)
+        send(left, signal.SIGKILL)
         if time.monotonic() > deadline + 5.0:
             raise RequestError(f"processes {left} of {run_id} cannot be ended")
         time.sleep(0.02)
@@ -128,7 +130,7 @@ def _remove_containers(run_id: str, node: int | None) -> None:
     label = f"label={protocol.LABEL_RUN_ID}={run_id}"
     fields = '{{.ID}} {{.Label "' + protocol.LABEL_NODE_INDEX + '"}}'
     argv = ("docker", "ps", "--all", "--no-trunc", "--filter", label, "--format", fields)
-    if (listed := processes.read_output(argv, ENGINE_LIMIT_S)) is None:
+    if (listed := read_output(argv, ENGINE_LIMIT_S)) is None:
         raise RequestError(f"the Docker engine does not answer: {run_id} may still run there")
     for id, _, index in (line.partition(" ") for line in listed.splitlines()):
         if node in (None, int(index)):

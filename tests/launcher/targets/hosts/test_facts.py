@@ -24,8 +24,7 @@ from launcher.targets.hosts.program.messages import (
     ProbeResult,
     RunProbe,
 )
-from launcher.targets.hosts.program.reach import Listener, call_hosts
-from launcher.targets.hosts.program.tokens import find_tokens, leave_token
+from launcher.targets.hosts.program.reach import Listener, call_hosts, find_tokens, leave_token
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import why_not
 

@@ -20,7 +20,6 @@ from launcher.plan.nnodes import decide_nnodes
 from launcher.plan.target_facts import MachineFacts
 from launcher.runs.folder import RunFolder
 from launcher.targets.starter import node as node_module
-from launcher.targets.starter.left_behind import LEFT_BEHIND_S, SILENT_S
 from launcher.targets.starter.node import StartedNode
 from launcher.targets.starter.plan import StarterSettings, nodes_of, plan_facts, plan_own_node
 from launcher.targets.starter.starters import NodePlace
@@ -33,7 +32,7 @@ from launcher.targets.starter.starts import (
     find_files,
     name_run,
 )
-from launcher.targets.starter.target import StarterTarget
+from launcher.targets.starter.target import LEFT_BEHIND_S, SILENT_S, StarterTarget
 
 OWN = StarterSettings(python="/opt/python", starter="srun", scheduler="77")
 
