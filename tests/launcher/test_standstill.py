@@ -47,7 +47,6 @@ for word; do :; done
 {before}
 exec sh -c "$word"
 """
-FROZEN_MASTER = 'case "$*" in *ControlPath=none*) ;; *) exec sleep 600;; esac'
 HANGS = "#!/bin/sh\nexec sleep 600\n"
 
 
@@ -165,19 +164,6 @@ def open_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str = "") 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(name="gpu1", state_dir=str(tmp_path / "gpu1"), lease_dir=str(tmp_path / "leases"))
-
-
-def test_a_frozen_shared_connection_is_left_and_the_host_reached_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
-) -> None:
-    monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 1.0)
-    monkeypatch.setattr(ssh, "CONTROL_LIMIT_S", 0.5)
-    client = open_ssh(tmp_path, monkeypatch, FROZEN_MASTER)
-    with within(20), client.open(host) as session:
-        assert session.call(messages.ReadClock())
-        monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 30.0)
-        with within(20), client.open(host) as another:
-            assert another.call(messages.ReadClock())
 
 
 def test_a_host_that_never_says_its_first_word_is_not_waited_for(
