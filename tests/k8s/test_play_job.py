@@ -34,7 +34,7 @@ def accuracy(text: str) -> float:
 def containers(name: str) -> list[Any]:
     import docker
 
-    found = docker.from_env().containers.list(filters={"label": LABEL})
+    found = docker.from_env().containers.list(filters={"label": LABEL}, ignore_removed=True)
     return [c for c in found if re.fullmatch(rf"digits-[0-9a-f]{{6}}-{name}", c.name)]
 
 

@@ -21,7 +21,7 @@ while not os.path.exists(f"{run}/go"):
 def containers(engine: Any, run_id: str, **labels: str) -> list[Any]:
     wanted = {LABEL_RUN_ID: run_id, **labels}
     filters = {"label": [f"{name}={value}" for name, value in wanted.items()]}
-    found: list[Any] = engine.containers.list(all=True, filters=filters)
+    found: list[Any] = engine.containers.list(all=True, filters=filters, ignore_removed=True)
     return found
 
 

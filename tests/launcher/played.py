@@ -126,7 +126,7 @@ def nothing_is_left(engine: Any, played: Played) -> bool:
     left = [n for n in networks(engine) if n.startswith("foreign-")]
     left += [
         c.name
-        for c in engine.containers.list(all=True, filters={"label": LABEL})
+        for c in engine.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True)
         if c.name.startswith("foreign-")
     ]
     return not left and not list(played.folder.glob("launcher-play-*"))
@@ -135,7 +135,7 @@ def nothing_is_left(engine: Any, played: Played) -> bool:
 def container(engine: Any, pod: str) -> Any:
     found = [
         c
-        for c in engine.containers.list(filters={"label": LABEL})
+        for c in engine.containers.list(filters={"label": LABEL}, ignore_removed=True)
         if c.name.startswith("foreign-") and c.name.endswith(pod)
     ]
     assert len(found) == 1

@@ -135,17 +135,19 @@ sys.exit(1)
     )
 
     def restarted() -> int:
-        held = engine.containers.list(filters={"label": LABEL})
+        held = engine.containers.list(filters={"label": LABEL}, ignore_removed=True)
         own = [c for c in held if c.name.startswith("foreign-")]
         return sum(c.labels[protocol.LABEL_INCARNATION] != "0" for c in own)
 
-    deadline = time.monotonic() + LIMIT_S
-    while restarted() < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    process.wait(LIMIT_S)
-    process.communicate()
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while restarted() < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(LIMIT_S)
+        process.communicate()
     assert not [n for n in networks(engine) if n.startswith("foreign-")]
 
 
