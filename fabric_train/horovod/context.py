@@ -11,6 +11,7 @@ from types import TracebackType
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from fabric_train.horovod.collectives import Channel
 from fabric_train.horovod.engine import Conductor, read_stall_limit_s
@@ -29,6 +30,10 @@ class Context:
 
 
 _context: Context | None = None
+_store: Store | None = None
+"""Where the ranks meet. Opened once: if rank 0 opened another for each ``init``, a faster rank
+would still find the one before, and what it holds of ranks that have left."""
+_meetings = 0
 _exit_code = 0
 
 
@@ -63,11 +68,11 @@ def _make_group(starter: Starter) -> None:
     if interface := os.environ.get("HOROVOD_GLOO_IFACE"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    store = starter.open_store()
-    if store is None:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=store, rank=starter.rank, world_size=starter.size)
+    global _store, _meetings
+    _store = _store or starter.open_store()
+    _meetings += 1
+    store = PrefixStore(f"horovod-{_meetings}", _store)
+    dist.init_process_group(backend, store=store, rank=starter.rank, world_size=starter.size)
 
 
 def _open_channel(starter: Starter) -> Channel:

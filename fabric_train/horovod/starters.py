@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Self
 
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
 
 from fabric_train.errors import InputError
 from fabric_train.horovod.pmix import exchange
@@ -44,9 +45,9 @@ class Starter:
         """This starter's value; None if it did not start the process."""
         return cls()
 
-    def open_store(self) -> Store | None:
-        """The store of all ranks; None where torch reads the environment itself. Blocks."""
-        return None
+    def open_store(self) -> Store:
+        """The store of all ranks. Blocks."""
+        return HashStore()
 
     def settle(self, gather: Callable[[object], list[Any]]) -> Starter:
         """The same with what only all ranks together know; ``gather`` gives every rank's value."""
@@ -71,6 +72,10 @@ class Torchrun(Starter):
             cross_rank=world.rank // world.local_world_size,
             cross_size=world.num_nodes,
         )
+
+    def open_store(self) -> Store:
+        store: Store = next(rendezvous("env://", self.rank, self.size))[0]
+        return store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +105,7 @@ class Horovodrun(Starter):
         names = [name.lower() for name in cls.VARIABLES]
         return cls(**dict(zip(names, places, strict=True)), address=address, port=port)
 
-    def open_store(self) -> Store | None:
+    def open_store(self) -> Store:
         def put(text: str) -> None:
             self._ask("PUT", text.encode())
 
@@ -169,9 +174,7 @@ class Mpirun(Starter):
         peers = [node for local_rank, node in places if local_rank == self.local_rank]
         return replace(self, cross_rank=peers.index(self.node), cross_size=len(peers))
 
-    def open_store(self) -> Store | None:
-        if self.size == 1:
-            return HashStore()
+    def open_store(self) -> Store:
         if self.master is not None:
             host, port = self.master
             return TCPStore(host, port, self.size, self.rank == 0, wait_for_workers=False)
