@@ -62,7 +62,8 @@ class Relay:
         self._listener = socket.create_server((ADDR, 0))
         self.port = int(self._listener.getsockname()[1])
         self.lifeline = f"{self.port}/{self._name}"
-        threading.Thread(target=self._run, daemon=True).start()
+        self._threads = [threading.Thread(target=self._run, daemon=True)]
+        self._threads[0].start()
 
     def cut(self, *, reset: bool) -> None:
         """Ends both halves of what stands."""
@@ -79,9 +80,18 @@ class Relay:
 
     def refuse(self) -> None:
         """Accepts nobody from now on."""
-        # Else the thread that accepts would keep the port open.
-        self._listener.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            # Else the thread that accepts would keep the port open.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def end(self) -> None:
+        """Ends its threads too: a process that is forked beside them may find a lock held."""
+        self.refuse()
+        self._threads[0].join()
+        self.cut(reset=False)
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
@@ -91,14 +101,16 @@ class Relay:
                 with self._lock:
                     self._pairs.append((near, far))
                 self.accepted += 1
-                threading.Thread(target=_pass_on, args=(near, far), daemon=True).start()
+                passing = threading.Thread(target=_pass_on, args=(near, far), daemon=True)
+                self._threads.append(passing)
+                passing.start()
 
 
 def _pass_on(near: socket.socket, far: socket.socket) -> None:
     with contextlib.suppress(OSError, ValueError), selectors.DefaultSelector() as selector:
         selector.register(near, selectors.EVENT_READ, far)
         selector.register(far, selectors.EVENT_READ, near)
-        while True:
+        while near.fileno() >= 0:
             for key, _ in selector.select(0.05):
                 assert isinstance(key.fileobj, socket.socket)
                 heard = key.fileobj.recv(4096)

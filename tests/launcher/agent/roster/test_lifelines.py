@@ -56,6 +56,19 @@ def watcher() -> Iterator[Watcher]:
 
 
 @pytest.fixture
+def relays() -> Iterator[Callable[[str], Relay]]:
+    made: list[Relay] = []
+
+    def make(lifeline: str) -> Relay:
+        made.append(Relay(lifeline))
+        return made[-1]
+
+    yield make
+    for relay in made:
+        relay.end()
+
+
+@pytest.fixture
 def answering() -> Iterator[Callable[[], Answering]]:
     started: list[Answering] = []
 
@@ -93,9 +106,9 @@ def test_the_end_of_a_process_is_told_though_its_children_live_on(
 
 
 def test_a_reset_on_the_way_to_a_living_node_is_no_sign_of_its_end(
-    watcher: Watcher, answering: Callable[[], Answering]
+    watcher: Watcher, answering: Callable[[], Answering], relays: Callable[[str], Relay]
 ) -> None:
-    relay = Relay(answering().member.lifeline)
+    relay = relays(answering().member.lifeline)
     watcher.watch(relay.lifeline)
     relay.cut(reset=True)
     wait_until(lambda: relay.accepted == 2 and watcher.stands(), LIMIT_S)
@@ -103,9 +116,9 @@ def test_a_reset_on_the_way_to_a_living_node_is_no_sign_of_its_end(
 
 
 def test_an_orderly_close_on_the_way_is_taken_back_once_the_node_answers(
-    watcher: Watcher, answering: Callable[[], Answering]
+    watcher: Watcher, answering: Callable[[], Answering], relays: Callable[[str], Relay]
 ) -> None:
-    relay = Relay(answering().member.lifeline)
+    relay = relays(answering().member.lifeline)
     watcher.watch(relay.lifeline)
     relay.cut(reset=False)
     wait_until(lambda: relay.accepted == 2 and watcher.stands(), LIMIT_S)
@@ -115,10 +128,13 @@ def test_an_orderly_close_on_the_way_is_taken_back_once_the_node_answers(
 
 @pytest.mark.usefixtures("soon")
 def test_a_stopped_process_whose_connection_was_cut_is_left_to_its_silence(
-    watcher: Watcher, answering: Callable[[], Answering], monkeypatch: pytest.MonkeyPatch
+    watcher: Watcher,
+    answering: Callable[[], Answering],
+    monkeypatch: pytest.MonkeyPatch,
+    relays: Callable[[str], Relay],
 ) -> None:
     node = answering()
-    relay = Relay(node.member.lifeline)
+    relay = relays(node.member.lifeline)
     watcher.watch(relay.lifeline)
     node.process.send_signal(signal.SIGSTOP)
     stopped = psutil.Process(node.process.pid)
@@ -132,10 +148,10 @@ def test_a_stopped_process_whose_connection_was_cut_is_left_to_its_silence(
 
 
 def test_another_process_at_the_port_of_a_node_proves_its_end(
-    watcher: Watcher, answering: Callable[[], Answering]
+    watcher: Watcher, answering: Callable[[], Answering], relays: Callable[[str], Relay]
 ) -> None:
     node, other = answering(), answering()
-    relay = Relay(node.member.lifeline)
+    relay = relays(node.member.lifeline)
     watcher.watch(relay.lifeline)
     relay.to = int(other.member.lifeline.partition("/")[0])
     node.kill()
@@ -161,10 +177,13 @@ def test_a_member_of_an_earlier_group_that_refuses_is_told_though_nothing_stood(
 
 @pytest.mark.usefixtures("soon")
 def test_a_node_that_cannot_be_reached_any_more_counts_only_after_an_orderly_close(
-    watcher: Watcher, answering: Callable[[], Answering], monkeypatch: pytest.MonkeyPatch
+    watcher: Watcher,
+    answering: Callable[[], Answering],
+    monkeypatch: pytest.MonkeyPatch,
+    relays: Callable[[str], Relay],
 ) -> None:
     """As of a container that was killed: its address has gone with it."""
-    relay = Relay(answering().member.lifeline)
+    relay = relays(answering().member.lifeline)
     watcher.watch(relay.lifeline)
     monkeypatch.setattr(Lifelines, "_dial", unreachable)
     relay.cut(reset=True)
@@ -179,9 +198,9 @@ def test_a_node_that_cannot_be_reached_any_more_counts_only_after_an_orderly_clo
 
 
 def test_asking_dials_again_though_the_connection_stands(
-    watcher: Watcher, answering: Callable[[], Answering]
+    watcher: Watcher, answering: Callable[[], Answering], relays: Callable[[str], Relay]
 ) -> None:
-    relay = Relay(answering().member.lifeline)
+    relay = relays(answering().member.lifeline)
     watcher.watch(relay.lifeline)
     watcher.lines.ask(1)
     wait_until(lambda: relay.accepted == 2 and watcher.stands(), LIMIT_S)
@@ -210,10 +229,10 @@ def test_a_node_that_is_watched_no_longer_is_in_no_doubt_any_more(
 # -- with the beats of living nodes ----------------------------------------------------------------
 @pytest.fixture
 def pair(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relays: Callable[[str], Relay]
 ) -> Iterator[tuple[Relay, RosterHandler, RosterHandler]]:
     """Two nodes that reach each other through a relay."""
-    relay = Relay(lifeline_of(ADDR))
+    relay = relays(lifeline_of(ADDR))
     monkeypatch.setattr("launcher.agent.roster.handler.lifeline_of", lambda _: relay.lifeline)
     store = serve_forked(0)
     config = {"fence_dir": str(tmp_path), "detection_limit_s": 600.0}

@@ -50,14 +50,18 @@ def test_the_store_dies_with_the_process_that_started_it() -> None:
     reader, writer = os.pipe()
     parent = os.fork()
     if parent == 0:
-        os.write(writer, str(serve_forked(0).pid).encode())
-        signal.pause()
+        try:
+            os.write(writer, str(serve_forked(0).pid).encode())
+            signal.pause()
+        finally:
+            # Else a copy of pytest would run all other tests.
+            os._exit(1)
+    os.close(writer)
     pid = int(os.read(reader, 20))
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    wait_until(lambda: not running(pid), 2)
+    wait_until(lambda: not running(pid))
     os.close(reader)
-    os.close(writer)
 
 
 def running(pid: int) -> bool:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from launcher.targets.local.target import find_agents
-from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, wait_until
+from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, hear_hangups, wait_until
 
 BYTES = """
 import os, sys
@@ -234,6 +234,7 @@ def test_closing_the_terminal_ends_the_run_and_leaves_nothing(launcher: Runner) 
     launcher.write(WAITING)
     pid, terminal = pty.fork()
     if pid == 0:
+        hear_hangups()
         os.chdir(launcher.folder)
         os.execve(sys.executable, launcher.argv("run", "job.yaml", "--on", "local"), launcher.env)
     wait_until(lambda: is_up(launcher))
