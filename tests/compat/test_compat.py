@@ -20,7 +20,8 @@ from launcher.plan.torchrun import parse_torch_version
 from launcher.targets import process_table
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.local.target import find_agents
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 SLOW = pytest.mark.slow  # `make compat` runs all of them; with this torch, tests of the launcher
 NNODES = pytest.mark.parametrize("nnodes", [pytest.param("2", marks=SLOW), "1:2"])

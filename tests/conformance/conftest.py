@@ -13,8 +13,8 @@ import pytest
 
 from launcher.agent.roster.store import serve_forked
 from launcher.targets.local.target import find_free_ports
-from tests.conformance.nodes import LIMIT_S, Group
-from tests.launcher.agent.place import wait_until
+from tests.conformance.nodes import Group
+from tests.waiting import wait_until
 
 BUSY = 20
 """Processes that never sleep, at the same niceness as the nodes: on two cores a load above 10."""
@@ -43,7 +43,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             return probe.connect_ex(("127.0.0.1", client)) == 0
 
     try:
-        wait_until(answers, LIMIT_S)
+        wait_until(answers)
         yield f"127.0.0.1:{client}"
     finally:
         server.kill()

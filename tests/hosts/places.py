@@ -13,15 +13,14 @@ import shutil
 import signal
 import subprocess
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
+
+from tests.waiting import wait_until
 
 SSH_PORT = 22
 HOME = "/root"
 INIT = Path(__file__).with_name("host_init.sh")
-START_LIMIT_S = 60.0
 
 
 def sh(*argv: str | Path) -> str:
@@ -29,17 +28,6 @@ def sh(*argv: str | Path) -> str:
     done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(map(str, argv))}: {done.stderr}"
     return done.stdout
-
-
-def wait_until(
-    condition: Callable[[], object], limit_s: float = 30.0, what: str | Callable[[], str] = ""
-) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            told = what() if callable(what) else what
-            raise AssertionError(f"not within {limit_s} s: {told or condition}")
-        time.sleep(0.05)
 
 
 class Host:
@@ -132,7 +120,7 @@ class Host:
         )
         script.chmod(0o755)
         self.run(str(script))
-        wait_until(self._engine_answers, 90, f"engine of {self.name}")
+        wait_until(self._engine_answers, f"engine of {self.name}")
 
     def _engine_answers(self) -> bool:
         return bool(self.docker("version", "--format", "{{.Server.Version}}", check=False))
@@ -165,11 +153,11 @@ class Host:
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
                     os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not self._answers(), what=f"{self.name} refuses sessions")
+        wait_until(lambda: not self._answers(), f"{self.name} refuses sessions")
 
     def start_sshd(self) -> None:
         self.run("/usr/sbin/sshd", "-f", f"{self.folder}/etc/sshd_config", "-E", self.log)
-        wait_until(self._answers, START_LIMIT_S, f"sshd of {self.name}")
+        wait_until(self._answers, f"sshd of {self.name}")
 
     @property
     def log(self) -> str:
@@ -194,7 +182,7 @@ class Host:
             self._init = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console
             )
-        wait_until(self._answers, START_LIMIT_S, f"sshd of {self.name}")
+        wait_until(self._answers, f"sshd of {self.name}")
 
     def _answers(self) -> bool:
         done = subprocess.run(
@@ -210,7 +198,7 @@ class Host:
         self._init.kill()
         self._init.wait()
         # Its first process ends after all its others: before that a port may still be taken.
-        wait_until(lambda: not _is_alive(first), what=f"{self.name} is off")
+        wait_until(lambda: not _is_alive(first), f"{self.name} is off")
         self._init = None
         for name in ("shm", "tmp"):
             shutil.rmtree(self.folder / name, ignore_errors=True)

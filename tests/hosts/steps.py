@@ -9,8 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.hosts.places import wait_until
 from tests.hosts.typist import Typist
+from tests.waiting import wait_until
 
 SCRIPT = """
 import json, os, pathlib, time, torch, torch.distributed as dist
@@ -83,7 +83,6 @@ class Steps:
         began = time.time()
         wait_until(
             lambda: all(self._has_computed(index, len(indices), began) for index in indices),
-            LIMIT_S,
             lambda: f"a world of {indices}; {[self.beat(0), self.beat(1)]} since {began}",
         )
 
@@ -106,7 +105,7 @@ class Steps:
             assert self.launcher.wait(LIMIT_S) == 0
         else:
             told = lambda: self.typist("status", self.run_id).stdout  # noqa: E731
-            wait_until(lambda: "succeeded" in told(), LIMIT_S, told)
+            wait_until(lambda: "succeeded" in told(), told)
         steps, worlds = json.loads((self.shared / "done").read_text())
         assert worlds[-1] == 2
         assert self.typist.outcome["metrics"] == {"steps": steps, "last_world": 2}

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from tests.hosts.places import wait_until
 from tests.hosts.typist import Typist
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
 
@@ -31,7 +31,7 @@ def test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine(
 ) -> None:
     typist.write(TALKING, f"checkpoint_dir: {typist.folder}/checkpoints\n")
     launcher = typist.start("run", "job.yaml", "--nnodes", "1:2")
-    wait_until(lambda: "2 line" in typist("logs", "latest").stdout, 90)
+    wait_until(lambda: "2 line" in typist("logs", "latest").stdout)
     (run_id,) = typist.run_ids()
 
     (row,) = json.loads(elsewhere("ps", "--json").stdout)
@@ -43,11 +43,11 @@ def test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine(
     with path.open("wb") as file:
         argv = elsewhere.argv("logs", run_id, "--follow")
         follower = subprocess.Popen(argv, cwd=elsewhere.folder, env=elsewhere.env, stdout=file)
-    wait_until(lambda: "[1/1] 2 line" in path.read_text(), 30)
+    wait_until(lambda: "[1/1] 2 line" in path.read_text())
 
     scaled = elsewhere("scale", run_id, "1")
     assert scaled.returncode == 0, scaled.stderr
-    wait_until(lambda: "[0/0] 1 line" in path.read_text(), 90)
+    wait_until(lambda: "[0/0] 1 line" in path.read_text())
     told = elsewhere("report", run_id).stdout
     assert told.startswith(f"{run_id}: running on hosts"), told
 

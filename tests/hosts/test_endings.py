@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.hosts.program.node_state import FOLLOWED_S
-from tests.hosts.places import Network, wait_until
+from tests.hosts.places import Network
 from tests.hosts.steps import Steps
 from tests.hosts.test_doctor import held
 from tests.hosts.typist import Typist
 from tests.launcher.runner import WAITING
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
-UP_LIMIT_S = 90.0
 
 
 def is_up(typist: Typist, nodes: int = 2) -> bool:
@@ -30,7 +30,7 @@ def is_up(typist: Typist, nodes: int = 2) -> bool:
 def start_waiting(typist: Typist, *options: str, nodes: int = 2):  # type: ignore[no-untyped-def]
     typist.write(WAITING)
     launcher = typist.start("run", "job.yaml", "--nnodes", str(nodes), *options)
-    wait_until(lambda: is_up(typist, nodes) or launcher.poll() is not None, UP_LIMIT_S)
+    wait_until(lambda: is_up(typist, nodes) or launcher.poll() is not None)
     assert launcher.poll() is None, launcher.stderr.read()
     return launcher
 
@@ -42,7 +42,7 @@ def test_a_launcher_that_ends_takes_its_nodes_along(typist: Typist, signum: sign
     launcher = start_waiting(typist)
     launcher.send_signal(signum)
     assert launcher.wait(40) == 130
-    wait_until(lambda: not any(h.commands() for h in typist.network.hosts), 40)
+    wait_until(lambda: not any(h.commands() for h in typist.network.hosts))
     assert typist.outcome["reason"] == "interrupted"
 
 
@@ -54,7 +54,7 @@ def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
     launcher = start_waiting(typist, "--set", f"engine={engine}")
     four_hosts.set_client_link(up=False)
     try:
-        wait_until(lambda: not any(h.commands() for h in typist.network.hosts), 60)
+        wait_until(lambda: not any(h.commands() for h in typist.network.hosts))
         if engine == "torchrun":
             launcher.wait(60)
         for host in typist.network.hosts:
@@ -63,7 +63,7 @@ def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
     finally:
         four_hosts.set_client_link(up=True)
     if engine == "agent":
-        wait_until(lambda: is_up(typist) or launcher.poll() is not None, UP_LIMIT_S)
+        wait_until(lambda: is_up(typist) or launcher.poll() is not None)
         launcher.send_signal(signal.SIGTERM)
         launcher.wait(30)
         assert typist.outcome["reason"] == "interrupted"
@@ -82,7 +82,7 @@ def test_a_host_that_loses_its_power_is_waited_for_and_its_node_started_again(
     host.power_off()
     up.unlink()
     host.start()
-    wait_until(lambda: is_up(typist) or launcher.poll() is not None, UP_LIMIT_S)
+    wait_until(lambda: is_up(typist) or launcher.poll() is not None)
     launcher.send_signal(signal.SIGTERM)
     _, stderr = launcher.communicate(timeout=60)
     assert f"node {lost} is gone".encode() in stderr
@@ -130,7 +130,7 @@ def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machin
     started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
     assert started.returncode == 0, started.stderr
     run_id = started.stdout.strip()
-    wait_until(lambda: is_up(typist), UP_LIMIT_S)
+    wait_until(lambda: is_up(typist))
     pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
     # A followed run would end, as nobody hears its launcher: this one must not.
@@ -172,7 +172,7 @@ def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist: Typ
     home = share_home(typist)
     typist.write(LATE)
     launcher = typist.start("run", "job.yaml", "--nnodes", "2")
-    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2, UP_LIMIT_S)
+    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2)
     launcher.send_signal(signal.SIGINT)
     out, err = launcher.communicate(timeout=60)
     assert b"[1/1] last word True" in out, err.decode()
@@ -188,7 +188,7 @@ def test_a_run_on_hosts_with_one_home_is_stopped_on_all_of_them_from_elsewhere(
     started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
     assert started.returncode == 0, started.stderr
     run_id = started.stdout.strip()
-    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2, UP_LIMIT_S)
+    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2)
     pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
     elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.places import Host, Network, wait_until
+from tests.hosts.places import Host, Network
 from tests.hosts.steps import Steps
 from tests.hosts.typist import Typist
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ def test_a_host_without_sshd_or_that_stands_still_is_lost_and_joins_again(typist
     try:
         # It hears no launcher any more: the host ends its node itself.
         run.wait_for(0)
-        wait_until(lambda: not host.commands(), 60)
+        wait_until(lambda: not host.commands())
     finally:
         host.start_sshd()
     run.wait_for(0, 1)

@@ -15,9 +15,10 @@ from launcher.runs.folder import find_run
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.settings import LEASE_DIR, Host
 from launcher.targets.hosts.target import HostsTarget
-from tests.hosts.places import HOME, Network, sh, wait_until
+from tests.hosts.places import HOME, Network, sh
 from tests.hosts.typist import STATE, Typist
 from tests.launcher.own_script.project import ARGUMENTS, TWO_BY_TWO, losses_in, make_project
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
 RUNTIMES = ["python", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
@@ -115,7 +116,7 @@ def test_hosts_that_lost_the_code_get_it_from_the_runs_folder(project: Typist) -
     target = HostsTarget(run_root, named)
     target.submit(plan)
     try:
-        wait_until(lambda: not any(node.is_alive for node in target.observe(plan).nodes), 60)
+        wait_until(lambda: not any(node.is_alive for node in target.observe(plan).nodes))
         assert target.observe(plan).nodes[0].exit_code == 0
     finally:
         target.stop(plan.run_id, 0)
@@ -167,7 +168,7 @@ def test_an_interrupt_while_code_is_sent_leaves_nothing(
     for host in four_hosts.hosts:
         host.run("rm", "-rf", LEASE_DIR)  # An earlier run's lease files stay there.
     launcher = project.start("run", "train.py", "--nnodes", "2", *PYTHON)
-    wait_until(lambda: project.run_ids() and is_held(four_hosts), 60)
+    wait_until(lambda: project.run_ids() and is_held(four_hosts))
     time.sleep(wait_s)
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(30) == 130

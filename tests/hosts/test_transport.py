@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.places import Host, wait_until
+from tests.hosts.places import Host
 from tests.hosts.typist import Typist
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
 
@@ -58,12 +59,12 @@ def test_no_line_is_lost_or_doubled_when_connections_break(typist: Typist) -> No
     host = typist.network.hosts[1]
     for cut in range(1, CUTS + 1):
         # Lines have come by this connection: it is a stream that breaks.
-        wait_until(lambda enough=50 * cut: len(lines_of(streamed, "[1/1] 1")) > enough, 90)
+        wait_until(lambda enough=50 * cut: len(lines_of(streamed, "[1/1] 1")) > enough)
         broken = set(sessions_of(host))
         assert broken
         for pid in broken:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda broken=broken: set(sessions_of(host)) - broken, 30)
+        wait_until(lambda broken=broken: set(sessions_of(host)) - broken)
     assert launcher.wait(120) == 0
     reader.join()
     collected = typist("logs", "latest").stdout.splitlines()

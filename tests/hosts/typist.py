@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.hosts.places import Host, Network, wait_until
+from tests.hosts.places import Host, Network
 from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 PREFIX = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: python}\n"
-LEFT_BEHIND_LIMIT_S = 20.0
+LEFT_BEHIND_LIMIT_S = 60.0
 STATE = "/root/.launcher"
 
 
@@ -46,7 +47,9 @@ class Typist(Runner):
         return {name: held for name, held in found.items() if held}
 
     def assert_nothing_left(self) -> None:
-        wait_until(lambda: not self.left(), LEFT_BEHIND_LIMIT_S, lambda: f"{self.left()} are left")
+        wait_until(
+            lambda: not self.left(), lambda: f"{self.left()} are left", limit_s=LEFT_BEHIND_LIMIT_S
+        )
 
     def sweep(self) -> None:
         """Ends and removes all there is, by force."""

@@ -13,7 +13,7 @@ from launcher.job.spec import JobSpec
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_manifest
 from tests.k8s.pods_on_docker import IMAGE, Pods
-from tests.launcher.runner import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -83,14 +83,14 @@ def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_jo
         return (run_dir / f"world-{world}").exists()
 
     first, second = pods.start(0), pods.start(1)
-    wait_until(lambda: has("2-0-0") and has("2-1-0"), 180)
+    wait_until(lambda: has("2-0-0") and has("2-1-0"))
     assert healthz(first, second, pods.network.name) == b"200"
     assert healthz(second, first, pods.network.name) == b"200"
     first.remove(force=True)
     pods.containers.remove(first)
-    wait_until(lambda: has("1-1-0"), 120)
+    wait_until(lambda: has("1-1-0"))
     replaced = pods.start(0)
-    wait_until(lambda: has("2-0-1"), 180)
+    wait_until(lambda: has("2-0-1"))
     (run_dir / "go").touch()
     for container in (second, replaced):
         assert container.wait(timeout=120)["StatusCode"] == 0, container.logs().decode()
@@ -113,14 +113,14 @@ def test_a_drained_pod_commits_leaves_with_143_and_its_successor_joins_the_other
         return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
     kept, drained = pods.start(0), pods.start(1)
-    wait_until(lambda: told("1-0", "first-step"), 240)
+    wait_until(lambda: told("1-0", "first-step"))
     # What a kubelet does on a drain: SIGTERM, then up to terminationGracePeriodSeconds.
     drained.stop(timeout=35)
     assert drained.wait(timeout=60)["StatusCode"] == 143, drained.logs().decode()
     (committed,) = told("1-0", "stop-acknowledged")
     assert committed["step"] > 0
     replaced = pods.start(1)
-    wait_until(lambda: told("1-1", "first-step"), 240)
+    wait_until(lambda: told("1-1", "first-step"))
     assert [entry["world_size"] for entry in told("0-0", "rendezvous-ended")] == [2, 1, 2]
     for container in (kept, replaced):
         container.kill("SIGTERM")

@@ -20,6 +20,7 @@ from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.fake_cluster import FakeCluster, Object, pod
+from tests.waiting import LIMIT_S
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 ROLE, REPLICA = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
@@ -71,23 +72,23 @@ class ClusterRun:
     def text(self) -> str:
         return self.output.read_text()
 
-    def said(self, words: str, limit_s: float = 20.0) -> str:
+    def said(self, words: str) -> str:
         """Waits until the console shows these words."""
-        self.server.until(lambda: words in self.text, limit_s)
+        self.server.until(lambda: words in self.text)
         return self.text
 
-    def _join(self, limit_s: float) -> None:
-        self._thread.join(limit_s)
+    def _join(self) -> None:
+        self._thread.join(LIMIT_S)
         assert not self._thread.is_alive(), self.text
 
-    def end(self, limit_s: float = 60.0) -> Outcome:
-        self._join(limit_s)
+    def end(self) -> Outcome:
+        self._join()
         assert self.outcome is not None, self.error
         return self.outcome
 
-    def refused(self, limit_s: float = 60.0) -> LauncherError:
+    def refused(self) -> LauncherError:
         """How it ended without an outcome."""
-        self._join(limit_s)
+        self._join()
         assert self.error is not None, self.outcome
         return self.error
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,6 +14,7 @@ from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.runs.folder import RunFolder
 from launcher.targets.docker.target import DockerTarget
+from tests.waiting import wait_until
 
 IMAGE = "fabric-train:cpu"
 TORCHRUN = """#!/bin/sh
@@ -85,17 +84,15 @@ class Place:
     def node(self, plan: LaunchPlan, index: int = 0) -> NodeObservation:
         return self.target.observe(plan).nodes[index]
 
-    def run(self, plan: LaunchPlan, timeout_s: float = 30) -> list[int | None]:
+    def run(self, plan: LaunchPlan) -> list[int | None]:
         """Submits, waits until all nodes have ended, collects; the exit codes."""
         self.target.submit(plan)
-        self.wait_for_end(plan, timeout_s)
+        self.wait_for_end(plan)
         self.target.collect(plan)
         return [node.exit_code for node in self.target.observe(plan).nodes]
 
-    def wait_for_end(self, plan: LaunchPlan, timeout_s: float = 30) -> None:
-        wait_until(
-            lambda: all(n.exit_code is not None for n in self.target.observe(plan).nodes), timeout_s
-        )
+    def wait_for_end(self, plan: LaunchPlan) -> None:
+        wait_until(lambda: all(n.exit_code is not None for n in self.target.observe(plan).nodes))
 
     def console(self, plan: LaunchPlan, index: int = 0, incarnation: int = 0) -> bytes:
         path = RunFolder(Path(plan.run_dir)).console(index, incarnation)
@@ -107,10 +104,3 @@ class Place:
         containers = self.api.containers(all=True, filters=wanted)
         names = [name for container in containers for name in container["Names"]]
         return sorted(names) + [n["Name"] for n in self.api.networks(filters=wanted)]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "not within its time"
-        time.sleep(0.02)

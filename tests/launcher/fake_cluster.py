@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, urlparse
 
 from tests.launcher.fake_admission import CORE, CUSTOM, Write, refuse, warnings_of
 from tests.launcher.fake_exec import serve_exec
+from tests.waiting import wait_until
 
 Object = dict[str, Any]
 NAMED = {
@@ -213,11 +214,8 @@ class FakeCluster:
         """The queries of the requests so far with that method and part of a path."""
         return [query for verb, path, query in self.requests if verb == method and part in path]
 
-    def until(self, happened: Callable[[], Any], limit_s: float = 20.0) -> None:
-        deadline = time.monotonic() + limit_s
-        while not happened():
-            assert time.monotonic() < deadline, self.requests[-20:]
-            time.sleep(0.02)
+    def until(self, happened: Callable[[], Any]) -> None:
+        wait_until(happened, lambda: self.requests[-20:])
 
     @property
     def closing(self) -> bool:

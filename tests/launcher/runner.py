@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +76,3 @@ class Runner:
 
     def processes(self) -> list[int]:
         return [pid for run_id in self.run_ids() for pid in process_table.find(**{RUN_ID: run_id})]
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)

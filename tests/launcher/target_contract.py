@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from launcher.plan.launch_plan import parse_plan
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 WAITING = """
 import os, pathlib, signal, time
@@ -60,14 +61,14 @@ class Bench:
         """A run whose nodes are all at work; its id."""
         self.write()
         self.started.append(self.launcher.start("run", "job.yaml", *self.on))
-        wait_until(self.launcher.run_ids, 60)
+        wait_until(self.launcher.run_ids)
         self.wait_up()
         (run_id,) = self.launcher.run_ids()
         return run_id
 
     def wait_up(self) -> None:
         """Waits until both nodes are at work."""
-        wait_until(lambda: len(list(self.launcher.folder.glob("runs/latest/up-*"))) == 2, 120)
+        wait_until(lambda: len(list(self.launcher.folder.glob("runs/latest/up-*"))) == 2)
 
     def end_well(self) -> None:
         """Has the nodes end with code 0."""

@@ -20,7 +20,8 @@ from launcher.targets import process_table
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_manifest
 from launcher.targets.local.target import find_agents
-from tests.launcher.runner import PREFIX, ROOT, Runner, wait_until
+from tests.launcher.runner import PREFIX, ROOT, Runner
+from tests.waiting import wait_until
 
 HEAD = "| job | engine | rendezvous | restarts | a lost node |\n"
 KUBERNETES = "kubernetes.kind"

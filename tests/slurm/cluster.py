@@ -38,12 +38,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+from tests.waiting import LIMIT_S, wait_until
 
 NODES = ("n1", "n2", "n3")
 CPUS = 2
@@ -52,7 +52,6 @@ CLIENTS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun", "salloc",
 HELD_BACK_S = 5
 KILL_WAIT_S = 8
 LOST_S = 10
-START_LIMIT_S = 60.0
 LEFT_LIMIT_S = 60.0
 """From the end of a test until nothing of it may be in the queue or on a node."""
 
@@ -109,13 +108,6 @@ WRAPPER = """\
 printf '%s %s\\n' "$EPOCHREALTIME" "{name} $*" >>'{calls}'
 exec {program} "$@"
 """
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = 60.0, what: str = "") -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what or condition}"
-        time.sleep(0.05)
 
 
 def find_free_ports(count: int) -> list[int]:
@@ -249,7 +241,7 @@ class Cluster:
         env = {**self.env, "PATH": self.env["PATH"].removeprefix(f"{self.folder}/bin:")}
         daemon = Daemon(*argv, env=env, log=self.folder / f"{name}.out")
         self._daemons[name] = daemon
-        wait_until(daemon.runs, START_LIMIT_S, f"{name} runs")
+        wait_until(daemon.runs, f"{name} runs")
 
     # Nodes
 
@@ -286,7 +278,7 @@ class Cluster:
     def start_controller(self) -> None:
         """It takes up again what it knew; blocks until it answers."""
         self._start("slurmctld", "slurmctld", "-D")
-        wait_until(self.answers, START_LIMIT_S, "slurmctld answers")
+        wait_until(self.answers, "slurmctld answers")
 
     def stop_munge(self) -> None:
         self._daemons["munged"].end()
@@ -298,7 +290,7 @@ class Cluster:
         files |= {"log-file": "log", "seed-file": "seed"}
         options = [f"--{option}={folder / file}" for option, file in files.items()]
         self._start("munged", "munged", "--foreground", "--force", *options)
-        wait_until((folder / "socket").exists, START_LIMIT_S, "munged has made its socket")
+        wait_until((folder / "socket").exists, "munged has made its socket")
 
     def answers(self) -> bool:
         return subprocess.run(["scontrol", "ping"], **self._quiet()).returncode == 0
@@ -352,9 +344,9 @@ class Cluster:
 
     def wait_ready(self) -> None:
         """Until three nodes are idle."""
-        wait_until(self.answers, START_LIMIT_S, "slurmctld answers")
+        wait_until(self.answers, "slurmctld answers")
         try:
-            wait_until(self._all_idle, START_LIMIT_S, "three nodes are idle")
+            wait_until(self._all_idle, "three nodes are idle")
         except AssertionError as error:
             told = (self.ask("sinfo", "--Node", "--long"), self.ask("sinfo", "--list-reasons"))
             raise AssertionError("\n".join((str(error), *told))) from None
@@ -365,10 +357,10 @@ class Cluster:
             assert daemon.alive(), f"{name} has ended: {log.read_text()[-2000:]}"
         return all(self.node_state(name) == "idle" for name in NODES)
 
-    def wait_idle(self, limit_s: float = 60.0) -> None:
+    def wait_idle(self, limit_s: float = LIMIT_S) -> None:
         """Until nothing is queued, and nothing but slurmd runs on a node."""
-        wait_until(lambda: not self.queue(), limit_s, "the queue is empty")
-        wait_until(lambda: not self.left(), limit_s, "nothing runs on a node")
+        wait_until(lambda: not self.queue(), "the queue is empty", limit_s=limit_s)
+        wait_until(lambda: not self.left(), "nothing runs on a node", limit_s=limit_s)
 
     def all_processes(self) -> list[psutil.Process]:
         """Daemons and what runs on the nodes; not their keepers."""

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.launcher.runner import ROOT
-from tests.slurm.cluster import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -30,6 +30,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     folder, *pids = done.stdout.split()
     try:
         assert len(pids) >= 5
-        wait_until(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids), 10)
+        wait_until(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids))
     finally:
         shutil.rmtree(folder)

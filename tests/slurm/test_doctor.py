@@ -14,7 +14,8 @@ from launcher.doctor.finding import Finding, Status, is_fit
 from launcher.job.spec import JobSpec
 from launcher.targets.slurm.doctor import diagnose_slurm
 from tests.launcher.runner import Runner
-from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.disks import mounted
-from tests.slurm.cluster import wait_until
 from tests.slurm.typist import ALLOCATION, ARRAY, PREFIX, Typist
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -29,7 +29,7 @@ def test_a_run_ends_well_while_the_controller_is_away(typist: Typist) -> None:
     code, _, err = typist.finish()
     assert (code, err.count(AWAY)) == (0, 1), err
     typist.cluster.start_controller()
-    typist.cluster.wait_idle(90)
+    typist.cluster.wait_idle()
 
 
 def test_a_job_that_was_submitted_and_not_recorded_is_found_by_its_comment(typist: Typist) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
 from tests.launcher.targets.starter.test_node import JOB, SUM, WAITING
 from tests.slurm.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 DEAF = WAITING.replace("signal.SIG_DFL", "signal.SIG_IGN")
@@ -52,7 +53,7 @@ class Site:
 
     def wait_up(self, nodes: int) -> None:
         latest = self.launcher.folder / "runs/latest"
-        wait_until(lambda: len(list(latest.glob("up-*"))) == nodes, LIMIT_S)
+        wait_until(lambda: len(list(latest.glob("up-*"))) == nodes)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def site(tmp_path: Path, cluster: Cluster) -> Iterator[Site]:
         if process.poll() is None:
             process.terminate()
         process.communicate(timeout=60)
-    wait_until(lambda: not cluster.left(), 60)
+    wait_until(lambda: not cluster.left())
 
 
 def test_nodes_that_srun_starts_form_a_group(site: Site, cluster: Cluster) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import NODES, Cluster, wait_until
+from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.typist import ALLOCATION, ARRAY, Typist
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -37,7 +38,7 @@ def test_an_allocation_without_the_node_of_its_script_ends_well_all_the_same(
     first, _ = typist.node_of(f"{typist.job}.0")
     typist.forget_seen()
     typist.cluster.kill_node(first)
-    wait_until(lambda: any(typist.run.glob("seen-*")), 120)
+    wait_until(lambda: any(typist.run.glob("seen-*")))
     typist.go()
     code, _, err = typist.finish(120)
     assert code == 0, err
@@ -62,9 +63,9 @@ def test_a_lost_node_is_replaced_within_less_than_two_minutes(tmp_path: Path, ki
         cluster.kill_node(node)
         if kind == "array":
             typist.wait_seen(range(1), 1)  # the other goes on
-        typist.wait_said(f"job {name} was requeued; begins in 15 s", 90)
+        typist.wait_said(f"job {name} was requeued; begins in 15 s")
         # It begins long before Slurm's two minutes are over.
-        wait_until(lambda: f"{name}.1" in typist.starts(), 60)
+        wait_until(lambda: f"{name}.1" in typist.starts())
         assert node not in typist.node_of(f"{name}.1")
         typist.wait_seen(range(2), 2)
         told = [line for line in cluster.call_lines() if " scontrol update " in line]
@@ -120,7 +121,7 @@ def test_a_preempted_run_goes_on_where_the_other_job_has_ended(typist: Typist) -
     typist.start_seen("nnodes: 2\n" + ARRAY, 2)
     typist.forget_seen()
     other = typist.cluster.submit("--partition=high", "--exclusive", "--nodes=3", script="sleep 2")
-    wait_until(lambda: typist.cluster.state(other) == "COMPLETED", 90)
+    wait_until(lambda: typist.cluster.state(other) == "COMPLETED")
     typist.wait_seen(range(2), 2)
     assert {key.rpartition(".")[2] for key in typist.starts()} == {"0", "1"}
     typist.go()

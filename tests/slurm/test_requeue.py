@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster import Cluster
 from tests.slurm.typist import ROOT, Typist
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
@@ -74,9 +75,9 @@ def test_notices_of_a_time_limit_leave_no_trace_in_the_weights(
     wait_until(lambda: any((typist.run / "slurm").glob("*.job")))
     name = f"{typist.job}_0" if kind == "array" else typist.job
     for number in range(notices):
-        wait_until(lambda number=number: has_stepped(typist, number), 90)
+        wait_until(lambda number=number: has_stepped(typist, number))
         typist.cluster.ask("scancel", "--batch", "--signal=USR1", typist.job)
-        wait_until(lambda number=number: typist.starts()[f"{name}.{number}"], 60)
+        wait_until(lambda number=number: typist.starts()[f"{name}.{number}"])
     code, _, err = typist.finish(120)
     assert code == 0, err
     assert [word.split()[1] for key, word in sorted(typist.starts().items()) if name in key] == [
@@ -112,7 +113,7 @@ def test_a_signal_that_reaches_the_workers_too_costs_no_step(tmp_path: Path) -> 
         write_job(typist, "allocation", steps=80, step_s=0.1, more=", exclusive: true")
         typist.start("run", "job.yaml", "--on", "slurm")
         wait_until(lambda: any((typist.run / "slurm").glob("*.job")))
-        wait_until(lambda: has_stepped(typist, 0), 90)
+        wait_until(lambda: has_stepped(typist, 0))
         cluster.submit("--partition=high", "--exclusive", "--nodes=3", script="sleep 2")
         code, _, err = typist.finish(180)
         assert code == 0, err

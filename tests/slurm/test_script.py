@@ -11,7 +11,8 @@ import pytest
 
 from launcher.targets.slurm.script import render_script
 from tests.launcher.targets.slurm.test_script import plan
-from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
 
@@ -70,7 +71,7 @@ def test_a_requeue_of_the_element_that_has_the_arrays_number_leaves_the_others(
 ) -> None:
     by_hand = ByHand(cluster, tmp_path, nnodes="1:3")
     job = by_hand.submit(node_0=[None], node_1=[None], node_2=[196, 0])
-    wait_until(lambda: f"{job}_2.1" in by_hand.ends(), 60)
+    wait_until(lambda: f"{job}_2.1" in by_hand.ends())
     (by_hand.run / "go").touch()
     cluster.wait_idle()
     assert by_hand.ends() == {
@@ -84,7 +85,7 @@ def test_a_requeue_of_the_element_that_has_the_arrays_number_leaves_the_others(
 def test_what_scancel_ends_does_not_come_back(cluster: Cluster, tmp_path: Path) -> None:
     by_hand = ByHand(cluster, tmp_path, nnodes=2)
     job = by_hand.submit(node_0=[None], node_1=[None])
-    wait_until(lambda: len(list(by_hand.run.glob("nodes/*/0"))) == 2, 60)
+    wait_until(lambda: len(list(by_hand.run.glob("nodes/*/0"))) == 2)
     cluster.ask("scancel", job)
     cluster.wait_idle()
     assert [words.split()[1] for words in by_hand.ends().values()] == ["over"]
@@ -98,7 +99,7 @@ def test_render_with_embed_works_by_sbatch_alone(cluster: Cluster, tmp_path: Pat
     script.write_text(render_script(made, embed=True))
     Path(made.run_dir, "slurm").mkdir(parents=True)
     cluster.ask("sbatch", script)
-    cluster.wait_idle(90)
+    cluster.wait_idle()
     said = sorted(path.read_text() for path in Path(made.run_dir).glob("nodes/*/0/*/*/stdout"))
     assert said == ["rank 0\n", "rank 1\n"]
     ended = [path.read_text().strip() for path in Path(made.run_dir).glob("slurm/*.ended")]

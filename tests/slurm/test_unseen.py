@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster import Cluster
 from tests.slurm.typist import ARRAY, PREFIX, SEEN, Typist
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 NO_ANSWER = """\

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 
 from tests.launcher.runner import Runner, hear_hangups
-from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster import Cluster
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SEEN = """
@@ -57,9 +58,9 @@ class Typist(Runner):
         """The stderr of the last launcher that was started."""
         return self.folder / "said"
 
-    def wait_said(self, text: str, limit_s: float = 60.0) -> None:
+    def wait_said(self, text: str) -> None:
         """Until the last launcher that was started says so."""
-        wait_until(lambda: text in self.said.read_text(), limit_s, text)
+        wait_until(lambda: text in self.said.read_text(), text)
 
     def start_seen(self, job: str, count: int, *options: str) -> str:
         """A run of ``SEEN``, once so many nodes are at work as one group; its id."""
@@ -69,11 +70,10 @@ class Typist(Runner):
         (run_id,) = self.run_ids()
         return run_id
 
-    def wait_seen(self, indices: range, world: int, limit_s: float = 90.0) -> None:
+    def wait_seen(self, indices: range, world: int) -> None:
         """Until workers on these nodes have been at work in a group of this size."""
         wait_until(
             lambda: all((self.run / f"seen-{index}-of-{world}").exists() for index in indices),
-            limit_s,
             f"{[*indices]} of {world}",
         )
 

@@ -149,11 +149,7 @@ class LocalTarget(Target):
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         return tuple(
-            LiveRun(
-                run_id=run_id,
-                run_dir=process_table.variable_of(pids[0], protocol.RUN_DIR) or "",
-                running_nodes=len(find_agents(pids)),
-            )
+            LiveRun(run_id=run_id, run_dir=_run_dir_of(pids), running_nodes=len(find_agents(pids)))
             for run_id, pids in sorted(process_table.find_runs().items())
         )
 
@@ -203,6 +199,12 @@ def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeO
     )
 
 
+def _run_dir_of(pids: tuple[int, ...]) -> str:
+    """What the first of them says that still lives: a worker's children come and go."""
+    told = (process_table.variable_of(pid, protocol.RUN_DIR) for pid in pids)
+    return next(filter(None, told), "")
+
+
 def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     """Those of a run's processes that the launcher started itself.
 
@@ -212,8 +214,9 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(
         pid
         for pid in pids
-        if parent_of(pid) not in pids
-        and process_table.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
+        if process_table.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
+        # Asked last: one that has ended by now has none.
+        and parent_of(pid) not in (None, *pids)
     )
 
 

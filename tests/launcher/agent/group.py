@@ -5,7 +5,8 @@ from __future__ import annotations
 import psutil
 
 from launcher.contract.agent_settings import StoreEndpoint
-from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
+from tests.launcher.agent.place import LIMIT_S, Place, free_port
+from tests.waiting import wait_until
 
 TELLING = """
 import os, pathlib, time

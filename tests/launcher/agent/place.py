@@ -7,9 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,7 @@ import psutil
 from launcher.contract.agent_settings import ROSTER, AgentSettings, NodeTask
 from launcher.contract.node_plan import Elastic, NodePlan
 from launcher.contract.protocol import RUN_ID
-
-LIMIT_S = 120.0
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
-    """Waits for a condition; fails once ``limit_s`` seconds have passed."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
+from tests.waiting import LIMIT_S, wait_until
 
 
 def free_port() -> int:

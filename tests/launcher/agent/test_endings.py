@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.contract import protocol
-from tests.launcher.agent.place import LIMIT_S, Place, free_port, wait_until
+from tests.launcher.agent.place import LIMIT_S, Place, free_port
+from tests.waiting import wait_until
 
 EARLY = """
 import os

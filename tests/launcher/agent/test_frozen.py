@@ -16,7 +16,8 @@ from launcher.agent.node import supervisor
 from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
-from tests.launcher.agent.place import LIMIT_S, Place, wait_until
+from tests.launcher.agent.place import LIMIT_S, Place
+from tests.waiting import wait_until
 
 WAITS = """
 import os, pathlib, time

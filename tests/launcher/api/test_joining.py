@@ -13,7 +13,8 @@ from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from tests.launcher.docker_runs import MOUNTED, containers, has
 from tests.launcher.follow.test_scaling import ELASTIC
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 
 def test_a_joining_node_has_an_index_name_and_folder_of_its_own_and_serves_no_store(
@@ -67,12 +68,12 @@ def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher: Runner) -> No
 def test_a_container_joins_by_hand_and_goes_with_the_run(launcher: Runner, engine: Any) -> None:
     launcher.write('import os; os.chdir(os.environ["RUN_DIR"])' + ELASTIC, MOUNTED)
     process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
-    wait_until(lambda: has(launcher, "world-2-1-0"), limit_s=120)
+    wait_until(lambda: has(launcher, "world-2-1-0"))
     assert launcher("scale", "1").returncode == 0
-    wait_until(lambda: has(launcher, "world-1-0-0"), limit_s=120)
+    wait_until(lambda: has(launcher, "world-1-0-0"))
     script = launcher("env", "--join", "latest").stdout
     subprocess.run(["sh", "-c", script], env=launcher.env, check=True, capture_output=True)
-    wait_until(lambda: has(launcher, "world-2-2-0"), limit_s=120)
+    wait_until(lambda: has(launcher, "world-2-2-0"))
     (launcher.folder / "runs/latest/go").touch()
     _, stderr = process.communicate(timeout=90)
     assert process.returncode == 0, stderr.decode()

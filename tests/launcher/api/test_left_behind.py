@@ -13,7 +13,8 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.runs.folder import LAUNCHER_FILE, RunFolder, process_space
-from tests.launcher.runner import WAITING, Runner, wait_until
+from tests.launcher.runner import WAITING, Runner
+from tests.waiting import wait_until
 
 Bear = Callable[[str, str], None]
 
@@ -68,7 +69,7 @@ def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(
 def test_a_live_docker_run_is_not_announced_to_a_local_run_beside_it(launcher: Runner) -> None:
     launcher.write(WAITING, f"name: tiny\nmounts: ['{launcher.folder}:/code']\nworkdir: /code\n")
     process = launcher.start("run", "job.yaml", "--on", "docker")
-    wait_until(lambda: (launcher.folder / "runs/latest/up-0").exists(), limit_s=90)
+    wait_until(lambda: (launcher.folder / "runs/latest/up-0").exists())
     (docker_run,) = launcher.run_ids()
     (launcher.folder / "train.py").write_text("print('fine')\n")
     done = launcher("run", "job.yaml", "--on", "local", "--set", "mounts=[]", "--set", "workdir=.")

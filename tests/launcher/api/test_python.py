@@ -24,7 +24,8 @@ from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
 from launcher.targets import process_table
 from launcher.yamlfile.source import parse_yaml
-from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
+from tests.launcher.runner import ROOT, WAITING, Runner
+from tests.waiting import wait_until
 
 TRAIN = """
 import json, os, sys

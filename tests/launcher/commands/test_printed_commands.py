@@ -97,7 +97,7 @@ class Terminal:
         """A run with all the options, once its job is there."""
         words = ("run", "job file.yaml", "--on", "kubernetes", "--runs", RUNS)
         process = self.start(*words, *self.of_place, *OF_JOB, "--", "--epochs=1")
-        self.server.until(lambda: ("jobs", "digits") in self.server.objects, 60)
+        self.server.until(lambda: ("jobs", "digits") in self.server.objects)
         return process
 
     def type(self, *words: str) -> tuple[int, str]:
@@ -147,7 +147,7 @@ def collect_garbage(server: FakeCluster) -> threading.Thread:
     """As the controllers do: the pod goes after its job."""
 
     def collect() -> None:
-        server.until(lambda: ("jobs", "digits") not in server.objects, 60)
+        server.until(lambda: ("jobs", "digits") not in server.objects)
         if ("pods", "digits-0-a") in server.objects:
             server.log("digits-0-a", ended=True)
             server.remove("pods", "digits-0-a")
@@ -320,12 +320,12 @@ def test_the_logs_of_a_manifest_are_followed_right_after_it_was_applied(
     opening = manifest_of(**TABLE["job-elastic"]).opening
     (line,) = [line for line in opening if "kubectl logs" in line]
     follows = kubectl(line)
-    server.until(lambda: server.asked("GET", "/pods"), 60)
+    server.until(lambda: server.asked("GET", "/pods"))
     labels = {protocol.LABEL_JOB: "digits"}
     waiting = {"waiting": {"reason": "ContainerCreating"}}
     for index in range(2):
         server.put("pods", pod(f"digits-{index}", labels, phase="Pending", state=waiting))
-    server.until(lambda: server.asked("GET", "/log"), 60)
+    server.until(lambda: server.asked("GET", "/log"))
     for index in range(2):
         server.put("pods", pod(f"digits-{index}", labels))
         server.log(f"digits-{index}", ("2026-01-01T00:00:01Z", f"from {index}"), ended=True)

@@ -23,7 +23,8 @@ from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import LAUNCHER_FILE, RunFolder, find_run
 from launcher.runs.outcome import Outcome
-from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
+from tests.launcher.runner import ROOT, WAITING, Runner
+from tests.waiting import wait_until
 
 LOCAL = ("run", "job.yaml", "--on", "local")
 

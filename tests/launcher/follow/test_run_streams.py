@@ -8,7 +8,8 @@ import signal
 import subprocess
 import time
 
-from tests.launcher.runner import PREFIX, Runner, wait_until
+from tests.launcher.runner import PREFIX, Runner
+from tests.waiting import wait_until
 
 TALKING = """
 import os, sys

@@ -9,7 +9,8 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 LINES = 5000
 MUCH = f"""

@@ -15,7 +15,8 @@ from launcher.follow.requests import (
 )
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 ELASTIC = """
 import os, pathlib, time

@@ -20,7 +20,8 @@ from tests.launcher.own_script.project import (
     losses_in,
     make_project,
 )
-from tests.launcher.runner import WAITING, Runner, wait_until
+from tests.launcher.runner import WAITING, Runner
+from tests.waiting import wait_until
 
 TARGETS = ["local", pytest.param("docker", marks=pytest.mark.docker)]
 SHORT = """

@@ -13,7 +13,8 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from tests.launcher.own_script.project import make_project
 from tests.launcher.own_script.test_here import SHORT
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 SLOW_GIT = """#!/bin/sh
 case "$*" in *ls-files*) echo $$ >>"$MARK"; exec sleep 60 ;; esac

@@ -19,7 +19,7 @@ from launcher.runs.folder import (
     list_runs,
     process_space,
 )
-from tests.launcher.runner import wait_until
+from tests.waiting import wait_until
 
 MakePlan = Callable[..., LaunchPlan]
 

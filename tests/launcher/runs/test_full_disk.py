@@ -12,7 +12,8 @@ from launcher.contract.protocol import NODE_INDEX, RUN_ID
 from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
 from tests.disks import Disk, is_full, mounted
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 

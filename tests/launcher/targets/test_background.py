@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.runner import ROOT, wait_until
+from tests.launcher.runner import ROOT
+from tests.waiting import wait_until
 
 CODE = """
 import os, signal, sys

@@ -12,8 +12,9 @@ import pytest
 from launcher.contract import protocol
 from tests.launcher.docker_runs import remove_left
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
 from tests.launcher.target_contract import JOB, Bench, TargetContract
+from tests.waiting import wait_until
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 

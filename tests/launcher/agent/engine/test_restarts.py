@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launcher.agent.place import LIMIT_S, Place, wait_until
+from tests.launcher.agent.place import LIMIT_S, Place
+from tests.waiting import wait_until
 
 STARTS = ["fresh", "fork"]
 COLLECTIVE = """

@@ -8,7 +8,8 @@ import signal
 import psutil
 import pytest
 
-from tests.launcher.agent.place import LIMIT_S, Place, wait_until
+from tests.launcher.agent.place import LIMIT_S, Place
+from tests.waiting import wait_until
 
 SPEAKER = """
 import os, time

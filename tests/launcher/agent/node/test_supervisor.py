@@ -14,7 +14,8 @@ import pytest
 
 from launcher.agent import __main__ as program
 from launcher.contract import protocol
-from tests.launcher.agent.place import LIMIT_S, Place, is_living, shared_memory_of, wait_until
+from tests.launcher.agent.place import LIMIT_S, Place, is_living, shared_memory_of
+from tests.waiting import wait_until
 
 TREE = """
 import os, pathlib, signal, subprocess, sys, time
@@ -66,7 +67,7 @@ def test_nothing_is_left_after_the_agent_was_killed(place: Place, start: str) ->
     assert len(segments) >= 2, "one of each worker"
     agent_of(place).kill()
     wait_until(lambda: not any(map(is_living, everything)))
-    wait_until(lambda: not any(path.exists() for path in segments), limit_s=10)
+    wait_until(lambda: not any(path.exists() for path in segments))
     assert place.process is not None
     assert place.process.wait(LIMIT_S) == 137
     assert place.outcome()["reason"] == "killed"
@@ -81,7 +82,7 @@ def test_nothing_is_left_after_the_supervisor_was_killed(place: Place, start: st
     place.process.kill()
     place.process.wait(LIMIT_S)
     wait_until(lambda: not any(map(is_living, everything)))
-    wait_until(lambda: not any(path.exists() for path in segments), limit_s=10)
+    wait_until(lambda: not any(path.exists() for path in segments))
 
 
 @pytest.mark.slow

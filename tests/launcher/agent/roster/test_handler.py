@@ -28,7 +28,7 @@ from launcher.agent.roster.backend import create_handler
 from launcher.agent.roster.fencing import FOLDER, Fence
 from launcher.agent.roster.handler import ReplacedError, RosterHandler
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
-from tests.launcher.agent.place import wait_until
+from tests.waiting import wait_until
 
 Make = Callable[..., RosterHandler]
 
@@ -129,7 +129,7 @@ def test_a_closed_run_raises_closed_for_all_who_ask(make: Make) -> None:
     assert not first.is_closed()
     first.set_closed()
     assert first.is_closed()
-    wait_until(second.is_closed, 5)
+    wait_until(second.is_closed)
     for handler in (first, second):
         with pytest.raises(RendezvousClosedError):
             handler.next_rendezvous()
@@ -165,7 +165,7 @@ def test_a_frozen_store_is_a_connection_error_after_the_silence_limit(
     handler.next_rendezvous()
     os.kill(store.pid, signal.SIGSTOP)
     with pytest.raises(RendezvousConnectionError, match="silent"):
-        wait_until(handler.num_nodes_waiting, 30)
+        wait_until(handler.num_nodes_waiting)
     with pytest.raises(RendezvousConnectionError, match="did not answer within"):
         make(connect_timeout_s=0.5)
 
@@ -198,7 +198,7 @@ def test_the_store_of_a_host_stays_until_who_waits_has_heard_that_the_run_is_ove
     thread = threading.Thread(target=refused, args=(spare, heard))
     thread.start()
     assert host._caller is not None
-    wait_until(host._caller.waiting, 5)
+    wait_until(host._caller.waiting)
     assert host.shutdown()
     thread.join(10)
     assert [type(error) for error in heard] == [RendezvousClosedError]
@@ -238,7 +238,7 @@ def test_of_two_nodes_with_one_index_the_first_ends_with_an_error_that_names_it(
     second = make((1, 2))
     joining = threading.Thread(target=second.next_rendezvous, daemon=True)
     joining.start()
-    wait_until(first.num_nodes_waiting, 5)
+    wait_until(first.num_nodes_waiting)
     with pytest.raises(ReplacedError, match="node_index 0"):
         first.next_rendezvous()
     joining.join(10)
@@ -260,7 +260,7 @@ def test_a_group_that_another_store_has_fenced_out_is_closed(
     handler.next_rendezvous()
     assert handler.num_nodes_waiting() == 0
     Fence(tmp_path, "run").take("another store")
-    wait_until(handler.num_nodes_waiting, 5)
+    wait_until(handler.num_nodes_waiting)
     with pytest.raises(RendezvousClosedError, match="fenced"):
         handler.next_rendezvous()
     assert handler.head.closed == "fenced"
@@ -289,7 +289,7 @@ def test_a_generation_burnt_by_a_stale_leader_of_the_same_store_only_re_forms(
     newest = Fence(tmp_path, "run").newest()
     assert newest
     Fence(tmp_path, "run").take(newest.origin)
-    wait_until(handler.num_nodes_waiting, 5)
+    wait_until(handler.num_nodes_waiting)
     handler.next_rendezvous()
     assert handler.membership
     assert handler.membership.generation == 3
@@ -314,10 +314,10 @@ def test_held_newcomers_are_told_of_and_come_in_after_admit(make: Make) -> None:
     second = make((1, 2), node_index=1, admit_limit_s=120)
     joining = threading.Thread(target=second.next_rendezvous, daemon=True)
     joining.start()
-    wait_until(lambda: first.head.newcomers == 1, 5)
+    wait_until(lambda: first.head.newcomers == 1)
     assert first.num_nodes_waiting() == 0
     first.admit()
-    wait_until(first.num_nodes_waiting, 5)
+    wait_until(first.num_nodes_waiting)
     assert first.next_rendezvous().world_size == 2
     joining.join(10)
     assert first.head.counts == {"joined": 1}

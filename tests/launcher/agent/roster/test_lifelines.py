@@ -17,11 +17,11 @@ from launcher.agent.roster.handler import RosterHandler
 from launcher.agent.roster.lifelines import ANOTHER, CLOSED, REFUSED, Lifelines, Line
 from launcher.agent.roster.membership import Member
 from launcher.agent.roster.store import serve_forked
-from tests.launcher.agent.place import free_port, is_living, wait_until
+from tests.launcher.agent.place import free_port, is_living
 from tests.launcher.agent.roster.lines import ADDR, Answering, Relay
 from tests.launcher.agent.roster.test_handler import params_of, together
+from tests.waiting import wait_until
 
-LIMIT_S = 60.0
 SEAT = "1.b-0"
 
 
@@ -42,7 +42,7 @@ class Watcher:
     def watch(self, lifeline: str, addr: str = ADDR) -> None:
         """Until the connection stands."""
         self.lines.follow((Member(seat=SEAT, addr=addr, port=1, lifeline=lifeline),))
-        wait_until(self.stands, LIMIT_S)
+        wait_until(self.stands)
 
     def tells(self, why: str) -> bool:
         return self.lines.why(SEAT) == why
@@ -100,7 +100,7 @@ def test_the_end_of_a_process_is_told_though_its_children_live_on(
     node = answering()
     watcher.watch(node.member.lifeline)
     node.kill()
-    wait_until(lambda: watcher.tells(REFUSED), LIMIT_S)
+    wait_until(lambda: watcher.tells(REFUSED))
     assert watcher.posted[-1] == events.LineClosed(SEAT)
     assert is_living(psutil.Process(node.child))
 
@@ -111,7 +111,7 @@ def test_a_reset_on_the_way_to_a_living_node_is_no_sign_of_its_end(
     relay = relays(answering().member.lifeline)
     watcher.watch(relay.lifeline)
     relay.cut(reset=True)
-    wait_until(lambda: relay.accepted == 2 and watcher.stands(), LIMIT_S)
+    wait_until(lambda: relay.accepted == 2 and watcher.stands())
     assert watcher.posted == []
 
 
@@ -121,7 +121,7 @@ def test_an_orderly_close_on_the_way_is_taken_back_once_the_node_answers(
     relay = relays(answering().member.lifeline)
     watcher.watch(relay.lifeline)
     relay.cut(reset=False)
-    wait_until(lambda: relay.accepted == 2 and watcher.stands(), LIMIT_S)
+    wait_until(lambda: relay.accepted == 2 and watcher.stands())
     assert watcher.posted == [events.LineClosed(SEAT), events.LineOpen(SEAT)]
     assert watcher.tells("")
 
@@ -138,13 +138,13 @@ def test_a_stopped_process_whose_connection_was_cut_is_left_to_its_silence(
     watcher.watch(relay.lifeline)
     node.process.send_signal(signal.SIGSTOP)
     stopped = psutil.Process(node.process.pid)
-    wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, LIMIT_S)
+    wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED)
     relay.cut(reset=False)
-    wait_until(lambda: watcher.line.failures >= 2, LIMIT_S)
+    wait_until(lambda: watcher.line.failures >= 2)
     assert watcher.posted == [events.LineClosed(SEAT), events.LineOpen(SEAT)]
     monkeypatch.undo()
     node.process.send_signal(signal.SIGCONT)
-    wait_until(watcher.stands, LIMIT_S)
+    wait_until(watcher.stands)
 
 
 def test_another_process_at_the_port_of_a_node_proves_its_end(
@@ -155,14 +155,14 @@ def test_another_process_at_the_port_of_a_node_proves_its_end(
     watcher.watch(relay.lifeline)
     relay.to = int(other.member.lifeline.partition("/")[0])
     node.kill()
-    wait_until(lambda: watcher.tells(ANOTHER), LIMIT_S)
+    wait_until(lambda: watcher.tells(ANOTHER))
 
 
 @pytest.mark.usefixtures("soon")
 def test_a_node_that_never_answered_is_left_to_its_silence(watcher: Watcher) -> None:
     member = Member(seat=SEAT, addr=ADDR, port=1, lifeline=f"{free_port()}/abcdef")
     watcher.lines.follow((member,))
-    wait_until(lambda: watcher.lines._lines and watcher.line.failures >= 3, LIMIT_S)
+    wait_until(lambda: watcher.lines._lines and watcher.line.failures >= 3)
     assert watcher.posted == []
 
 
@@ -171,7 +171,7 @@ def test_a_member_of_an_earlier_group_that_refuses_is_told_though_nothing_stood(
 ) -> None:
     member = Member(seat=SEAT, addr=ADDR, port=1, lifeline=f"{free_port()}/abcdef")
     watcher.lines.follow((member,), presumed=True)
-    wait_until(lambda: watcher.posted, LIMIT_S)
+    wait_until(lambda: watcher.posted)
     assert watcher.posted == [events.LineClosed(SEAT)]
 
 
@@ -187,13 +187,13 @@ def test_a_node_that_cannot_be_reached_any_more_counts_only_after_an_orderly_clo
     watcher.watch(relay.lifeline)
     monkeypatch.setattr(Lifelines, "_dial", unreachable)
     relay.cut(reset=True)
-    wait_until(lambda: watcher.line.failures >= 3, LIMIT_S)
+    wait_until(lambda: watcher.line.failures >= 3)
     assert watcher.posted == []
     monkeypatch.undo()
-    wait_until(watcher.stands, LIMIT_S)
+    wait_until(watcher.stands)
     monkeypatch.setattr(Lifelines, "_dial", unreachable)
     relay.cut(reset=False)
-    wait_until(lambda: watcher.tells(CLOSED), LIMIT_S)
+    wait_until(lambda: watcher.tells(CLOSED))
     assert watcher.posted == [events.LineClosed(SEAT)]
 
 
@@ -203,10 +203,10 @@ def test_asking_dials_again_though_the_connection_stands(
     relay = relays(answering().member.lifeline)
     watcher.watch(relay.lifeline)
     watcher.lines.ask(1)
-    wait_until(lambda: relay.accepted == 2 and watcher.stands(), LIMIT_S)
+    wait_until(lambda: relay.accepted == 2 and watcher.stands())
     relay.refuse()
     watcher.lines.ask(1)
-    wait_until(lambda: watcher.tells(REFUSED), LIMIT_S)
+    wait_until(lambda: watcher.tells(REFUSED))
 
 
 def test_a_node_is_reached_by_its_name_too(
@@ -221,9 +221,9 @@ def test_a_node_that_is_watched_no_longer_is_in_no_doubt_any_more(
     node = answering()
     watcher.watch(node.member.lifeline)
     node.kill()
-    wait_until(lambda: watcher.tells(REFUSED), LIMIT_S)
+    wait_until(lambda: watcher.tells(REFUSED))
     watcher.lines.follow(())
-    wait_until(lambda: watcher.posted[-1] == events.LineOpen(SEAT), LIMIT_S)
+    wait_until(lambda: watcher.posted[-1] == events.LineOpen(SEAT))
 
 
 # -- with the beats of living nodes ----------------------------------------------------------------
@@ -241,7 +241,7 @@ def pair(
         for index in (0, 1)
     )
     together(first, second)
-    wait_until(lambda: relay.accepted == 2, LIMIT_S)
+    wait_until(lambda: relay.accepted == 2)
     yield relay, first, second
     for handler in (first, second):
         handler._thread.end()
@@ -251,7 +251,7 @@ def pair(
 def pulses(handler: RosterHandler, number: int) -> None:
     """Waits for so many more beats."""
     end = handler._thread.state.count + number
-    wait_until(lambda: handler._thread.state.count >= end, LIMIT_S)
+    wait_until(lambda: handler._thread.state.count >= end)
 
 
 @pytest.mark.parametrize("reset", [True, False])
@@ -260,7 +260,7 @@ def test_nodes_whose_connection_is_cut_stay_in_their_group(
 ) -> None:
     relay, *nodes = pair
     relay.cut(reset=reset)
-    wait_until(lambda: relay.accepted == 4, LIMIT_S)
+    wait_until(lambda: relay.accepted == 4)
     pulses(nodes[0], 5)
     assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
     assert nodes[0].head.gone == {}
@@ -273,9 +273,9 @@ def test_a_firewall_that_begins_to_refuse_is_no_loss_as_the_beats_go_on(
     relay.refuse()
     relay.cut(reset=False)
     for node in nodes:
-        wait_until(lambda n=node: n._thread.state.closed_lines, LIMIT_S)
+        wait_until(lambda n=node: n._thread.state.closed_lines)
     for node in nodes:
-        wait_until(lambda n=node: not n._thread.state.closed_lines, LIMIT_S)
+        wait_until(lambda n=node: not n._thread.state.closed_lines)
     pulses(nodes[0], 3)
     assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
     assert nodes[0].head.gone == {}

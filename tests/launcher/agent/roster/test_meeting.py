@@ -20,7 +20,8 @@ from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import SystemClock
 from launcher.contract.node_plan import Elastic, NodePlan
 from tests.launcher.agent.group import Group, kill
-from tests.launcher.agent.place import Place, wait_until
+from tests.launcher.agent.place import Place
+from tests.waiting import wait_until
 
 
 class Met(Group):

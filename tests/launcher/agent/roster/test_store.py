@@ -22,7 +22,7 @@ from launcher.agent.roster.store import (
     find_store,
     serve_forked,
 )
-from tests.launcher.agent.place import wait_until
+from tests.waiting import wait_until
 
 
 def here(port: int) -> Endpoint:

@@ -15,7 +15,7 @@ import pytest
 from launcher.agent.heartbeat import create_heartbeat
 from launcher.agent.worker import guard
 from launcher.contract import protocol
-from tests.launcher.agent.place import wait_until
+from tests.waiting import wait_until
 
 ENDINGS = {
     "falls off its end": "print('done')",

@@ -10,7 +10,8 @@ import pytest
 
 from tests.launcher.docker_runs import MOUNTED, UNTIL_TOLD, containers, has
 from tests.launcher.relay import Relay, open_relay
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 
@@ -27,7 +28,7 @@ def test_a_run_goes_on_once_its_engine_is_back_and_what_is_left_of_it_is_named_w
 ) -> None:
     launcher.write(UNTIL_TOLD, MOUNTED)
     process = launcher.start("run", "job.yaml", "--on", "docker")
-    wait_until(lambda: has(launcher, "up-0"), limit_s=90)
+    wait_until(lambda: has(launcher, "up-0"))
     assert process.stderr is not None
     relay.go()
     assert any(b"waiting for it" in line for line in process.stderr)

@@ -21,7 +21,8 @@ import pytest
 from launcher.contract import protocol
 from launcher.targets.agent_archive import read_agent_version
 from launcher.targets.docker.build import find_client
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.targets.local.target import find_free_ports
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.etcd
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.launcher.docker_runs import MOUNTED, containers, has
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 
@@ -77,7 +78,7 @@ def test_starved_cpus_lost_packets_and_long_compiles_are_no_lost_node(
     launcher.write(TRAINING, MOUNTED)
     argv = ("--on", "docker", "--nnodes", "1:2", "--", str(SOAK_S))
     process = launcher.start("run", "job.yaml", *argv)
-    wait_until(lambda: has(launcher, "up-0") and has(launcher, "up-1"), limit_s=120)
+    wait_until(lambda: has(launcher, "up-0") and has(launcher, "up-1"))
     (run_id,) = launcher.run_ids()
     for container in containers(engine, run_id):
         lose_packets(container, 0.05)

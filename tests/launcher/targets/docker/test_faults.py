@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.launcher.docker_runs import MOUNTED, containers, has, node
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 
@@ -45,7 +46,7 @@ def beat(launcher: Runner, index: int) -> tuple[int, float]:
 
 
 def wait_for_world(launcher: Runner, size: int, *indices: int) -> None:
-    wait_until(lambda: all(beat(launcher, index)[0] == size for index in indices), limit_s=150)
+    wait_until(lambda: all(beat(launcher, index)[0] == size for index in indices))
 
 
 def generations(launcher: Runner) -> list[int]:
@@ -122,12 +123,12 @@ def test_sigterm_before_the_rendezvous_is_done_is_heard_by_pid_1(
     argv = ("--on", "docker", "--nnodes", "2", "--set", "engine=agent")
     process = launcher.start("run", "job.yaml", *argv)
     # The agent has only begun to import torch by then.
-    wait_until(lambda: has(launcher, "ledger/agent-0-0.jsonl"), limit_s=60)
+    wait_until(lambda: has(launcher, "ledger/agent-0-0.jsonl"))
     (run_id,) = launcher.run_ids()
     first = node(engine, run_id, 0)
     first.stop(timeout=60)
     outcome = launcher.folder / "runs/latest/nodes/0/0/outcome.json"
-    wait_until(outcome.exists, limit_s=30)
+    wait_until(outcome.exists)
     told = json.loads(outcome.read_text())
     assert (told["reason"], told["exit_code"]) == ("preempted", 143)
     process.terminate()

@@ -14,8 +14,9 @@ import pytest
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.docker.render import DockerArtifact, render_docker
 from launcher.targets.docker_options import ContainerSettings
-from tests.launcher.docker_place import LINGER, STUBBORN, Place, wait_until
+from tests.launcher.docker_place import LINGER, STUBBORN, Place
 from tests.launcher.runner import hear_hangups
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 

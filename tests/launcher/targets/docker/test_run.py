@@ -13,7 +13,8 @@ import pytest
 from launcher.targets.agent_archive import read_agent_version
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 from tests.launcher.docker_runs import MOUNTED, UNTIL_TOLD, containers, has, node
-from tests.launcher.runner import ROOT, WAITING, Runner, wait_until
+from tests.launcher.runner import ROOT, WAITING, Runner
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 
@@ -100,11 +101,11 @@ def test_under_the_agent_losing_the_container_that_hosts_the_store_costs_no_rest
 ) -> None:
     launcher.write(ELASTIC, MOUNTED)
     process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
-    wait_until(lambda: has(launcher, "world-2-0"), limit_s=120)
+    wait_until(lambda: has(launcher, "world-2-0"))
     (run_id,) = launcher.run_ids()
     survivor = node(engine, run_id, 1).id
     node(engine, run_id, 0).kill()
-    wait_until(lambda: has(launcher, "world-2-1"), limit_s=120)
+    wait_until(lambda: has(launcher, "world-2-1"))
     assert node(engine, run_id, 1).id == survivor
     (launcher.folder / "runs/latest/go").touch()
     _, stderr = process.communicate(timeout=120)
@@ -119,7 +120,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace_and_nothing_is_left(
     launcher.write(WAITING.replace("SIG_DFL", "SIG_IGN"), MOUNTED)
     argv = ("--on", "docker", "--nnodes", "2", "--set", "stop_grace_s=120")
     process = launcher.start("run", "job.yaml", *argv)
-    wait_until(lambda: has(launcher, "up-1"), limit_s=90)
+    wait_until(lambda: has(launcher, "up-1"))
     process.send_signal(signal.SIGINT)
     wait_until(lambda: has(launcher, "nodes/0/0/stop-request"))
     process.send_signal(signal.SIGINT)
@@ -135,7 +136,7 @@ def test_what_a_killed_launcher_left_ends_well_and_is_found_by_the_next_call(
 ) -> None:
     launcher.write(UNTIL_TOLD, MOUNTED)
     process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "2")
-    wait_until(lambda: has(launcher, "up-1"), limit_s=90)
+    wait_until(lambda: has(launcher, "up-1"))
     process.kill()
     process.communicate()
     (run_id,) = launcher.run_ids()
@@ -183,11 +184,11 @@ def test_a_lost_container_of_a_plain_job_is_replaced_in_an_image_that_has_only_t
     launcher.write(only + ELASTIC, MOUNTED + "start: fork\n")
     job = ("run", "job.yaml", "--on", "docker", "--image", TORCH_ONLY, "--nnodes", "2")
     process = launcher.start(*job)
-    wait_until(lambda: has(launcher, "world-2-0"), limit_s=120)
+    wait_until(lambda: has(launcher, "world-2-0"))
     (run_id,) = launcher.run_ids()
     survivor = node(engine, run_id, 0).id
     node(engine, run_id, 1).kill()
-    wait_until(lambda: has(launcher, "world-2-1"), limit_s=120)
+    wait_until(lambda: has(launcher, "world-2-1"))
     assert node(engine, run_id, 0).id == survivor
     (launcher.folder / "runs/latest/go").touch()
     _, stderr = process.communicate(timeout=120)

@@ -25,7 +25,8 @@ from launcher.plan.launch_plan import plan_replacement
 from launcher.runs.folder import RunFolder
 from launcher.targets.docker.target import NO_RUNTIME, DockerTarget, has_nvidia
 from launcher.targets.docker_options import ContainerSettings
-from tests.launcher.docker_place import CHATTER, IMAGE, LINGER, STUBBORN, Place, wait_until
+from tests.launcher.docker_place import CHATTER, IMAGE, LINGER, STUBBORN, Place
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 

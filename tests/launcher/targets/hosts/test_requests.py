@@ -33,17 +33,11 @@ from launcher.targets.hosts.program.messages import (
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
 from launcher.targets.hosts.program.records import read_frame
 from launcher.targets.hosts.program.watch import Watch
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
 LEASE = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
 IGNORES_THE_SIGNAL = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s"
-        time.sleep(0.02)
 
 
 @pytest.fixture

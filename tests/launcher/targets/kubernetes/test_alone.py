@@ -198,7 +198,7 @@ def test_a_job_that_ended_unseen_gets_its_outcome_at_the_next_look(
 def _collect_garbage(server: FakeCluster) -> None:
     """As the controllers do: pods go after their job."""
     with contextlib.suppress(AssertionError):
-        server.until(lambda: ("jobs", "digits") not in server.objects, 5)
+        server.until(lambda: ("jobs", "digits") not in server.objects)
         server.remove("pods", "d-0")
 
 

@@ -114,7 +114,7 @@ def test_a_run_that_this_user_may_not_delete_runs_on_and_is_said_to(
     run = start()
     server.denied.add(("delete", "jobs"))
     run.follower.stop_reason = Reason.INTERRUPTED
-    error = run.refused(10)
+    error = run.refused()
     assert 'cannot delete resource "jobs"' in error.what
     assert error.hint.startswith("kubectl delete job digits")
     assert run.folder.read_outcome() is None
@@ -137,7 +137,7 @@ def test_a_run_that_shall_be_kept_and_cannot_be_suspended_is_said_to_run(
     run = start(kind="pytorchjob")
     server.denied.add(("patch", "pytorchjobs"))
     (run.folder.path / "stop-request").write_text("keep\n")
-    error = run.refused(10)
+    error = run.refused()
     assert error.hint == (
         "kubectl patch pytorchjob digits -n team --context fake --type merge -p "
         """'{"spec": {"runPolicy": {"suspend": true}}}'"""
@@ -148,7 +148,7 @@ def test_ctrl_c_twice_with_the_cluster_away_says_that_the_job_runs(
     server: FakeCluster, tmp_path: Path
 ) -> None:
     process = started(tmp_path, f"stop_grace_s: 60\n{PLAIN}")
-    server.until(lambda: server.asked("GET", "/pods"), 60)
+    server.until(lambda: server.asked("GET", "/pods"))
     server.away = True
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
@@ -319,7 +319,7 @@ def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_n
 
 def test_a_job_that_no_controller_takes_up_is_told(server: FakeCluster, start: Start) -> None:
     run = start(kind="pytorchjob")
-    said = run.said("no controller has taken up pytorchjob digits: is the operator running?", 40)
+    said = run.said("no controller has taken up pytorchjob digits: is the operator running?")
     assert "kubectl describe pytorchjob digits -n team" in said
 
 

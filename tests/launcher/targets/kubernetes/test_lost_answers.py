@@ -57,7 +57,7 @@ def be_slow(server: FakeCluster) -> list[Callable[[], object]]:
 
 def says_that_it_may_run(run: ClusterRun) -> str:
     """What the launcher said; there must be no outcome, so that a later call looks again."""
-    error = run.refused(20)
+    error = run.refused()
     assert error.exit_code is ExitCode.TARGET_UNREACHABLE
     assert error.what.startswith(f"STILL RUNNING, perhaps: {RUN_ID}: "), error.what
     assert error.hint == BY_HAND

@@ -7,7 +7,8 @@ import urllib.request
 import pytest
 
 from tests.launcher.agent.place import free_port
-from tests.launcher.runner import PREFIX, Runner, wait_until
+from tests.launcher.runner import PREFIX, Runner
+from tests.waiting import wait_until
 
 STEPPING = """
 import pathlib, time, torch

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from launcher.targets.local.target import find_agents
-from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, hear_hangups, wait_until
+from tests.launcher.runner import PREFIX, ROOT, WAITING, Runner, hear_hangups
+from tests.waiting import wait_until
 
 BYTES = """
 import os, sys

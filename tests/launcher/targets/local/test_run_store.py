@@ -12,7 +12,8 @@ import pytest
 from launcher.contract import protocol
 from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 SCRIPT = """
 import os, pathlib, time, torch, torch.distributed as dist

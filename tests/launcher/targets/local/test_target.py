@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from launcher.targets.interpreter import read_torch_version
 from launcher.targets.local.target import LocalTarget, find_free_ports
 from launcher.targets.machine import read_gpus
 from launcher.targets.processes import ProcessSettings
-from tests.launcher.runner import wait_until
+from tests.waiting import wait_until
 
 MakeJob = Callable[..., JobSpec]
 
@@ -160,7 +161,9 @@ def test_a_replacement_starts_when_the_old_incarnation_is_dead_and_others_go_on(
 
 
 def test_two_runs_at_once_do_not_disturb_each_other(
-    target: LocalTarget, make_local: Callable[..., LaunchPlan]
+    target: LocalTarget,
+    make_local: Callable[..., LaunchPlan],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plans = [make_local(), make_local()]
     for plan in plans:
@@ -168,6 +171,11 @@ def test_two_runs_at_once_do_not_disturb_each_other(
     wait_until(lambda: all(up(plan) for plan in plans))
     target.stop(plans[0].run_id, 5)
     assert states(target, plans[1]) == [NodeState.RUNNING]
+    # A worker's child may end between two looks at it.
+    gone, find_runs = subprocess.Popen(["true"]), process_table.find_runs
+    gone.wait()
+    with_gone = {run_id: (gone.pid, *pids) for run_id, pids in find_runs().items()}
+    monkeypatch.setattr(process_table, "find_runs", lambda: with_gone)
     (live,) = (live for live in target.live_runs() if live.run_id == plans[1].run_id)
     assert (live.run_dir, live.running_nodes) == (plans[1].run_dir, 1)
 

@@ -37,8 +37,8 @@ from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch, find_hel
 from launcher.targets.slurm.settings import SlurmSettings
 from launcher.targets.slurm.starts import read_jobs, read_starts
 from launcher.targets.slurm.target import SlurmTarget
-from tests.launcher.runner import wait_until
 from tests.launcher.targets.slurm.test_plan import plan
+from tests.waiting import wait_until
 
 
 class Folder:

@@ -20,7 +20,7 @@ from launcher.plan.launch_plan import CodePlan, LaunchPlan, plan_run
 from launcher.targets.slurm import script
 from launcher.targets.slurm.plan import plan_facts
 from launcher.targets.slurm.script import name_for_apptainer, name_for_pyxis, render_script
-from tests.launcher.runner import wait_until
+from tests.waiting import wait_until
 
 STAND_IN = """\
 #!/bin/bash
@@ -155,7 +155,7 @@ class Job:
         return (self.folder / "log").read_text()
 
     def wait_for_call(self, name: str) -> None:
-        wait_until(lambda: self.calls(name), 20)
+        wait_until(lambda: self.calls(name))
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_a_notice_that_comes_during_the_setup_is_not_lost(tmp_path: Path) -> Non
     job = Job(tmp_path, plan(str(tmp_path / "runs"), nnodes=2, slurm={"setup": [wait]}))
     job.agents_end(143)
     script = job.start()
-    wait_until((tmp_path / "at-setup").exists, 20)
+    wait_until((tmp_path / "at-setup").exists)
     script.send_signal(signal.SIGUSR1)
     (tmp_path / "go").touch()
     assert script.wait(30) == 143

@@ -13,7 +13,8 @@ import pytest
 
 from launcher.agent.addresses import LOOPBACK, choose_address, interface_of, own_addresses
 from launcher.contract import protocol
-from tests.launcher.runner import Runner, wait_until
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 SUM = """
 import os
@@ -92,7 +93,7 @@ class Starting:
             if process.poll() is None:
                 process.terminate()
             process.communicate(timeout=60)
-        wait_until(lambda: self.launcher.processes() == [], 30)
+        wait_until(lambda: self.launcher.processes() == [])
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ def test_a_signal_of_the_starter_ends_the_node(
     starting.launcher.write(WAITING, JOB)
     env = {"LAUNCHER_NODE_INDEX": "0"}
     node = starting.node("job.yaml", "--nnodes", "1", "--run-id", "x", **env)
-    wait_until((starting.launcher.folder / "runs/x/up-0").exists, 60)
+    wait_until((starting.launcher.folder / "runs/x/up-0").exists)
     node.send_signal(signum)
     code, _, err = finish(node)
     assert (code, reason in err) == (expected, True), err
@@ -208,7 +209,7 @@ def test_a_stop_from_another_terminal_reaches_nodes_that_mpirun_started(
     starting.launcher.write(WAITING, JOB)
     process = starting.mpirun(2, "node", "job.yaml")
     latest = starting.launcher.folder / "runs/latest"
-    wait_until(lambda: len(list(latest.glob("up-*"))) == 2, 90)
+    wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
     (run_id,) = starting.launcher.run_ids()
     status = starting.launcher("status")
     assert f"{run_id}: running on starter" in status.stdout
