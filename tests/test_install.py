@@ -76,6 +76,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
+@pytest.mark.slow  # the wheel is tested in every CI
 def test_the_source_distribution_builds_into_the_same_wheel(
     sdist: Path, wheel: Path, tmp_path: Path
 ) -> None:

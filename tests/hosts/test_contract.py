@@ -36,3 +36,7 @@ class TestHosts(TargetContract):
         bench = HostsBench(name="hosts", launcher=typist, job=JOB)
         bench.outlives_launcher, bench.ended_unseen = False, "stopped"
         return bench
+
+    @pytest.mark.slow  # test_endings ends a launcher whose hosts are at work
+    def test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(self, bench: Bench) -> None:
+        super().test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(bench)

@@ -42,8 +42,8 @@ def train_digits(typist: Typist, nnodes: str, *options: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("nnodes", "options"),
     [
-        pytest.param("2", (), id="2 by the agent"),
-        # One run in every CI shows that digits trains on hosts; each of these takes as long.
+        # In every CI a short script runs on hosts; each of these takes half a minute.
+        pytest.param("2", (), id="2 by the agent", marks=SLOW),
         pytest.param("2", TORCHRUN, id="2 by torchrun, static", marks=SLOW),
         pytest.param("4", (), id="4 by the agent", marks=SLOW),
         pytest.param("2:4", (), id="4 by the agent, elastic", marks=SLOW),

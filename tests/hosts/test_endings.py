@@ -168,6 +168,7 @@ def share_home(typist: Typist) -> Path:
     return folder
 
 
+@pytest.mark.slow  # the next test has hosts with one home
 def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist: Typist) -> None:
     home = share_home(typist)
     typist.write(LATE)

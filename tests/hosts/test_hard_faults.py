@@ -42,6 +42,7 @@ def test_a_host_without_sshd_or_that_stands_still_is_lost_and_joins_again(typist
     run.finish()
 
 
+@pytest.mark.slow  # it takes half a minute of processor time
 def test_a_link_that_drops_packets_changes_no_result(typist: Typist) -> None:
     run = Steps(typist, "python")
     run.follow()

@@ -55,7 +55,7 @@ def sent(four_hosts: Network) -> Callable[[], int]:
     return read
 
 
-@pytest.mark.slow  # the tests below have a short run each, and test_digits trains on hosts
+@pytest.mark.slow  # the tests below have a short run each
 @pytest.mark.parametrize("runtime", ["python", pytest.param("docker", marks=pytest.mark.docker)])
 def test_a_folder_with_a_script_trains_as_on_this_machine(
     project: Typist, sent: Callable[[], int], runtime: str
@@ -104,6 +104,7 @@ def test_a_run_again_sends_nothing_and_can_be_started_by_hand(
     host.run("rm", "-rf", f"{HOME}/.launcher/runs", f"{HOME}/.launcher/checkpoints")
 
 
+@pytest.mark.slow  # the code store is tested by itself
 def test_hosts_that_lost_the_code_get_it_from_the_runs_folder(project: Typist) -> None:
     (project.folder / "train.py").write_text(SHORT)
     assert project("run", "train.py", "--nnodes", "1", *PYTHON).returncode == 0
@@ -137,6 +138,7 @@ def test_a_module_in_a_folder_of_a_repository(project: Typist, runtime: str) -> 
         assert f"[{node}/{node}] losses {folder.name} 0.1 0.2 0.5\n" in done.stdout
 
 
+@pytest.mark.slow  # test_endings has two runs at once
 def test_two_runs_at_once_from_one_folder(project: Typist) -> None:
     (project.folder / "train.py").write_text(SHORT + 'open("out.txt", "w").write("done")\n')
     words = ("run", "train.py", "--nnodes", "1", *PYTHON)
@@ -159,7 +161,7 @@ def slow_network(four_hosts: Network) -> Iterator[None]:
         sh(*tc, "del", "dev", four_hosts.label, "root")
 
 
-@pytest.mark.parametrize("wait_s", [0.0, 0.4])
+@pytest.mark.parametrize("wait_s", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
 def test_an_interrupt_while_code_is_sent_leaves_nothing(
     wait_s: float, project: Typist, slow_network: None, four_hosts: Network
 ) -> None:
@@ -200,6 +202,7 @@ def test_a_script_that_hosts_without_containers_would_not_find_is_told(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow  # what is sent is tested above
 def test_a_script_that_is_in_place_on_the_hosts_is_started_there(project: Typist) -> None:
     # Whoever shares a folder with the hosts need not have anything sent.
     (project.folder / "train.py").write_text(SHORT)

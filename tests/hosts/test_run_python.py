@@ -36,6 +36,7 @@ def test_an_elastic_job_runs_on_all_hosts(typist: Typist, four_hosts: Network) -
     assert f"hosts gpu1, gpu2, gpu3, gpu4 ({checked})" in done.stderr.splitlines()[0]
 
 
+@pytest.mark.slow  # an artifact runs by hand in test_own_script
 def test_what_is_printed_runs_by_hand_without_this_project(typist: Typist) -> None:
     typist.write(WHO, "engine: torchrun\n")
     printed = typist("render", "job.yaml", "--nnodes", "2")
@@ -56,6 +57,7 @@ def test_what_is_printed_runs_by_hand_without_this_project(typist: Typist) -> No
         host.run("rm", "-rf", f"{HOME}/.launcher/runs", f"{HOME}/.launcher/checkpoints")
 
 
+@pytest.mark.slow  # addresses are chosen in tests/launcher/targets/hosts
 def test_nodes_meet_on_the_network_that_they_reach_each_other_by(
     tmp_path: Path, two_networks: Network
 ) -> None:

@@ -119,7 +119,7 @@ LONG, SLOW = pytest.mark.timeout(600), pytest.mark.slow
     ("run", "fields"),
     [
         pytest.param(on_local, {"engine": "agent"}, id="local"),
-        pytest.param(on_local, {"engine": "torchrun"}, id="local-torchrun"),
+        pytest.param(on_local, {"engine": "torchrun"}, id="local-torchrun", marks=SLOW),
         pytest.param(on_docker, {"engine": "agent"}, id="docker", marks=DOCKER),
         pytest.param(on_docker, {"engine": "torchrun"}, id="docker-torchrun", marks=[DOCKER, SLOW]),
         pytest.param(on_hosts, {"engine": "agent"}, id="hosts-python", marks=HOSTS),

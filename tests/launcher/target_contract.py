@@ -130,28 +130,25 @@ class TargetContract:
         report = bench.launcher("report", run_id)
         assert (report.returncode, f"on {bench.name}" in report.stdout) == (0, True)
 
-    def test_a_stopped_run_leaves_nothing_and_a_second_stop_is_no_error(self, bench: Bench) -> None:
-        run_id = bench.start()
-        first = bench.launcher("stop", run_id)
-        assert (first.returncode, "stopped, stop-requested" in first.stderr) == (0, True)
-        assert bench.started[0].wait(60) == 143
-        second = bench.launcher("stop", run_id)
-        assert second.returncode == 0, second.stderr
-        assert "stopped, stop-requested" in second.stderr
-        assert bench.listed() == {}
-        assert bench.launcher.processes() == []
-
-    def test_a_run_takes_a_size_within_its_bounds_and_no_other(self, bench: Bench) -> None:
+    def test_a_run_takes_a_size_within_its_bounds_and_a_stop_leaves_nothing(
+        self, bench: Bench
+    ) -> None:
         run_id = bench.start()
         refused = bench.launcher("scale", run_id, "3")
         assert (refused.returncode, "is 1:2" in refused.stderr) == (2, True)
         taken = bench.launcher("scale", run_id, "1")
         assert taken.returncode == 0, taken.stderr
         wait_until(lambda: bench.scaled_to_one(run_id))
-        assert bench.launcher("stop", run_id).returncode == 0
+        first = bench.launcher("stop", run_id)
+        assert (first.returncode, "stopped, stop-requested" in first.stderr) == (0, True)
         assert bench.started[0].wait(60) == 143
+        second = bench.launcher("stop", run_id)
+        assert second.returncode == 0, second.stderr
+        assert "stopped, stop-requested" in second.stderr
         over = bench.launcher("scale", run_id, "1")
         assert (over.returncode, "has ended" in over.stderr) == (2, True)
+        assert bench.listed() == {}
+        assert bench.launcher.processes() == []
 
     def test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(self, bench: Bench) -> None:
         run_id = bench.start()

@@ -28,7 +28,6 @@ from launcher.follow import tails
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.targets import process_table
-from launcher.targets.conversation import Conversation
 from launcher.targets.docker import engine as docker_engine
 from launcher.targets.docker.engine import Engine
 from launcher.targets.hosts import connection as host_line

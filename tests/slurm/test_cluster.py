@@ -15,6 +15,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slurm
 
 
+@pytest.mark.slow  # of these tests themselves
 def test_a_cluster_ends_with_the_process_that_made_it() -> None:
     script = """
 import os, signal

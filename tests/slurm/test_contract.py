@@ -14,3 +14,7 @@ class TestArray(TargetContract):
     @pytest.fixture
     def bench(self, typist: Typist) -> Bench:
         return Bench(name="slurm", launcher=typist, job=JOB)
+
+    @pytest.mark.slow  # test_faults kills a launcher
+    def test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(self, bench: Bench) -> None:
+        super().test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(bench)

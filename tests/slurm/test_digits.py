@@ -20,6 +20,7 @@ print("without an end", end="")
 """
 
 
+@pytest.mark.slow  # lines are tested by themselves
 def test_live_output_is_line_by_line_what_the_workers_wrote(typist: Typist) -> None:
     typist.write(COUNTING, f"{PREFIX}nnodes: 2\n")
     done = typist("run", "job.yaml", "--on", "slurm")

@@ -82,6 +82,7 @@ def test_a_requeue_of_the_element_that_has_the_arrays_number_leaves_the_others(
     }
 
 
+@pytest.mark.slow  # the script is tested with a fake srun
 def test_what_scancel_ends_does_not_come_back(cluster: Cluster, tmp_path: Path) -> None:
     by_hand = ByHand(cluster, tmp_path, nnodes=2)
     job = by_hand.submit(node_0=[None], node_1=[None])

@@ -34,6 +34,7 @@ def names(cluster: Cluster) -> list[str]:
     return sorted(line.split()[0] for line in cluster.queue())
 
 
+@pytest.mark.slow  # the test above has a job unseen
 def test_fewer_nodes_leave_the_other_elements_in_the_queue(
     typist: Typist, cluster: Cluster
 ) -> None:

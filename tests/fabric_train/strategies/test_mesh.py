@@ -123,7 +123,11 @@ WAYS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [("ddp", "pipeline"), ("interleaved", "tp of 4"), ("pipeline", "fsdp+tp")],
+    [
+        ("ddp", "pipeline"),
+        pytest.param("interleaved", "tp of 4", marks=pytest.mark.slow),
+        pytest.param("pipeline", "fsdp+tp", marks=pytest.mark.slow),
+    ],
 )
 def test_a_checkpoint_of_one_way_goes_on_in_another(tmp_path: Path, first: str, then: str) -> None:
     losses, weights = train_alone(4, build)

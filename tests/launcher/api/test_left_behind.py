@@ -65,6 +65,7 @@ def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(
     assert "digits-by-hand" not in done.stderr
 
 
+@pytest.mark.slow  # what is announced is tested above
 @pytest.mark.docker
 def test_a_live_docker_run_is_not_announced_to_a_local_run_beside_it(launcher: Runner) -> None:
     launcher.write(WAITING, f"name: tiny\nmounts: ['{launcher.folder}:/code']\nworkdir: /code\n")

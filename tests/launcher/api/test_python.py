@@ -273,6 +273,7 @@ def test_a_folder_of_the_callers_called_like_a_library_is_not_imported(place: Ru
     run(tiny(), on="local").stop()
 
 
+@pytest.mark.slow  # two runs at once are tested on each target
 def test_two_runs_at_once_from_threads_do_not_disturb_each_other(place: Runner) -> None:
     place.write(TRAIN)
     outcomes = {}
@@ -290,6 +291,7 @@ def test_two_runs_at_once_from_threads_do_not_disturb_each_other(place: Runner) 
     )
 
 
+@pytest.mark.slow  # waiting is tested without one
 def test_a_run_is_followed_inside_a_running_event_loop(place: Runner) -> None:
     place.write(TRAIN)
 
@@ -512,6 +514,7 @@ def blocks(text: str) -> list[str]:
     return [part.partition("```")[0] for part in text.split("```python\n")[1:]]
 
 
+@pytest.mark.slow  # each call of theirs is tested here
 def test_the_scripts_of_the_page_work(place: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     train, start, mistakes, sweep = blocks(SCRIPTS)
     exec(compile(mistakes, "docs/python.md", "exec"), {})
@@ -526,6 +529,7 @@ def test_the_scripts_of_the_page_work(place: Runner, capsys: pytest.CaptureFixtu
     assert told[1] == ["{'loss': 0.10000000149011612}", "{'loss': 0.20000000298023224}"]
 
 
+@pytest.mark.slow  # the test above has a notebook
 def test_the_notebook_of_the_page_works(notebook: Notebook) -> None:
     shown = [notebook(cell) for cell in blocks(CELLS)]
     assert shown[-1] == "({'ranks': '2'}, ['0', '1'])"

@@ -87,10 +87,9 @@ def test_values_of_secrets_are_never_rendered(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "length"),
     [
-        (("--set", "engine=torchrun"), 4_000),
-        (("--embed",), 2**20),
+        pytest.param(("--set", "engine=torchrun"), 4_000, id="torchrun", marks=pytest.mark.slow),
+        pytest.param(("--embed",), 2**20, id="agent-embedded"),
     ],
-    ids=["torchrun", "agent-embedded"],
 )
 def test_the_rendered_script_runs_by_hand(
     folder: Path, options: tuple[str, ...], length: int

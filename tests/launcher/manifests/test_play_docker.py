@@ -51,7 +51,13 @@ def engine() -> Any:
     return docker.from_env()
 
 
-@pytest.mark.parametrize("make", [job, elastic], ids=["static", "elastic"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(job, id="static"),
+        pytest.param(elastic, id="elastic", marks=pytest.mark.slow),
+    ],
+)
 def test_a_foreign_job_sees_the_environment_that_the_operator_would_give(
     make: Callable[[str], dict[str, Any]], play: Callable[[dict[str, Any]], Played], engine: Any
 ) -> None:
@@ -95,6 +101,7 @@ def test_a_failed_container_is_restarted_in_its_pod_with_what_the_pod_keeps(
     assert nothing_is_left(engine, played)
 
 
+@pytest.mark.slow  # a failed container is restarted above
 def test_a_worker_that_is_killed_is_restarted_and_a_pod_that_is_removed_is_made_anew(
     play: Callable[[dict[str, Any]], Played], engine: Any
 ) -> None:
@@ -113,6 +120,7 @@ def test_a_worker_that_is_killed_is_restarted_and_a_pod_that_is_removed_is_made_
     assert played.text.count("ended with") == 1
 
 
+@pytest.mark.slow  # output is tested by itself
 def test_pods_are_restarted_while_nobody_reads(tmp_path: Path, engine: Any) -> None:
     program = """
 import pathlib, sys, time

@@ -56,6 +56,7 @@ def relay() -> Iterator[Relay]:
 # -- an engine that goes away ---------------------------------------------------------------------
 
 
+@pytest.mark.slow  # test_away has an engine that is away
 def test_ctrl_c_with_the_engine_away_says_what_runs_on_and_the_command_that_ends_it(
     play: Play, engine: Any, relay: Relay
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_program_that_is_not_in_the_image_ends_the_play_at_once(play: Play, en
 LEAVE = "import pathlib; pathlib.Path('/dev/termination-log').write_text"
 
 
+@pytest.mark.slow  # the first failure is chosen in runs/
 def test_the_headline_names_the_pod_whose_worker_failed_first_though_a_victim_ended_sooner(
     play: Play, engine: Any
 ) -> None:
@@ -119,6 +121,7 @@ def test_the_headline_names_the_pod_whose_worker_failed_first_though_a_victim_en
     assert nothing_is_left(engine, played)
 
 
+@pytest.mark.slow  # restarts are in test_play_docker
 def test_a_container_that_is_started_again_leaves_its_last_words_and_finds_none(play: Play) -> None:
     program = (
         "import pathlib, sys\n"

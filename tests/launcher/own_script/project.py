@@ -47,8 +47,11 @@ dist.destroy_process_group()
 DATA = "0.1 0.2 0.5\n0.4 0.1 0.2\n0.9 0.3 0.1\n0.2 0.8 0.6\n"
 PROJECT = "my tr\u00e4ining"
 """The folder's name, as some people write them."""
+TWO = ("--nnodes", "2", "--nproc-per-node", "1")
 TWO_BY_TWO = ("--nnodes", "2", "--nproc-per-node", "2")
 ARGUMENTS = ("--", "--lr", "0.2")
+LOSSES = ["0.668008", "0.193762", "0.081923", "0.053989", "0.045585"]
+"""With these arguments, however many processes share the four lines of data."""
 
 
 def make_project(parent: Path) -> Path:

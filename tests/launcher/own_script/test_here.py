@@ -16,6 +16,8 @@ from launcher.contract.protocol import RUN_ID
 from launcher.targets import process_table
 from tests.launcher.own_script.project import (
     ARGUMENTS,
+    LOSSES,
+    TWO,
     TWO_BY_TWO,
     losses_in,
     make_project,
@@ -24,6 +26,7 @@ from tests.launcher.runner import WAITING, Runner
 from tests.waiting import wait_until
 
 TARGETS = ["local", pytest.param("docker", marks=pytest.mark.docker)]
+LOCAL_FIRST = ["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
 SHORT = """
 import os, helper
 print(helper.NAME, os.getcwd(), flush=True)
@@ -37,25 +40,30 @@ def project(launcher: Runner, tmp_path: Path) -> Runner:
 
 
 # In Docker the tests below run a script of the folder, and README's commands train.
-@pytest.mark.parametrize(
-    "target", ["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
-)
-def test_a_folder_with_a_script_trains_as_under_torchrun(project: Runner, target: str) -> None:
-    done = project("run", "train.py", "--on", target, *TWO_BY_TWO, *ARGUMENTS)
+@pytest.mark.parametrize("target", LOCAL_FIRST)
+@pytest.mark.parametrize("nodes", [TWO, pytest.param(TWO_BY_TWO, marks=pytest.mark.slow)])
+def test_a_folder_with_a_script_trains_to_the_losses_that_it_has(
+    project: Runner, target: str, nodes: tuple[str, ...]
+) -> None:
+    done = project("run", "train.py", "--on", target, *nodes, *ARGUMENTS)
     assert done.returncode == 0, done.stderr
     written = (project.folder / "out.txt").read_text().split()
-    assert losses_in(done.stdout) == written
+    assert losses_in(done.stdout) == written == LOSSES
     assert (project.folder / "out.txt").stat().st_uid == os.getuid()
+    assert project.outcome["run_id"].startswith("train-")
+
+
+@pytest.mark.slow  # the losses are known
+def test_they_are_the_losses_under_torchrun(project: Runner) -> None:
     torchrun = [*("-m", "torch.distributed.run", "--standalone"), "--nproc-per-node", "4"]
     argv = [project.argv()[0], *torchrun, "train.py", *ARGUMENTS[1:]]
     plain = subprocess.run(
         argv, cwd=project.folder, env=project.env, capture_output=True, text=True, check=True
     )
-    assert losses_in(plain.stdout) == written
-    assert project.outcome["run_id"].startswith("train-")
+    assert losses_in(plain.stdout) == LOSSES
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", LOCAL_FIRST)
 def test_a_run_again_is_what_ran_with_its_arguments(project: Runner, target: str) -> None:
     (project.folder / "train.py").write_text(SHORT + "import sys; print(sys.argv[1:])\n")
     first = project("run", "train.py", "--on", target, "--nproc-per-node", "1", *ARGUMENTS)
@@ -103,7 +111,7 @@ def test_code_that_is_too_large_and_options_for_containers_are_noted(
     words = ("--on", "local", "--nproc-per-node", "1", "--image", "x:1")
     done = project("run", "train.py", *words)
     assert done.returncode == 0, done.stderr
-    assert "--image x:1 is for containers, and these nodes are" in done.stderr
+    assert "--image and --code image are for containers, and these nodes are" in done.stderr
     (note,) = (line for line in done.stderr.splitlines() if "will not hold the code" in line)
     assert "--again cannot repeat this run" in note
     assert "101 MiB, more than 100 MiB; the largest files: 101 MiB weights.bin, 0 MiB" in note
@@ -131,10 +139,10 @@ def test_a_script_of_another_folder_starts_where_it_is_called(project: Runner) -
     done = project("run", script, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"losses {project.folder}\n"
-    assert "--code image is for containers, and these nodes are" in done.stderr
+    assert "--image and --code image are for containers, and these nodes are" in done.stderr
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", LOCAL_FIRST)
 def test_a_rendered_script_run_by_hand_shows_what_the_workers_print(
     project: Runner, target: str
 ) -> None:

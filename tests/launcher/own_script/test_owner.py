@@ -16,7 +16,7 @@ import pytest
 
 from launcher.code.record import read_record
 from tests.launcher.docker_runs import remove_left
-from tests.launcher.own_script.project import ARGUMENTS, make_project
+from tests.launcher.own_script.project import make_project
 from tests.launcher.own_script.test_here import SHORT, TARGETS
 from tests.launcher.runner import ROOT, Runner
 
@@ -82,7 +82,8 @@ def other(request: pytest.FixtureRequest) -> Iterator[OtherUser]:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_files_belong_to_the_caller(other: OtherUser, target: str) -> None:
-    done = other("run", "train.py", "--on", target, *ONE, *ARGUMENTS)
+    (other.folder / "train.py").write_text(SHORT + "open('out.txt', 'w').close()\n")
+    done = other("run", "train.py", "--on", target, *ONE)
     assert done.returncode == 0, done.stderr
     assert (other.folder / "out.txt").exists()
     owners = {path: path.lstat().st_uid for path in other.folder.rglob("*")}

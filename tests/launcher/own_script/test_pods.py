@@ -66,6 +66,7 @@ def start(tmp_path: Path, project: Path) -> Iterator[Start]:
         yield run
 
 
+@pytest.mark.slow  # the pods below start in their code
 def test_a_worker_that_restarts_finds_the_code_and_what_is_beside_it(
     project: Path, start: Start
 ) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.own_script.test_here import TARGETS
 from tests.launcher.runner import Runner
 
 SCRIPT = """
@@ -25,7 +24,9 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *person, *words], cwd=folder, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "target", ["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
+)
 def test_a_repository_with_a_submodule_a_link_and_a_large_ignored_file(
     launcher: Runner, tmp_path: Path, target: str
 ) -> None:

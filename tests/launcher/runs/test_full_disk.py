@@ -91,7 +91,8 @@ except OSError: pass
 )
 
 
-@pytest.mark.parametrize("detached", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow  # a worker fills the disk above
+@pytest.mark.parametrize("detached", [False, True])
 def test_a_run_that_ends_well_on_a_full_disk_has_succeeded(
     launcher: Runner, disk: Disk, detached: bool
 ) -> None:
@@ -117,6 +118,7 @@ while not pathlib.Path("freed").exists(): time.sleep(0.05)
 )
 
 
+@pytest.mark.slow  # a worker fills the disk above
 def test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run(
     launcher: Runner, disk: Disk
 ) -> None:

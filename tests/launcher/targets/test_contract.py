@@ -77,11 +77,9 @@ class TestKubernetes(TargetContract):
         job = f"{JOB}kubernetes: {{kind: job, checkpoint: ephemeral}}\n"
         return ClusterBench(name="kubernetes", launcher=Runner(tmp_path), job=job, server=server)
 
-    # Both take half a minute, as what a stop asks of pods is waited for in full.
+    # It takes half a minute, as what a stop asks of pods is waited for in full.
     @pytest.mark.slow
-    def test_a_stopped_run_leaves_nothing_and_a_second_stop_is_no_error(self, bench: Bench) -> None:
-        super().test_a_stopped_run_leaves_nothing_and_a_second_stop_is_no_error(bench)
-
-    @pytest.mark.slow
-    def test_a_run_takes_a_size_within_its_bounds_and_no_other(self, bench: Bench) -> None:
-        super().test_a_run_takes_a_size_within_its_bounds_and_no_other(bench)
+    def test_a_run_takes_a_size_within_its_bounds_and_a_stop_leaves_nothing(
+        self, bench: Bench
+    ) -> None:
+        super().test_a_run_takes_a_size_within_its_bounds_and_a_stop_leaves_nothing(bench)

@@ -128,7 +128,12 @@ def test_a_script_that_nodes_without_an_image_do_not_get_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("engine", "found"), [("torchrun", "script"), ("agent", "script"), ("agent", "module")]
+    ("engine", "found"),
+    [
+        pytest.param("torchrun", "script", marks=pytest.mark.slow),
+        ("agent", "script"),
+        pytest.param("agent", "module", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_only_found_missing_at_the_start_ends_the_same_under_both_engines(
     launcher: Runner, engine: str, found: str

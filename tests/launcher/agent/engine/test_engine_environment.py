@@ -112,6 +112,7 @@ def test_what_the_job_itself_sets_reaches_the_worker_all_the_same(started: Place
     assert started.stdout() == "none\n"
 
 
+@pytest.mark.slow  # the variables are tested above
 def test_a_trainer_under_srun_takes_its_world_from_the_launcher(started: Place) -> None:
     pytest.importorskip("lightning.pytorch")
     started.write(TRAINER)

@@ -48,7 +48,10 @@ def signal_all(place: Place, signum: int = signal.SIGTERM) -> None:
             process.send_signal(signum)
 
 
-@pytest.mark.parametrize(("start", "signum"), [("fresh", signal.SIGINT), ("fork", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("start", "signum"),
+    [("fresh", signal.SIGINT), pytest.param("fork", signal.SIGTERM, marks=pytest.mark.slow)],
+)
 def test_a_training_that_speaks_commits_though_it_was_signalled_itself(
     place: Place, start: str, signum: signal.Signals
 ) -> None:
@@ -68,6 +71,7 @@ def test_a_training_that_speaks_commits_though_it_was_signalled_itself(
     assert "Traceback" not in place.console()
 
 
+@pytest.mark.slow  # one signal is tested above
 def test_it_commits_though_it_is_signalled_again_and_again(place: Place) -> None:
     place.write(SPEAKER)
     place.plan(identity="slurm")

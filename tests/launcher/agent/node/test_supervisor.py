@@ -161,7 +161,11 @@ time.sleep(600)
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("preempted\n", "preempted"), ("stop-requested", "stop-requested"), ("?", "stop-requested")],
+    [
+        ("preempted\n", "preempted"),
+        pytest.param("stop-requested", "stop-requested", marks=pytest.mark.slow),
+        pytest.param("?", "stop-requested", marks=pytest.mark.slow),
+    ],
 )
 def test_a_stop_file_with_a_reason_stops_the_node_after_the_training_has_committed(
     place: Place, text: str, reason: str

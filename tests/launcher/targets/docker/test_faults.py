@@ -88,6 +88,7 @@ def test_nodes_that_freeze_or_are_cut_off_are_lost_and_join_again_when_they_are_
     finish(launcher, process)
 
 
+@pytest.mark.slow  # a container is lost in test_run
 def test_a_node_that_is_killed_while_all_sleep_and_cannot_start_again_ends_nothing(
     launcher: Runner,
     engine: Any,

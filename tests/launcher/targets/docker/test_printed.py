@@ -165,7 +165,10 @@ def test_the_script_runs_by_hand_shows_and_keeps_the_output_and_leaves_nothing(
         assert place.held(plan.run_id) == []
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGHUP, 143, marks=pytest.mark.slow)],
+)
 def test_the_script_takes_everything_along_when_it_is_ended(
     place: Place, signum: signal.Signals, code: int
 ) -> None:

@@ -50,6 +50,7 @@ def build_torch_only() -> None:
     )
 
 
+@pytest.mark.slow  # local nodes and test_owner show both
 def test_the_first_rank_that_failed_is_named_across_containers_and_files_are_the_callers(
     launcher: Runner,
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace_and_nothing_is_left(
     assert engine.networks.list(names=[run_id]) == []
 
 
+@pytest.mark.slow  # the contract of targets has it
 def test_what_a_killed_launcher_left_ends_well_and_is_found_by_the_next_call(
     launcher: Runner, engine: Any
 ) -> None:

@@ -167,6 +167,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow  # the contract of targets has it
 def test_after_kill_9_of_the_launcher_another_call_finds_collects_and_stops(place: Place) -> None:
     plan = place.plan(CHATTER)
     with subprocess.Popen(

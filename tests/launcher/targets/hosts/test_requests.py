@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launcher.code.archive import pack
@@ -199,9 +200,11 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
         return started[-1]
 
     yield start
-    for keeper in started:
-        keeper.kill()
-        keeper.wait()
+    living = [psutil.Process(keeper.pid) for keeper in started if keeper.poll() is None]
+    nodes = [node for keeper in living for node in keeper.children()]
+    for process in (*started, *nodes):
+        process.kill()
+        process.wait()
 
 
 def test_a_node_that_was_killed_is_told_with_the_code_of_a_shell(

@@ -178,11 +178,12 @@ def test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end(launcher: R
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param("raw_ddp.py", marks=pytest.mark.slow),
+        "raw_ddp.py",
         "fabric.py",
-        pytest.param("trainer.py", marks=pytest.mark.slow),
+        "trainer.py",
     ],
 )
+@pytest.mark.slow  # own_script/ runs such a script in every CI
 def test_scripts_that_know_nothing_of_this_project_run(launcher: Runner, example: str) -> None:
     launcher.write((ROOT / "tests/examples" / example).read_text())
     done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2")

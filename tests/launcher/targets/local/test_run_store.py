@@ -30,7 +30,8 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("nnodes", [pytest.param("2", marks=pytest.mark.slow), "1:2"])
+@pytest.mark.slow  # test_what_a_job_gets loses such a node
+@pytest.mark.parametrize("nnodes", ["2", "1:2"])
 def test_a_killed_node_0_is_replaced_and_meets_the_others_again(
     launcher: Runner, tmp_path: Path, nnodes: str
 ) -> None:

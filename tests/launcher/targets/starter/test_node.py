@@ -133,7 +133,10 @@ def test_a_node_runs_the_job_again_and_again_and_the_folder_tells_of_each(
 
 @pytest.mark.parametrize(
     ("signum", "expected", "reason"),
-    [(signal.SIGTERM, 143, "preempted"), (signal.SIGINT, 130, "interrupted")],
+    [
+        (signal.SIGTERM, 143, "preempted"),
+        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_of_the_starter_ends_the_node(
     starting: Starting, signum: int, expected: int, reason: str
