@@ -215,8 +215,7 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
         pid
         for pid in pids
         if process_table.variable_of(pid, "TORCHELASTIC_RUN_ID") is None
-        # Asked last: one that has ended by now has none.
-        and parent_of(pid) not in (None, *pids)
+        and parent_of(pid) not in (None, *pids)  # None: it has ended meanwhile
     )
 
 
