@@ -60,19 +60,15 @@ def check_size(code: PackedCode) -> None:
     )
 
 
-def check_sending(plan: LaunchPlan, cluster: Cluster) -> None:
-    """Raises ``InputError`` where the launcher cannot send the code, or one pod not give it on."""
-    pods = PodSettings.of(plan)
-    why = fix = ""
-    if len(plan.nodes) > 1 and pods.run is None and pods.probe_port is None:
-        why = "and from there to the others, which have neither a claim nor a port for that"
-        fix = "kubernetes.run: pvc/CLAIM, or agent.health.port: 9400"
-    elif not all(cluster.may(verb, "pods/exec") for verb in SENDING_VERBS):
-        why = f"and you may not create and get pods/exec in namespace {cluster.namespace}"
-        fix = f"k8s/base/rbac.yaml grants it; or {OTHER_WAYS}"
-    if why:
-        size = f"more than {_kilobytes(MAX_BYTES)} packed"
-        raise InputError(f"the code, {size}, is sent into one of the pods, {why}", fix)
+def check_sending(cluster: Cluster) -> None:
+    """Raises ``InputError`` where this user may not send code into pods."""
+    if all(cluster.may(verb, "pods/exec") for verb in SENDING_VERBS):
+        return
+    raise InputError(
+        f"code of more than {_kilobytes(MAX_BYTES)} packed is sent into a pod, and you may not "
+        f"create and get pods/exec in namespace {cluster.namespace}",
+        f"k8s/base/rbac.yaml grants it; or {OTHER_WAYS}",
+    )
 
 
 def tell_code(code: PackedCode) -> str:
@@ -150,9 +146,9 @@ def render_unpacking(
     waiting: list[str] = []
     if is_sent(plan):
         pattern, mount = kept_archive(plan), run
-        is_alone = pods.run or len(plan.nodes) == 1
-        peers = () if is_alone else (node.name for node in plan.nodes)
-        waiting = [str(pods.start_limit_s or "inf"), str(pods.probe_port or 0), *peers]
+        peers = [] if pods.run or not pods.probe_port else [node.name for node in plan.nodes]
+        urls = (f"http://{peer}:{pods.probe_port}/{Path(pattern).name}" for peer in peers)
+        waiting = [str(pods.start_limit_s or "inf"), *urls]
     program = Path(__file__).with_name("unpack_code.py").read_text()
     # The image's variables and the current folder shall not matter, nor its locale.
     python = [PYTHON, "-I", "-X", "utf8", "-c", program]

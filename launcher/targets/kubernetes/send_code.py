@@ -9,6 +9,7 @@ from launcher.code.record import read_kept_code
 from launcher.contract.errors import TargetError
 from launcher.contract.reasons import NodeState
 from launcher.targets.kubernetes.code import CONTAINER, kept_archive, tell_code
+from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import PodView
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ class CodeSender:
         self._told: set[str] = set()
 
     def turn(self, pods: tuple[PodView, ...]) -> None:
-        """Sends it where none of the pods that are there has it. Blocks until it is sent."""
+        """Sends it where no pod that is there has it and can give it. Blocks until it is sent."""
         there = [pod for pod in pods if pod.state is not NodeState.EXITED]
-        waiting = [pod for pod in there if pod.preparing == CONTAINER]
+        waiting = [p for p in there if p.preparing == CONTAINER and p.uid not in self._sent]
         has_code = any(pod.state is NodeState.RUNNING or pod.uid in self._sent for pod in there)
+        settings = PodSettings.of(self._plan)
+        has_code = has_code and bool(settings.run or settings.probe_port)
         code = read_kept_code(Path(self._plan.run_dir)) if waiting and not has_code else None
         if code is None:
             return

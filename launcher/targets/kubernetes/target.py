@@ -91,7 +91,7 @@ class KubernetesTarget(Target):
                 "the cluster can read and change what is sent (insecure-skip-tls-verify)"
             )
         if is_sent(plan):
-            check_sending(plan, cluster)
+            check_sending(cluster)
         self.notes += render_losses(plan)
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> RenderedManifest:

@@ -5,31 +5,24 @@ It runs by the image's Python alone. A second time it writes the same.
 
 import glob
 import hashlib
-import http.client
 import io
 import os
 import random
+import shutil
 import sys
 import tarfile
 import time
+import urllib.request
 
 PEER_LIMIT_S = 5.0
 RETRY_S = 1.0
 
 
-def main(
-    digest: str,
-    folder: str,
-    inner: str,
-    pattern: str,
-    limit: str = "0",
-    port: str = "",
-    *peers: str,
-) -> None:
+def main(digest: str, folder: str, inner: str, pattern: str, limit: str = "0", *urls: str) -> None:
     """Joins the files of ``pattern`` in their order, and unpacks what has the ``digest``.
 
     Waits ``limit`` seconds for them. The launcher writes them, or another pod on a disk that both
-    have, or they are got from the agent of one of the ``peers``, which answers at ``port``.
+    have, or they are got from the agent of another pod, at one of the ``urls``.
     """
     os.makedirs(os.path.dirname(pattern), exist_ok=True)
     deadline = time.monotonic() + float(limit)
@@ -37,7 +30,7 @@ def main(
         if time.monotonic() >= deadline:
             fix = "start the run again" if float(limit) else "apply the whole manifest again"
             sys.exit(f"error: {pattern} is not the code of this run, {digest}\n  fix: {fix}")
-        if not any(fetch(peer, int(port), pattern) for peer in random.sample(peers, len(peers))):
+        if not any(fetch(url, pattern) for url in random.sample(urls, len(urls))):
             time.sleep(RETRY_S)
     with tarfile.open(fileobj=io.BytesIO(data)) as code:
         # Python 3.11.2 of Debian 12 has no filters yet.
@@ -48,27 +41,24 @@ def main(
 
 def read(pattern: str) -> bytes:
     """The files one after the other; empty where there are none."""
-    data = b""
+    data = io.BytesIO()
     for part in sorted(glob.glob(pattern)):
         with open(part, "rb") as file:
-            data += file.read()
-    return data
+            shutil.copyfileobj(file, data)
+    return data.getvalue()
 
 
-def fetch(peer: str, port: int, path: str) -> bool:
+def fetch(url: str, path: str) -> bool:
     """Whether another pod has the archive, which then lies at ``path`` here."""
+    # Whatever the image says of proxies, pods reach each other.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        connection = http.client.HTTPConnection(peer, port, timeout=PEER_LIMIT_S)
-        connection.request("GET", f"/{os.path.basename(path)}")
-        answer = connection.getresponse()
-        data = answer.read()
-    except (OSError, http.client.HTTPException):
+        with opener.open(url, timeout=PEER_LIMIT_S) as got, open(f"{path}.part", "wb") as file:
+            shutil.copyfileobj(got, file)
+    except OSError:
         return False
-    if answer.status == 200:
-        with open(f"{path}.part", "wb") as file:
-            file.write(data)
-        os.replace(f"{path}.part", path)
-    return answer.status == 200
+    os.replace(f"{path}.part", path)
+    return True
 
 
 if __name__ == "__main__":

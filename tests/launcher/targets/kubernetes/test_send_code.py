@@ -209,6 +209,19 @@ def test_where_all_pods_are_lost_the_launcher_sends_it_again(
     finish(run)
 
 
+def test_pods_that_cannot_give_it_to_each_other_get_it_each_from_the_launcher(
+    server: FakeCluster, project: Path, pods: Pods
+) -> None:
+    plan = plan_in(project, None, host_network=True)
+    run = ClusterRun(server, project, plan, code_in(project))
+    pods.start("train-0-a", 0)
+    assert pods.has_code("train-0-a", project)
+    pods.start("train-1-a", 1)
+    assert pods.has_code("train-1-a", project)
+    assert server.executed == ["train-0-a", "train-1-a"]
+    finish(run)
+
+
 @pytest.mark.parametrize("after", [0, 1_000_000])
 def test_a_connection_that_breaks_while_it_is_sent_is_told_and_tried_again(
     after: int, server: FakeCluster, project: Path, pods: Pods, port: int
@@ -246,20 +259,10 @@ def test_without_the_right_nothing_is_made_and_the_ways_that_work_are_named(
     target = KubernetesTarget(project / "runs")
     with pytest.raises(InputError) as told:
         target.check(plan_in(project, port))
+    assert "code of more than 8,000 kB packed is sent into a pod" in told.value.what
     assert "you may not create and get pods/exec in namespace team" in told.value.what
     assert "k8s/base/rbac.yaml grants it" in told.value.hint
     assert "launcher build" in told.value.hint
-
-
-def test_pods_that_cannot_give_it_to_each_other_are_told_before(
-    server: FakeCluster, project: Path
-) -> None:
-    target = KubernetesTarget(project / "runs")
-    with pytest.raises(InputError) as told:
-        target.check(plan_in(project, None, host_network=True))
-    assert "kubernetes.run: pvc/CLAIM, or agent.health.port: 9400" in told.value.hint
-    target.check(plan_in(project, None, host_network=True, run="pvc/storage"))
-    target.check(plan_in(project, None, nodes=1, host_network=True))
 
 
 def test_a_manifest_cannot_carry_it_and_the_ways_that_work_are_named(
