@@ -8,15 +8,16 @@ from pathlib import Path, PurePosixPath
 
 from launcher.code.git import find_repository
 from launcher.contract.errors import KeyInputError
+from launcher.job.git_source import GitSource
 from launcher.job.values import IN_IMAGE
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodePlace:
-    """``root`` is the folder of the code, absolute; ``inner`` the working folder below it, empty
-    for the root itself; ``command`` is what is started there."""
+    """``root`` is the folder of the code, absolute, unless nodes fetch it; ``inner`` the working
+    folder below it, empty for the root itself; ``command`` is what is started there."""
 
-    root: Path
+    root: Path = Path()
     inner: str = ""
     command: tuple[str, ...]
     note: str = ""
@@ -24,16 +25,32 @@ class CodePlace:
     is_copy: bool = False
     """Whether ``root`` is a copy of the run's own, which all nodes use wherever they are."""
 
+    @property
+    def is_fetched(self) -> bool:
+        """Whether nodes get it from a git repository."""
+        return self.root == Path()
+
 
 def find_code(
-    command: tuple[str, ...], code: str | None, workdir: str | None, cwd: Path
+    command: tuple[str, ...],
+    code: str | GitSource | None,
+    workdir: str | None,
+    cwd: Path,
+    *,
+    fetches: bool = False,
 ) -> CodePlace | None:
     """Where the code of a command is; None where the image holds it.
 
     ``code`` and ``workdir`` are the job's keys, ``cwd`` is where the launcher was called. With
-    ``code`` left out, a script or module that is not found from there is the image's. Raises
-    ``KeyInputError`` where a folder is named and the script is not in it.
+    ``code`` left out, a script or module that is not found from there is the image's. ``fetches``:
+    nodes can fetch code. Raises ``KeyInputError`` where a folder is named and the script is not in
+    it, and for code from git that nodes cannot fetch.
     """
+    if isinstance(code, GitSource):
+        if fetches:
+            return CodePlace(inner=workdir or "", command=command)
+        fix = f"git clone {code.git}, and --code FOLDER"
+        raise KeyInputError(("code",), "found git; here nodes fetch no code", fix)
     if code == IN_IMAGE or (code is None and workdir is not None and workdir.startswith("/")):
         return None
     start = Path(os.path.normpath(cwd / (workdir or "")))

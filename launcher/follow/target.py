@@ -139,6 +139,8 @@ class Traits:
     """Whether workers write into their nodes' own output, and nowhere else."""
     sends_code: bool = False
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
+    fetches_code: bool = False
+    """Whether nodes can get it from a git repository."""
     plans_offline: bool = False
     """Whether the job file says all that a plan needs, and nothing has to be asked."""
 

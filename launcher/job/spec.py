@@ -16,6 +16,7 @@ from launcher.job.slurm import SlurmSpec
 from launcher.job.storage import MOUNT, MOUNT_WORDS, split_mount
 from launcher.job.types import (
     AsPairs,
+    Code,
     Command,
     Cores,
     Count,
@@ -250,14 +251,16 @@ class JobSpec(Section):
     as they are written, and ``&&``, ``|``, ``>`` or ``;`` without quotes are refused. Without
     ``torchrun`` and ``python``: the launcher starts those. A script that is not there, where that
     can be seen before the start, is refused (exit code 2)."""
-    code: Annotated[HostPath | None, Field(examples=["image", "."])] = None
+    code: Annotated[Code | None, Field(examples=["image", "."])] = None
     """The folder of the training code, which nodes see as their working folder, relative to where
     the launcher is called; or ``image``: the image holds the code. Left out, the launcher looks
     there for the script or, with ``-m``, the module. If it is found, the code is the git repository
     around it without what git ignores, or, without a repository, the folder that it is in. If it is
     not found, the image holds the code. ``.launcherignore`` in the code's folder, written as a
     ``.gitignore`` is, names what else stays behind. With ``--on local`` and ``--on docker`` the
-    folder itself is used, elsewhere a copy of at most 100 MiB."""
+    folder itself is used, elsewhere a copy of at most 100 MiB. Only with ``--on kubernetes`` also
+    ``{git: URL, ref: COMMIT}``, with ``secret`` for a Secret with the key and ``image`` for an
+    image that has git: then each pod fetches it, and ``workdir`` is a folder in it."""
     nnodes: Annotated[Nodes, Field(examples=[2, "1:4"])] = NodeRange(1, 1)
     """How many nodes: a number, or ``MIN:MAX`` for an elastic job, which is started on MAX nodes
     and goes on while MIN are left. On one machine, more of them than its cores and memory can

@@ -26,6 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from launcher.job import storage, values
 from launcher.job.command import parse_command, parse_text
+from launcher.job.git_source import CODE_WORDS, GitSource, dump_code, parse_code
 from launcher.job.refused import NotAcceptedError
 from launcher.job.values import NodeRange
 
@@ -213,6 +214,10 @@ HostPath = Annotated[
         "a path, absolute or relative; ~ is not expanded",
         {"type": "string", "pattern": "^[^~]"},
     ),
+]
+Code = Annotated[
+    str | GitSource,
+    Read(parse_code, CODE_WORDS, text("[^~].*"), {"type": "object"}, dump=dump_code),
 ]
 ListenAddress = Annotated[
     str,

@@ -57,6 +57,13 @@ ELASTIC: Fields = {
 FIXED: Fields = {**ELASTIC, "nnodes": 3}
 EPHEMERAL: Fields = {**FIXED, "kubernetes": {"checkpoint": "ephemeral", "whole_node": True}}
 WITH_CODE: Fields = {**FIXED, "takes_code": True}
+GIT: Fields = {
+    "git": "https://example.com/me/repo.git",
+    "ref": "0c0de" * 8,
+    "secret": "deploy-key",
+    "image": "alpine/git",
+}
+FROM_GIT: Fields = {**FIXED, "code": GIT, "workdir": "sub folder/ä"}
 LONG: Fields = {**FIXED, "name": "n" * 40, "nnodes": 1000}
 
 
@@ -71,6 +78,7 @@ OF_ANY_KIND: dict[str, Fields] = {
     "ephemeral": EPHEMERAL,
     "long": LONG,
     "code": WITH_CODE,
+    "git": FROM_GIT,
     "everything": {**FIXED, **GPUS, "kubernetes": PLACED},
     **{name: gang(FIXED, name) for name in ("volcano", "kueue")},
 }
@@ -117,12 +125,14 @@ def plan_of(*, takes_code: bool = False, **fields: Any) -> LaunchPlan:
     job = JobSpec.model_validate({"name": "digits", "command": ["-m", "train"], **fields})
     code = CODE.record
     place = CodePlace(root=Path(code.root), inner=code.inner, command=job.command)
+    if "code" in fields:
+        place = CodePlace(inner=job.workdir or "", command=job.command)
     return plan_kubernetes(
         job,
         run_id=job.name,
         run_root="/home/me/runs",
         cwd="/home/me",
-        place=place if takes_code else None,
+        place=place if takes_code or "code" in fields else None,
         code=CODE if takes_code else None,
     )
 

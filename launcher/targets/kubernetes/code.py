@@ -14,6 +14,7 @@ from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.docker_options import PYTHON
+from launcher.targets.kubernetes.git_code import render_fetching
 from launcher.targets.kubernetes.plan import PodSettings
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ LABEL = "launcher.code"
 """Of the ConfigMaps with code: who looks for a run's plan does not read them all."""
 PARTS = f"{protocol.CONTAINER_CODE}-parts"
 OTHER_WAYS = (
-    "an image that holds it (launcher build --base IMAGE --tag REF --push, then --image REF "
+    "code: {git: URL, ref: COMMIT}, an image that holds it (launcher build --base IMAGE --tag REF "
+    "--push, then --image REF "
     "--code image), or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], "
     "workdir: /code); .launcherignore leaves out what is not code"
 )
@@ -133,17 +135,32 @@ def kept_archive(plan: LaunchPlan) -> str:
 def render_unpacking(
     plan: LaunchPlan, image: Object, security: Object, resources: Object, run: Object
 ) -> Object:
-    """The init container. It uses the job's image, which is there anyway and has Python.
+    """The init container. It uses the job's image, which is there anyway, unless git needs another.
 
     ``run`` is the mount of the run folder.
     """
     assert plan.code is not None, "asked for jobs that take code along"
     pods = PodSettings.of(plan)
-    pattern, mount = (
-        f"{PARTS}/{ARCHIVE}.*",
-        {"name": "code-parts", "mountPath": PARTS, "readOnly": True},
-    )
-    waiting: list[str] = []
+    inner = plan.code.inner.replace("$", "$$")
+    own = render_fetching(pods.git, inner) if pods.git else _render_program(plan, inner, run)
+    return {
+        "name": CONTAINER,
+        **image,
+        **own,
+        # A namespace may demand them of every container. A pod takes the larger of both.
+        **({"resources": resources} if resources else {}),
+        "securityContext": security,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*own["volumeMounts"], render_code_mount()],
+    }
+
+
+def _render_program(plan: LaunchPlan, inner: str, run: Object) -> Object:
+    """``unpack_code``, for what is mounted in parts or was sent into the run folder."""
+    assert plan.code is not None, "asked for jobs that take code along"
+    pods, waiting = PodSettings.of(plan), []
+    pattern = f"{PARTS}/{ARCHIVE}.*"
+    mount = {"name": "code-parts", "mountPath": PARTS, "readOnly": True}
     if is_sent(plan):
         pattern, mount = kept_archive(plan), run
         peers = [] if pods.run or not pods.probe_port else [node.name for node in plan.nodes]
@@ -152,20 +169,8 @@ def render_unpacking(
     program = Path(__file__).with_name("unpack_code.py").read_text()
     # The image's variables and the current folder shall not matter, nor its locale.
     python = [PYTHON, "-I", "-X", "utf8", "-c", program]
-    inner = plan.code.inner.replace("$", "$$")
-    return {
-        "name": CONTAINER,
-        **image,
-        "command": [*python, plan.code.hash, protocol.CONTAINER_CODE, inner, pattern, *waiting],
-        # A namespace may demand them of every container. A pod takes the larger of both.
-        **({"resources": resources} if resources else {}),
-        "securityContext": security,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            mount,
-            render_code_mount(),
-        ],
-    }
+    command = [*python, plan.code.hash, protocol.CONTAINER_CODE, inner, pattern, *waiting]
+    return {"command": command, "volumeMounts": [mount]}
 
 
 def render_code_mount() -> Object:
@@ -176,7 +181,10 @@ def render_code_mount() -> Object:
 def render_code_volumes(plan: LaunchPlan) -> list[Object]:
     """The code's ConfigMaps, and the pod's own copy of the code, which it may write to."""
     sources = [{"configMap": {"name": name}} for name in code_map_names(plan)]
+    git = PodSettings.of(plan).git
+    key = {"name": "git", "secret": {"secretName": git.secret}} if git and git.secret else None
     return [
+        *([key] if key else []),
         *([{"name": "code-parts", "projected": {"sources": sources}}] if sources else []),
         {"name": "code", "emptyDir": {}},
     ]

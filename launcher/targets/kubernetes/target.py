@@ -42,6 +42,7 @@ class KubernetesTarget(Target):
         own_checkpoints="kubernetes.checkpoint",
         tells_by_consoles=True,
         sends_code=True,
+        fetches_code=True,
         plans_offline=True,
     )
 

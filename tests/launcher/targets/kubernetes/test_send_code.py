@@ -273,4 +273,5 @@ def test_a_manifest_cannot_carry_it_and_the_ways_that_work_are_named(
     assert code == ExitCode.BAD_INPUT
     assert f"the code in {project}, 4 files of 8,50" in said
     assert "which takes 8,000 kB packed; the largest files:\n    8,500 kB  big.bin\n" in said
-    assert "fix: launcher run, which sends it into the pods; or an image that holds it" in said
+    assert "fix: launcher run, which sends it into the pods; or code: {git: URL, ref: " in said
+    assert "an image that holds it" in said
