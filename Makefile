@@ -47,6 +47,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet "$$(grep -o 'torch==[0-9.]*' pyproject.toml)"
 	$(BIN)/python -m pip install --quiet --editable '.[train,dev]'
 	@touch $@
+	@echo "ready: $(BIN)/launcher; try: make run-local GPUS=2"
 
 run-local: $(READY) ## train jobs/digits.yaml here: in Docker if it is there, else as processes
 	@[[ "$(ON)" == local ]] || $(build-if-possible)

@@ -130,3 +130,15 @@ def test_the_changelog_has_the_release() -> None:
     assert any(
         re.fullmatch(rf"{re.escape(__version__)} \(\d{{4}}-\d\d-\d\d\)", h) for h in headings
     )
+
+
+def test_make_setup_says_in_the_end_what_to_type_next() -> None:
+    dry = subprocess.run(
+        ("make", "--dry-run", "--always-make", "setup"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert 'echo "ready: .venv/bin/launcher; try: make run-local' in dry.stdout

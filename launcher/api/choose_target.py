@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.contract import protocol
+from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import InputError, SilentTargetError, TargetError
 from launcher.targets.room import Room
 
@@ -44,7 +45,9 @@ class Choice(NamedTuple):
 def room_of(name: str) -> Room:
     """The room of the target of that name. Raises ``InputError`` where there is none."""
     if name not in ROOMS:
-        raise InputError(f"--on {name}: no such target", f"one of: {', '.join(ROOMS)}")
+        close = closest(name, targets_of_jobs())
+        fix = f"did you mean --on {close}?" if close else f"one of: {', '.join(targets_of_jobs())}"
+        raise InputError(f"--on {name}: no such target", fix)
     room: Room = load(ROOMS[name])()
     return room
 

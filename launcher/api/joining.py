@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from launcher.api.choose_target import open_target
 from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.follow.requests import count_nodes, read_withdrawn, without
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nodes import plan_node_like
 from launcher.runs.folder import RunFolder
@@ -30,11 +32,26 @@ def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
             f"{run.run_id} has ended, or nobody follows it",
             f"{typed.command('ps')} lists the runs that go on",
         )
+    _check_room(run, plan)
     index = _take_index(run, plan)
     node = plan_joining_node(plan, index)
     joined = replace(plan, nodes=(*plan.nodes, node))
     write_agent_files(render_agent_files(joined, (node,)))
     return joined, index
+
+
+def _check_room(run: RunFolder, plan: LaunchPlan) -> None:
+    """Raises ``InputError`` where the run has as many nodes as it may have."""
+    planned = {node.node_index for node in plan.nodes}
+    by_hand = sorted({index for index, _ in run.incarnations()} - planned)
+    nodes = (*plan.nodes, *(plan_joining_node(plan, index) for index in by_hand))
+    seen = open_target(plan.target, run.path.parent).observe(replace(plan, nodes=nodes))
+    there = sum(node.is_alive for node in without(seen, read_withdrawn(run, plan)).nodes)
+    if there >= (most := plan.nodes[0].max_nodes):
+        raise InputError(
+            f"{run.run_id} has {count_nodes(there)}, and its nnodes allows {most}",
+            f"{typed.command('status', run.run_id)} shows them",
+        )
 
 
 def plan_joining_node(plan: LaunchPlan, index: int) -> NodePlan:

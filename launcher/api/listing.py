@@ -42,7 +42,7 @@ def list_runs(run_root: Path, *, everything: bool) -> list[ListedRun]:
 
 
 def _row(run: RunFolder) -> ListedRun:
-    age_s = round(SystemClock().wall() - run.submitted_at(), 1)
+    age_s = max(0.0, round(SystemClock().wall() - run.submitted_at(), 1))
     try:
         plan = run.read_plan()
     except InputError:

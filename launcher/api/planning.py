@@ -191,11 +191,15 @@ def resume_job(
     return job.model_copy(update={"checkpoint_dir": checkpoint_dir}), run.run_id
 
 
-def note_no_checkpoint(job: JobSpec, earlier: str) -> list[str]:
-    """A line for a run to go on from that has left no checkpoint; none where it has."""
+def note_no_checkpoint(job: JobSpec, earlier: str, *, is_here: bool) -> list[str]:
+    """A line for a run to go on from that has left no checkpoint; none where it has.
+
+    ``is_here``: the nodes have this machine's folders. Else one that is not here may be there.
+    """
     folder = Path(job.checkpoint_dir or "")
     with contextlib.suppress(PermissionError):
-        if not folder.is_dir() or all(path.name == OF_AGENTS for path in folder.iterdir()):
+        held = [*folder.iterdir()] if folder.is_dir() else []
+        if (is_here or folder.is_dir()) and all(path.name == OF_AGENTS for path in held):
             what = f"{earlier} has no checkpoint in {folder}"
             return [f"nothing to resume: {what}; the training starts from the beginning"]
     return []

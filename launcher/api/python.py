@@ -122,7 +122,7 @@ class RunHandle:
         Raises ``TimeoutError`` after ``timeout`` seconds. The run goes on after that, and after a
         ``KeyboardInterrupt``.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + float(timeout)
         while (outcome := self.outcome) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.run_id} has not ended within {timeout:g} s; it goes on")

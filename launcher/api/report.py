@@ -27,10 +27,13 @@ def report_run(run: RunFolder, now: float) -> Postmortem:
     return read_postmortem(run, plan, state, outcome, now, states)
 
 
-def _read_node_states(run: RunFolder, plan: LaunchPlan) -> dict[tuple[int, int], str]:
-    """Where the nodes are now, by (node index, incarnation); empty if the target is silent."""
+def _read_node_states(run: RunFolder, plan: LaunchPlan) -> dict[tuple[int, int], tuple[str, str]]:
+    """Each node's state and the target's words for it now, by (node index, incarnation).
+
+    Empty if the target is silent.
+    """
     try:
         seen = open_target(plan.target, run.path.parent).observe(plan)
     except TargetError:
         return {}
-    return {(node.node_index, node.incarnation): node.state.value for node in seen.nodes}
+    return {(n.node_index, n.incarnation): (n.state.value, n.detail) for n in seen.nodes}

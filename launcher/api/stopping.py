@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 
+from launcher.agent import disk
 from launcher.api.choose_target import open_target
 from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock, SystemClock
@@ -39,8 +42,13 @@ def stop_run(
         raise InputError(f"--keep: {run.run_id} is on no cluster", "leave --keep out")
     grace_s = plan.stop_grace_s if grace_s is None else grace_s
     notes: list[str] = []
-    if run.launcher_pid() is not None and read_outcome_now(run, plan) is None:
-        request_stop(run, keep=keep)
+    if (living := run.launcher_pid()) is not None and read_outcome_now(run, plan) is None:
+        try:
+            request_stop(run, keep=keep)
+        except OSError as error:
+            if keep or not disk.is_full(error):
+                raise
+            os.kill(living, signal.SIGTERM)  # A full disk takes no request.
         asked_at = clock.monotonic()
         deadline, is_shorter = asked_at + grace_s + MARGIN_S, grace_s < plan.stop_grace_s
         while (pid := run.launcher_pid()) is not None and clock.monotonic() < deadline:

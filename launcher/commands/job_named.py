@@ -115,8 +115,9 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
         detached=getattr(arguments, "detach", False),
         preview=preview,
     )
-    if arguments.resume and not run.choice.target.traits.sends_code:
-        run.choice.target.notes += note_no_checkpoint(job, arguments.resume)
+    if arguments.resume:
+        is_here = not run.choice.target.traits.sends_code
+        run.choice.target.notes += note_no_checkpoint(job, arguments.resume, is_here=is_here)
     if run.plan.image is None and (arguments.image or arguments.code == IN_IMAGE):
         what = "--image and --code image are for containers, and these nodes are processes"
         run.choice.target.notes.append(f"{what}: they have no use here")

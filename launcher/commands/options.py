@@ -235,7 +235,7 @@ def _add_to_logs(logs: ArgumentParser) -> None:
     add_run(logs)
     logs.epilog = (
         "The workers' stdout goes to stdout; their stderr and the agents' lines to stderr. With"
-        " --follow the exit code of a failed run is its own; Ctrl-C ends the output, not the run."
+        " --follow the exit code is the run's own; Ctrl-C ends the output, not the run."
     )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     logs.add_argument("--rank", type=natural, metavar="R", help="of one rank only")

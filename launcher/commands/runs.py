@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
@@ -14,6 +15,7 @@ from launcher.api.listing import (
     find_elsewhere,
     find_going_on,
     list_runs,
+    read_state,
     read_status,
     render_status,
     render_table,
@@ -23,9 +25,8 @@ from launcher.api.scaling import scale_run
 from launcher.api.stopping import stop_run
 from launcher.commands.arguments import rooms_of_runs, run_root
 from launcher.contract import typed
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.protocol import LATEST_LINK
-from launcher.contract.reasons import RunState
 from launcher.runs.folder import RunFolder, find_run
 
 
@@ -88,9 +89,8 @@ def logs(arguments: argparse.Namespace) -> int:
         end = typed.command("stop", run.run_id)
         print(f"{run.run_id} is left as it is; end it: {end}", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
-    # Only as recorded: what a run without an outcome came to is for `ps` and `stop` to find out.
-    outcome = run.read_outcome() if arguments.follow else None
-    if outcome is None or outcome.state != RunState.FAILED.value:
+    outcome = read_state(run, run.read_plan())[1] if arguments.follow else None
+    if outcome is None or outcome.exit_code == ExitCode.OK:
         return int(ExitCode.OK)
     ended = f"{outcome.state}, {outcome.reason}, exit code {outcome.exit_code}"
     told = f"launcher: {run.run_id}: {ended}; see: {typed.command('report', run.run_id)}"
@@ -136,9 +136,17 @@ def find(arguments: argparse.Namespace) -> RunFolder:
         if room.name in rooms_of_runs(arguments) and (run := room.find_run(arguments, root)):
             return run
     try:
-        return find_run(root, arguments.run)
+        run = find_run(root, arguments.run)
     except InputError as error:
         for room in rooms():
-            if (run := room.find_run(arguments, root, error)) is not None:
-                return run
+            if (run_there := room.find_run(arguments, root, error)) is not None:
+                return run_there
         raise
+    if run.run_id == arguments.run or arguments.run == LATEST_LINK or run.read_outcome() is None:
+        return run
+    # It begins so, and has ended: one that goes on where it ran may be called exactly that.
+    with contextlib.suppress(InputError, TargetError):
+        otherwise = InputError(f"no run {arguments.run!r} goes on here")
+        there = room_of(run.read_plan().target).find_run(arguments, root, otherwise)
+        return there or run
+    return run

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,8 @@ class Follower:
             agents=show_agents,
             keeps_returns=console.keeps_returns,
         )
+        self._lock = threading.Lock()
+        """Held by who shows output: while the run ends, that is another thread."""
         self._failing_since: float | None = None
         self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
         self._poll_s = POLL_S
@@ -186,7 +189,8 @@ class Follower:
 
     def _finish(self, end: Outcome) -> Outcome:
         try:
-            self._driver.end(end, asked=self.stop_reason is not None)
+            with self._showing():
+                self._driver.end(end, asked=self.stop_reason is not None)
             # Before the last output, as a reader that pauses must not delay the outcome.
             self._outcome = self._record_as(end)
         except TargetError:
@@ -194,6 +198,24 @@ class Follower:
             raise
         self._close()
         return self._outcome
+
+    @contextlib.contextmanager
+    def _showing(self) -> Iterator[None]:
+        """Shows what is written while the block waits for the nodes' end."""
+        over = threading.Event()
+
+        def show() -> None:
+            while not over.wait(self._poll_s):
+                with contextlib.suppress(OSError):
+                    self._show_new()
+
+        thread = threading.Thread(target=show, name="output", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()  # Ended by ``over``; no reader is waited for.
 
     def _close(self) -> None:
         self._show(self._tails.close(self._console.wait_for_room))
@@ -205,7 +227,8 @@ class Follower:
             self._console.note(self._target.notes.pop(0))
 
     def _show_new(self) -> None:
-        self._show(self._tails.poll(self._console.has_room))
+        with self._lock:
+            self._show(self._tails.poll(self._console.has_room))
 
     def _show(self, outputs: Iterable[Output]) -> None:
         for output in outputs:

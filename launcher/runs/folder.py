@@ -255,9 +255,9 @@ def find_run(run_root: Path, name: str) -> RunFolder:
         return matches[0]
     if not runs:
         what, fix = describe_no_runs(run_root)
-        what = what if name == protocol.LATEST_LINK else f"no run {name!r} in {run_root}"
+        what = what if name == protocol.LATEST_LINK else f"no run {name!r}: {what}"
         raise InputError(what, f"{fix}; {typed.command('ps')} names those that run elsewhere here")
-    what = f"no run {name!r} in {run_root}"
+    what = f"no run {name!r} in {run_root.absolute()}"
     if matches:
         newest = ", ".join(run.run_id for run in matches[-MOST_NAMED:])
         what = f"{name!r} may be any of {len(matches)} runs, such as {newest}"

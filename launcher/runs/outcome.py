@@ -89,8 +89,8 @@ class Outcome:
 
     @property
     def duration_s(self) -> float:
-        """From the submission to the end."""
-        return round(self.finished_at - self.started_at, 3)
+        """From the submission to the end; 0 where clocks say that it ended before."""
+        return max(0.0, round(self.finished_at - self.started_at, 3))
 
     @property
     def fault(self) -> str | None:

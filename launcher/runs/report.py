@@ -99,11 +99,12 @@ def read_postmortem(
     state: str,
     outcome: Outcome | None,
     now: float,
-    states: Mapping[tuple[int, int], str],
+    states: Mapping[tuple[int, int], tuple[str, str]],
 ) -> Postmortem:
     """Reads the run's folder; ``state`` and ``now`` (seconds since the epoch) are the run's.
 
-    ``states`` has the present nodes of a run that goes on, by (node index, incarnation).
+    ``states`` has the present nodes of a run that goes on, by (node index, incarnation): each one's
+    state, and what the target says of it.
     """
     offsets = clock_offsets(plan)
     ledgers = {
@@ -117,7 +118,7 @@ def read_postmortem(
     nodes = _read_nodes(run, ledgers, states, None if over else now)
     # For a run that goes on: the failure of its present attempt, if there is one.
     failure = outcome.failure if outcome else read_report(run, plan)
-    duration_s = outcome.duration_s if outcome else round(now - submitted_at, 3)
+    duration_s = outcome.duration_s if outcome else max(0.0, round(now - submitted_at, 3))
     ended_at = submitted_at + outcome.duration_s if outcome else now
     trained = by_launchers_clock(read_train_ledger(run), offsets)
     return Postmortem(
@@ -147,32 +148,40 @@ def read_postmortem(
 def _read_nodes(
     run: RunFolder,
     ledgers: Ledgers,
-    states: Mapping[tuple[int, int], str],
+    states: Mapping[tuple[int, int], tuple[str, str]],
     now: float | None,
 ) -> list[NodeReport]:
-    """Every incarnation that left a folder; ``now`` is None for a run that is over."""
+    """Every incarnation that left a folder, or that the target knows.
+
+    ``now`` is None for a run that is over.
+    """
     attempts = Counter(
         node for node, _ in {((w.node_index, w.incarnation), w.attempt) for w in run.worker_logs()}
     )
     steps_seen = any(e.name == "first-step" for events in ledgers.values() for e in events)
+    known = sorted({*ledgers, *states})
     # Ordered by incarnation: the last one of each index stays.
-    newest = dict(ledgers.keys())
+    newest = dict(known)
     found = []
-    for (index, incarnation), events in ledgers.items():
+    for index, incarnation in known:
+        events = ledgers.get((index, incarnation), ())
         outcome = read_node_outcome(run, index, incarnation)
         # An agent that could not write its outcome may have told its ledger.
         ended = next((e.values for e in reversed(events) if e.name == "agent-ended"), {})
         reason = outcome.reason if outcome else ended.get("reason")
         goes_on = now is not None and newest[index] == incarnation
-        state = states.get((index, incarnation), "") if goes_on else NodeState.MISSING.value
+        state, said = NodeState.MISSING.value, ""
+        if goes_on:
+            state, said = states.get((index, incarnation), ("", ""))
+        starts = sum(event.name == "workers-started" for event in events)
         counted_to = now if goes_on and not reason else None
         node = NodeReport(
             node_index=index,
             incarnation=incarnation,
-            attempts=outcome.attempts if outcome else attempts[index, incarnation],
+            attempts=outcome.attempts if outcome else attempts[index, incarnation] or starts,
             reason=reason,
             exit_code=outcome.exit_code if outcome else ended.get("exit_code"),
-            detail=outcome.detail if outcome else "",
+            detail=outcome.detail if outcome else said,
             phases_s=measure_phases(events, steps_seen=steps_seen, now=counted_to),
             state="" if reason else state,
         )
@@ -199,7 +208,7 @@ def render_postmortem(told: Postmortem) -> str:
         causes = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
         lines.append(f"  restarts by cause, over all nodes: {causes}")
     lines += render_clocks(told.clock_offsets_s)
-    lines.append("  nodes:")
+    lines.append("  nodes:" if told.nodes else "  nodes: none was started")
     lines += [_render_node(node, told) for node in told.nodes]
     if told.phases_s:
         lines.append(f"  seconds by phase, over all nodes: {_phases(told.phases_s)}")
@@ -235,7 +244,7 @@ def _render_node(node: NodeReport, told: Postmortem) -> str:
         detail = without_first(node.detail, told.failure)
         how = f"{node.reason}, exit code {node.exit_code}" + (f" ({detail})" if detail else "")
     elif node.state in (NodeState.RUNNING.value, NodeState.PENDING.value):
-        how = node.state
+        how = f"{node.state}; {node.detail}" if node.detail else node.state
     elif told.engine == "torchrun":
         how = "plain torchrun keeps no report of a node"
     elif node.state:
@@ -243,8 +252,8 @@ def _render_node(node: NodeReport, told: Postmortem) -> str:
     else:
         how = "no report: it runs, or was killed"
     phases = f"; {_phases(node.phases_s)}" if node.phases_s else ""
-    attempts = _count(node.attempts, "attempt")
-    return f"    {node.node_index}.{node.incarnation}: {attempts}, {how}{phases}"
+    attempts = f"{_count(node.attempts, 'attempt')}, " if node.attempts else ""
+    return f"    {node.node_index}.{node.incarnation}: {attempts}{how}{phases}"
 
 
 def _phases(phases_s: Mapping[str, float]) -> str:

@@ -24,7 +24,10 @@ _PHASE_FROM = {
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """One event of a node; ``after_s`` is counted from the submission."""
+    """One event of a node; ``after_s`` is counted from the submission.
+
+    It is 0 for what a clock that is behind places before it.
+    """
 
     after_s: float
     node_index: int
@@ -36,7 +39,7 @@ def tell_timeline(events: Iterable[LedgerEvent], submitted_at: float) -> tuple[M
     """All nodes' events, oldest first."""
     found = (
         Moment(
-            after_s=round(event.at - submitted_at, 3),
+            after_s=max(0.0, round(event.at - submitted_at, 3)),
             node_index=event.node_index,
             incarnation=event.incarnation,
             text=text,

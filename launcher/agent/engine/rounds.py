@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from launcher.agent.disk import is_full
@@ -12,6 +13,7 @@ from launcher.agent.roster.meeting import Meeting, UnreachableError
 from launcher.agent.roster.takeover import Candidates
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock
+from launcher.contract.errors import name_signal
 from launcher.contract.node_plan import Static
 from launcher.contract.reasons import Reason
 
@@ -27,6 +29,15 @@ def run_rounds(
 
     ``run_once`` blocks until the workers are done or the store is gone.
     """
+    try:
+        return _run_rounds(task, node, clock, run_once)
+    except SignalException as error:  # torch's handler is heard between two stores too
+        return Reason.PREEMPTED, f"the agent got {name_signal(error.sigval)}"
+
+
+def _run_rounds(
+    task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
+) -> tuple[Reason, str]:
     meets = task.settings.meet_dir and task.node.max_nodes > 1
     stores = Meeting(task, clock) if meets else Candidates(task, clock)
     carried, losses_at = dict[str, str](), list[float]()

@@ -116,6 +116,9 @@ class ClusterJob:
             )
             may_run = made is not None or (asked and not is_refused)
             self._withdraw(others, error, may_run=may_run)
+            taken = isinstance(error, ApiError) and error.status == CONFLICT
+            if taken and (held := cluster.read(self._place)) is not None:
+                raise self._refuse_taken(held) from error  # by who submitted at the same moment
             raise
 
     def _withdraw(self, others: Sequence[Object], error: BaseException, *, may_run: bool) -> None:

@@ -111,7 +111,7 @@ def list_run(run_root: Path, job: Found, now: float) -> ListedRun:
         state=state,
         reason=end.word if end else "",
         nnodes=job.nodes,
-        age_s=round(now - job.created_at, 1),
+        age_s=max(0.0, round(now - job.created_at, 1)),
         folder=str(folder) if folder.is_dir() else "",
     )
 
@@ -184,7 +184,7 @@ def find_run(arguments: Namespace, run_root: Path) -> RunFolder:
     if is_here and not (name == protocol.LATEST_LINK and arguments.on == ON):
         run = RunFolder(exact.resolve())
     else:
-        run = _borrow(arguments, run_root, name) or _find_here(run_root, name)
+        run = _borrow(arguments, run_root, name) or _find_here(arguments, run_root, name)
     if (arguments.context or arguments.namespace) and not run.is_borrowed:
         move_run(run, arguments.context, arguments.namespace)
     return run
@@ -198,10 +198,12 @@ def look_for_run(arguments: Namespace, run_root: Path, otherwise: InputError) ->
     if not (is_in_pod() or has_config()):
         return None
     try:
-        Cluster().read_version(limit_s=3.0)
-        return _borrow(arguments, run_root, arguments.run)
+        (there := Cluster()).read_version(limit_s=3.0)
+        if found := _borrow(arguments, run_root, arguments.run):
+            return found
     except TargetError as error:
         raise InputError(f"{otherwise.what}; and {error.what}", otherwise.hint) from error
+    raise InputError(f"{otherwise.what}, {_nor_in(there)}", otherwise.hint)
 
 
 def _borrow(arguments: Namespace, run_root: Path, name: str) -> RunFolder | None:
@@ -215,12 +217,17 @@ def _borrow(arguments: Namespace, run_root: Path, name: str) -> RunFolder | None
     return borrow_run(there, found, Path(arguments.until_end.enter_context(folder)))
 
 
-def _find_here(run_root: Path, name: str) -> RunFolder:
+def _find_here(arguments: Namespace, run_root: Path, name: str) -> RunFolder:
     try:
         return find_in_folder(run_root, name)
     except InputError as error:
         # There is no folder to cd to, of a run of a cluster.
-        raise InputError(error.what, f"{typed.command('ps', '--all')} lists the runs") from error
+        what = f"{error.what}, {_nor_in(_cluster_of(arguments))}"
+        raise InputError(what, f"{typed.command('ps', '--all')} lists the runs") from error
+
+
+def _nor_in(cluster: Cluster) -> str:
+    return f"nor in namespace {cluster.namespace} of context {cluster.context}"
 
 
 def list_runs(

@@ -121,6 +121,12 @@ def test_a_forced_target_is_taken_or_refused_but_never_replaced(
 def test_an_unknown_target_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--on lsf: no such target"):
         open_target("lsf", tmp_path)
+    with pytest.raises(InputError) as caught:
+        open_target("dokcer", tmp_path)
+    assert caught.value.hint == "did you mean --on docker?"
+    with pytest.raises(InputError) as caught:
+        open_target("stater", tmp_path)
+    assert "starter" not in caught.value.hint, "no job may name it"
 
 
 def test_a_job_without_gpus_says_how_many_cores_it_has(

@@ -47,6 +47,19 @@ def test_a_run_that_cannot_take_a_node_in_is_told_apart(launcher: Runner) -> Non
     assert (both.returncode, "or --join RUN: both were given" in both.stderr) == (2, True)
 
 
+def test_a_run_with_all_the_nodes_that_it_may_have_takes_no_other(launcher: Runner) -> None:
+    launcher.write(ELASTIC)
+    process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
+    wait_until(lambda: (launcher.folder / "world-2-1-0").exists())
+    told = launcher("env", "--join", "latest")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "has 2 nodes, and its nnodes allows 2\n  fix: " in told.stderr
+    (run,) = launcher.run_ids()
+    assert not (launcher.folder / "runs" / run / "nodes/2").exists()
+    (launcher.folder / "go").touch()
+    assert process.wait(90) == 0
+
+
 @pytest.mark.slow  # a container joins by hand in every CI
 def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher: Runner) -> None:
     launcher.write(ELASTIC)

@@ -245,6 +245,11 @@ def test_an_earlier_run_is_repeated_from_python(place: Runner) -> None:
     assert next(second.logs(rank=0)) == "0 --x 1 --y 2"
 
 
+def test_a_time_that_is_no_number_is_told_before_it_is_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'x'"):
+        RunHandle(tmp_path).wait(timeout="x")  # type: ignore[arg-type]
+
+
 def test_a_run_that_is_not_there_is_named() -> None:
     with pytest.raises(InputError, match="no run 'gone'"):
         find("gone", runs="nowhere")

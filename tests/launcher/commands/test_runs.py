@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from launcher import InputError, RunHandle
 from launcher.api import stopping
-from launcher.api.listing import render_table
+from launcher.api.listing import list_runs, render_table
 from launcher.contract.errors import TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import write_outcome
@@ -23,6 +24,7 @@ from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import LAUNCHER_FILE, RunFolder, find_run
 from launcher.runs.outcome import Outcome
+from tests.disks import mounted
 from tests.launcher.runner import ROOT, WAITING, Runner
 from tests.waiting import wait_until
 
@@ -61,6 +63,19 @@ def test_following_a_run_that_fails_ends_with_its_code_and_says_so(launcher: Run
     assert last.endswith(f" report {run_id}")
     assert done.returncode == 1
     assert launcher("logs").returncode == 0, "without --follow the output is what was asked for"
+
+
+def test_following_a_run_that_somebody_stops_ends_with_its_code_and_says_so(
+    launcher: Runner,
+) -> None:
+    launcher.write(WAITING)
+    run_id = detach(launcher)
+    wait_until((launcher.folder / "runs" / run_id / "up-0").exists)
+    logs = launcher.start("logs", "--follow")
+    assert launcher("stop").returncode == 0
+    _, said = logs.communicate(timeout=60)
+    assert logs.returncode == 143
+    assert f"{run_id}: stopped, stop-requested, exit code 143; see: ".encode() in said
 
 
 def test_logs_of_a_rank_that_the_run_does_not_have_are_refused(launcher: Runner) -> None:
@@ -105,7 +120,8 @@ def test_in_another_folder_it_is_told_where_runs_are_looked_for(
         done = launcher(word)
         assert done.returncode == 2
         assert done.stderr.startswith(f"error: {where}\n  fix: {fix}; "), done.stderr
-    assert launcher("stop", "tiny").stderr.startswith(f"error: no run 'tiny' in runs\n  fix: {fix}")
+    told = launcher("stop", "tiny").stderr
+    assert told.startswith(f"error: no run 'tiny': {where}\n  fix: {fix}")
     assert launcher("stop", "--runs", str(runs)).returncode == 0
     launcher.folder = tmp_path
     assert launcher("ps").stdout.startswith("no runs go on; those that ended: ")
@@ -212,3 +228,29 @@ def test_a_launcher_elsewhere_that_does_not_answer(
     with pytest.raises(TargetError, match="on another machine, does not answer"):
         stopping.stop_run(run, 0.0)
     assert run.read_outcome() is None
+
+
+def test_no_time_is_negative_where_a_clock_was_set_back(
+    make_plan: Callable[..., LaunchPlan], tmp_path: Path
+) -> None:
+    later = time.time() + 3600
+    plan = replace(make_plan(), run_dir=f"{tmp_path}/digits-0a1b2c")
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "", later)
+    outcome = write_outcome(run, plan, Outcome(reason=Reason.COMPLETED), later - 60)
+    assert outcome.duration_s == 0.0
+    assert [row.age_s for row in list_runs(tmp_path, everything=True)] == [0.0]
+
+
+@pytest.mark.mount
+def test_a_full_disk_keeps_nobody_from_stopping_a_run(launcher: Runner, tmp_path: Path) -> None:
+    with mounted(tmp_path / "small") as disk:
+        launcher.write(WAITING)
+        done = launcher(*LOCAL, "--detach", "--runs", str(disk.path))
+        run_id = done.stdout.strip()
+        wait_until((disk.path / run_id / "up-0").exists)
+        disk.fill()
+        told = launcher("stop", "--runs", str(disk.path))
+        assert told.returncode == 0, told.stderr
+        assert told.stderr.startswith(f"{run_id}: stopped, ")
+        disk.free()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -281,3 +282,32 @@ def test_a_target_or_storage_that_stays_away_ends_it(
 ) -> None:
     with pytest.raises((TargetError, OSError), match=raised):
         follow_through(tmp_path, make_plan(nnodes=1, engine="agent"), away_s, fails_s)
+
+
+class SlowToEnd(ScriptedTarget):
+    """A node that writes a last line when it is stopped, and ends once that was seen."""
+
+    def __init__(self, run: RunFolder, said: io.StringIO) -> None:
+        super().__init__(FakeClock(), [(99, [RUNS])])
+        self._run, self._said, self.was_shown = run, said, False
+
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
+        folder = self._run.node_dir(0, 0) / "attempt-0/rank-0"
+        folder.mkdir(parents=True)
+        (folder / "stdout").write_text("last words\n")
+        deadline = time.monotonic() + 30
+        while not self.was_shown and time.monotonic() < deadline:
+            self.was_shown = "last words" in self._said.getvalue()
+            time.sleep(0.02)
+
+
+def test_what_workers_print_while_a_run_stops_is_shown_at_once(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    plan, said = make_plan(nnodes=1, nproc_per_node=1, engine="agent"), io.StringIO()
+    run = RunFolder(tmp_path / plan.run_id)
+    run.create(plan, "", 0.0)
+    target = SlowToEnd(run, said)
+    follower = Follower(run, plan, target, Console(said), target._clock)
+    assert follower.follow(follower.interrupt).reason == "interrupted"
+    assert target.was_shown

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.api.planning import note_no_checkpoint
 from launcher.code.record import ARCHIVE_FILE, read_record
 from launcher.contract.protocol import RUN_ID
+from launcher.job.spec import JobSpec
 from launcher.targets import process_table
 from tests.launcher.own_script.project import (
     ARGUMENTS,
@@ -206,3 +208,14 @@ def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: R
     stopped = project("stop", "--grace", "0")
     assert stopped.returncode == 0, stopped.stderr
     assert "  0.0: 1 attempt, no report: it was killed, or its machine" in project("report").stdout
+
+
+def test_an_empty_folder_of_checkpoints_that_is_seen_here_is_told_for_every_target(
+    tmp_path: Path,
+) -> None:
+    job = JobSpec.model_validate({"name": "a", "command": ["a.py"]})
+    shared = job.model_copy(update={"checkpoint_dir": str(tmp_path)})
+    assert note_no_checkpoint(shared, "a-1", is_here=False) != []
+    elsewhere = job.model_copy(update={"checkpoint_dir": f"{tmp_path}/gone"})
+    assert note_no_checkpoint(elsewhere, "a-1", is_here=False) == [], "it may be on the hosts"
+    assert note_no_checkpoint(elsewhere, "a-1", is_here=True) != []

@@ -22,7 +22,7 @@ from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from launcher.runs.report import TIMELINE_LINES, render_postmortem
+from launcher.runs.report import TIMELINE_LINES, read_postmortem, render_postmortem
 
 MakePlan = Callable[..., LaunchPlan]
 SUBMITTED_AT = 1000.0
@@ -204,3 +204,33 @@ def test_the_command_prints_text_or_json(
     assert "first failure: rank 1 on node 1" in capsys.readouterr().out
     assert run_command(["report", "--runs", root, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["reason"] == "restarts-exhausted"
+
+
+def test_a_run_that_never_started_is_told_as_such(tmp_path: Path, make_plan: MakePlan) -> None:
+    run = RunFolder(tmp_path / "digits-0a1b2c")
+    plan = make_plan(nnodes=2)
+    run.create(plan, "", SUBMITTED_AT)
+    pending = {(0, 0): ("pending", "ImagePullBackOff"), (1, 0): ("running", "")}
+    told = read_postmortem(run, plan, "running", None, SUBMITTED_AT - 1, pending)
+    text = render_postmortem(told)
+    assert "  nodes:\n    0.0: pending; ImagePullBackOff\n    1.0: running\n" in text
+    assert told.duration_s == 0.0
+    end = Outcome(reason=Reason.TARGET_UNREACHABLE, detail="ImagePullBackOff")
+    outcome = write_outcome(run, plan, end, SUBMITTED_AT + 9)
+    told = read_postmortem(run, plan, outcome.state, outcome, SUBMITTED_AT + 9, {})
+    text = render_postmortem(told)
+    assert "target-unreachable; ImagePullBackOff" in text
+    assert "  nodes: none was started\n" in text
+
+
+def test_starts_are_counted_from_the_ledger_where_no_worker_left_a_folder(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    run = RunFolder(tmp_path / "digits-0a1b2c")
+    plan = make_plan(nnodes=1)
+    run.create(plan, "", SUBMITTED_AT)
+    run.node_dir(0, 0).mkdir(parents=True)
+    write_ledger(run, 0, 0, (-5, "agent-started", {}), *start(2, 2))
+    told = read_postmortem(run, plan, "running", None, SUBMITTED_AT + 9, {(0, 0): ("running", "")})
+    assert "    0.0: 1 attempt, running" in render_postmortem(told)
+    assert told.timeline[0].after_s == 0.0, "no time is negative"

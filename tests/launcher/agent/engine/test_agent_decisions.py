@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import urllib.request
 import zipfile
 from dataclasses import replace
@@ -13,13 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
 from launcher.agent.engine import preload
 from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate, find_busy
 from launcher.agent.engine.health_server import Health, render_metrics, start_health_server
 from launcher.agent.engine.rendezvous import Admission
-from launcher.agent.engine.rounds import may_go_on
+from launcher.agent.engine.rounds import may_go_on, run_rounds
 from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import _name_ending
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
@@ -32,6 +35,7 @@ from launcher.agent.stopping import Step, Stop, StopFiles
 from launcher.agent.worker_exit import judge_exit, read_ends, write_end
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
+from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError
 from launcher.contract.node_plan import Elastic, NodePlan, Static
 from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
@@ -578,3 +582,28 @@ def test_a_node_that_was_replaced_tries_no_other_store() -> None:
     assert detail == "another node came with node_index 1"
     task = NodeTask(node=NODE, settings=replace(AgentSettings(), stores=STORES))
     assert not may_go_on(task, reason, [0.0], fenced=False)
+
+
+def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does() -> None:
+    handed = signal.getsignal(signal.SIGTERM)
+    losses = []
+
+    def lose_store(_: NodeTask) -> tuple[Reason, str]:
+        # As torch does when it starts workers; its handler stays when they have ended.
+        signal.signal(signal.SIGTERM, multiprocessing_api._terminate_process_handler)
+        return Reason.STORE_LOST, "gone"
+
+    def on_store_lost(*told: object) -> None:
+        losses.append(told)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    node = SimpleNamespace(
+        attempts=SimpleNamespace(number=-1), roster=None, on_store_lost=on_store_lost
+    )
+    try:
+        task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
+        ended = run_rounds(task, node, SystemClock(), lose_store)  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGTERM, handed)
+    assert ended == (Reason.PREEMPTED, "the agent got SIGTERM (15)")
+    assert len(losses) == 1

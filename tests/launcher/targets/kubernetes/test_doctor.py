@@ -151,8 +151,8 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
         lambda server: server.put("resourcequotas", item("q", spec={"hard": {"pods": "0"}})),
         (
             *("failed", "pod", "one of the job's"),
-            'the cluster of context fake cannot post Pod digits-trial: pods "digits-trial" is '
-            "forbidden: exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0",
+            'the cluster of context fake cannot post Pod digits-worker-0: pods "digits-worker-0" '
+            "is forbidden: exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0",
         ),
         "kubectl describe quota -n team; then resources: of the job",
     ),
@@ -182,7 +182,7 @@ FAULTS: dict[str, tuple[Callable[[FakeCluster], Any], tuple[str, str, str, str],
         ),
         (
             *("failed", "pod", "one of the job's"),
-            "the cluster of context fake cannot post Pod digits-trial: "
+            "the cluster of context fake cannot post Pod digits-worker-0: "
             'violates PodSecurity "restricted:latest"',
         ),
         "kubectl describe",

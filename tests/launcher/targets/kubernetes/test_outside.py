@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ import yaml
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
+from launcher.contract.reasons import Reason
+from launcher.follow.loop import write_outcome
+from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import Cluster
-from tests.launcher.cluster_run import put_pod
+from tests.launcher.cluster_run import plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -94,7 +99,8 @@ def test_a_name_that_nobody_has_is_told_with_the_command_that_lists_them(
 ) -> None:
     code, said = typed("status", "letters", "-n", "team")
     assert code == ExitCode.BAD_INPUT
-    assert "no run 'letters'" in said
+    assert "no run 'letters': no runs in " in said
+    assert ", nor in namespace team of context fake\n" in said
     fix = said.partition("fix: ")[2].splitlines()[0]
     assert "launcher ps -n team --all" in fix.replace("--namespace", "-n"), fix
 
@@ -105,7 +111,8 @@ def test_a_name_is_looked_for_on_a_cluster_that_is_away_for_seconds_alone(
     submitted.close()
     code, said = typed("status", "letters")
     assert code == ExitCode.BAD_INPUT
-    assert "no run 'letters' in runs; and the cluster of context fake does not answer" in said
+    assert "no run 'letters': no runs in " in said
+    assert "; and the cluster of context fake does not answer" in said
 
 
 def test_jobs_of_one_name_and_two_kinds_are_told_apart_by_their_ids(
@@ -247,3 +254,16 @@ def test_looking_at_a_run_of_others_that_is_done_removes_nothing_of_it(
     assert f"completed, exit code 0, {seconds}.0 s" in said, "the job's own time, not that of now"
     assert set(submitted.objects) == held
     assert not [method for method, _, _ in submitted.requests if method == "DELETE"]
+
+
+def test_a_run_that_has_ended_here_does_not_hide_the_one_that_goes_on_there_and_has_the_name(
+    submitted: FakeCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = replace(plan_in(tmp_path), run_id="digits-99ffff", run_dir=f"{tmp_path}/r/digits-99ffff")
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "", 1.0)
+    write_outcome(run, plan, Outcome(reason=Reason.COMPLETED), 2.0)
+    assert run_command(("status", "digits", "--runs", str(run.path.parent))) == 0
+    assert f"{RUN_ID}: running on kubernetes" in capfd.readouterr().out
+    assert run_command(("status", "digits-9", "--runs", str(run.path.parent))) == 0
+    assert "digits-99ffff: succeeded" in capfd.readouterr().out

@@ -132,6 +132,28 @@ def other_kind(**metadata: Any) -> dict[str, Any]:
     }
 
 
+def test_of_two_submissions_at_the_same_moment_the_later_is_told_where_the_first_is(
+    server: FakeCluster,
+    target: KubernetesTarget,
+    plan: Callable[..., LaunchPlan],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create = Cluster.create
+
+    def slow(cluster: Cluster, item: Any, *, dry_run: bool = False) -> Any:
+        if not dry_run and ("jobs", "digits") not in server.objects:
+            labels = {protocol.LABEL_RUN_ID: "digits-ffffff"}
+            first = {**item, "metadata": {**item["metadata"], "labels": labels}}
+            create(cluster, first)
+        return create(cluster, item, dry_run=dry_run)
+
+    monkeypatch.setattr(Cluster, "create", slow)
+    with pytest.raises(InputError, match="Job digits is in namespace team already"):
+        target.submit(plan())
+    labels = server.objects["jobs", "digits"]["metadata"]["labels"]
+    assert labels[protocol.LABEL_RUN_ID] == "digits-ffffff"
+
+
 def test_a_run_of_the_name_that_goes_on_as_another_kind_is_refused_too(
     server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
