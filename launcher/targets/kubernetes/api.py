@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,6 @@ from launcher.targets.kubernetes.kubeconfig import (
     config_files,
     has_config,
     is_in_pod,
-    kubectl,
     official_client,
     open_client,
     parse_warning,
@@ -84,26 +84,67 @@ class ObjectPlace:
 
 
 class Cluster:
-    """One namespace of the cluster that ``context`` names; None are the kubeconfig's own.
+    """One namespace of the cluster that ``context`` of ``kubeconfig`` names.
 
-    Every method may raise ``TargetError``, ``ApiError`` where the server answered.
+    None are the current context, its namespace, and the file that kubectl would use. ``run_id`` is
+    the run that remembers this place. Every method may raise ``TargetError``, ``ApiError`` where
+    the server answered.
     """
 
-    def __init__(self, context: str | None = None, namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        context: str | None = None,
+        namespace: str | None = None,
+        kubeconfig: str | None = None,
+        run_id: str = "",
+    ) -> None:
         self._context = context
         self._namespace = namespace
+        self.kubeconfig = kubeconfig and str(Path(kubeconfig).expanduser().absolute())
+        self._run_id = run_id
         self.warnings: list[str] = []
         """The server's warnings, each once; the caller prints and removes them."""
 
     @functools.cached_property
     def _client(self) -> Any:
-        context = None if self._in_cluster else self._context
-        return open_client(in_cluster=self._in_cluster, context=context)
+        return self._open_client()
+
+    def _open_client(self) -> Any:
+        files = None if self._in_cluster else self._files
+        fix = "export KUBECONFIG=FILE, or --kubeconfig FILE"
+        if files is None or has_config(files):
+            kubectl = shlex.join(("kubectl", *self._named_file))
+            fix = f"{kubectl} config get-contexts lists what there is; "
+            fix += "--context NAME, or --kubeconfig FILE"
+        if self._run_id:
+            fix += f", given once to {typed.command('status', self._run_id)}"
+        return open_client(files, self._context, kubectl=self.kubectl, fix=fix)
+
+    @property
+    def _files(self) -> str:
+        return self.kubeconfig or config_files()
 
     @property
     def _in_cluster(self) -> bool:
         """As kubectl: inside of a pod where no kubeconfig says otherwise."""
-        return is_in_pod() and self._context is None and not has_config()
+        return is_in_pod() and self._context is None and not has_config(self._files)
+
+    @property
+    def _named_file(self) -> list[str]:
+        return ["--kubeconfig", self.kubeconfig] if self.kubeconfig else []
+
+    @functools.cached_property
+    def kubectl(self) -> str:
+        """kubectl as it is to be typed for this cluster."""
+        words = ["kubectl", *self._named_file]
+        if self._context and self._context != self._current:
+            words += ["--context", self._context]
+        return shlex.join(words)
+
+    @property
+    def kubectl_there(self) -> str:
+        """The same, with its namespace."""
+        return f"{self.kubectl} -n {self.namespace}"
 
     @functools.cached_property
     def namespace(self) -> str:
@@ -111,7 +152,8 @@ class Cluster:
         if self._namespace:
             return self._namespace
         if not self._in_cluster:
-            return str(self._active()["context"].get("namespace") or "default")
+            named = [one for one in self._contexts if one["name"] == self.context]
+            return str(named[0]["context"].get("namespace") or "default") if named else "default"
         with contextlib.suppress(OSError):
             return NAMESPACE_FILE.read_text().strip() or "default"
         return "default"
@@ -119,21 +161,31 @@ class Cluster:
     @property
     def context(self) -> str:
         """The context's name; ``IN_CLUSTER`` inside of a pod."""
-        return IN_CLUSTER if self._in_cluster else (self._context or self._active()["name"])
+        return IN_CLUSTER if self._in_cluster else (self._context or self._current)
 
     @property
     def skips_verification(self) -> bool:
         """Whether the context tells clients not to look at the server's certificate."""
         return not self._client.configuration.verify_ssl
 
-    def _active(self) -> Object:
+    @property
+    def _current(self) -> str:
+        return str(self._config.get("current-context") or "none")
+
+    @property
+    def _contexts(self) -> list[Object]:
+        return [one.value for one in self._config.get("contexts") or ()]
+
+    @property
+    def _config(self) -> Object:
+        """The kubeconfig; empty where it cannot be read."""
         _, config = official_client()
         with contextlib.suppress(config.ConfigException, OSError, *MALFORMED):
-            contexts, active = config.list_kube_config_contexts(config_files())
-            named = [one for one in contexts if one["name"] == self._context]
-            found: Object = named[0] if named else active
+            # The client's own list of contexts is empty where the current one is not there.
+            held = config.kube_config.KubeConfigMerger(self._files).config
+            found: Object = held.value if held is not None else {}
             return found
-        return {"name": "none", "context": {}}
+        return {}
 
     def read_identity(self) -> dict[str, str]:
         """What tells this cluster from one whose context has the same name.
@@ -263,7 +315,7 @@ class Cluster:
         from websocket import WebSocketException
 
         # A client of its own: while it asks, ``stream`` changes how its client sends.
-        core = client.CoreV1Api(open_client(in_cluster=self._in_cluster, context=self._context))
+        core = client.CoreV1Api(self._open_client())
         call, words = core.connect_get_namespaced_pod_exec, {"command": list(argv)}
         streams = {"stdin": True, "stdout": False, "stderr": True, "tty": False}
         with api_errors(f"send to {container} of pod {pod}", self):
@@ -381,7 +433,7 @@ def api_errors(doing: str, cluster: Cluster, place: ObjectPlace | None = None) -
         why = why.rpartition("Failed to establish a new connection: ")[2]
         raise TargetError(
             f"the cluster of context {cluster.context} does not answer: {why}",
-            f"{kubectl()} cluster-info; kubectl config get-contexts lists others",
+            f"{cluster.kubectl} cluster-info; kubectl config get-contexts lists others",
         ) from error
 
 
@@ -397,32 +449,33 @@ def _api_error(error: Any, doing: str, cluster: Cluster, place: ObjectPlace | No
         hint = "--kind job needs no operator; docs/kubernetes.md says how to install one"
         return ApiError(what, hint, status=status, is_kind_missing=True)
     what = f"the cluster of context {cluster.context} cannot {doing}: {said}"
-    return ApiError(what, _hint(status, said, cluster.namespace), status=status)
+    return ApiError(what, _hint(status, said, cluster), status=status)
 
 
-def _hint(status: int, said: str, namespace: str) -> str:
+def _hint(status: int, said: str, cluster: Cluster) -> str:
+    namespace, kubectl = cluster.namespace, cluster.kubectl
     if status == FORBIDDEN:
-        look = f"{kubectl()} auth can-i --list -n {namespace}"
+        look = f"{kubectl} auth can-i --list -n {namespace}"
         rights = f"{look}; k8s/base/rbac.yaml grants what is needed"
-        return find_fix(said, namespace) or rights
+        return find_fix(said, namespace, kubectl) or rights
     if status == NOT_FOUND and "namespaces" in said:
-        return f"{kubectl()} create namespace {namespace}, or kubernetes.namespace of the job"
+        return f"{kubectl} create namespace {namespace}, or kubernetes.namespace of the job"
     wrong = f"{typed.command('check')} says what is wrong with a manifest"
     hints = {
         400: wrong,
-        401: f"log in again ({kubectl()} get pods shows whether it works)",
+        401: f"log in again ({kubectl} get pods shows whether it works)",
         409: f"--set name=OTHER; or {typed.command('stop', 'RUN')} ends the run that has the name",
         422: wrong,
     }
     return hints.get(status, "")
 
 
-def find_fix(message: str, namespace: str) -> str:
+def find_fix(message: str, namespace: str, kubectl: str = "kubectl") -> str:
     """The fix for a pod that the server refused; empty where none is known."""
     if "exceeded quota" in message or "failed quota" in message:
-        return f"{kubectl()} describe quota -n {namespace}; then resources: of the job"
+        return f"{kubectl} describe quota -n {namespace}; then resources: of the job"
     if "PodSecurity" in message:
-        return f"take out of the job what it names, or {kubectl()} describe namespace {namespace}"
+        return f"take out of the job what it names, or {kubectl} describe namespace {namespace}"
     if "LimitRange" in message or "per Container" in message or "per Pod" in message:
-        return f"{kubectl()} describe limits -n {namespace}; then resources: of the job"
+        return f"{kubectl} describe limits -n {namespace}; then resources: of the job"
     return ""

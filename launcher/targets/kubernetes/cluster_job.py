@@ -33,7 +33,6 @@ from launcher.targets.kubernetes.api import (
     is_same,
 )
 from launcher.targets.kubernetes.collector import PodCollector, selector_of
-from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.missing_pods import read_reasons
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import (
@@ -47,8 +46,8 @@ from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLUSTER_FILE = "cluster.json"
-"""In the run folder: context and namespace, for calls after the current context has changed, and
-the identity of the cluster."""
+"""In the run folder: kubeconfig, context and namespace, for calls after the current ones have
+changed, and the identity of the cluster."""
 STOP_MARGIN_S = 30.0
 API_OF_KIND = {
     "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
@@ -197,7 +196,9 @@ class ClusterJob:
             attach = typed.command("logs", "-f", run_id)
             fix = f"{attach} to attach, or {typed.command('stop', run_id)} to replace it"
         else:
-            fix = f"{kubectl()} delete {kind.lower()} {name} -n {namespace} to replace it"
+            fix = (
+                f"{self.cluster.kubectl} delete {kind.lower()} {name} -n {namespace} to replace it"
+            )
         what = f"{kind} {name} is in namespace {namespace} already"
         return InputError(what, f"{fix}; or --set name=OTHER")
 
@@ -323,7 +324,7 @@ class ClusterJob:
             if self._clock.monotonic() > deadline:
                 raise TargetError(
                     f"pods of {self.plan.run_id} are still ending",
-                    f"{kubectl()} get pods -n {self.cluster.namespace} -l {selector}",
+                    f"{self.cluster.kubectl} get pods -n {self.cluster.namespace} -l {selector}",
                 )
             self._clock.sleep(0.5)
         self.pods.close()
@@ -332,7 +333,11 @@ class ClusterJob:
 
     def render_by_hand(self, *, keep: bool) -> str:
         """The kubectl command that deletes the job or, with ``keep``, suspends it."""
-        return self._patch(True) if keep else f"{kubectl()} delete {self._named}"
+        return self._patch(True) if keep else f"{self.cluster.kubectl} delete {self._named}"
+
+    def render_looking(self) -> str:
+        """The kubectl command that tells what the controllers say of the job."""
+        return f"{self.cluster.kubectl} describe {self._named}"
 
     def render_resuming(self) -> str:
         """The kubectl command that has a suspended job go on."""
@@ -340,16 +345,21 @@ class ClusterJob:
 
     def _patch(self, suspends: bool) -> str:
         patch = shlex.quote(json.dumps(self._suspension(suspends)))
-        return f"{kubectl()} patch {self._named} --type merge -p {patch}"
+        return f"{self.cluster.kubectl} patch {self._named} --type merge -p {patch}"
 
     def _suspension(self, suspends: bool) -> Object:
         spec = {"suspend": suspends}
         return {"spec": {"runPolicy": spec} if self._kind == "pytorchjob" else spec}
 
     @property
+    def called(self) -> str:
+        """The job's object as kubectl takes it."""
+        return f"{self._place.kind.lower()} {self._place.name}"
+
+    @property
     def _named(self) -> str:
-        where = f"{self._place.kind.lower()} {self._place.name} -n {self.cluster.namespace}"
-        if self.cluster.context != IN_CLUSTER and "--context" not in kubectl():
+        where = f"{self.called} -n {self.cluster.namespace}"
+        if self.cluster.context != IN_CLUSTER and "--context" not in self.cluster.kubectl:
             where += f" --context {shlex.quote(self.cluster.context)}"
         return where
 
@@ -362,13 +372,13 @@ def read_told(run_dir: Path) -> dict[str, Any]:
     return {}
 
 
-def read_cluster(run_dir: Path) -> Cluster | None:
-    """Where a run was submitted to; None where nothing says so."""
-    with contextlib.suppress(KeyError):
-        told = read_told(run_dir)
-        context = None if told["context"] == IN_CLUSTER else told["context"]
-        return Cluster(context=context, namespace=told["namespace"])
-    return None
+def read_cluster(run_dir: Path, **given: str) -> Cluster | None:
+    """Where a run was submitted to, but for what is ``given``; None where nothing says so."""
+    told = read_told(run_dir) | given
+    if not {"context", "namespace"} <= told.keys():
+        return None
+    context = None if told["context"] == IN_CLUSTER else told["context"]
+    return Cluster(context, told["namespace"], told.get("kubeconfig"), run_dir.name)
 
 
 def write_cluster(run_dir: Path, cluster: Cluster) -> None:
@@ -377,5 +387,6 @@ def write_cluster(run_dir: Path, cluster: Cluster) -> None:
         "context": cluster.context,
         "namespace": cluster.namespace,
         "identity": cluster.read_identity(),
+        **({"kubeconfig": cluster.kubeconfig} if cluster.kubeconfig else {}),
     }
     write_atomically(run_dir / CLUSTER_FILE, json.dumps(told))

@@ -88,7 +88,7 @@ class PodCollector:
             state=pod.state,
             exit_code=pod.exit_code,
             out_of_memory=pod.trouble is Trouble.OUT_OF_MEMORY,
-            detail=describe_trouble(pod) if pod.trouble else "",
+            detail=describe_trouble(pod, self._cluster.kubectl_there) if pod.trouble else "",
         )
 
     def number_of(self, pod: PodView) -> int:

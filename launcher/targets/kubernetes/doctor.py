@@ -22,7 +22,6 @@ from launcher.targets.kubernetes.api import (
     plural,
 )
 from launcher.targets.kubernetes.code import SENDING_VERBS, is_sent, tell_code
-from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
 from launcher.targets.kubernetes.render_pod import render_trial_pod
@@ -32,13 +31,13 @@ CLAIM, SECRET, PULL_SECRET = "PersistentVolumeClaim", "Secret", "image pull secr
 
 
 def diagnose_kubernetes(
-    job: JobSpec, run_root: Path, context: str | None = None
+    job: JobSpec, run_root: Path, context: str | None = None, kubeconfig: str | None = None
 ) -> Iterator[Finding]:
-    """As ``diagnose``; ``context`` None is the current one.
+    """As ``diagnose``; None are kubectl's own.
 
     Every request is one that a user of the namespace may make.
     """
-    cluster = Cluster(context=context, namespace=job.kubernetes.namespace)
+    cluster = Cluster(context, job.kubernetes.namespace, kubeconfig)
     try:
         version, context = cluster.read_version(), cluster.context
     except TargetError as error:
@@ -105,9 +104,8 @@ class _Diagnosis:
             yield from work()
         except TargetError as error:
             if isinstance(error, ApiError) and error.status == FORBIDDEN:
-                fix = (
-                    f"{kubectl()} auth can-i --list shows your rights; an admin can call doctor too"
-                )
+                look = f"{self._cluster.kubectl} auth can-i --list -n {self._namespace}"
+                fix = f"{look} shows your rights; an admin can call doctor too"
                 yield warning(check, where, "you may not look at it", fix)
             else:
                 yield failed(check, where, error.what, error.hint)
@@ -115,7 +113,8 @@ class _Diagnosis:
     def _judge_namespace(self) -> Iterator[Finding]:
         name = self._namespace
         if self._cluster.look(f"/api/v1/namespaces/{name}") is None:
-            fix = f"{kubectl()} create namespace {name}, or kubernetes.namespace of the job"
+            fix = f"{self._cluster.kubectl} create namespace {name}"
+            fix += ", or kubernetes.namespace of the job"
             yield failed("namespace", name, "is not there", fix)
         else:
             yield ok("namespace", name, "is there")
@@ -155,7 +154,7 @@ class _Diagnosis:
     ) -> Iterator[Finding]:
         def look() -> Iterator[Finding]:
             place = ObjectPlace(api_version="v1", kind=kind, name=name)
-            yield judge(self._cluster.read(place), name, self._namespace)
+            yield judge(self._cluster.read(place), name, self._cluster)
 
         yield from self._asking(check, f"{kind} {name}", look)
 
@@ -189,29 +188,31 @@ def _resource(item: Object) -> str:
     return plural(item["kind"]) + (f".{group}" if slash else "")
 
 
-# -- what a job names: None stands for an object that is not there. Pure --------------------------
+# -- what a job names: None stands for an object that is not there. --------------------------------
 
 
-def judge_secret(secret: Object | None, name: str, namespace: str, keys: Sequence[str]) -> Finding:
+def judge_secret(
+    secret: Object | None, name: str, cluster: Cluster, keys: Sequence[str]
+) -> Finding:
     """The Secret of the job's variables, which has to have ``keys``."""
-    place, flag = f"Secret {name}", f"{name} -n {namespace}"
+    place, flag = f"Secret {name}", f"{name} -n {cluster.namespace}"
     if secret is None:
         values = "".join(f" --from-literal={key}=..." for key in keys)
-        fix = f"{kubectl()} create secret generic {flag}{values}"
+        fix = f"{cluster.kubectl} create secret generic {flag}{values}"
         return failed(SECRET, place, "is not there", fix)
     missing = [key for key in keys if key not in (secret.get("data") or {})]
     if missing:
         patch = ", ".join(f'"{key}": "..."' for key in missing)
-        fix = f"{kubectl()} patch secret {flag} -p '{{\"stringData\": {{{patch}}}}}'"
+        fix = f"{cluster.kubectl} patch secret {flag} -p '{{\"stringData\": {{{patch}}}}}'"
         return failed(SECRET, place, f"has no {', '.join(missing)}", fix)
     return ok(SECRET, place, f"is there, with {', '.join(keys or secret.get('data') or ())}")
 
 
-def judge_pull_secret(secret: Object | None, name: str, namespace: str) -> Finding:
+def judge_pull_secret(secret: Object | None, name: str, cluster: Cluster) -> Finding:
     """A Secret with which the nodes pull the image."""
     fix = (
-        f"{kubectl()} create secret docker-registry {name} -n {namespace} --docker-server=SERVER "
-        "--docker-username=NAME --docker-password=PASSWORD"
+        f"{cluster.kubectl} create secret docker-registry {name} -n {cluster.namespace} "
+        "--docker-server=SERVER --docker-username=NAME --docker-password=PASSWORD"
     )
     if secret is None:
         return failed(PULL_SECRET, f"Secret {name}", "is not there", fix)
@@ -221,15 +222,15 @@ def judge_pull_secret(secret: Object | None, name: str, namespace: str) -> Findi
     return ok(PULL_SECRET, f"Secret {name}", "is there")
 
 
-def judge_claim(claim: Object | None, name: str, namespace: str, node_count: int) -> Finding:
+def judge_claim(claim: Object | None, name: str, cluster: Cluster, node_count: int) -> Finding:
     """A claim that so many nodes write to."""
-    place, flag = f"{CLAIM} {name}", f"{name} -n {namespace}"
+    place, flag = f"{CLAIM} {name}", f"{name} -n {cluster.namespace}"
     if claim is None:
-        fix = f"{kubectl()} apply -f k8s/base/storage.yaml, as {flag}"
+        fix = f"{cluster.kubectl} apply -f k8s/base/storage.yaml, as {flag}"
         return failed(CLAIM, place, "is not there", fix)
     phase = claim.get("status", {}).get("phase", "Pending")
     modes = claim["spec"].get("accessModes") or []
-    look = f"{kubectl()} describe pvc {flag}"
+    look = f"{cluster.kubectl} describe pvc {flag}"
     if phase == "Pending":
         # This is right if the storage class waits for the first pod.
         return warning(CLAIM, place, "is not bound yet", look)

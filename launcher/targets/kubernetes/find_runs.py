@@ -21,11 +21,12 @@ from launcher.targets.kubernetes.cluster_job import (
     API_OF_KIND,
     ClusterJob,
     read_cluster,
+    read_told,
     write_cluster,
 )
 from launcher.targets.kubernetes.code import LABEL as CODE_LABEL
 from launcher.targets.kubernetes.collector import selector_of
-from launcher.targets.kubernetes.kubeconfig import has_config, is_in_pod, kubectl
+from launcher.targets.kubernetes.kubeconfig import config_files, has_config, is_in_pod
 from launcher.targets.kubernetes.plan import parse_kept_plan
 from launcher.targets.kubernetes.pod_states import is_suspended, parse_job_end, seconds_of
 from launcher.targets.room import Note
@@ -92,7 +93,7 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
         found += (Found(kind=kind, item=item) for item in own)
     if refused and not known:
         raise next(iter(refused.values()))
-    fix = f"{kubectl()} auth can-i --list -n {cluster.namespace}"
+    fix = f"{cluster.kubectl} auth can-i --list -n {cluster.namespace}"
     notes = [f"{kind} are left out: you may not list them; {fix}" for kind in refused]
     return found, notes
 
@@ -159,8 +160,9 @@ def _read_plan(cluster: Cluster, found: Found, run_dir: str) -> LaunchPlan:
     if not kept:
         raise InputError(
             f"the cluster keeps no plan of {found.run_id}: another version has submitted it",
-            f"the folder of its run, on the machine that submitted it; or {kubectl()} describe "
-            f"{found.item['kind'].lower()} {found.job_name} -n {cluster.namespace}",
+            "the folder of its run, on the machine that submitted it; or "
+            f"{cluster.kubectl} describe {found.item['kind'].lower()} {found.job_name} "
+            f"-n {cluster.namespace}",
         )
     # A manifest that was changed and applied again has left one for each version.
     newest = max(kept, key=lambda one: str(one["metadata"]["creationTimestamp"]))
@@ -185,8 +187,8 @@ def find_run(arguments: Namespace, run_root: Path) -> RunFolder:
         run = RunFolder(exact.resolve())
     else:
         run = _borrow(arguments, run_root, name) or _find_here(arguments, run_root, name)
-    if (arguments.context or arguments.namespace) and not run.is_borrowed:
-        move_run(run, arguments.context, arguments.namespace)
+    if (place := _place_in(arguments)) and not run.is_borrowed:
+        move_run(run, place)
     return run
 
 
@@ -195,10 +197,11 @@ def look_for_run(arguments: Namespace, run_root: Path, otherwise: InputError) ->
 
     None where there is no cluster to ask.
     """
-    if not (is_in_pod() or has_config()):
+    there = Cluster(**_place_in(arguments))
+    if not (is_in_pod() or has_config(there.kubeconfig or config_files())):
         return None
     try:
-        (there := Cluster()).read_version(limit_s=3.0)
+        there.read_version(limit_s=3.0)
         if found := _borrow(arguments, run_root, arguments.run):
             return found
     except TargetError as error:
@@ -208,7 +211,7 @@ def look_for_run(arguments: Namespace, run_root: Path, otherwise: InputError) ->
 
 def _borrow(arguments: Namespace, run_root: Path, name: str) -> RunFolder | None:
     """A folder of the run that lasts as long as the command."""
-    there = _cluster_of(arguments)
+    there = Cluster(**_place_in(arguments))
     if (found := find_on_cluster(there, name)) is None:
         return None
     if (run_root / found.run_id / protocol.PLAN_FILE).is_file():
@@ -222,7 +225,7 @@ def _find_here(arguments: Namespace, run_root: Path, name: str) -> RunFolder:
         return find_in_folder(run_root, name)
     except InputError as error:
         # There is no folder to cd to, of a run of a cluster.
-        what = f"{error.what}, {_nor_in(_cluster_of(arguments))}"
+        what = f"{error.what}, {_nor_in(Cluster(**_place_in(arguments)))}"
         raise InputError(what, f"{typed.command('ps', '--all')} lists the runs") from error
 
 
@@ -237,7 +240,7 @@ def list_runs(
 
     ``note`` takes lines about what is left out. Raises as ``read_jobs``.
     """
-    jobs, notes = read_jobs(_cluster_of(arguments))
+    jobs, notes = read_jobs(Cluster(**_place_in(arguments)))
     for line in notes:
         note(line)
     now = SystemClock().wall()
@@ -246,26 +249,29 @@ def list_runs(
     return sorted(shown, key=lambda row: -row.age_s)
 
 
-def _cluster_of(arguments: Namespace) -> Cluster:
-    return Cluster(context=arguments.context, namespace=arguments.namespace)
+def _place_in(arguments: Namespace) -> dict[str, str]:
+    """What the options say of a place on a cluster."""
+    given = {key: getattr(arguments, key, None) for key in ("context", "namespace", "kubeconfig")}
+    place = {key: str(value) for key, value in given.items() if value}
+    if "kubeconfig" in place:
+        place["kubeconfig"] = str(Path(place["kubeconfig"]).expanduser().absolute())
+    return place
 
 
-def move_run(run: RunFolder, context: str | None, namespace: str | None) -> None:
+def move_run(run: RunFolder, place: dict[str, str]) -> None:
     """Looks for a run in the place that was named, and remembers it from then on.
 
     For a context that was renamed, or another kubeconfig. Raises ``InputError`` where the run is
     on no cluster or not there, ``TargetError`` where the cluster does not answer.
     """
     plan = run.read_plan()
-    option = f"--context {context}" if context else f"--namespace {namespace}"
+    option = " ".join(f"--{key} {value}" for key, value in place.items())
     if plan.target != ON:
         raise InputError(f"{option}: {run.run_id} is on no cluster", f"leave {option} out")
-    known = read_cluster(run.path)
-    old = (known.context, known.namespace) if known else (None, None)
-    new = (context or old[0], namespace or old[1])
-    if known is not None and new == old:
+    told = read_told(run.path)
+    if told | place == told:
         return
-    there = Cluster(context=new[0], namespace=new[1])
+    there = read_cluster(run.path, **place) or Cluster(**place)
     if ClusterJob(there, plan, SystemClock()).read() is None:
         raise InputError(
             f"{run.run_id} is not in namespace {there.namespace} of context {there.context}",

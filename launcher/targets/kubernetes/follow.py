@@ -20,7 +20,6 @@ from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import ClusterJob, MayRunError
 from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S
-from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.missing_pods import MissingPods
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit
@@ -63,8 +62,9 @@ class ClusterDriver:
         self._run, self._job, self._console, self._clock = run, job, console, clock
         self._pods = job.pods
         pods = PodSettings.of(plan)
-        self._progress = PodProgress(pods.start_limit_s)
-        self._limit = StartLimit(pods.start_limit_s, plan.nodes[0].min_nodes)
+        kubectl = job.cluster.kubectl_there
+        self._progress = PodProgress(pods.start_limit_s, kubectl)
+        self._limit = StartLimit(pods.start_limit_s, plan.nodes[0].min_nodes, kubectl)
         self._missing = MissingPods(job, pods.kind)
         self._next_look_at = float("-inf")
         self._ends_it = False
@@ -96,7 +96,8 @@ class ClusterDriver:
         if end is not None:
             self._is_over = True
             self._ends_it = end.succeeded or end.word == DELETED
-            reason, detail = reason_of_end(end, self._read_last_pods())
+            pods = self._read_last_pods()
+            reason, detail = reason_of_end(end, pods, self._job.cluster.kubectl_there)
             return Outcome(reason=reason, detail=detail)
         planned = frozenset(node.node_index for node in self.plan.nodes)
         wanted = planned - read_withdrawn(self._run, self.plan)
@@ -142,10 +143,8 @@ class ClusterDriver:
             elif self._ends_it or asked:
                 self._delete()
             else:
-                run_id = self._run.run_id
-                self._console.note(
-                    f"kept for {kubectl()} describe; {typed.command('stop', run_id)} removes it"
-                )
+                look, end = self._job.render_looking(), typed.command("stop", self._run.run_id)
+                self._console.note(f"kept for {look}; {end} removes it")
             if asked:
                 self._collect()
         finally:
@@ -220,7 +219,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> Outcome | None:
     end = job.read_end()
     if end is None or not job.pods.writes_output():
         return None
-    reason, detail = reason_of_end(end, job.pods.read())
+    reason, detail = reason_of_end(end, job.pods.read(), job.cluster.kubectl_there)
     if end.word == DELETED and run.launcher_death():
         with contextlib.suppress(TargetError):
             job.remove_left()

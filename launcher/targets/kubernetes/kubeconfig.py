@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,42 +29,15 @@ def official_client() -> tuple[Any, Any]:
     return client, config
 
 
-_named: tuple[str, ...] = ()
-
-
-@contextlib.contextmanager
-def using(kubeconfig: str | None, context: str | None) -> Iterator[None]:
-    """In the block, this process and its children use a kubeconfig, and ``kubectl()`` names it."""
-    global _named
-    before, file_before = _named, os.environ.get("KUBECONFIG")
-    if kubeconfig is not None:
-        os.environ["KUBECONFIG"] = kubeconfig
-    given = (("--kubeconfig", kubeconfig), ("--context", context))
-    _named = tuple(word for option, value in given if value for word in (option, value))
-    try:
-        yield
-    finally:
-        _named = before
-        if kubeconfig is not None:
-            os.environ.pop("KUBECONFIG")
-            if file_before is not None:
-                os.environ["KUBECONFIG"] = file_before
-
-
-def kubectl() -> str:
-    """kubectl as it is to be typed for the cluster that this call named."""
-    return shlex.join(("kubectl", *_named))
-
-
 def config_files() -> str:
     """Read at each call: the official client remembers the value at its import."""
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
-def has_config() -> bool:
-    """Whether there is a kubeconfig."""
-    files = (Path(name).expanduser() for name in config_files().split(os.pathsep) if name)
-    return any(file.is_file() for file in files)
+def has_config(files: str) -> bool:
+    """Whether one of the files that ``config_files`` may name is there."""
+    named = (Path(name).expanduser() for name in files.split(os.pathsep) if name)
+    return any(file.is_file() for file in named)
 
 
 def is_in_pod() -> bool:
@@ -73,10 +45,12 @@ def is_in_pod() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
-def open_client(*, in_cluster: bool, context: str | None) -> Any:
-    """A client for a context of the kubeconfig (None: its current one), or for the pod's account.
+def open_client(files: str | None, context: str | None, *, kubectl: str, fix: str) -> Any:
+    """A client for a context of the kubeconfigs (None: their current one).
 
-    Raises ``TargetError``. Connects to nothing, but runs the context's login command, if any.
+    Where ``files`` is None, it is one for the pod's account. Raises ``TargetError``: ``kubectl`` is
+    as it is typed for that context, ``fix`` says what helps where the files do not have it.
+    Connects to nothing, but runs the context's login command, if any.
     """
     client, config = official_client()
     import urllib3
@@ -87,33 +61,26 @@ def open_client(*, in_cluster: bool, context: str | None) -> Any:
     said: list[str] = []
     try:
         with _logged_errors(said):
-            if in_cluster:
+            if files is None:
                 config.load_incluster_config(client_configuration=settings)
             else:
                 # What the client refreshes must not be written into a person's kubeconfig.
                 config.load_kube_config(
-                    config_file=config_files(),
+                    config_file=files,
                     context=context,
                     client_configuration=settings,
                     persist_config=False,
                 )
     except OSError as error:
-        what = f"{config_files()} (KUBECONFIG) cannot be read: {error.strerror}"
-        raise TargetError(what, "export KUBECONFIG=FILE, or unset it") from error
+        raise TargetError(f"{files} cannot be read: {error.strerror}", fix) from error
     except (config.ConfigException, *MALFORMED) as error:
         known = isinstance(error, config.ConfigException)
         why = str(error).splitlines()[0] if known else "it is no kubeconfig"
-        why = why if in_cluster else f"{config_files()}: {why}"
-        fix = "kubectl config get-contexts lists what there is; kubectl config use-context NAME"
-        if not in_cluster and not has_config():
-            why, fix = (
-                f"{config_files()}: no such file",
-                "export KUBECONFIG=FILE, or --kubeconfig FILE",
-            )
-        raise TargetError(f"no cluster: {why}", fix) from error
+        why = why if files is None or has_config(files) else "no such file"
+        raise TargetError(f"no cluster: {f'{files}: ' if files else ''}{why}", fix) from error
     if said:
         what = f"the login command of context {context or 'in use'} failed: {said[0]}"
-        raise TargetError(what, f"{kubectl()} get pods runs the same command, and tells more")
+        raise TargetError(what, f"{kubectl} get pods runs the same command, and tells more")
     # A followed log takes a connection, and the client warns on the terminal above its limit.
     settings.connection_pool_maxsize = 1024
     # A request that was sent is not repeated: its answer may only be late.

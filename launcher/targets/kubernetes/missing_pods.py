@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster, find_fix
-from launcher.targets.kubernetes.kubeconfig import kubectl
 from launcher.targets.kubernetes.pod_progress import same_words
 from launcher.targets.kubernetes.pod_states import (
     BAD_ENDS,
@@ -61,8 +60,7 @@ class MissingPods:
                     yield line
             if not self._told and not self._any_pod and now - self._since >= NEXT_LOOK_S:
                 self._told.add("")
-                namespace = self._job.cluster.namespace
-                yield _describe_silence(f"{self._kind} {self._job.plan.job_name}", namespace, item)
+                yield _describe_silence(self._job, item)
 
 
 def read_reasons(cluster: Cluster, kind: str, job: Object | None) -> tuple[str, ...]:
@@ -85,23 +83,25 @@ def read_reasons(cluster: Cluster, kind: str, job: Object | None) -> tuple[str, 
         if error.status != FORBIDDEN:
             raise
         refused = (f"events may say why, but you may not list them: {error.hint}",)
-    return tell_reasons(job, events, cluster.namespace) or refused
+    return tell_reasons(job, events, cluster.namespace, cluster.kubectl) or refused
 
 
-def tell_reasons(job: Object, events: Iterable[Object], namespace: str) -> tuple[str, ...]:
+def tell_reasons(
+    job: Object, events: Iterable[Object], namespace: str, kubectl: str = "kubectl"
+) -> tuple[str, ...]:
     """What keeps the job's pods from being made; each message once, the latest last. Pure."""
-    lines = (*_conditions(job), *_warnings(job, events, namespace))
+    lines = (*_conditions(job), *_warnings(job, events, namespace, kubectl))
     return tuple({same_words(line): line for line in lines}.values())
 
 
-def _describe_silence(called: str, namespace: str, job: Object | None) -> str:
+def _describe_silence(job: ClusterJob, item: Object | None) -> str:
     """A line for where no pod was made for a while, and nothing says why."""
-    look = f"{kubectl()} describe {called} -n {namespace}"
-    if job is not None and not job.get("status"):
+    look, called = job.render_looking(), job.called
+    if item is not None and not item.get("status"):
         # No controller has written anything into it.
         return (
             f"no controller has taken up {called}: is the operator running? "
-            f"{kubectl()} get pods -A; {look}"
+            f"{job.cluster.kubectl} get pods -A; {look}"
         )
     return f"{called} has no pod, and no event says why; {look}"
 
@@ -114,7 +114,7 @@ def _conditions(job: Object) -> Iterator[str]:
             yield f"{called}: {kind}{f': {said}' if said else ''}"
 
 
-def _warnings(job: Object, events: Iterable[Object], namespace: str) -> Iterator[str]:
+def _warnings(job: Object, events: Iterable[Object], namespace: str, kubectl: str) -> Iterator[str]:
     made_at = seconds_of(section(job, "metadata").get("creationTimestamp") or "")
     for event in sorted(events, key=event_time):
         # Events of an earlier job of the same name may still be there. Times are whole seconds.
@@ -122,6 +122,6 @@ def _warnings(job: Object, events: Iterable[Object], namespace: str) -> Iterator
             about = section(event, "involvedObject")
             kind, name = str(about.get("kind")), about.get("name")
             message = message_of(event)
-            look = f"{kubectl()} describe {kind.lower()} {name} -n {namespace}"
-            fix = find_fix(message, namespace) or look
+            look = f"{kubectl} describe {kind.lower()} {name} -n {namespace}"
+            fix = find_fix(message, namespace, kubectl) or look
             yield f"{kind} {name}: {event.get('reason')}: {message}; {fix}"

@@ -48,11 +48,12 @@ def is_lasting(pod: PodView) -> bool:
 class PodProgress:
     """Says what changed about the pods, each trouble of a pod once.
 
-    A pod with a lasting trouble ends the run after ``limit_s``; 0: never.
+    A pod with a lasting trouble ends the run after ``limit_s``; 0: never. ``kubectl`` is as it is
+    typed for the pods' namespace.
     """
 
-    def __init__(self, limit_s: int) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: int, kubectl: str = "kubectl") -> None:
+        self._limit_s, self._kubectl = limit_s, kubectl
         self._words: dict[str, str] = {}
         self._troubles: set[tuple[str, Trouble, int]] = set()
 
@@ -67,7 +68,7 @@ class PodProgress:
                 key = (pod.uid, pod.trouble, pod.restarts)
                 if key not in self._troubles:
                     self._troubles.add(key)
-                    told = describe_trouble(pod)
+                    told = describe_trouble(pod, self._kubectl)
                     if self._limit_s and is_lasting(pod):
                         told += f"; the run ends if this lasts {self._limit_s} s ({LIMIT_KEY})"
                     yield told
@@ -89,8 +90,8 @@ class StartLimit:
     A pod may wait for a person for ``limit_s``; 0: for ever.
     """
 
-    def __init__(self, limit_s: int, min_nodes: int) -> None:
-        self._limit_s, self._min_nodes = limit_s, min_nodes
+    def __init__(self, limit_s: int, min_nodes: int, kubectl: str = "kubectl") -> None:
+        self._limit_s, self._min_nodes, self._kubectl = limit_s, min_nodes, kubectl
         self._kept_since: dict[int, float] = {}
         self._forgiven: set[Start] = set()
         """Starts that failed before enough nodes ran."""
@@ -129,6 +130,6 @@ class StartLimit:
                 continue
             since = self._kept_since.setdefault(index, now)
             if self._limit_s and now - since >= self._limit_s:
-                told = describe_trouble(pod)
+                told = describe_trouble(pod, self._kubectl)
                 return Reason.BAD_INPUT, f"{told}; it lasted {self._limit_s} s ({LIMIT_KEY})"
         return None

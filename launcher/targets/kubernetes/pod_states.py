@@ -17,7 +17,6 @@ from launcher.contract.errors import name_exit_code
 from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.reasons import RETRY_FROM, NodeState, Reason, reason_of_exit_code
 from launcher.contract.worker_end import is_out_of_memory
-from launcher.targets.kubernetes.kubeconfig import kubectl
 
 Object = Mapping[str, Any]
 
@@ -58,17 +57,17 @@ FIXES: Mapping[Trouble, str] = {
     Trouble.UNSCHEDULABLE: "lower resources of the job, or {kubectl} describe nodes",
     Trouble.IMAGE: "make push IMAGE=..., --image REF, or kubernetes.image_pull_secrets",
     Trouble.CONFIG: "create the Secret or ConfigMap that it names",
-    Trouble.START: "{kubectl} describe pod: the image lacks python3, or a mount fails",
+    Trouble.START: "the image lacks python3, or a mount fails: --image, kubernetes.volumes",
     Trouble.OUT_OF_MEMORY: "raise resources.memory; /dev/shm counts against it",
     Trouble.EVICTED: "{kubectl} describe node: its disk or memory was full",
     Trouble.CRASH_LOOP: "its log tells why the container ends again and again",
-    Trouble.DISRUPTED: "none needed: a new pod follows; kubernetes.priority_class helps",
+    Trouble.DISRUPTED: "its node was drained or wanted by others; kubernetes.priority_class helps",
 }
 
 
-def fix_of(trouble: Trouble) -> str:
-    """What a person may do about it."""
-    return FIXES[trouble].format(kubectl=kubectl())
+def fix_of(trouble: Trouble, kubectl: str = "kubectl") -> str:
+    """What a person may do about it; ``kubectl`` is as it is typed for the pods' namespace."""
+    return FIXES[trouble].format(kubectl=kubectl)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +314,9 @@ def is_suspended(item: Object) -> bool:
     return bool(spec.get("suspend") or section(spec, "runPolicy").get("suspend"))
 
 
-def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
+def reason_of_end(
+    end: JobEnd, pods: Iterable[PodView], kubectl: str = "kubectl"
+) -> tuple[Reason, str]:
     """Why the run ended, with the detail of the pod whose worker failed first."""
     if end.succeeded:
         return Reason.COMPLETED, ""
@@ -325,7 +326,7 @@ def reason_of_end(end: JobEnd, pods: Iterable[PodView]) -> tuple[Reason, str]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
             return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
         if pod.trouble is Trouble.START:
-            return Reason.BAD_INPUT, describe_trouble(pod)
+            return Reason.BAD_INPUT, describe_trouble(pod, kubectl)
         last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
         # The agent knows more than its exit code tells: running out of memory has none of its own.
         outcome = parse_node_outcome(pod.message)
@@ -367,16 +368,16 @@ def order_of_failure(
     return has_memory, is_worth_a_retry, False, seconds_of(finished) or float("inf")
 
 
-def describe_trouble(pod: PodView) -> str:
+def describe_trouble(pod: PodView, kubectl: str = "kubectl") -> str:
     """What is wrong with a pod, for a person: Kubernetes' word, its message, and the fix."""
     assert pod.trouble is not None, "asked for pods in trouble"
     said = f": {pod.message}" if pod.message else ""
-    fix = fix_of(pod.trouble)
+    fix = fix_of(pod.trouble, kubectl)
     if claim := find_missing_claim(pod):
         fix = f"make the claim {claim}, as k8s/base/storage.yaml does"
         fix += ", or kubernetes.checkpoint: pvc/OTHER"
     elif "unbound immediate PersistentVolumeClaims" in pod.message:
-        fix = f"{kubectl()} get pvc,storageclass: the claim needs a class that can make its volume"
+        fix = f"{kubectl} get pvc,storageclass: the claim needs a class that can make its volume"
     return f"{pod.name}: {pod.trouble.value}{said}; {fix}"
 
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 KINDS = ("pytorchjob", "trainjob", "jobset", "job")
 OVERRIDES = ("kind", "namespace")
 """Options that stand for ``kubernetes.KEY`` of the job file."""
-PLACE = ("context", "namespace")
-NAMED = (*OVERRIDES, "context", "kubeconfig")
+PLACE = ("context", "namespace", "kubeconfig")
 
 
 class KubernetesRoom(Room):
@@ -34,14 +33,16 @@ class KubernetesRoom(Room):
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
         from launcher.targets.kubernetes.target import KubernetesTarget
 
-        return KubernetesTarget(run_root, context=getattr(arguments, "context", None))
+        context, kubeconfig = (getattr(arguments, key, None) for key in ("context", "kubeconfig"))
+        return KubernetesTarget(run_root, context=context, kubeconfig=kubeconfig)
 
     def diagnose(
         self, job: JobSpec, folder: Path, limit_s: float, arguments: Namespace | None = None
     ) -> Iterator[Finding]:
         from launcher.targets.kubernetes.doctor import diagnose_kubernetes
 
-        return diagnose_kubernetes(job, folder, getattr(arguments, "context", None))
+        context, kubeconfig = (getattr(arguments, key, None) for key in ("context", "kubeconfig"))
+        return diagnose_kubernetes(job, folder, context, kubeconfig)
 
     # -- the command line -------------------------------------------------------------------------
 
@@ -58,35 +59,24 @@ class KubernetesRoom(Room):
             )
 
     def read_options(self, arguments: Namespace) -> GivenOptions:
-        """As ``Room.read_options``.
-
-        The kubeconfig that was named is the one that counts, for child processes too.
-        """
+        """As ``Room.read_options``."""
         if arguments.is_plugin and "on" in arguments and arguments.on is None:
             # LAUNCHER_HOSTS of the environment must not name another target.
             arguments.on, arguments.hosts = self.name, None
-        given = {
-            key: value for key in NAMED if (value := getattr(arguments, key, None)) is not None
-        }
-        if "kubeconfig" in given or "context" in given:
-            from launcher.targets.kubernetes.kubeconfig import using
-
-            arguments.until_end.enter_context(using(given.get("kubeconfig"), given.get("context")))
+        options = {key: getattr(arguments, key, None) for key in (*OVERRIDES, *PLACE)}
+        given = {key: value for key, value in options.items() if value is not None}
         on = getattr(arguments, "on", None)
-        finds_runs_by = words_given(arguments, ("kubeconfig",))
         if "set" not in arguments:
-            place = given.keys() & {*PLACE}
             # A run's folder remembers its cluster; without one, it is looked for where this was.
-            if on == self.name and not arguments.is_plugin:
-                finds_runs_by += ["--on", self.name]
-            finds_runs_by += words_given(arguments, PLACE)
-            names_runs = on == self.name or bool(place)
+            named = [] if on != self.name or arguments.is_plugin else ["--on", self.name]
+            names_runs = on == self.name or bool(given.keys() & {*PLACE})
+            finds_runs_by = [*named, *words_given(arguments, PLACE)]
             return GivenOptions(names_runs=names_runs, finds_runs_by=finds_runs_by)
         if given and on != self.name:
             key, value = next(iter(given.items()))
             raise InputError(f"--{key} {value} without --on {self.name}", f"--on {self.name}")
         settings = {key: given[key] for key in OVERRIDES if key in given}
-        return GivenOptions(settings=settings, finds_runs_by=finds_runs_by)
+        return GivenOptions(settings=settings)
 
     # -- runs that are found there ----------------------------------------------------------------
 

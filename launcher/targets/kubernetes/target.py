@@ -53,11 +53,12 @@ class KubernetesTarget(Target):
         clock: Clock | None = None,
         *,
         context: str | None = None,
+        kubeconfig: str | None = None,
     ) -> None:
         super().__init__()
         self._run_root = run_root
         self._given = cluster
-        self._context = context
+        self._context, self._kubeconfig = context, kubeconfig
         self._clock = clock or SystemClock()
         self._job: ClusterJob | None = None
 
@@ -65,7 +66,7 @@ class KubernetesTarget(Target):
         """Where the run was submitted to, or else where new ones go."""
         if self._given is None:
             known = read_cluster(self._run_root / run_id)
-            self._given = known or Cluster(context=self._context, namespace=namespace)
+            self._given = known or Cluster(self._context, namespace, self._kubeconfig)
         return self._given
 
     def job(self, plan: LaunchPlan) -> ClusterJob:

@@ -96,7 +96,8 @@ def test_another_kubeconfig_is_that_of_one_command(
     assert os.environ["KUBECONFIG"] == before
     code, said = plugin("status", "digits", "--kubeconfig", str(tmp_path / "none"))
     assert code == 3
-    assert "kubectl config get-contexts" in said
+    assert f"{tmp_path}/none: no such file" in said
+    assert "fix: export KUBECONFIG=FILE, or --kubeconfig FILE" in said
 
 
 def test_latest_is_the_run_that_was_made_last_and_not_that_of_a_folder_here(

@@ -19,6 +19,8 @@ from launcher.targets.kubernetes import api
 from launcher.targets.kubernetes.api import IN_CLUSTER, Cluster
 from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.render import render_manifest
+from launcher.targets.kubernetes.target import KubernetesTarget
+from tests.launcher.cluster_run import plan_in
 from tests.launcher.fake_cluster import FakeCluster, pod
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -167,11 +169,65 @@ def test_a_context_that_was_renamed_is_given_once(
     config.write_text(config.read_text().replace('"fake"', '"renamed"'))
     code, said = launcher("status", run_id)
     assert code == ExitCode.TARGET_UNREACHABLE, said
-    assert "kubectl config get-contexts" in said
+    assert "kubectl config get-contexts lists what there is; --context NAME, or" in said
+    assert f"given once to python -m launcher status {run_id}" in said
     code, said = launcher("status", run_id, "--context", "renamed")
     assert code == 0, said
     assert remembered(run_id) == {"context": "renamed", "namespace": "team"}
     assert launcher("status", run_id)[0] == 0
+
+
+@pytest.fixture
+def elsewhere(server: FakeCluster, launcher: Command, tmp_path: Path) -> tuple[str, Path]:
+    """A run that was submitted with ``--kubeconfig``, and the file; its context is not current."""
+    file = (tmp_path / "kubeconfig").rename(tmp_path / "theirs")
+    file.write_text(file.read_text().replace('"current-context": "fake"', '"current-context": "o"'))
+    plan = plan_in(tmp_path)
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "", 1.0)
+    KubernetesTarget(tmp_path / "runs", context="fake", kubeconfig="theirs").submit(plan)
+    return run.run_id, file
+
+
+def test_a_run_remembers_the_kubeconfig_that_was_named(
+    server: FakeCluster, launcher: Command, elsewhere: tuple[str, Path], tmp_path: Path
+) -> None:
+    run_id, file = elsewhere
+    place = {"context": "fake", "namespace": "team", "kubeconfig": str(file)}
+    assert remembered(run_id) == place
+    code, said = launcher("status", run_id)
+    assert code == 0, said
+    assert f"{run_id}: running" in said
+    # What is printed leads there too.
+    server.denied.add(("delete", "jobs"))
+    code, said = launcher("stop", run_id)
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert f"kubectl --kubeconfig {file} --context fake delete job digits -n team" in said
+    server.denied.clear()
+    file.rename(tmp_path / "moved")
+    code, said = launcher("status", run_id)
+    assert f"{file}: no such file" in said
+    assert f"--kubeconfig FILE, given once to python -m launcher status {run_id}" in said
+    code, said = launcher("status", run_id, "--kubeconfig", "moved")
+    assert code == 0, said
+    assert launcher("status", run_id)[0] == 0
+
+
+def test_a_hint_about_pods_names_the_place_of_the_run(
+    server: FakeCluster, launcher: Command, elsewhere: tuple[str, Path]
+) -> None:
+    run_id, file = elsewhere
+    labels = {"launcher.run-id": run_id, "batch.kubernetes.io/job-completion-index": "0"}
+    cannot = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/1",
+    }
+    server.put("pods", pod("digits-0", labels, phase="Pending", state={}, conditions=[cannot]))
+    code, said = launcher("status", run_id)
+    assert code == 0, said
+    assert f"kubectl --kubeconfig {file} --context fake -n team describe nodes" in said
 
 
 @pytest.mark.parametrize("options", [("--namespace", "elsewhere"), ("--context", "gone")])
