@@ -58,12 +58,12 @@ def write_end(folder: Path, end: WorkerEnd) -> None:
 
 
 def read_ends(folder: Path, run_dir: Path) -> tuple[WorkerEnd, ...]:
-    """The workers of one attempt's folder that ended badly, causes first."""
+    """How the workers of one attempt's folder ended, well or badly, causes first."""
     found = {path: _read_end(path) for path in folder.glob(f"*/{protocol.EXIT_FILE}")}
     return sort_ends(
         replace(end, log=os.path.relpath(path.parent, run_dir))
         for path, end in found.items()
-        if end is not None and end.exit_code != 0
+        if end is not None
     )
 
 
@@ -81,11 +81,11 @@ def _read_end(path: Path) -> WorkerEnd | None:
 
 
 def _failed_at(folder: Path, *, otherwise: float) -> float:
-    """When the exception was written: a worker may take long to end after it."""
-    try:
-        return (folder / protocol.ERROR_FILE).stat().st_mtime
-    except OSError:
-        return otherwise
+    """When the script ended, or its exception was written: a process may take long to end then."""
+    for name in (protocol.ERROR_FILE, protocol.ENDED_FILE):
+        with contextlib.suppress(OSError):
+            return (folder / name).stat().st_mtime
+    return otherwise
 
 
 def _read_exception(folder: Path, exit_code: int) -> str:

@@ -19,6 +19,7 @@ class NodeOutcome:
 
     The engine's process fills it; the supervisor adds the times, and the reason where the engine
     could not know it. ``first`` is the worker that failed first, ``collateral`` are the others.
+    ``ended_well`` is the first worker of the last attempt that ended with exit code 0.
     """
 
     node_index: int
@@ -31,6 +32,7 @@ class NodeOutcome:
     finished_at: float = 0.0
     first: WorkerEnd | None = None
     collateral: tuple[WorkerEnd, ...] = ()
+    ended_well: WorkerEnd | None = None
 
     @property
     def exit_code(self) -> int:

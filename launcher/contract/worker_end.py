@@ -19,7 +19,8 @@ COLLATERAL = re.compile(
 _ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15")
 _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
-
+LEFT_EARLY = "left-early"
+"""Cause of a worker that ended with exit code 0 while others still needed it."""
 REPR_CHARACTERS = 200
 """Of an exception, in what a Python shell shows of a failure unasked."""
 
@@ -29,8 +30,8 @@ class WorkerEnd:
     """How one worker ended.
 
     ``exit_code`` is negative for a signal; ``failed_at`` is in seconds since the epoch; ``cause``
-    is exit, signal, hang, out-of-memory, disk-full or terminated; ``exception`` is one line; the
-    agent's ``log`` is the worker's folder, relative to RUN_DIR.
+    is exit, signal, hang, out-of-memory, disk-full, terminated or left-early; ``exception`` is one
+    line; the agent's ``log`` is the worker's folder, relative to RUN_DIR.
 
     The launcher adds the fields that follow ``steps``, and puts ``failed_at`` by its own clock:
     ``host`` is the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is

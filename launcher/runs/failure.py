@@ -15,7 +15,14 @@ from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, name_ending
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
-from launcher.contract.worker_end import WorkerEnd, is_own_failure, name_cause, name_end, sort_ends
+from launcher.contract.worker_end import (
+    LEFT_EARLY,
+    WorkerEnd,
+    is_own_failure,
+    name_cause,
+    name_end,
+    sort_ends,
+)
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, parse_failures, split_console
 from launcher.runs.folder import RunFolder
@@ -26,6 +33,8 @@ TAIL_LINES = 12
 TAIL_BYTES = 32 * 1024
 CONSOLE_BYTES = 4 * TAIL_BYTES
 SIGTERM_EXIT = -15
+TEARDOWN_S = 5.0
+"""How long a script may take to end after it has closed its connections to the others."""
 
 _EXCEPTION = re.compile(
     r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$"
@@ -36,13 +45,43 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
 def decide_report(failures: Iterable[WorkerEnd], console_tail: tuple[str, ...]) -> FailureReport:
-    """The first cause and what fell with it; ``console_tail`` counts where no worker spoke."""
-    ordered = sort_ends(failures)
+    """The first cause and what fell with it; ``console_tail`` counts where no worker spoke.
+
+    ``failures`` may hold workers that ended with exit code 0.
+    """
+    ordered = name_who_left(failures)
     return FailureReport(
         first=ordered[0] if ordered else None,
         collateral=ordered[1:],
         console_tail=() if ordered else console_tail,
     )
+
+
+def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
+    """The workers that failed, causes first. Pure.
+
+    Where they fail only because another worker is gone, and one had ended with exit code 0 before,
+    that one is the cause: no worker may leave while others still wait for it.
+    """
+    ends = tuple(ends)
+    failed = sort_ends(end for end in ends if end.exit_code != 0)
+    left = min(
+        (end for end in ends if end.exit_code == 0 and end.cause == "exit"),
+        key=lambda end: end.failed_at,
+        default=None,
+    )
+    waited = [end for end in failed if end.is_collateral or end.cause == "hang"]
+    first = next((end for end in waited if end.cause != "terminated"), None)
+    if first is None or left is None or len(waited) < len(failed):
+        return failed
+    before_s = first.failed_at - left.failed_at
+    if before_s < -TEARDOWN_S:
+        return failed
+    how = "hung" if first.cause == "hang" else "failed"
+    said = (
+        f"it had ended with exit code 0, {max(0.0, before_s):.1f} s before rank {first.rank} {how}"
+    )
+    return (replace(left, cause=LEFT_EARLY, exception=said), *failed)
 
 
 def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
@@ -82,7 +121,8 @@ class _NodeReader:
         """From the node's outcome; from its workers' files where the node left none."""
         outcome = read_node_outcome(self._run, self._node.node_index, self._node.incarnation)
         if outcome is not None:
-            return [self._of_end(end) for end in outcome.ends]
+            well = (outcome.ended_well,) if outcome.ended_well else ()
+            return [self._of_end(end) for end in (*outcome.ends, *well)]
         attempt = self._newest_attempt()
         folder = self._folder / protocol.ATTEMPT_FOLDER.format(attempt=attempt)
         ends = read_ends(folder, self._run.path)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.contract import typed
 from launcher.contract.reasons import Reason, RunState
-from launcher.contract.worker_end import WorkerEnd, is_own_failure
+from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure
 from launcher.runs.outcome import FailureReport, Outcome
 
 COLLATERAL_LINES = 8
@@ -64,7 +64,9 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
     if first is None:
         tail = [f"    | {line}" for line in failure.console_tail]
         return ["  no worker left an error; the agent's last lines:", *tail] if tail else []
-    what = "fell with it" if fell_with_a_node(first, reason) else "first failure"
+    what = "left early" if first.cause == LEFT_EARLY else "first failure"
+    if fell_with_a_node(first, reason):
+        what = "fell with it"
     others = failure.collateral
     lines = [f"  {what}: {_who(first)}: {first.exception}"]
     lines += [f"    | {line}" for line in first.log_tail]

@@ -49,6 +49,8 @@ class Attempts:
         self.workers: tuple[WorkerPlace, ...] = ()
         self.number = _last_number(node_dir)
         self.count = 0
+        self.ended_well: tuple[WorkerEnd, ...] = ()
+        """Workers of the present attempt that ended with exit code 0, as ``end`` found them."""
         self._run_dir, self._scratch = run_dir, scratch
         self._hung: set[int] = set()
         self._oom_kills = 0
@@ -83,7 +85,9 @@ class Attempts:
 
         ``regroups``: the agent ended them itself, and some may not have begun yet.
         """
-        found = (*self._killed_with_their_guards(), *read_ends(self.folder(), self._run_dir))
+        told = read_ends(self.folder(), self._run_dir)
+        self.ended_well = tuple(end for end in told if end.exit_code == 0)
+        found = (*self._killed_with_their_guards(), *(end for end in told if end.exit_code != 0))
         ends = sort_ends(
             replace(end, cause="hang") if end.rank in self._hung else end for end in found
         )

@@ -30,6 +30,7 @@ class Node:
         self._spent_s: dict[str, float] = {}
         self.num_nodes = 0
         self.ends: tuple[WorkerEnd, ...] = ()
+        self._told_ends_of = -1
         self.had_rendezvous = False
         self.reached_store = False
         """Whether a store has answered this node before torch's agent was started."""
@@ -71,15 +72,23 @@ class Node:
         """
         self.enter("restart")
         self.ends = self.attempts.end(regroups=regroups)
-        for end in self.ends:
+        self.tell_ends(self.ends)
+        return self.ends, self.book.judge(self.ends, self.attempts.steps(), regroups=regroups)
+
+    def tell_ends(self, ends: tuple[WorkerEnd, ...]) -> None:
+        """Tells the ledger when each worker of the present attempt ended, once."""
+        if self._told_ends_of == self.attempts.number:
+            return
+        self._told_ends_of = self.attempts.number
+        for end in (*self.attempts.ended_well, *ends):
             self.ledger.write(
                 "worker-ended",
                 attempt=end.attempt,
                 rank=end.rank,
                 exit_code=end.exit_code,
                 cause=end.cause,
+                at=end.failed_at,
             )
-        return self.ends, self.book.judge(self.ends, self.attempts.steps(), regroups=regroups)
 
     def on_restart(self, cause: str, ends: tuple[WorkerEnd, ...]) -> None:
         """Counts and tells a restart of the workers."""

@@ -63,6 +63,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     node.on_first_round = watchdog.start
     reason, detail = rounds.run_rounds(task, node, clock, run_once)
     watchdog.stop()
+    node.tell_ends(attempts.end(regroups=True))
     return end(
         reason=reason,
         detail=detail,
@@ -71,6 +72,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         # The causes stand first.
         first=next(iter(node.ends), None),
         collateral=node.ends[1:],
+        ended_well=min(attempts.ended_well, key=lambda end: end.failed_at, default=None),
     )
 
 

@@ -123,7 +123,8 @@ def _run(
     code = os.waitstatus_to_exitcode(status)
     processes.end_children(polite_s=_POLITE_S if code == 0 else 0.0)
     _write_exit(place, code, watch)
-    _remove_if_empty(place.folder / protocol.STACKS_FILE)
+    for name in (protocol.STACKS_FILE, protocol.ENDED_FILE):
+        _remove_if_empty(place.folder / name)
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     if code != 0:
         _end_like(code)

@@ -86,6 +86,9 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         _write_error_file(error)
         _show(error)
         code = 1
+    if code == 0:
+        with contextlib.suppress(OSError):
+            (script.folder / protocol.ENDED_FILE).touch()
     _finalize(code)
 
 

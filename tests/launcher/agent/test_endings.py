@@ -79,6 +79,11 @@ def test_a_worker_that_fails_in_a_collective_another_has_left_ends_the_run(
     assert outcome["restarts"].get("lost-peer", 0) == 0
     assert two[0].outcome()["reason"] == "completed"
     assert two[0].outcome()["attempts"] == 1
+    left = two[0].outcome()["ended_well"]
+    assert (left["rank"], left["exit_code"]) == (0, 0)
+    assert left["failed_at"] <= outcome["first"]["failed_at"] + 5
+    (told,) = (e for e in two[0].events() if e["event"] == "worker-ended")
+    assert (told["rank"], told["exit_code"]) == (0, 0)
 
 
 def test_a_finished_node_with_the_store_stays_until_it_is_stopped_and_the_others_go_on(

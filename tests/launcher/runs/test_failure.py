@@ -4,7 +4,7 @@ import functools
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,20 @@ def test_the_cause_is_told_from_those_that_fell_with_it(
     assert report.first is not None
     assert report.first.rank == first
     assert len(report.collateral) == len(failures) - 1
+
+
+def test_a_rank_that_left_with_exit_code_0_is_named_where_the_others_only_missed_it() -> None:
+    left = failure(0, "", at=10.0, exit_code=0)
+    hung = replace(failure(2, "", at=15.5, exit_code=-9), cause="hang")
+    for victim, how in ((failure(1, PEER, at=13.5), "3.5 s before rank 1 failed"), (hung, "5.5 s")):
+        first = decide_report([victim, left], ()).first
+        assert first is not None
+        assert how in first.headline
+        assert first.headline.startswith("rank 0 on node 0: it had ended with exit code 0, ")
+    own = failure(1, "KeyError: 'sample 13'", at=13.5)
+    assert decide_report([own, left], ()) == decide_report([own], ())
+    earlier = failure(1, PEER, at=2.0)
+    assert decide_report([earlier, left], ()) == decide_report([earlier], ())
 
 
 def test_where_no_worker_spoke_the_agents_last_lines_are_kept() -> None:
