@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from launcher.contract import typed
-
 STARTS_SCRIPTS = r"(.*/)?(python[0-9.]*|torchrun)"
 JOB_ENDINGS = (".py", ".pyz", ".yaml", ".yml")
 CALLED_HERE = {
@@ -18,11 +16,6 @@ CALLED_HERE = {
 """Options of other programs, written with ``-`` in the place of ``_``."""
 DECIDED_HERE = ("--standalone", "--node-rank", "--rdzv-", "--master-")
 """Beginnings of torchrun's options that nobody gives here."""
-
-
-def with_training(command: str) -> str:
-    """How a command that starts scripts is typed."""
-    return f"{typed.command(command, 'JOB')} [options] -- [training arguments]"
 
 
 def find_habit(words: Sequence[str], takes_training: Sequence[str]) -> tuple[str, list[str]]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from launcher.commands.other_programs import CALLED_HERE, decided_here, with_training
+from launcher.commands.other_programs import CALLED_HERE, decided_here
 from launcher.contract import typed
 from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import ExitCode, InputError
@@ -74,7 +74,7 @@ def check_known(
         raise InputError(what, f"{meant}{typed.command(command, '--help')}")
     if ours := decided_here(unknown):
         meant = f"leave out {', '.join(ours)}, which the launcher decides; "
-    fix = with_training(command)
+    fix = f"{typed.command(command, 'JOB')} [options] -- [training arguments]"
     own = given[: -len(unknown)]
     if given == [*own, *unknown]:
         # Elsewhere one cannot tell which words are values of the unknown ones.

@@ -257,3 +257,5 @@ def bring_output(
                 fold(run, target, clock.wall())
             next_look_at = clock.monotonic() + READ_END_S
         yield
+    if pods.refusal is not None:
+        raise pods.refusal  # also where the run had ended before the first answer

@@ -267,3 +267,14 @@ def test_a_run_that_has_ended_here_does_not_hide_the_one_that_goes_on_there_and_
     assert f"{RUN_ID}: running on kubernetes" in capfd.readouterr().out
     assert run_command(("status", "digits-9", "--runs", str(run.path.parent))) == 0
     assert "digits-99ffff: succeeded" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("words", [(), ("--follow",)])
+def test_logs_of_an_ended_run_that_this_user_may_not_read_are_an_error(
+    submitted: FakeCluster, typed: Typed, words: tuple[str, ...]
+) -> None:
+    end_job(submitted, "Complete", "2026-01-01T00:01:00Z")
+    submitted.denied.add(("get", "pods/log"))
+    code, said = typed("logs", "digits", *words)
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert 'cannot get resource "pods/log"' in said
