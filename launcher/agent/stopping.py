@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
 from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
+from launcher.contract.records import read_object
 
 REASON_OF_SIGNAL = {
     signal.SIGTERM: Reason.PREEMPTED,
@@ -118,7 +119,7 @@ class StopFiles:
 
     def read_request(self) -> StopRequest | None:
         """The present request; None where there is none."""
-        found = _read(self._request) or {}
+        found = read_object(self._request)
         try:
             at, deadline = float(str(found["at"])), float(str(found["deadline"]))
         except (KeyError, ValueError):
@@ -146,15 +147,7 @@ class StopFiles:
 
     def read_answer(self) -> Mapping[str, object] | None:
         """What the training committed; None before it did."""
-        return _read(self._answer)
-
-
-def _read(path: Path) -> Mapping[str, object] | None:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+        return read_object(self._answer) or None
 
 
 def read_stop_file(environ: Mapping[str, str]) -> Reason | None:

@@ -6,7 +6,6 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from launcher.agent import disk
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
-from launcher.contract.records import dump_record, parse_record
+from launcher.contract.records import dump_record, parse_record, read_object
 from launcher.contract.worker_end import (
     WorkerEnd,
     is_out_of_memory,
@@ -75,8 +74,8 @@ def has_succeeded(exit_file: Path) -> bool:
 
 def _read_end(path: Path) -> WorkerEnd | None:
     try:
-        return parse_record(WorkerEnd, json.loads(path.read_text()))
-    except (OSError, ValueError):
+        return parse_record(WorkerEnd, read_object(path))
+    except ValueError:
         return None
 
 
@@ -106,10 +105,10 @@ def _read_exception(folder: Path, exit_code: int) -> str:
 def read_error(folder: Path) -> str:
     """The first line of a worker's uncaught exception; empty where it wrote none."""
     try:
-        message = json.loads((folder / protocol.ERROR_FILE).read_text())["message"]
+        message = read_object(folder / protocol.ERROR_FILE)["message"]
         text = message["message"] if isinstance(message, dict) else message
         return str(text).strip().partition("\n")[0]
-    except (OSError, ValueError, KeyError, TypeError):
+    except KeyError:
         return ""
 
 

@@ -12,6 +12,7 @@ from launcher.code.archive import hash_of, leads_out, names_in, pack
 from launcher.code.files import CodeFile, list_files
 from launcher.code.git import find_repository, read_git
 from launcher.code.place import CodePlace
+from launcher.contract.records import read_object
 
 ARCHIVE_FILE = "code.tar.gz"
 RECORD_FILE = "code.json"
@@ -109,9 +110,9 @@ def write_code(folder: Path, code: PackedCode, earlier: Path | None = None) -> N
 def read_record(folder: Path) -> CodeRecord | None:
     """What a run's folder says of its code; None where it says nothing readable."""
     try:
-        fields = json.loads((folder / RECORD_FILE).read_text())
+        fields = read_object(folder / RECORD_FILE)
         return CodeRecord(**{**fields, "start": tuple(fields["start"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (TypeError, KeyError):
         return None
 
 

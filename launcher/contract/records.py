@@ -9,17 +9,21 @@ takes longer than all else that ``launcher ps`` does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import json
 import types
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
 Reader = Callable[[Any], Any]
 """Gives the value of a field for its plain data, or raises ``ValueError``."""
+MOST_BYTES = 64 << 20
+"""Of a file in a run's folder; a longer one counts as unreadable."""
 ACCEPTED = {str: (str,), int: (int,), bool: (bool,), float: (float, int)}
 """What JSON has for each plain type."""
 
@@ -49,10 +53,34 @@ def _defaults_of(kind: Any) -> Mapping[str, object]:
 
 def parse_text(kind: type[Record], text: str, schema: int) -> Record:
     """A record from JSON that names its ``schema`` too. Raises ``ValueError`` for anything else."""
-    data = json.loads(text)
-    if not isinstance(data, dict) or data.get("schema") != schema:
+    data = parse_object(text)
+    if data.get("schema") != schema:
         raise ValueError(f"it is no {kind.__name__} of schema {schema}")
     return parse_record(kind, data)
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """A JSON object that anybody may have written. Raises ``ValueError`` for anything else."""
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return data if isinstance(data, dict) else _refuse(data, ["a JSON object"])
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return parse_object(read_limited(path))
+    return {}
+
+
+def read_limited(path: Path) -> bytes:
+    """A file that a script may have written. Raises ``OSError``, or ``ValueError`` for its size."""
+    with path.open("rb") as file:
+        if len(data := file.read(MOST_BYTES + 1)) > MOST_BYTES:
+            raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
+    return data
 
 
 def parse_record(kind: type[Record], data: object) -> Record:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
+from launcher.contract.records import read_object
 from launcher.follow.target import Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, write_atomically
@@ -82,8 +83,8 @@ def without(observation: Observation, withdrawn: frozenset[int]) -> Observation:
 
 
 def _read_nodes(path: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads(path.read_text())["nodes"])
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return int(read_object(path)["nodes"])
     return None
 
 

@@ -19,7 +19,7 @@ from launcher.agent.atomic_write import (
 from launcher.contract import protocol, typed
 from launcher.contract.errors import DiskFullError, InputError, LauncherError
 from launcher.contract.process_stat import boot_id, start_of
-from launcher.contract.records import parse_record
+from launcher.contract.records import parse_object, parse_record, read_limited, read_object
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.torchrun import WORKER_FOLDERS, WorkerLog, parse_worker_folder
 from launcher.runs.outcome import Outcome
@@ -32,6 +32,11 @@ POD_LEDGER = "pods.jsonl"
 POD_SOURCE = "cluster"
 SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
+KEPT_DIR = ".kept"
+"""The launcher's copies of files that it reads again: in RUN_DIR a script may write others of the
+same names."""
+METRICS_DEPTH = 8
+"""How deep the metrics of a script may be nested."""
 BORROWED_FILE = "borrowed"
 """Marks the temporary folder of a run that somebody else submitted; it lasts for one command."""
 MOST_NAMED = 5
@@ -65,7 +70,7 @@ class RunFolder:
         """
         make_folders((str(self.path),))
         try:
-            write_atomically(self.path / SUBMITTED_FILE, json.dumps({"at": at}))
+            self._write_own(SUBMITTED_FILE, json.dumps({"at": at}))
             if follows:
                 # Before the plan: who finds a plan without a launcher takes the run for dead.
                 self.write_launcher()
@@ -86,7 +91,7 @@ class RunFolder:
 
     def write_plan(self, plan: LaunchPlan, script: str) -> None:
         """Replaces the recorded plan; later commands use the newest one."""
-        write_atomically(self.path / protocol.PLAN_FILE, plan.to_json())
+        self._write_own(protocol.PLAN_FILE, plan.to_json())
         write_atomically(self.path / protocol.ARTIFACT_FILE, script)
 
     def read_plan(self) -> LaunchPlan:
@@ -95,10 +100,23 @@ class RunFolder:
         try:
             return parse_plan(path.read_text())
         except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError, ValueError):
+                return parse_plan((self.path / KEPT_DIR / protocol.PLAN_FILE).read_text())
             raise InputError(
                 f"{path} is not the plan of a run: {str(error).splitlines()[0]}",
                 f"{typed.command('ps', '--all')} lists the runs",
             ) from error
+
+    def _write_own(self, name: str, text: str) -> None:
+        """Writes a file that later calls read again, and the launcher's own copy of it."""
+        (self.path / KEPT_DIR).mkdir(exist_ok=True)
+        for folder in (self.path, self.path / KEPT_DIR):
+            write_atomically(folder / name, text)
+
+    def _read_own(self, name: str, key: str) -> Mapping[str, Any]:
+        """What ``_write_own`` wrote, which has this key; empty where nothing of it is left."""
+        copies = (read_object(folder / name) for folder in (self.path, self.path / KEPT_DIR))
+        return next((found for found in copies if key in found), {})
 
     def is_there(self) -> bool:
         """Whether the plan is still there: without it no command finds the run.
@@ -111,12 +129,23 @@ class RunFolder:
 
     def submitted_at(self) -> float:
         """Seconds since the epoch; 0 for a folder that lost its record."""
-        at = _read_object(self.path / SUBMITTED_FILE).get("at")
+        at = self._read_own(SUBMITTED_FILE, "at").get("at")
         return float(at) if isinstance(at, int | float) else 0.0
 
     def read_metrics(self) -> Mapping[str, object]:
-        """What rank 0 of the training last wrote; empty where it wrote nothing readable."""
-        return _read_object(self.path / protocol.METRICS_FILE)
+        """What rank 0 of the training last wrote; ``left_out`` names what of it is not read."""
+        path = self.path / protocol.METRICS_FILE
+        try:
+            found = parse_object(read_limited(path))
+        except OSError:
+            return {}
+        except ValueError as error:
+            return {"left_out": f"all of {path.name}: {error}"}
+        deep = [name for name, value in found.items() if not _is_shallow(value, METRICS_DEPTH)]
+        if not deep:
+            return found
+        why = f"{', '.join(deep)} of {path.name}: nested deeper than {METRICS_DEPTH}"
+        return {**{k: v for k, v in found.items() if k not in deep}, "left_out": why}
 
     def write_outcome(self, outcome: Outcome) -> None:
         """On a full disk the agent's archive makes room, as the nodes have ended.
@@ -137,7 +166,7 @@ class RunFolder:
 
     def read_outcome(self) -> Outcome | None:
         """None while the run goes on, and until somebody has looked how it ended."""
-        data = _read_object(self.path / protocol.OUTCOME_FILE)
+        data = read_object(self.path / protocol.OUTCOME_FILE)
         with contextlib.suppress(ValueError):
             return parse_record(Outcome, data) if data else None
         return None
@@ -176,7 +205,7 @@ class RunFolder:
         """Records this process as the one that follows the run."""
         mark = {"pid": os.getpid(), "start": start_of(os.getpid())}
         mark |= {"sees": process_space(), "machine": name_machine()}
-        write_atomically(self.path / LAUNCHER_FILE, json.dumps(mark))
+        self._write_own(LAUNCHER_FILE, json.dumps(mark))
 
     @property
     def is_foreign(self) -> bool:
@@ -190,13 +219,13 @@ class RunFolder:
 
     def launcher_pid(self) -> int | None:
         """The living launcher that follows the run; None where it ended or died."""
-        mark = _read_object(self.path / LAUNCHER_FILE)
+        mark = self._read_own(LAUNCHER_FILE, "pid")
         return int(mark["pid"]) if _lives(mark) else None
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether its launcher ran on another machine, or in another container of this one."""
-        mark, here = _read_object(self.path / LAUNCHER_FILE), process_space()
+        mark, here = self._read_own(LAUNCHER_FILE, "pid"), process_space()
         seen, machine = str(mark.get("sees", here)), str(mark.get("machine", name_machine()))
         if seen.partition(":")[0] == here.partition(":")[0]:
             return seen != here
@@ -208,7 +237,7 @@ class RunFolder:
 
         A launcher of another machine, container or boot cannot be seen from here.
         """
-        mark = _read_object(self.path / LAUNCHER_FILE)
+        mark = self._read_own(LAUNCHER_FILE, "pid")
         if mark.get("sees") != process_space() or self.read_outcome() is not None:
             return ""
         return "" if _lives(mark) else f"its process {mark['pid']} is not there any more"
@@ -221,13 +250,10 @@ def _lives(mark: Mapping[str, Any]) -> bool:
     return start is not None and start == mark.get("start")
 
 
-def _read_object(path: Path) -> Mapping[str, Any]:
-    """A JSON object; empty where there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text())
-        if isinstance(found, dict):
-            return found
-    return {}
+def _is_shallow(value: object, most: int) -> bool:
+    """Whether JSON data is nested at most so deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most >= 0 and all(_is_shallow(one, most - 1) for one in inner)
 
 
 def process_space() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol
+from launcher.contract.records import parse_object
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 
@@ -35,11 +35,11 @@ _NUMBERS = ("node_index", "incarnation", "at", "monotonic_s")
 def parse_event(line: str, source: str) -> LedgerEvent | None:
     """None for a line of another source, and for one without place, name or time."""
     try:
-        data = json.loads(line)
+        data = parse_object(line)
     except ValueError:
         # Its writer was killed while it wrote.
         return None
-    if not isinstance(data, dict) or data.get("source") != source:
+    if data.get("source") != source:
         return None
     name = data.get("event")
     numbers: Mapping[str, Any] = {key: data.get(key) for key in _NUMBERS}

@@ -146,6 +146,8 @@ def _results(outcome: Outcome) -> list[str]:
     found = []
     if isinstance(accuracy, int | float):
         found.append(f"  accuracy     {accuracy:.4f}")
+    if left_out := outcome.metrics.get("left_out"):
+        found.append(f"  left out     {left_out}")
     rate = f", {speed:.0f} samples/s" if isinstance(speed, int | float) else ""
     found.append(f"  duration     {outcome.duration_s:.1f} s{rate}")
     if outcome.restarts:

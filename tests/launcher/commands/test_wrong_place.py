@@ -239,6 +239,7 @@ def test_a_kubeconfig_that_is_not_there_is_told_as_such(folder: Path) -> None:
 # -- run folders that were damaged ----------------------------------------------------------------
 
 GARBAGE = [b"", b"\xff\0\xfe", b"null", b"[]", b"{}", b'"x"', b"1", b'{"at": null, "pid": []}']
+GARBAGE.append(b"[" * 100_000)
 
 
 @pytest.fixture(scope="module")

@@ -87,15 +87,42 @@ def test_the_newest_plan_is_the_one_in_force(
 def test_a_damaged_plan_is_an_error_for_a_person(make_run: Callable[..., RunFolder]) -> None:
     run = make_run("a")
     (run.path / "plan.json").write_text("{")
+    assert run.read_plan(), "the launcher keeps a copy: a script may write a plan.json of its own"
+    (run.path / ".kept" / "plan.json").write_text("{")
     with pytest.raises(InputError, match="is not the plan of a run"):
         run.read_plan()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "null", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"]
+)
 def test_unreadable_metrics_count_as_none(make_run: Callable[..., RunFolder], text: str) -> None:
     run = make_run("a")
     (run.path / "metrics.json").write_text(text)
-    assert run.read_metrics() == {}
+    assert list(run.read_metrics()) == ["left_out"]
+
+
+def test_metrics_that_are_nested_too_deep_are_left_out_by_name(
+    make_run: Callable[..., RunFolder],
+) -> None:
+    run = make_run("a")
+    deep = "[" * 300 + "]" * 300
+    (run.path / "metrics.json").write_text(f'{{"steps": 3, "by": [[1]], "curve": {deep}}}')
+    told = "curve of metrics.json: nested deeper than 8"
+    assert run.read_metrics() == {"steps": 3, "by": [[1]], "left_out": told}
+
+
+def test_a_scripts_own_files_of_the_launchers_names_do_not_break_its_run(
+    make_run: Callable[..., RunFolder],
+) -> None:
+    run = make_run("a")
+    run.write_launcher()
+    plan, at = run.read_plan(), run.submitted_at()
+    for name in ("plan.json", "submitted.json", "launcher.json", "outcome.json"):
+        for text in ('{"lr": 0.1}', "[" * 100_000):
+            (run.path / name).write_text(text)
+            assert (run.read_plan(), run.submitted_at()) == (plan, at)
+            assert (run.launcher_pid(), run.read_outcome()) == (os.getpid(), None)
 
 
 def test_a_run_without_an_outcome_goes_on(make_run: Callable[..., RunFolder]) -> None:
