@@ -20,13 +20,18 @@ from launcher.contract.worker_end import (
     is_out_of_memory,
     is_own_failure,
     name_cause,
+    show_line,
     sort_ends,
 )
 
 TAIL_BYTES = 32 * 1024
 _FATAL = "Fatal Python error: "
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'\s+what\(\): *(.*)")
-_CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
+_CGROUP = Path("/sys/fs/cgroup")
+_OOM_COUNTS = ("memory.events", "memory/memory.oom_control")
+"""Where a container's cgroup counts its kills for memory: version 2, and version 1."""
+_INNER = "Original Traceback (most recent call last):"
+"""Stands in a message that wraps the exception of another process, as those of a DataLoader do."""
 
 
 def judge_exit(
@@ -90,24 +95,29 @@ def _failed_at(folder: Path, *, otherwise: float) -> float:
 def _read_exception(folder: Path, exit_code: int) -> str:
     """The uncaught exception's line; else the last on stderr, of an abort or of a full disk."""
     if error := read_error(folder):
-        return error[:500]
+        return error
     # Faulthandler's stacks follow, whose last line says nothing.
     told, fatal, stacks = read_tail(folder / protocol.STDERR_FILE).partition(_FATAL)
     lines = told.splitlines() or [fatal + line for line in stacks.splitlines()[:1]]
-    last = lines[-1][:500] if lines else ""
+    last = show_line(lines[-1]) if lines else ""
     if exit_code == -6:
         # An exception of C++ that nobody caught, as NCCL's watchdog throws: frames follow it.
         thrown = _THROWN.findall(told)
-        return ": ".join(thrown[-1])[:500] if thrown else last
+        return show_line(": ".join(thrown[-1])) if thrown else last
     return last if disk.says_full(last) else ""
 
 
 def read_error(folder: Path) -> str:
-    """The first line of a worker's uncaught exception; empty where it wrote none."""
+    """The telling line of a worker's uncaught exception; empty where it wrote none.
+
+    It is the first line, or the last one of an exception that came from another process.
+    """
     try:
         message = read_object(folder / protocol.ERROR_FILE)["message"]
         text = message["message"] if isinstance(message, dict) else message
-        return str(text).strip().partition("\n")[0]
+        first, held, inner = str(text).strip().partition(_INNER)
+        lines = [line for line in inner.splitlines() if line.strip() and line[0] != " "]
+        return show_line(lines[-1] if held and lines else first.partition("\n")[0])
     except KeyError:
         return ""
 
@@ -122,11 +132,10 @@ def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
         return ""
 
 
-def read_oom_kills(path: Path = _CGROUP_EVENTS) -> int:
+def read_oom_kills(cgroup: Path = _CGROUP) -> int:
     """How many processes of this container the kernel killed for memory; 0 where unknown."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
+    for file in _OOM_COUNTS:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            lines = (cgroup / file).read_text().splitlines()
+            return int(dict(line.split() for line in lines)["oom_kill"])
     return 0

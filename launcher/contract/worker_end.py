@@ -21,6 +21,9 @@ _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
 LEFT_EARLY = "left-early"
 """Cause of a worker that ended with exit code 0 while others still needed it."""
+LINE_CHARACTERS = 500
+"""Of a line that a worker wrote, in what is told of its end."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 REPR_CHARACTERS = 200
 """Of an exception, in what a Python shell shows of a failure unasked."""
 
@@ -76,6 +79,14 @@ class WorkerEnd:
     def has_left(self) -> bool:
         """Whether it says itself that it was asked to leave."""
         return self.exit_code in _LEFT
+
+
+def show_line(text: str) -> str:
+    """A line that a worker wrote, fit for a terminal: cut, and its control characters escaped."""
+    text = _COLOUR.sub("", text[: 2 * LINE_CHARACTERS])
+    cut = text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}..."
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return "".join(shown).replace("\\t", "    ")
 
 
 def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:

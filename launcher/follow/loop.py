@@ -19,6 +19,7 @@ from launcher.follow.prefix import prefix_of
 from launcher.follow.requests import count_nodes, is_stop_requested, take_scale_request
 from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import Target
+from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog, describe_loss
 from launcher.runs.failure import read_report
@@ -261,6 +262,11 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
     if plan.agent and reason is Reason.DISK_FULL and reason not in {node.reason for node in nodes}:
         # The node's disk had no room for its own words.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
+    first, limit = failure.first if failure else None, plan.resources.memory_bytes
+    if limit and "out-of-memory" in (reason, first.cause if first else ""):
+        fix = f"--set resources.memory={render_bytes(2 * limit)}"
+        told = f"the limit is {render_bytes(limit)}; fix: {fix}"
+        detail = f"{told}; {detail}" if detail else told
     finished_at = end.finished_at or now
     outcome = replace(
         end,

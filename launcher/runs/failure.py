@@ -21,6 +21,7 @@ from launcher.contract.worker_end import (
     is_own_failure,
     name_cause,
     name_end,
+    show_line,
     sort_ends,
 )
 from launcher.plan.launch_plan import LaunchPlan
@@ -247,7 +248,8 @@ def _last_exception(stderr: str) -> str:
     """The line that names the exception of the last traceback."""
     _, traceback, after = stderr.rpartition("Traceback (most recent call last):")
     lines = (_RANK_PREFIX.sub("", line) for line in reversed(after.splitlines()))
-    return next((line for line in lines if traceback and _EXCEPTION.match(line)), "")
+    found = next((line for line in lines if traceback and _EXCEPTION.match(line)), "")
+    return show_line(found)
 
 
 def _read_first(folder: Path, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -259,4 +261,5 @@ def _read_first(folder: Path, names: Sequence[str]) -> tuple[str, tuple[str, ...
 
 
 def _last_lines(text: str) -> tuple[str, ...]:
-    return tuple(text.splitlines()[-TAIL_LINES:])
+    # By "\n" alone: other separators are characters of a line.
+    return tuple(map(show_line, text.rstrip("\n").split("\n")[-TAIL_LINES:])) if text else ()

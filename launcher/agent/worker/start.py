@@ -178,10 +178,18 @@ def _write_error_file(error: BaseException) -> None:
         return
     error.__traceback__ = _own_part(error.__traceback__)
     told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    text, at = f"{type(error).__name__}: {error}", str(int(time.time()))
+    text, at = f"{type(error).__name__}: {_words_of(error)}", str(int(time.time()))
     message = {"message": text, "extraInfo": {"py_callstack": told, "timestamp": at}}
     with contextlib.suppress(OSError):
         write_atomically(Path(file), json.dumps({"message": message}))
+
+
+def _words_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:
+        # As the interpreter tells it.
+        return "<exception str() failed>"
 
 
 def _own_part(found: TracebackType | None) -> TracebackType | None:

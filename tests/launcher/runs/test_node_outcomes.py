@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +239,13 @@ def test_a_run_under_plain_torchrun_has_no_restarts_to_count(
 ) -> None:
     plan = make_plan(nnodes=1, engine="torchrun", max_restarts=0)
     assert write_run_outcome(folder.run, plan, Outcome(reason=Reason.COMPLETED), 3.0).restarts == {}
+
+
+def test_a_run_that_ran_out_of_memory_names_its_limit_and_the_fix(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    folder, plan = Folder(tmp_path / "run"), make_plan()
+    plan = replace(plan, resources=replace(plan.resources, memory_bytes=400 << 20))
+    seen = Outcome(reason=Reason.OUT_OF_MEMORY, detail="node 0 ended with exit code 1")
+    told = write_run_outcome(folder.run, plan, seen, 9.0).detail
+    assert told.startswith("the limit is 400Mi; fix: --set resources.memory=800Mi; node 0 ended")

@@ -1,0 +1,61 @@
+"""What is told of exceptions that are wrapped, silent, huge, or not fit for a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.worker_exit import read_error, read_oom_kills
+from tests.launcher.agent.place import Place, free_port
+
+SILENT = """
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+raise Silent()
+"""
+HUGE = "raise ValueError('x' * 2_000_000)"
+CONTROL = "raise ValueError('a\\x1b[2Jb\\x07\\x9b c')"
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (SILENT, "Silent: <exception str() failed>"),
+        (HUGE, f"ValueError: {'x' * 488}..."),
+        (CONTROL, r"ValueError: a\x1b[2Jb\x07\x9b c"),
+    ],
+    ids=["silent", "huge", "control"],
+)
+def test_an_exception_is_told_in_one_line_that_a_terminal_can_show(
+    place: Place, script: str, told: str
+) -> None:
+    place.write(script)
+    place.plan(port=free_port())
+    assert place.run() == 1, place.console()
+    first = place.outcome()["first"]
+    assert (first["exit_code"], first["exception"]) == (1, told)
+
+
+def test_of_an_exception_of_another_process_the_inner_one_is_told(tmp_path: Path) -> None:
+    message = (
+        "KeyError: Caught KeyError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "t.py", line 8, in __getitem__\n'
+        "    raise KeyError('sample 13 corrupt')\n"
+        "KeyError: 'sample 13 corrupt'\n"
+    )
+    (tmp_path / "error.json").write_text(json.dumps({"message": {"message": message}}))
+    assert read_error(tmp_path) == "KeyError: 'sample 13 corrupt'"
+
+
+@pytest.mark.parametrize("file", ["memory.events", "memory/memory.oom_control"])
+def test_kills_for_memory_are_counted_by_either_version_of_cgroups(
+    tmp_path: Path, file: str
+) -> None:
+    assert read_oom_kills(tmp_path) == 0
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert read_oom_kills(tmp_path) == 3
