@@ -180,7 +180,7 @@ def read_status(run: RunFolder) -> RunStatus:
         launcher_death=run.launcher_death(),
         folder="" if run.is_borrowed else str(run.path),
         nodes=nodes,
-        metrics=run.read_metrics(),
+        metrics=run.read_metrics(plan),
         outcome=without_folder(run, outcome) if outcome else None,
     )
 

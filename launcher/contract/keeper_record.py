@@ -1,4 +1,4 @@
-"""The record that a host's keeper writes of its node, and that the launcher reads.
+"""The record of the process that runs a node: of a host's keeper, or of an agent of this machine.
 
 Standard library only, and no newer than Python 3.8: hosts import it with a Python of their own.
 """

@@ -5,6 +5,8 @@ Standard library only, and no newer than Python 3.9: hosts import it with a Pyth
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +40,22 @@ def start_of(pid: int) -> str | None:
     """
     fields = read_stat(pid)
     return f"{boot_id()}:{fields[19]}" if fields and fields[0] not in ENDED else None
+
+
+def lives(mark: Mapping[str, object]) -> bool:
+    """Whether the very process of this ``pid`` and ``start`` runs, as far as this one can see."""
+    # A pid alone may have been given to another process since.
+    pid, start = mark.get("pid"), mark.get("start")
+    return isinstance(pid, int) and start is not None and start_of(pid) == start
+
+
+def name_machine() -> str:
+    """Tells this machine from others, also after it was started anew."""
+    # Copies of one disk image have the same id, and containers often have none.
+    machine_id = ""
+    with suppress(OSError):
+        machine_id = Path("/etc/machine-id").read_text().strip()
+    return f"{os.uname().nodename} {machine_id}"
 
 
 def boot_id() -> str:

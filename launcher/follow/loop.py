@@ -278,7 +278,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         # A folder that was removed cannot tell it.
         started_at=run.submitted_at() or finished_at,
         finished_at=finished_at,
-        metrics=run.read_metrics(),
+        metrics=run.read_metrics(plan),
         failure=failure,
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,

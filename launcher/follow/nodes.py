@@ -28,6 +28,26 @@ AWAY_LIMIT_S = 120.0
 FOUND_LATER = "found after its launcher had gone"
 
 
+class FolderWatch:
+    """Notices that the run's folder was removed: no command can reach the run any more."""
+
+    def __init__(self, run: RunFolder, console: Console, clock: Clock) -> None:
+        self._run, self._console, self._clock = run, console, clock
+        self._lost_at: float | None = None
+
+    def look(self) -> Outcome | None:
+        """The end of the run once its folder has been missing for ``FOLDER_LIMIT_S``."""
+        if self._run.is_there():
+            self._lost_at = None
+            return None
+        now = self._clock.monotonic()
+        self._lost_at = now if self._lost_at is None else self._lost_at
+        if now - self._lost_at <= FOLDER_LIMIT_S:
+            return None
+        self._console.note(f"stopping: {self._run.path} was removed")
+        return Outcome(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED)
+
+
 class NodeDriver:
     """A ``Driver`` that replaces lost nodes and restarts failed ones."""
 
@@ -48,14 +68,13 @@ class NodeDriver:
         self._replaced_at: dict[int, float] = {}
         self._withdrawn: frozenset[int] = frozenset()
         self._first_exit_at: float | None = None
-        self._folder_lost_at: float | None = None
+        self._folder = FolderWatch(run, console, clock)
         self._away_since: float | None = None
         self._ended: frozenset[int] = frozenset()
 
     def turn(self) -> Outcome | None:
-        if self._has_lost_folder():
-            self._console.note(f"stopping: {self._run.path} was removed")
-            return Outcome(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED)
+        if (end := self._folder.look()) is not None:
+            return end
         if (observation := self._observe()) is None:
             return None
         action = self._decide(observation)
@@ -123,16 +142,6 @@ class NodeDriver:
         return frozenset(
             log.node_index for log in logs if incarnations.get(log.node_index) == log.incarnation
         )
-
-    def _has_lost_folder(self) -> bool:
-        """Whether the run's folder was removed, so that no command can reach the run any more."""
-        if self._run.is_there():
-            self._folder_lost_at = None
-            return False
-        now = self._clock.monotonic()
-        if self._folder_lost_at is None:
-            self._folder_lost_at = now
-        return now - self._folder_lost_at > FOLDER_LIMIT_S
 
     def scale(self, nodes: int) -> None:
         """Nodes of the highest indices go first, and come back as later incarnations."""

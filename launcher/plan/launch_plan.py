@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
@@ -97,6 +98,15 @@ class LaunchPlan:
     def with_output_on_consoles(self) -> LaunchPlan:
         """The plan whose agents copy to their consoles what their workers print."""
         return replace(self, agent=self.agent and replace(self.agent, tee=True))
+
+    def outside(self, path: str) -> str:
+        """Where a path of the nodes' containers lies outside; any other as it is."""
+        inside = PurePosixPath(path)
+        fits = [m for m in self.nodes[0].mounts if inside.is_relative_to(m.target)]
+        if not fits:
+            return path
+        mount = max(fits, key=lambda m: len(m.target))
+        return str(PurePosixPath(mount.source, inside.relative_to(mount.target)))
 
     def to_json(self) -> str:
         """The plan as text, a field or a node on each line, without what has its default.

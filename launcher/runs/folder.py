@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from launcher.agent.atomic_write import (
 )
 from launcher.contract import protocol, typed
 from launcher.contract.errors import DiskFullError, InputError, LauncherError
-from launcher.contract.process_stat import boot_id, start_of
+from launcher.contract.process_stat import boot_id, lives, name_machine, start_of
 from launcher.contract.records import parse_object, parse_record, read_limited, read_object
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.plan.torchrun import WORKER_FOLDERS, WorkerLog, parse_worker_folder
@@ -132,11 +131,15 @@ class RunFolder:
         at = self._read_own(SUBMITTED_FILE, "at").get("at")
         return float(at) if isinstance(at, int | float) else 0.0
 
-    def read_metrics(self) -> Mapping[str, object]:
-        """What rank 0 of the training last wrote; ``left_out`` names what of it is not read."""
+    def read_metrics(self, plan: LaunchPlan) -> Mapping[str, object]:
+        """What rank 0 of the training last wrote; ``left_out`` names what of it is not read.
+
+        Paths in containers are told as what they are outside.
+        """
         path = self.path / protocol.METRICS_FILE
         try:
-            found = parse_object(read_limited(path))
+            read = parse_object(read_limited(path))
+            found = {k: plan.outside(v) if isinstance(v, str) else v for k, v in read.items()}
         except OSError:
             return {}
         except ValueError as error:
@@ -220,7 +223,7 @@ class RunFolder:
     def launcher_pid(self) -> int | None:
         """The living launcher that follows the run; None where it ended or died."""
         mark = self._read_own(LAUNCHER_FILE, "pid")
-        return int(mark["pid"]) if _lives(mark) else None
+        return int(mark["pid"]) if lives(mark) else None
 
     @property
     def is_elsewhere(self) -> bool:
@@ -240,14 +243,7 @@ class RunFolder:
         mark = self._read_own(LAUNCHER_FILE, "pid")
         if mark.get("sees") != process_space() or self.read_outcome() is not None:
             return ""
-        return "" if _lives(mark) else f"its process {mark['pid']} is not there any more"
-
-
-def _lives(mark: Mapping[str, Any]) -> bool:
-    """Whether the launcher that left this mark runs, as far as this process can see."""
-    # A pid alone may have been given to another process since.
-    start = start_of(mark.get("pid", 0))
-    return start is not None and start == mark.get("start")
+        return "" if lives(mark) else f"its process {mark['pid']} is not there any more"
 
 
 def _is_shallow(value: object, most: int) -> bool:
@@ -259,15 +255,6 @@ def _is_shallow(value: object, most: int) -> bool:
 def process_space() -> str:
     """Identifies the boot and the PID namespace that this process's pids belong to."""
     return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"
-
-
-def name_machine() -> str:
-    """Tells this machine from others, also after it was started anew."""
-    # Copies of one disk image have the same id, and containers often have none.
-    machine_id = ""
-    with contextlib.suppress(OSError):
-        machine_id = Path("/etc/machine-id").read_text().strip()
-    return f"{socket.gethostname()} {machine_id}"
 
 
 def find_run(run_root: Path, name: str) -> RunFolder:

@@ -73,13 +73,19 @@ def _each(flag: str, values: Iterable[str]) -> tuple[Words, ...]:
 @dataclass(frozen=True, kw_only=True)
 class ContainerSettings(TargetSettings):
     """What Docker is told of all containers; ``user`` is the ``uid:gid`` of their files in the
-    container, ``userns`` a user namespace other than the engine's usual one."""
+    container, ``userns`` a user namespace other than the engine's usual one.
+
+    ``engine_id`` is the engine's own id, and ``engine_at`` the DOCKER_HOST that led to it; empty
+    where each host has an engine of its own.
+    """
 
     user: str | None = None
     userns: str | None = None
     runtime: str | None = None
     labels: Env = ()
     extra_hosts: Env = ()
+    engine_id: str = ""
+    engine_at: str = ""
 
 
 def plan_containers(

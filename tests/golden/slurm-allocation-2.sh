@@ -85,7 +85,7 @@ code=$(told | awk -v code="$code" '
 [ "${code:=143}" -ge 128 ] && [ "$code" -ne 198 ] || end "$code" over
 why=$(reason)
 if [ "$by_slurm" ]; then  # Slurm ended this start. Where it requeues the job, Restarts counts it.
-  job=$(scontrol show job -o "$JOB")
+  job=$(scontrol show job -o "$JOB") || end "$code" requeued  # The queue tells what is true.
   [[ $job =~ \ Restarts=([0-9]+) ]] && [ "${BASH_REMATCH[1]}" -gt "$STARTS" ] &&
     end "$code" requeued
   # A requeue would bring back what scancel ended.

@@ -138,6 +138,11 @@ class Engine:
         with engine_errors("be found"):
             return str(self.api.base_url).startswith("http+docker://")
 
+    @functools.cached_property
+    def id(self) -> str:
+        """The engine's own id, which it keeps with its containers."""
+        return str(self.read_info().get("ID", ""))
+
     def read_info(self) -> dict[str, Any]:
         """What ``docker info`` says."""
         with engine_errors("describe itself"):

@@ -35,7 +35,13 @@ from launcher.targets.docker.engine import (
     gone_is_fine,
 )
 from launcher.targets.docker.render import DockerArtifact, render_docker
-from launcher.targets.docker_options import RDMA_DEVICES, STOP_MARGIN_S, TORCHRUN, plan_containers
+from launcher.targets.docker_options import (
+    RDMA_DEVICES,
+    STOP_MARGIN_S,
+    TORCHRUN,
+    ContainerSettings,
+    plan_containers,
+)
 from launcher.targets.machine import PROCESSES_PER_CORE, read_gpus
 from launcher.targets.preflight import read_secrets
 
@@ -66,6 +72,8 @@ class DockerTarget(Target):
         self._run_root = run_root
         self._engine = Engine(clock or SystemClock())
         self._consoles = Consoles()
+        self._endings: dict[tuple[str, int, int], ContainerEnding] = {}
+        """By run, node and incarnation, as somebody may prune containers that have ended."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
         info = self._engine.read_info()
@@ -97,10 +105,22 @@ class DockerTarget(Target):
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             terminal=sys.stderr.isatty(),
-            own=plan_containers(
-                job, f"{os.getuid()}:{os.getgid()}", info.get("SecurityOptions") or ()
+            own=replace(
+                plan_containers(
+                    job, f"{os.getuid()}:{os.getgid()}", info.get("SecurityOptions") or ()
+                ),
+                engine_id=info.get("ID", ""),
+                engine_at=os.environ.get("DOCKER_HOST", ""),
             ),
         )
+
+    def _check_engine(self, plan: LaunchPlan) -> None:
+        """Raises ``TargetError`` on another engine than the run's: it knows nothing of the run."""
+        own = ContainerSettings.of(plan)
+        if own.engine_id and own.engine_id != self._engine.id:
+            at = f"export DOCKER_HOST={own.engine_at}" if own.engine_at else "unset DOCKER_HOST"
+            what = f"{plan.run_id} is on another Docker engine than the one that answers here"
+            raise TargetError(what, f"{at}, then the same command")
 
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)
@@ -125,6 +145,8 @@ class DockerTarget(Target):
 
     def observe(self, plan: LaunchPlan) -> Observation:
         held = {(c.node_index, c.incarnation): c for c in self._engine.list_containers(plan.run_id)}
+        if any((node.node_index, node.incarnation) not in held for node in plan.nodes):
+            self._check_engine(plan)
         return Observation(
             run_id=plan.run_id,
             nodes=tuple(
@@ -141,6 +163,11 @@ class DockerTarget(Target):
         if held is not None and state is NodeState.EXITED:
             ending = self._engine.read_ending(held)
             state = NodeState.MISSING if ending is None else state
+        key = plan.run_id, node.node_index, node.incarnation
+        if ending is not None:
+            self._endings[key] = ending
+        elif state is NodeState.MISSING and (ending := self._endings.get(key)):
+            state = NodeState.EXITED
         exit_code = None if ending is None else ending.exit_code
         if state in (NodeState.MISSING, NodeState.EXITED):
             run = RunFolder(Path(plan.run_dir))
@@ -171,6 +198,8 @@ class DockerTarget(Target):
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         """As ``Target.stop``; agents get some seconds more, to report after their workers."""
         held = self._engine.list_containers(run_id)
+        if not held and (run := RunFolder(self._run_root / run_id)).is_there():
+            self._check_engine(run.read_plan())
         self._end([c for c in held if only is None or c.node_index in only], _timeout_s(grace_s))
         if only is None:
             self._engine.sweep_networks(run_id)

@@ -50,10 +50,12 @@ def _send(image: Image, session: Session) -> None:
         session.send(messages.ImageChunk(), chunk, limit_s=SILENCE_LIMIT_S)
     code, said = save.end()
     session.send(messages.ImageEnd(complete=code == 0), limit_s=SILENCE_LIMIT_S)
-    answer, _ = session.receive(limit_s=PROVIDE_LIMIT_S)
-    if code != 0 or isinstance(answer, messages.Refusal):
-        why = answer.error if isinstance(answer, messages.Refusal) else said.strip()
+    try:
+        session.receive(limit_s=PROVIDE_LIMIT_S)
+    except TargetError as error:
+        name = session.host.name
+        why = said.strip() if code else error.what.removeprefix(f"{name}: ")
         raise TargetError(
-            f"{session.host.name}: image {image.name} could not be sent there: {why}",
-            f"docker save {image.name} | ssh {session.host.name} docker load",
-        )
+            f"{name}: image {image.name} could not be sent there: {why}",
+            f"docker save {image.name} | ssh {name} docker load",
+        ) from error

@@ -50,7 +50,8 @@ class HostFacts(MachineFacts):
 
     ``state_dir`` is the host's own folder, absolute; ``runtime`` is ``python`` or ``docker``.
     ``user`` is ``uid:gid`` there; ``image`` is what containers start from, and ``torch_version``
-    then that of the image which the host has now.
+    then that of the image which the host has now. ``machine`` tells the host from any other that
+    may get its name.
     """
 
     host: Host
@@ -61,6 +62,7 @@ class HostFacts(MachineFacts):
     runtime: str = "python"
     user: str | None = None
     image: str | None = None
+    machine: str = ""
 
     @property
     def name(self) -> str:

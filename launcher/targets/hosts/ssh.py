@@ -90,6 +90,9 @@ class Ssh:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._control = make_control_dir()
+        self._opening: set[Session] = set()
+        self.machines: dict[str, str] = {}
+        """The machine that must answer, by the host's name; any other may have that name now."""
 
     def argv(self, host: Host) -> tuple[str, ...]:
         """The ssh client with everything but the remote command."""
@@ -118,12 +121,21 @@ class Ssh:
         self._control = make_control_dir()
         argv = (*self.argv(host), f'exec python3 -S -c "{PYTHON_PROGRAM}"')
         try:
-            return Session(host, argv)
+            return self._open(host, argv)
         except TargetError:
             # After a reboot of the host a shared connection is dead: try a new one.
             if not self.disconnect(host):
                 raise
-        return Session(host, (*self.argv(host), argv[-1]))
+        return self._open(host, argv)
+
+    def _open(self, host: Host, argv: tuple[str, ...]) -> Session:
+        session = Session(host, argv, self.machines.get(host.name, ""))
+        self._opening.add(session)
+        try:
+            session.begin()
+        finally:
+            self._opening.discard(session)
+        return session
 
     def each(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """Calls ``work`` on all items at once; returns the results in order.
@@ -194,8 +206,8 @@ class Ssh:
                 away.update(errors)
             yield opened
         except KeyboardInterrupt:
-            # Threads may still send, and a close waits for them.
-            for session in list(opened.values()):
+            # Threads may still open or send, and the end of this process waits for them.
+            for session in (*opened.values(), *self._opening):
                 session.kill()
             raise
         finally:
@@ -244,15 +256,19 @@ def make_control_dir() -> Path:
 class Session:
     """One conversation with the program on a host; for one thread at a time."""
 
-    def __init__(self, host: Host, argv: tuple[str, ...]) -> None:
-        self.host = host
+    def __init__(self, host: Host, argv: tuple[str, ...], machine: str = "") -> None:
+        """``machine`` is the one that must answer, empty for any."""
+        self.host, self._machine = host, machine
         try:
             self._talk = Conversation(argv, SSH_ENV)
         except (FileNotFoundError, PermissionError):
             fix = "install OpenSSH's client"
             raise TargetError("there is no ssh on this machine", fix) from None
+
+    def begin(self) -> None:
+        """Waits for the host's first word. Raises ``TargetError``."""
         with self._talk.limit(OPEN_LIMIT_S):
-            self._write(hello(host))
+            self._write(hello(self.host))
             seen = b""
             while not seen.endswith(MAGIC):
                 byte = self._talk.stdout.read(1)
@@ -281,14 +297,12 @@ class Session:
         with self._talk.limit(limit_s):
             self.send(asked.having(limit_s=limit_s), blob)
             answer, _ = self.receive()
-        if isinstance(answer, Refusal):
-            what = "make room" if re.search(FULL, answer.error) else "correct it"
-            hint = f"{what} there (ssh {self.host.name}), then the same command"
-            raise TargetError(f"{self.host.name}: {answer.error}", hint)
         return cast(Answer, answer.value if isinstance(answer, Answered) else answer)
 
     def send(self, message: Record, blob: bytes = b"", limit_s: float | None = None) -> None:
         """Sends a message. Raises ``TargetError`` where the connection is gone, or is stuck."""
+        if isinstance(message, HostRequest):
+            message = message.having(machine=self._machine)
         with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
             try:
                 write_frame(self._talk.stdin, message, blob)
@@ -302,12 +316,19 @@ class Session:
             self._talk.stdin.flush()
 
     def receive(self, limit_s: float | None = None) -> tuple[Record, bytes]:
-        """The next message. Raises ``TargetError`` where the connection is gone, or silent."""
+        """The next message.
+
+        Raises ``TargetError`` where the host refuses, and where the connection is gone, or silent.
+        """
         with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
             try:
                 frame = read_frame(self._talk.stdout)
             except (OSError, ValueError):
                 frame = None
+        if frame and isinstance(refusal := frame[0], Refusal):
+            what = "make room" if re.search(FULL, refusal.error) else "correct it"
+            fix = refusal.fix or f"{what} there (ssh {self.host.name}), then the same command"
+            raise TargetError(f"{self.host.name}: {refusal.error}", fix)
         return frame or self._fail()
 
     def _fail(self) -> NoReturn:

@@ -180,5 +180,6 @@ def to_facts(host: Host, found: HostReport, job: JobSpec) -> HostFacts:
         runtime=job.hosts.runtime,
         user=found.user,
         image=found.image,
+        machine=found.machine,
         clock_offset_s=round(found.clock_offset_s, 3),
     )

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,11 @@ if TYPE_CHECKING:
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: they have ended there before (FOLLOWED_S)."""
 FIRST_WORD_LIMIT_S = 20.0
+AWAY_S = 30.0
+"""For so long a host that was not reached is not tried again, but by a launcher that follows a run:
+one command may look at many runs."""
+_away: dict[str, tuple[float, TargetError]] = {}
+"""When hosts were not reached, and why, by their names."""
 
 
 class HostsTarget(Target):
@@ -121,6 +127,8 @@ class HostsTarget(Target):
             self._inventory = Inventory(hosts=hosts, ssh_config=own.ssh_config)
         if self._ssh is None:
             self._ssh = Ssh(self._inventory or Inventory(hosts=()))
+        if plan is not None:
+            self._ssh.machines = {host.name: host.machine for host in HostsSettings.of(plan).hosts}
         return self._ssh
 
     def check(self, plan: LaunchPlan) -> None:
@@ -287,7 +295,16 @@ class HostsTarget(Target):
     def _copy(
         self, plan: LaunchPlan, host: HostFacts, index: int
     ) -> tuple[Mapping[str, NodeSeen], bool]:
-        with self._connect(plan).open(host.host) as session:
+        ssh = self._connect(plan)
+        tried_at, why = _away.get(host.name, (float("-inf"), None))
+        if why and not self._lines and time.monotonic() - tried_at < AWAY_S:
+            raise why
+        try:
+            session = ssh.open(host.host)
+        except TargetError as error:
+            _away[host.name] = time.monotonic(), error
+            raise
+        with session:
             return copy_once(session, host, index, plan.run_id, Path(plan.run_dir))
 
     def collect(self, plan: LaunchPlan) -> None:

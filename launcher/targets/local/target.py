@@ -18,8 +18,9 @@ from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import KeyInputError, TargetError
+from launcher.contract.keeper_record import read_record, write_record
 from launcher.contract.node_plan import NodePlan, Static
-from launcher.contract.process_stat import parent_of
+from launcher.contract.process_stat import lives, parent_of, start_of
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
@@ -128,13 +129,13 @@ class LocalTarget(Target):
                 "check local.python and workdir of the job",
             ) from error
         self._pids[run_id, node.node_index, node.incarnation] = pid
+        write_record(Path(node.log_dir), {"pid": pid, "start": start_of(pid)})
 
     def observe(self, plan: LaunchPlan) -> Observation:
         if any(run_id == plan.run_id for run_id, _, _ in self._pids):
             nodes = tuple(self._observe_child(plan.run_id, node) for node in plan.nodes)
         else:
-            seen = find_nodes(plan.run_id)
-            nodes = tuple(_observe_other(plan.run_dir, node, seen) for node in plan.nodes)
+            nodes = tuple(_observe_other(plan.run_dir, node) for node in plan.nodes)
         return Observation(run_id=plan.run_id, nodes=nodes)
 
     def _observe_child(self, run_id: str, node: NodePlan) -> NodeObservation:
@@ -166,26 +167,15 @@ class LocalTarget(Target):
             self._clock.sleep(0.02)
 
 
-def find_nodes(run_id: str) -> frozenset[tuple[int, int]]:
-    """The node index and incarnation of each living agent of a run, whoever started it."""
-    agents = find_agents(process_table.find(**{protocol.RUN_ID: run_id}))
-    told = (
-        (
-            process_table.variable_of(pid, protocol.NODE_INDEX),
-            process_table.variable_of(pid, protocol.INCARNATION),
-        )
-        for pid in agents
-    )
-    return frozenset((int(index), int(number)) for index, number in told if index and number)
+def _observe_other(run_dir: str, node: NodePlan) -> NodeObservation:
+    """A node that another launcher started: by its very process, else by the outcome it left.
 
-
-def _observe_other(
-    run_dir: str, node: NodePlan, seen: frozenset[tuple[int, int]]
-) -> NodeObservation:
-    """A node that another launcher started: by its processes, else by the outcome it has left."""
-    if (node.node_index, node.incarnation) in seen:
+    Not by variables of processes, which only the user who started them can read.
+    """
+    run = RunFolder(Path(run_dir))
+    if lives(read_record(run.node_dir(node.node_index, node.incarnation))):
         return _observation(node, True, None)
-    outcome = read_node_outcome(RunFolder(Path(run_dir)), node.node_index, node.incarnation)
+    outcome = read_node_outcome(run, node.node_index, node.incarnation)
     return _observation(node, outcome is not None, outcome.exit_code if outcome else None)
 
 

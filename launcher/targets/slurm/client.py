@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -18,7 +19,9 @@ LIMIT_S = 20.0
 """Where the controller is away, Slurm's commands would try for several times as long."""
 OF_CLUSTER = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"))
 """Variables that say which cluster is asked, and as whom."""
-_FORMAT = "%A|%F|%K|%T|%r|%N|%S"
+_FORMAT = "%A|%F|%K|%T|%r|%N|%S|%k"
+"""The comment comes last, as it may hold any character."""
+COMMENT = "launcher:"
 _TIME = "%Y-%m-%dT%H:%M:%S"
 _UNKNOWN = re.compile(r"Invalid job id specified|Invalid job array id|already completed", re.I)
 _AWAY = re.compile(
@@ -73,7 +76,8 @@ class QueuedJob:
 
     ``number`` is the id that is typed: of the array with ``element``, None for a job without one.
     ``why`` is why it waits, such as ``Priority``; ``begins_at`` is when it begins or began, in
-    seconds since the epoch, None where Slurm does not know.
+    seconds since the epoch, None where Slurm does not know. ``run_id`` is the launcher's run that
+    its comment names, if any.
     """
 
     number: int
@@ -82,6 +86,7 @@ class QueuedJob:
     why: str
     nodes: str
     begins_at: float | None = None
+    run_id: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -199,11 +204,12 @@ def read_queue(jobs: Iterable[int]) -> tuple[QueuedJob, ...]:
         if _UNKNOWN.search(error.what):
             return ()
         raise
-    return tuple(_parse(line) for line in out.splitlines() if line.count("|") == _FORMAT.count("|"))
+    return tuple(_parse(line) for line in out.splitlines() if line.count("|") >= _FORMAT.count("|"))
 
 
 def _parse(line: str) -> QueuedJob:
-    job, array, element, state, why, nodes, begins = line.strip().split("|")
+    fields = line.strip().split("|", _FORMAT.count("|"))
+    job, array, element, state, why, nodes, begins, comment = fields
     is_element = element.isdigit()
     return QueuedJob(
         number=int(array if is_element else job),
@@ -212,6 +218,7 @@ def _parse(line: str) -> QueuedJob:
         why=why,
         nodes=nodes,
         begins_at=_parse_time(begins),
+        run_id=comment.removeprefix(COMMENT) if comment.startswith(COMMENT) else "",
     )
 
 
@@ -251,4 +258,11 @@ def find_jobs(run_id: str) -> tuple[int, ...]:
 
 def comment_of(run_id: str) -> str:
     """What marks a run's jobs in the queue."""
-    return f"launcher:{run_id}"
+    return f"{COMMENT}{run_id}"
+
+
+@functools.cache
+def read_cluster() -> str:
+    """The name of the cluster whose controller answers here. Raises ``SlurmError``."""
+    told = re.search(r"^ClusterName\s*=\s*(\S+)", run_command("scontrol", "show", "config"), re.M)
+    return told[1] if told else ""

@@ -10,7 +10,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.reasons import NodeState, Reason, reason_of_exit_code
 from launcher.follow.console import Console
-from launcher.follow.nodes import FOUND_LATER
+from launcher.follow.nodes import FOUND_LATER, FolderWatch
 from launcher.follow.requests import read_withdrawn
 from launcher.follow.target import NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
@@ -18,7 +18,6 @@ from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.runs.outcome import Outcome
 from launcher.targets.shared_folder import changed_at
-from launcher.targets.slurm import client
 from launcher.targets.slurm.client import QueuedJob
 from launcher.targets.slurm.inside import step_by_hand
 from launcher.targets.slurm.queue_watch import HELD_BACK_S, QueueWatch
@@ -29,6 +28,7 @@ from launcher.targets.slurm.starts import (
     last_words,
     newest_starts,
     read_jobs,
+    read_queue,
     read_starts,
 )
 
@@ -69,12 +69,15 @@ class SlurmDriver:
         self._run, self._target = run, target
         self._console, self._clock = console, clock
         self._watch = QueueWatch(run)
+        self._folder = FolderWatch(run, console, clock)
         self._told: dict[str, str] = {}
         self._is_away = False
         self._missing_since: int | None = None
         self._decided_at: float | None = None
 
     def turn(self) -> Outcome | None:
+        if (end := self._folder.look()) is not None:
+            return end
         starts = read_starts(self._run)
         jobs = self._watch.jobs or ()
         self._tell(starts, jobs)
@@ -282,7 +285,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Outc
     end = decide_end(run, plan, starts, (), wanted)
     is_own = not SlurmSettings.of(plan).inside
     if end is None or (is_own and not is_told_why(end, starts, ())):
-        jobs = client.read_queue(read_jobs(run))
+        jobs = read_queue(run)
         if any(not job.is_over for job in jobs) or is_being_submitted(run, SystemClock().wall()):
             return None
         starts = read_starts(run)

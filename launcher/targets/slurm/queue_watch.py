@@ -10,7 +10,7 @@ from launcher.contract.errors import TargetError
 from launcher.runs.folder import RunFolder
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import QueuedJob
-from launcher.targets.slurm.starts import JobStart, read_jobs, read_starts
+from launcher.targets.slurm.starts import JobStart, read_jobs, read_queue, read_starts
 
 LOOK_S = 10.0
 """Seconds between two questions to the controller: sites ban users who ask more often."""
@@ -54,10 +54,10 @@ class QueueWatch:
             self._wake.clear()
             if self._over.is_set():
                 return
-            if not (submitted := read_jobs(self._run)):
+            if not read_jobs(self._run):
                 continue
             try:
-                self.jobs = client.read_queue(submitted)
+                self.jobs = read_queue(self._run)
                 self.looks, self.error = self.looks + 1, None
                 self._hasten(self.jobs)
             except TargetError as error:

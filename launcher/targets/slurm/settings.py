@@ -21,6 +21,8 @@ JOBS_DIR = "slurm"
 - ``JOBID.log``, ``ARRAYJOBID_ELEMENT.log``: what the script and srun print in all starts
 - ``node-INDEX.log``: what each node's srun task prints before its agent knows its own folder
 """
+CLUSTER_FILE = "cluster"
+"""In JOBS_DIR: the name of the cluster whose controller has the run's jobs."""
 TASK_FILE = "node-plan.json"
 """In JOBS_DIR: what every agent is started with."""
 

@@ -11,7 +11,7 @@ from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.runs.folder import RunFolder, write_atomically
 from launcher.targets.slurm import client
-from launcher.targets.slurm.settings import JOBS_DIR
+from launcher.targets.slurm.settings import CLUSTER_FILE, JOBS_DIR
 
 _KEY = re.compile(r"(\d+)(?:_(\d+))?\.(\d+)\.(started|stop|ended|fault)")
 _JOB = re.compile(r"(\d+)\.job")
@@ -87,6 +87,35 @@ def read_jobs(run: RunFolder) -> tuple[int, ...]:
             if match := _JOB.fullmatch(path.name) or _KEY.fullmatch(path.name):
                 found.add(int(match[1]))
     return tuple(sorted(found))
+
+
+def read_queue(run: RunFolder) -> tuple[client.QueuedJob, ...]:
+    """What the queue tells of a run's own jobs: not of another run's that has got their number.
+
+    Raises ``TargetError`` where the controller of another cluster answers.
+    """
+    jobs = read_jobs(run)
+    found = tuple(j for j in client.read_queue(jobs) if j.run_id in ("", run.run_id))
+    if {*jobs} - {job.number for job in found}:
+        check_cluster(run)
+    return found
+
+
+def write_cluster(run: RunFolder) -> None:
+    """Records the cluster that has the run's jobs, where its controller tells."""
+    with contextlib.suppress(client.SlurmError):
+        write_atomically(run.path / JOBS_DIR / CLUSTER_FILE, f"{client.read_cluster()}\n")
+
+
+def check_cluster(run: RunFolder) -> None:
+    """Raises ``TargetError`` on another cluster than the run's, which knows nothing of its jobs."""
+    with contextlib.suppress(FileNotFoundError):
+        wanted = (run.path / JOBS_DIR / CLUSTER_FILE).read_text().strip()
+        if (found := client.read_cluster()) != wanted:
+            raise TargetError(
+                f"{run.run_id} is on the cluster {wanted}, and {found} answers here",
+                f"a login node of {wanted}, or export SLURM_CONF=FILE, its slurm.conf",
+            )
 
 
 def write_job(run: RunFolder, job: int, elements: str = "") -> None:

@@ -23,7 +23,7 @@ from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import fold
-from launcher.follow.requests import write_size
+from launcher.follow.requests import request_stop, write_size
 from launcher.follow.target import Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
@@ -40,6 +40,7 @@ from launcher.targets.slurm.follow import (
     decide_end,
     find_end,
     is_all_over,
+    is_being_submitted,
     observe,
     wanted_elements,
 )
@@ -53,7 +54,9 @@ from launcher.targets.slurm.starts import (
     find_unrecorded,
     newest_starts,
     read_jobs,
+    read_queue,
     read_starts,
+    write_cluster,
     write_job,
 )
 from launcher.targets.slurm_process import SlurmProcess
@@ -181,10 +184,11 @@ class SlurmTarget(Target):
             job = find_taken(run, error)
             self.notes.append(f"{error.what}; but Slurm has taken the job")
         write_job(run, job, listed)
+        write_cluster(run)
 
     def observe(self, plan: LaunchPlan) -> Observation:
         run = RunFolder(Path(plan.run_dir))
-        return observe(run, plan, client.read_queue(read_jobs(run)))
+        return observe(run, plan, read_queue(run))
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         """As ``Target.as_run``: each start of an agent takes the next incarnation."""
@@ -199,6 +203,12 @@ class SlurmTarget(Target):
         """
         run = RunFolder(self._run_root / run_id)
         if not run.is_there():
+            # The folder was removed: the queue alone still knows the run's jobs.
+            try:
+                client.cancel(map(str, client.find_jobs(run_id)))
+            except client.SlurmError as error:
+                by_hand = f"squeue --me --format='%F %k' has it as {client.comment_of(run_id)}"
+                raise TargetError(f"STILL RUNNING: {run_id}: {error.what}", by_hand) from error
             return
         if only is not None:
             self._end(run, frozenset(only), grace_s)
@@ -208,6 +218,10 @@ class SlurmTarget(Target):
             self._end_inside(run, plan, grace_s)
         else:
             find_unrecorded(run)
+            if is_being_submitted(run, self._clock.wall()):
+                request_stop(run, keep=False)
+                why = "its launcher is on another machine and submits it; it was asked to stop"
+                raise TargetError(f"STILL RUNNING: {run_id}: {why}", "the same command in a moment")
             # Those too that scaling has withdrawn, and that may still be ending.
             every = frozenset[int | None]({None, *(n.node_index for n in plan.nodes)})
             self._end(run, every, grace_s, whole=True)
@@ -247,14 +261,14 @@ class SlurmTarget(Target):
         self, run: RunFolder, only: frozenset[int | None], grace_s: float, whole: bool = False
     ) -> None:
         """Ends these elements; ``whole``: and all that the run's jobs have besides."""
-        jobs = sorted(str(job) for job in read_jobs(run))
         self._cancel_waiting(run, None if whole else only)
         self._let_end(run, only, grace_s)
         try:
             # Also those that run, and whose scripts have not said so yet.
             left = {*self._live(run, only), *self._queued(run, only)}
-            client.cancel(jobs if whole and left else sorted(left))
+            client.cancel(self._numbers(run) if whole and left else sorted(left))
         except client.SlurmError as error:
+            jobs = sorted(str(job) for job in read_jobs(run))
             names = jobs if whole else [f"{job}_{one}" for job in jobs for one in only]
             what = f"STILL RUNNING: {run.run_id}: {error.what}"
             raise TargetError(what, f"scancel {' '.join(names)}") from error
@@ -268,15 +282,19 @@ class SlurmTarget(Target):
 
     def _queued(self, run: RunFolder, only: frozenset[int | None], state: str = "") -> list[str]:
         """Names of the jobs and elements that the queue holds, in ``state`` or in any."""
-        jobs = (job for job in client.read_queue(read_jobs(run)) if not job.is_over)
+        jobs = (job for job in read_queue(run) if not job.is_over)
         return [job.name for job in jobs if job.element in only and state in ("", job.state)]
+
+    def _numbers(self, run: RunFolder) -> list[str]:
+        """Ids of the jobs that the queue holds."""
+        return sorted({str(job.number) for job in read_queue(run) if not job.is_over})
 
     def _cancel_waiting(self, run: RunFolder, only: frozenset[int | None] | None) -> None:
         """Cancels what waits in the queue: these elements, or all of the run's jobs."""
         try:
             # With --state and an element, Slurm 22.05 cancels the whole of an array that waits.
-            waiting = read_jobs(run) if only is None else self._queued(run, only, "PENDING")
-            client.cancel(map(str, waiting), *(["--state=PENDING"] if only is None else []))
+            waiting = self._numbers(run) if only is None else self._queued(run, only, "PENDING")
+            client.cancel(waiting, *(["--state=PENDING"] if only is None else []))
         except client.SlurmError as error:
             if error.is_away:
                 # The agents are asked all the same; the queue is told at the end.
@@ -324,7 +342,7 @@ class SlurmTarget(Target):
         """As ``Target.scale``: adds elements to the array, or ends those of the highest indices."""
         write_size(run, nodes)
         wanted = frozenset(range(nodes))
-        queued = (job.element for job in client.read_queue(read_jobs(run)) if not job.is_over)
+        queued = (job.element for job in read_queue(run) if not job.is_over)
         living = (
             start.element
             for start in newest_starts(read_starts(run)).values()

@@ -311,3 +311,13 @@ def test_a_plan_names_settings_of_a_target_and_no_other_class(
     text = make_plan().to_json().replace("launcher.targets.processes.ProcessSettings", kind)
     with pytest.raises(ValueError, match="names no settings"):
         parse_plan(text)
+
+
+def test_a_path_of_a_container_is_told_as_what_it_is_outside(
+    make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    plan = make_plan(docker_facts)
+    inside = f"{protocol.CONTAINER_CHECKPOINT_DIR}/step-4"
+    assert plan.outside(inside) == f"{plan.checkpoint_dir}/step-4"
+    assert plan.outside("/elsewhere/step-4") == "/elsewhere/step-4"
+    assert plan.outside("relative") == "relative"

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.contract.process_stat import start_of
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt
+from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import (
     LAUNCHER_FILE,
     RunFolder,
@@ -99,7 +101,7 @@ def test_a_damaged_plan_is_an_error_for_a_person(make_run: Callable[..., RunFold
 def test_unreadable_metrics_count_as_none(make_run: Callable[..., RunFolder], text: str) -> None:
     run = make_run("a")
     (run.path / "metrics.json").write_text(text)
-    assert list(run.read_metrics()) == ["left_out"]
+    assert list(run.read_metrics(run.read_plan())) == ["left_out"]
 
 
 def test_metrics_that_are_nested_too_deep_are_left_out_by_name(
@@ -109,7 +111,7 @@ def test_metrics_that_are_nested_too_deep_are_left_out_by_name(
     deep = "[" * 300 + "]" * 300
     (run.path / "metrics.json").write_text(f'{{"steps": 3, "by": [[1]], "curve": {deep}}}')
     told = "curve of metrics.json: nested deeper than 8"
-    assert run.read_metrics() == {"steps": 3, "by": [[1]], "left_out": told}
+    assert run.read_metrics(run.read_plan()) == {"steps": 3, "by": [[1]], "left_out": told}
 
 
 def test_a_scripts_own_files_of_the_launchers_names_do_not_break_its_run(
@@ -123,6 +125,17 @@ def test_a_scripts_own_files_of_the_launchers_names_do_not_break_its_run(
             (run.path / name).write_text(text)
             assert (run.read_plan(), run.submitted_at()) == (plan, at)
             assert (run.launcher_pid(), run.read_outcome()) == (os.getpid(), None)
+
+
+def test_paths_in_metrics_are_told_as_what_they_are_outside_of_the_containers(
+    tmp_path: Path, make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    run, plan = RunFolder(tmp_path / "digits-1"), make_plan(docker_facts)
+    run.create(plan, "", 1.0)
+    told = {"checkpoint": f"{protocol.CONTAINER_CHECKPOINT_DIR}/step-4", "steps": 4}
+    (run.path / "metrics.json").write_text(json.dumps(told))
+    wanted = {"checkpoint": f"{plan.checkpoint_dir}/step-4", "steps": 4}
+    assert run.read_metrics(plan) == wanted
 
 
 def test_a_run_without_an_outcome_goes_on(make_run: Callable[..., RunFolder]) -> None:

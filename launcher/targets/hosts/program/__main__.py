@@ -94,13 +94,29 @@ def converse(program: str) -> None:
             asked, blob = frame
             assert isinstance(asked, messages.HostRequest), type(asked).__name__
             alarm(int(asked.limit_s) + 60)
-            if not isinstance(asked, messages.WatchRun):
+            if (refusal := refuse_as_another(asked.machine)) is not None:
+                write_frame(stdout, refusal)
+            elif not isinstance(asked, messages.WatchRun):
                 write_frame(stdout, conversation.answer(asked, blob))
             # At most beats are in Python's own buffer, which select does not see: others follow.
             elif not _module("watch").Watch(asked, stdout).run(stdin.fileno()):
                 return
     finally:
         conversation.end()
+
+
+def refuse_as_another(wanted: str) -> Refusal | None:
+    """What a machine answers that is not the ``wanted`` one; None where it is, or any will do."""
+    if not wanted:
+        return None
+    from launcher.contract.process_stat import name_machine
+
+    if (own := name_machine()) == wanted:
+        return None
+    return Refusal(
+        error=f"it is another machine ({own}) than the run's ({wanted})",
+        fix="correct the address that its name leads to: ~/.ssh/config, /etc/hosts",
+    )
 
 
 class HostConversation:

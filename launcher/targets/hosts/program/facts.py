@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from launcher.contract.process_stat import name_machine
 from launcher.targets.hosts.program import leases, messages
 from launcher.targets.hosts.program.messages import Address, HostReport, ProbeResult
 from launcher.targets.hosts.program.reach import nearest_folder
@@ -31,6 +32,7 @@ def read_host(asked: messages.ReadHost) -> HostReport:
     gpus = (read_output(smi) or "").split() if asked.gpus else []
     found = HostReport(
         host_name=socket.gethostname(),
+        machine=name_machine(),
         cpu_count=len(os.sched_getaffinity(0)),
         gpus=gpus,
         python=python,

@@ -86,13 +86,22 @@ class _Keeper:
         now = time.monotonic()
         if self._kill_at is None:
             if grace_s := self._grace_s():
-                self._kill_at = now + grace_s
+                self._kill_at = now + (grace_s if self._hears() else 0.0)
                 # Only to the agent, which ends its workers: it would report a worker that gets a
                 # signal from elsewhere as failed.
                 send((child,), signal.SIGTERM)
                 send((child,), signal.SIGCONT)
         elif now > self._kill_at:
             self._sweep()
+
+    def _hears(self) -> bool:
+        """Whether SIGTERM reaches the node: a container's first process needs a handler for it.
+
+        An agent that has not begun has none yet, and nothing to save either.
+        """
+        name = protocol.AGENT_LEDGER.format(node_index=self._node, incarnation=self._folder.name)
+        is_agent = self._spec.container and (self._folder / protocol.NODE_TASK_FILE).exists()
+        return not is_agent or (self._folder.parents[2] / protocol.LEDGER_DIR / name).exists()
 
     def _grace_s(self) -> float:
         """The grace once the node is to end; 0 before that."""

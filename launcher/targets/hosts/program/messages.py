@@ -23,10 +23,12 @@ IMAGE_FORMAT = "{{.Id}}\n{{with .Config.Labels}}" + _LABEL + "{{end}}"
 class HostRequest(Record, Asked[Answer]):
     """What a host is asked to do, and what it answers: a record, or plain JSON in ``Answered``.
 
-    The conversation ends when the host needs longer than ``limit_s``.
+    The conversation ends when the host needs longer than ``limit_s``. Any other machine than
+    ``machine`` refuses it, where one is named.
     """
 
     limit_s: float = IDLE_LIMIT_S
+    machine: str = ""
 
 
 class Answered(Record):
@@ -34,9 +36,10 @@ class Answered(Record):
 
 
 class Refusal(Record):
-    """It cannot be done, and why."""
+    """It cannot be done, and why; ``fix`` where there is a better one than to try it again."""
 
     error: str
+    fix: str = ""
 
 
 class RequestError(Exception):
@@ -302,6 +305,7 @@ class HostReport(Record):
     """
 
     host_name: str = ""
+    machine: str = ""
     cpu_count: int = 0
     gpus: Sequence[str] = ()
     python: str = ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.contract import protocol
 from launcher.contract.keeper_record import read_record
-from launcher.contract.process_stat import start_of
+from launcher.contract.process_stat import lives
 from launcher.targets.hosts.program.messages import NodeSeen
 
 FOLLOWED_S = 10.0
@@ -21,7 +21,7 @@ def read_state(folder: Path) -> NodeSeen:
     record = read_record(folder)
     if "exit_code" in record:
         return NodeSeen.from_json({"state": "exited", **record})
-    if record and start_of(record["pid"]) == record["start"]:
+    if lives(record):
         return NodeSeen(state="running")
     return NodeSeen(state="missing")
 

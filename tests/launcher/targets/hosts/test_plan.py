@@ -42,6 +42,7 @@ from launcher.targets.hosts.plan import (
 from launcher.targets.hosts.program.messages import Address, NodeSeen
 from launcher.targets.hosts.render import render_hosts
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
+from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.agent_sources import sources_in
 
@@ -339,6 +340,26 @@ def test_a_host_that_is_away_hides_no_other_run(
 
     monkeypatch.setattr(HostsTarget, "_ask", ask)
     assert [run.run_id for run in HostsTarget(tmp_path).live_runs()] == ["here"]
+
+
+def test_hosts_that_are_not_reached_are_tried_once_for_all_runs_of_a_list(
+    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run_id in ("one", "two", "three"):
+        plan = replace(make_host_plan(), run_id=run_id, run_dir=str(tmp_path / run_id))
+        RunFolder(Path(plan.run_dir)).create(plan, "", 0.0)
+    tried: list[str] = []
+
+    def open_none(self: Ssh, host: Host) -> None:
+        tried.append(host.name)
+        raise TargetError(f"{host.name}: it does not answer")
+
+    monkeypatch.setattr(Ssh, "open", open_none)
+    monkeypatch.setattr("launcher.targets.hosts.target._away", {})
+    assert HostsTarget(tmp_path).live_runs() == ()
+    with pytest.raises(TargetError, match="it does not answer"):
+        HostsTarget(tmp_path).observe(plan)
+    assert sorted(tried) == ["gpu1", "gpu2"]
 
 
 def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(

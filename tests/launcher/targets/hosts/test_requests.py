@@ -21,7 +21,7 @@ from launcher.code.archive import pack
 from launcher.code.files import list_files
 from launcher.contract import protocol
 from launcher.targets.hosts.connection import HostCopy
-from launcher.targets.hosts.program import code_store, leases, requests
+from launcher.targets.hosts.program import code_store, leases, processes, requests
 from launcher.targets.hosts.program.messages import (
     HasCode,
     KeeperSpec,
@@ -175,7 +175,9 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
     started: list[subprocess.Popen[bytes]] = []
     (tmp_path / "nodes/0/0").mkdir(parents=True)
 
-    def start(script: str, *, detached: bool = True) -> subprocess.Popen[bytes]:
+    def start(
+        script: str, *, detached: bool = True, container: str = ""
+    ) -> subprocess.Popen[bytes]:
         spec = KeeperSpec(
             run_id="r",
             node_index=0,
@@ -185,12 +187,21 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
             unset=[],
             env={},
             secrets={},
+            container=container,
             detached=detached,
             stop_grace_s=60,
         )
         held = leases.take(str(tmp_path / "leases"), LEASE, None)
         command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep", *map(str, held)]
-        started.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=held))
+        own = {protocol.RUN_ID: "r", protocol.NODE_INDEX: "0", processes.KEEPER: "1"}
+        keeper = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **own},
+            stdin=subprocess.PIPE,
+            pass_fds=held,
+        )
+        started.append(keeper)
         for file in held:
             os.close(file)
         stdin = started[-1].stdin
@@ -224,6 +235,25 @@ def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path: Path, ke
     time.sleep(0.5)  # nothing is to happen
     assert keeper.poll() is None
     assert [lease.run_id for lease in leases.read(str(tmp_path / "leases"))] == ["r"]
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_container_whose_agent_has_not_begun_does_not_hear_and_ends_at_once(
+    tmp_path: Path, keep: Keeper, has_begun: bool
+) -> None:
+    (tmp_path / "nodes/0/0" / protocol.NODE_TASK_FILE).touch()
+    if has_begun:
+        (tmp_path / "ledger").mkdir()
+        (tmp_path / "ledger/agent-0-0.jsonl").touch()
+    keeper = keep(IGNORES_THE_SIGNAL, container=f"no-such-{os.getpid()}")
+    console = tmp_path / "nodes/0/0/console.log"
+    wait_until(lambda: console.exists() and b"ready" in console.read_bytes())
+    os.kill(keeper.pid, signal.SIGTERM)
+    if not has_begun:
+        assert keeper.wait(20) == 0
+        return
+    time.sleep(0.5)  # nothing is to happen
+    assert keeper.poll() is None
 
 
 def test_a_node_whose_launcher_is_not_heard_ends_and_gives_back_what_it_held(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from launcher.contract.clock import SystemClock
+from launcher.contract.errors import TargetError
 from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.process_stat import name_machine
 from launcher.contract.reasons import NodeState, Reason
 from launcher.follow.console import Console
-from launcher.follow.requests import write_size
+from launcher.follow.requests import is_stop_requested, write_size
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder, name_machine, process_space
+from launcher.runs.folder import RunFolder, process_space
 from launcher.runs.outcome import Outcome
 from launcher.targets.slurm import client
 from launcher.targets.slurm.client import ENDED_STATES, QueuedJob
@@ -48,6 +51,7 @@ class Folder:
         self.run = RunFolder(path / "tiny-1")
         self.plan: LaunchPlan = plan(nnodes=nnodes)
         (self.run.path / "slurm").mkdir(parents=True)
+        (self.run.path / "plan.json").write_text(self.plan.to_json())
 
     def write(self, **files: str) -> None:
         """``j7_0_started="n1"`` writes ``7.0.started``; ``e7_2_0_ended`` is of element 2."""
@@ -281,10 +285,10 @@ def test_a_job_that_drained_nodes_keep_waiting_says_so_and_one_that_runs_there_e
     (folder.run.path / "slurm/7.job").write_text("\n")
     followed = Followed(folder, tmp_path, monkeypatch)
     why = "ReqNodeNotAvail, UnavailableNodes:n[1-2]"
-    followed.says(f"7|7|N/A|PENDING|{why}||N/A\n")
+    followed.says(f"7|7|N/A|PENDING|{why}||N/A|(null)\n")
     assert followed.wait_told(f"job 7 waits in the queue: {why}") == 1
     # A node that is drained while the job runs there is told of nowhere in the queue.
-    followed.says("7|7|N/A|RUNNING|None|n[1-2]|N/A\n")
+    followed.says("7|7|N/A|RUNNING|None|n[1-2]|N/A|(null)\n")
     folder.write(j7_0_started="n1 n2")
     assert followed.wait_told("job 7 runs on n1 n2") == 1
     folder.write(j7_0_ended="0 over")
@@ -319,6 +323,42 @@ def test_a_run_that_another_machine_is_about_to_submit_has_not_ended(
     stops: list[str] = []
     end = find_end(folder.run, folder.plan, lambda: stops.append("stopped"))
     assert (end is not None, stops) == (is_over, ["stopped"] if is_over else [])
+
+
+def test_a_stop_while_another_machine_submits_the_run_asks_its_launcher_and_records_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "find_jobs", lambda run_id: ())
+    folder = Folder(tmp_path)
+    at = SystemClock().wall() - 1.0
+    (folder.run.path / "submitted.json").write_text(json.dumps({"at": at}))
+    mark = {"pid": 4711, "start": "then", "sees": "another boot:pid", "machine": "another"}
+    (folder.run.path / "launcher.json").write_text(json.dumps(mark))
+    with pytest.raises(TargetError, match="STILL RUNNING: tiny-1: its launcher is on another"):
+        SlurmTarget(tmp_path).stop("tiny-1", 1.0)
+    assert is_stop_requested(folder.run)
+    assert folder.run.read_outcome() is None
+
+
+def test_a_run_whose_folder_was_removed_is_ended_by_the_comment_of_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path)
+    followed = Followed(folder, tmp_path, monkeypatch)
+    shutil.rmtree(folder.run.path)
+    ends: list[Outcome | None] = []
+    wait_until(lambda: ends.append(followed.driver.turn()) or ends[-1])  # type: ignore[func-returns-value]
+    assert ends[-1] is not None
+    assert ends[-1].reason is Reason.STOP_REQUESTED
+    # Where the controller is away too, the launcher says so and ends.
+    with pytest.raises(TargetError, match="STILL RUNNING: tiny-1"):
+        followed.driver.end(ends[-1], asked=False)
+    followed.says("7|launcher:tiny-1\n8|launcher:tiny-2\n")
+    calls = tmp_path / "calls"
+    (tmp_path / "scancel").write_text(f"#!/bin/sh\necho $* >>{calls}\n")
+    (tmp_path / "scancel").chmod(0o755)
+    followed.driver.end(ends[-1], asked=False)
+    assert calls.read_text() == "7\n"
 
 
 # -- a second Ctrl-C ------------------------------------------------------------------------------

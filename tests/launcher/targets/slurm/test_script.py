@@ -309,6 +309,19 @@ def test_what_slurm_ends_is_requeued_only_after_the_time_limit(
     assert bool(job.requeues()) == ("TimeLimit" in shown)
 
 
+def test_what_slurm_ends_while_its_controller_is_away_is_not_told_as_over(job: Job) -> None:
+    # Slurm may requeue it: only the queue can tell, later.
+    job.does("scontrol", '[ "$1" != show ] || [ "$2" != job ] || exit 1')
+    job.does("srun", "until [ -e $DOES/go ]; do sleep 0.1; done")
+    job.agents_end(143)
+    script = job.start()
+    job.wait_for_call("srun")
+    script.send_signal(signal.SIGTERM)
+    (job.folder / "does/go").write_text("")
+    script.wait(30)
+    assert (job.ended(), job.requeues()) == ("143 requeued", [])
+
+
 def test_where_a_requeue_is_refused_another_job_follows(job: Job) -> None:
     job.agents_end(195)
     job.does("scontrol", '[ "$1" != requeue ] || { echo "is presently disabled" >&2; exit 1; }')
