@@ -212,6 +212,8 @@ class DockerTarget(Target):
         at_once(end, containers, may_leave=True)
         at_once(self._save, containers)
         self._engine.sweep(containers)
+        for one in containers:
+            self._endings.pop((one.run_id, one.node_index, one.incarnation), None)
 
     def _save(self, container: OwnContainer) -> None:
         folder = RunFolder(Path(container.run_dir))
