@@ -48,6 +48,12 @@ class Console:
         """Whether the workers' stdout goes to something that is no terminal, and stays as it is."""
         return not self._out.isatty()
 
+    @property
+    def copies_stdout(self) -> bool:
+        """Whether the workers' stdout has a stream of its own, which takes any bytes."""
+        own = self._out if self._out is not self._stream and self.keeps_returns else None
+        return isinstance(own, OutputBuffer) and own.is_utf8
+
     def line(self, text: str) -> None:
         """One line as it is."""
         self._write(f"{text}\n".encode(errors="backslashreplace"))

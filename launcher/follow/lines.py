@@ -29,15 +29,18 @@ class BlockSplitter:
     """Collects bytes of one stream and gives back what is complete.
 
     Bytes that are not UTF-8 come out as ``\\xNN``. With ``keeps_returns`` a carriage return is a
-    byte like any other, as in a file that the stream was redirected to.
+    byte like any other, as in a file that the stream was redirected to. With ``copies`` nothing is
+    collected, cut or escaped.
     """
 
-    def __init__(self, *, keeps_returns: bool = False) -> None:
+    def __init__(self, *, keeps_returns: bool = False, copies: bool = False) -> None:
         self._rest = b""
-        self._keeps_returns = keeps_returns
+        self._keeps_returns, self._copies = keeps_returns, copies
 
     def feed(self, data: bytes) -> list[LineBlock]:
         """What ``data`` completes."""
+        if self._copies:
+            return [LineBlock(data=data)]
         buffer, held, blocks = self._rest + data, b"", list[LineBlock]()
         if b"\r" in buffer and not self._keeps_returns:
             buffer = buffer.replace(b"\r\n", b"\n")

@@ -78,16 +78,17 @@ class Follower:
         self._at_once = ""
         self._run, self._target, self._console, self._clock = run, target, console, clock
         self._driver = target.drive(run, plan, console, clock, self._show_new)
+        self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
         self._tails = RunTails(
             run,
             workers_in_consoles=target.traits.tells_by_consoles,
             agents=show_agents,
             keeps_returns=console.keeps_returns,
+            copies=console.copies_stdout and self._workers == 1,
         )
         self._lock = threading.Lock()
         """Held by who shows output: while the run ends, that is another thread."""
         self._failing_since: float | None = None
-        self._workers = len(plan.nodes) * plan.nodes[0].nproc_per_node
         self._poll_s = POLL_S
         if target.traits.goes_on_alone:
             share = max(1.0, self._workers / WORKERS_PER_POLL)

@@ -34,6 +34,7 @@ class OutputBuffer:
         self, stream: TextIO, *, shows: str, on_lost: Callable[[str], None] = lambda why: None
     ) -> None:
         self._fd, self._encoding, self._shows = stream.fileno(), stream.encoding, shows
+        self.is_utf8 = self._encoding.lower().replace("_", "-") in ("utf-8", "utf8")
         self.isatty = stream.isatty
         self._on_lost, self._is_lost = on_lost, False
         is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
@@ -46,8 +47,11 @@ class OutputBuffer:
         threading.Thread(target=self._write_on, daemon=True).start()
 
     def put(self, data: bytes) -> None:
-        """Takes whole lines of UTF-8, or an update of a terminal's last line."""
-        if self._encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
+        """Takes whole lines of UTF-8, or an update of a terminal's last line.
+
+        Takes any bytes where ``is_utf8``.
+        """
+        if not self.is_utf8:
             data = data.decode().encode(self._encoding, "backslashreplace")
         with self._changed:
             if self._is_lost:

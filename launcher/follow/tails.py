@@ -48,10 +48,11 @@ class _Tail:
         stream: Stream,
         *,
         keeps_returns: bool,
+        copies: bool,
     ) -> None:
         self.node_index, self.worker, self.stream = node_index, worker, stream
         self._file = path.open("rb")
-        self._splitter = BlockSplitter(keeps_returns=keeps_returns)
+        self._splitter = BlockSplitter(keeps_returns=keeps_returns, copies=copies)
 
     def poll(self, has_room: HasRoom) -> Iterator[LineBlock]:
         for _ in range(CHUNKS_A_TURN):
@@ -97,7 +98,8 @@ class RunTails:
     """All outputs of one run; files that appear later are picked up as they come.
 
     ``workers_in_consoles``: workers write both streams into their node's output, and nowhere else.
-    ``agents``: the nodes' own lines too. ``keeps_returns`` is for the workers' stdout.
+    ``agents``: the nodes' own lines too. ``keeps_returns`` and ``copies`` are for the workers'
+    stdout.
     """
 
     def __init__(
@@ -107,10 +109,11 @@ class RunTails:
         workers_in_consoles: bool = False,
         agents: bool = True,
         keeps_returns: bool = False,
+        copies: bool = False,
     ) -> None:
         self._run = run
         self._in_consoles, self._agents = workers_in_consoles, agents
-        self._keeps_returns = keeps_returns
+        self._keeps_returns, self._copies = keeps_returns, copies
         self._tails: dict[_Key, _Tail] = {}
         self._done: set[_Key] = set()
         self._most = max(1, file_limit() - SPARE_FILES)
@@ -157,7 +160,8 @@ class RunTails:
                 self._open(path, worker.node_index, worker, stream)
 
     def _open(self, path: Path, node_index: int, worker: WorkerLog | None, stream: Stream) -> None:
-        keeps_returns = self._keeps_returns and worker is not None and stream == "stdout"
+        is_workers = worker is not None and stream == "stdout"
+        keeps_returns, copies = self._keeps_returns and is_workers, self._copies and is_workers
         # A file that is not there yet is opened later.
         with contextlib.suppress(OSError):
             # A membership restart makes a worker's path anew: the inode tells them apart.
@@ -168,8 +172,9 @@ class RunTails:
                 # Raised as late as this, since all that this process starts inherits its limit.
                 self._most = max(self._most, raise_file_limit() - SPARE_FILES)
             if len(self._tails) < self._most:
-                tail = _Tail(path, node_index, worker, stream, keeps_returns=keeps_returns)
-                self._tails[key] = tail
+                self._tails[key] = _Tail(
+                    path, node_index, worker, stream, keeps_returns=keeps_returns, copies=copies
+                )
 
     def _console_outputs(self, node_index: int, block: LineBlock) -> Iterator[Output]:
         """Lines of a node's own output, each to whom it belongs."""

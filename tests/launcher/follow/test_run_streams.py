@@ -26,6 +26,14 @@ for number in range({lines}):
 """
 
 
+IN_PIECES = """
+for _ in range(67):
+    os.write(1, b"x" * 4000)
+os.write(1, bytes([255]))
+"""
+"""One long line without an end, which is no UTF-8."""
+
+
 def in_shell(launcher: Runner, line: str, *argv: str) -> subprocess.CompletedProcess[str]:
     """``line`` in bash, as typed; ``RUN`` in it is the launcher's command."""
     typed = line.replace("RUN", shlex.join(launcher.argv(*argv)))
@@ -56,7 +64,7 @@ def test_workers_stdout_goes_to_stdout_and_everything_else_to_stderr(launcher: R
 
 
 def test_what_a_worker_that_is_alone_prints_reaches_a_file_byte_for_byte(launcher: Runner) -> None:
-    launcher.write("print('10%', end='\\r'); print('20%', end='\\r')\n" + TALKING)
+    launcher.write("print('10%', end='\\r'); print('20%', end='\\r')\n" + TALKING + IN_PIECES)
     done = subprocess.run(
         launcher.argv("run", "job.yaml", "--on", "local"),
         cwd=launcher.folder,
@@ -65,7 +73,7 @@ def test_what_a_worker_that_is_alone_prints_reaches_a_file_byte_for_byte(launche
         timeout=150,
         check=False,
     )
-    assert done.stdout == b"10%\r20%\rout of 0\n"
+    assert done.stdout == b"10%\r20%\rout of 0\n" + b"x" * 268_000 + b"\xff"
     assert b"err of 0" in done.stderr.splitlines()
 
 
