@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
 from importlib.metadata import version
@@ -74,6 +75,45 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("launcher", "kubectl-launcher"):
         (folder / "bin" / name).symlink_to(python.with_name(name))
     return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def borrowing(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that holds the wheel alone; all else is borrowed."""
+    home = tmp_path_factory.mktemp("borrowing")
+    venv.create(home, symlinks=True)
+    pip = (sys.executable, "-m", "pip", "--python", home / "bin/python")
+    done = call(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=home)
+    assert done.returncode == 0, done.stderr
+    # A path that a .pth file names is searched last, and .pth files there are not read: torch is
+    # found there, and the editable install of this repository is not.
+    (packages,) = home.glob("lib/python*/site-packages")
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("fresh", marks=pytest.mark.slow)])
+def test_a_script_called_train_py_uses_the_library_under_the_launcher(
+    borrowing: Path, tmp_path: Path, start: str
+) -> None:
+    shutil.copy(ROOT / "examples/train.py", tmp_path)
+    job = "name: own\ncommand: [train.py]\nnproc_per_node: 1\ncheckpoint_dir: checkpoints\n"
+    (tmp_path / "job.yaml").write_text(f"{job}start: {start}\n")
+    run = (borrowing / "bin/launcher", "run", "job.yaml", "--on", "local")
+    done = call(*run, "--", "4", cwd=tmp_path)
+    assert "steps 0 to 4" in done.stdout, done.stderr
+    for name in ("train", "fabric_train"):
+        program = f"import {name}; print({name}.__file__)"
+        done = call(borrowing / "bin/python", "-c", program, cwd=borrowing)
+        assert str(borrowing) in done.stdout
+
+
+def test_the_wheel_has_every_package_and_says_that_it_is_typed(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    for name in ("launcher", "fabric_train", "train"):
+        ours = {str(path.relative_to(ROOT)) for path in (ROOT / name).rglob("*.py")}
+        assert ours == {path for path in held if path.startswith(f"{name}/") and path[-3:] == ".py"}
+    assert "fabric_train/py.typed" in held
 
 
 @pytest.mark.slow  # the wheel is tested in every CI

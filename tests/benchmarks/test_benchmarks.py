@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,6 @@ from benchmarks.manifests import KINDS, plan_and_render_kind
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.page import BEGIN, END
 from benchmarks.plan import plan_and_render
-from benchmarks.start import start_launcher, start_torchrun
-from benchmarks.step_ranks import take_pair
 from benchmarks.trials import Benchmark, Trial, compare, measure
 
 LINE = "| nothing: none | 1.00 s (1.00 to 1.00) |"
@@ -246,16 +244,3 @@ def test_checking_is_measured_with_every_file_read() -> None:
 def test_planning_is_measured_up_to_the_rendered_text() -> None:
     assert plan_and_render(3) > 0
     assert all(plan_and_render_kind(kind, 3) > 0 for kind in KINDS)
-
-
-@pytest.mark.slow  # make bench is its user, and takes longer
-@pytest.mark.parametrize("start", [start_launcher, start_torchrun])
-def test_the_start_is_measured_up_to_the_first_step(start: Callable[[int], float]) -> None:
-    assert start(1) > 0
-
-
-@pytest.mark.slow  # peers of the strategies are compared in every CI
-def test_the_peer_in_raw_ddp_does_the_same_work() -> None:
-    ours, theirs = take_pair("fast", nproc=2, shards=4, epochs=2).values()
-    assert min(ours["median_step_s"], theirs["median_step_s"]) > 0
-    assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)

@@ -138,17 +138,6 @@ def test_a_module_in_a_folder_of_a_repository(project: Typist, runtime: str) -> 
         assert f"[{node}/{node}] losses {folder.name} 0.1 0.2 0.5\n" in done.stdout
 
 
-@pytest.mark.slow  # test_endings has two runs at once
-def test_two_runs_at_once_from_one_folder(project: Typist) -> None:
-    (project.folder / "train.py").write_text(SHORT + 'open("out.txt", "w").write("done")\n')
-    words = ("run", "train.py", "--nnodes", "1", *PYTHON)
-    children = [project.start(*words) for _ in range(2)]
-    outputs = [child.communicate(timeout=project.limit_s) for child in children]
-    assert [child.returncode for child in children] == [0, 0], outputs
-    for run_id in project.run_ids():
-        assert (project.folder / "runs" / run_id / "code/out.txt").read_text() == "done"
-
-
 @pytest.fixture
 def slow_network(four_hosts: Network) -> Iterator[None]:
     """On which 60 MB take a minute to two hosts; what ssh holds back is through in seconds."""

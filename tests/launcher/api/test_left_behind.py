@@ -13,8 +13,7 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.runs.folder import LAUNCHER_FILE, RunFolder, process_space
-from tests.launcher.runner import WAITING, Runner
-from tests.waiting import wait_until
+from tests.launcher.runner import Runner
 
 Bear = Callable[[str, str], None]
 
@@ -63,18 +62,3 @@ def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(
     assert told.endswith(f"launcher stop digits-dead --runs {dead.path.parent}")
     assert "digits-colleague" not in done.stderr
     assert "digits-by-hand" not in done.stderr
-
-
-@pytest.mark.slow  # what is announced is tested above
-@pytest.mark.docker
-def test_a_live_docker_run_is_not_announced_to_a_local_run_beside_it(launcher: Runner) -> None:
-    launcher.write(WAITING, f"name: tiny\nmounts: ['{launcher.folder}:/code']\nworkdir: /code\n")
-    process = launcher.start("run", "job.yaml", "--on", "docker")
-    wait_until(lambda: (launcher.folder / "runs/latest/up-0").exists())
-    (docker_run,) = launcher.run_ids()
-    (launcher.folder / "train.py").write_text("print('fine')\n")
-    done = launcher("run", "job.yaml", "--on", "local", "--set", "mounts=[]", "--set", "workdir=.")
-    assert done.returncode == 0, done.stderr
-    assert docker_run not in done.stderr
-    assert launcher("stop", docker_run).returncode == 0
-    assert process.wait(60) == 143

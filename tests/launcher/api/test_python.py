@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import json
@@ -276,35 +275,6 @@ def test_a_folder_of_the_callers_called_like_a_library_is_not_imported(place: Ru
     (place.folder / "yaml.py").write_text("raise SystemExit('the wrong one')")
     (place.folder / "launcher").mkdir()
     run(tiny(), on="local").stop()
-
-
-@pytest.mark.slow  # two runs at once are tested on each target
-def test_two_runs_at_once_from_threads_do_not_disturb_each_other(place: Runner) -> None:
-    place.write(TRAIN)
-    outcomes = {}
-
-    def train(name: str) -> None:
-        outcomes[name] = run(tiny(name=name, nnodes=2), on="local").wait(timeout=100)
-
-    threads = [threading.Thread(target=train, args=(name,)) for name in ("one", "two")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {name: one.state for name, one in outcomes.items()} == dict.fromkeys(
-        ("one", "two"), "succeeded"
-    )
-
-
-@pytest.mark.slow  # waiting is tested without one
-def test_a_run_is_followed_inside_a_running_event_loop(place: Runner) -> None:
-    place.write(TRAIN)
-
-    async def train() -> str:
-        training = run(tiny(), on="local")
-        return (await asyncio.to_thread(training.wait, timeout=60)).state
-
-    assert asyncio.run(train()) == "succeeded"
 
 
 def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place: Runner) -> None:

@@ -27,7 +27,6 @@ from tests.launcher.played import (
     ROOT,
     WAIT,
     Played,
-    container,
     elastic,
     job,
     networks,
@@ -99,25 +98,6 @@ def test_a_failed_container_is_restarted_in_its_pod_with_what_the_pod_keeps(
     assert "Succeeded: " in played.text
     assert "any one worker's success" in played.text
     assert nothing_is_left(engine, played)
-
-
-@pytest.mark.slow  # a failed container is restarted above
-def test_a_worker_that_is_killed_is_restarted_and_a_pod_that_is_removed_is_made_anew(
-    play: Callable[[dict[str, Any]], Played], engine: Any
-) -> None:
-    played = play(elastic(WAIT))
-    played.until(lambda text: text.count("] up") == 2)
-    other = container(engine, "worker-1").id
-    container(engine, "worker-0").kill()
-    played.until(lambda text: text.count("[worker-0] up") == 2)
-    assert container(engine, "worker-1").id == other
-    assert played.text.count("foreign-worker-0 ended with 137, SIGKILL (9)") == 1
-    assert played.text.count("foreign-worker-0 is restarted in its pod (OnFailure)") == 1
-    container(engine, "worker-1").remove(force=True)
-    played.until(lambda text: text.count("[worker-1] up") == 2)
-    assert played.text.count("foreign-worker-1 is gone: somebody removed its container") == 1
-    assert played.text.count("foreign-worker-1 is replaced by a new pod") == 1
-    assert played.text.count("ended with") == 1
 
 
 @pytest.mark.slow  # output is tested by itself

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import ExitCode
-from tests.launcher.cluster_run import agents_outcome
 from tests.launcher.played import (
     LIMIT_S,
     ROOT,
@@ -92,33 +91,6 @@ def test_a_program_that_is_not_in_the_image_ends_the_play_at_once(play: Play, en
 
 
 LEAVE = "import pathlib; pathlib.Path('/dev/termination-log').write_text"
-
-
-@pytest.mark.slow  # the first failure is chosen in runs/
-def test_the_headline_names_the_pod_whose_worker_failed_first_though_a_victim_ended_sooner(
-    play: Play, engine: Any
-) -> None:
-    victim = agents_outcome(at=100.2, message="RuntimeError: of the victim", rank=0)
-    first = agents_outcome(at=100.1, message="ValueError: no data", rank=1)
-    program = (
-        "import socket, sys, time\n"
-        "is_victim = socket.gethostname().endswith('-0')\n"
-        # As PID 1 without a handler it hears no SIGTERM.
-        "time.sleep(0 if is_victim else 2)\n"
-        f"{LEAVE}({victim!r} if is_victim else {first!r})\n"
-        "sys.exit(1)"
-    )
-    manifest = elastic(program, "Never")
-    spec = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    spec["terminationGracePeriodSeconds"] = 20
-    played = play(manifest)
-    assert played.end() == 1, played.text
-    assert "foreign-worker-0 ended with 1: rank 0: RuntimeError: of the victim" in played.text
-    assert played.text.splitlines()[-1] == (
-        "launcher: Failed: foreign-worker-1 ended with 1, which Never does not restart: "
-        "rank 1: ValueError: no data"
-    )
-    assert nothing_is_left(engine, played)
 
 
 @pytest.mark.slow  # restarts are in test_play_docker

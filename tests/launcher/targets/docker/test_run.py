@@ -13,7 +13,7 @@ import pytest
 from launcher.targets.agent_archive import read_agent_version
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 from tests.launcher.docker_runs import MOUNTED, UNTIL_TOLD, containers, has, node
-from tests.launcher.runner import ROOT, WAITING, Runner
+from tests.launcher.runner import WAITING, Runner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
@@ -48,24 +48,6 @@ def build_torch_only() -> None:
         check=True,
         capture_output=True,
     )
-
-
-@pytest.mark.slow  # local nodes and test_owner show both
-def test_the_first_rank_that_failed_is_named_across_containers_and_files_are_the_callers(
-    launcher: Runner,
-) -> None:
-    launcher.write((ROOT / "tests/examples/failing.py").read_text(), MOUNTED)
-    done = launcher("run", "job.yaml", "--on", "docker", "--nnodes", "2")
-    assert done.returncode == 1, done.stderr
-    first = launcher.outcome["failure"]["first"]
-    assert (first["rank"], first["node_index"]) == (1, 1)
-    paths = [p for p in (launcher.folder / "runs").rglob("*") if not p.is_symlink()]
-    assert {(p.stat().st_uid, p.stat().st_gid) for p in paths} == {(os.getuid(), os.getgid())}
-    # The image's own agent ran.
-    assert "holds" not in done.stderr
-    run = (launcher.folder / "runs/latest").resolve()
-    assert not (run / "agent.pyz").exists(), "make image: it holds another agent"
-    assert "agent.pyz,target" not in (run / "artifact.sh").read_text()
 
 
 def test_an_image_with_another_agent_is_named_and_the_launcher_s_is_used(launcher: Runner) -> None:

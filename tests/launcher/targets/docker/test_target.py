@@ -7,8 +7,6 @@ flags and runs the command: the workload is stood in for, never the engine or th
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,7 @@ from launcher.plan.launch_plan import plan_replacement
 from launcher.runs.folder import RunFolder
 from launcher.targets.docker.target import NO_RUNTIME, DockerTarget, has_nvidia
 from launcher.targets.docker_options import ContainerSettings
-from tests.launcher.docker_place import CHATTER, IMAGE, LINGER, STUBBORN, Place
+from tests.launcher.docker_place import IMAGE, LINGER, STUBBORN, Place
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
@@ -154,49 +152,6 @@ def test_a_network_left_alone_counts_as_a_run_to_stop(place: Place) -> None:
     assert (live.run_dir, live.running_nodes) == (plan.run_dir, 0)
     place.target.stop(plan.run_id, 0)
     assert place.held(plan.run_id) == []
-
-
-SUBMIT_AND_STAY = """
-import sys, time
-from pathlib import Path
-from launcher.plan.launch_plan import parse_plan
-from launcher.targets.docker.target import DockerTarget
-DockerTarget(Path(sys.argv[1])).submit(parse_plan(sys.stdin.read()))
-print("submitted", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.slow  # the contract of targets has it
-def test_after_kill_9_of_the_launcher_another_call_finds_collects_and_stops(place: Place) -> None:
-    plan = place.plan(CHATTER)
-    with subprocess.Popen(
-        [sys.executable, "-c", SUBMIT_AND_STAY, str(place.folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as launcher:
-        assert launcher.stdin is not None
-        assert launcher.stdout is not None
-        launcher.stdin.write(plan.to_json())
-        launcher.stdin.close()
-        assert launcher.stdout.readline() == "submitted\n"
-        try:
-            wait_until(lambda: place.console(plan).startswith(b"up\nmore\n"))
-        finally:
-            launcher.kill()
-    written = len(place.console(plan))
-    assert plan.run_id in [live.run_id for live in place.target.live_runs()]
-    assert place.node(plan).state is NodeState.RUNNING
-
-    def grown() -> bool:
-        place.target.collect(plan)
-        return len(place.console(plan)) > written + 20
-
-    wait_until(grown)
-    place.target.stop(plan.run_id, 0)
-    assert place.held(plan.run_id) == []
-    assert place.console(plan) == b"up\n" + b"more\n" * place.console(plan).count(b"more")
 
 
 # -- what cannot start ------------------------------------------------------------------------

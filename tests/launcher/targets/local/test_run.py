@@ -33,20 +33,6 @@ def is_up(launcher: Runner, rank: int = 0) -> bool:
     return (launcher.folder / f"runs/latest/up-{rank}").exists()
 
 
-@pytest.mark.slow  # README's commands train as two nodes in every CI
-def test_digits_trains_as_two_nodes_and_goes_on_from_its_checkpoints(launcher: Runner) -> None:
-    job = str(ROOT / "jobs/digits.yaml")
-    two = ("--on", "local", "--nnodes", "2", "--nproc-per-node", "1")
-    done = launcher("run", job, *two, "--", "--epochs=1")
-    assert done.returncode == 0, done.stderr
-    first = launcher.outcome
-    assert first["metrics"]["world_size"] == 2
-    assert first["metrics"]["resumed_from_step"] == 0
-    done = launcher("run", job, *two, "--resume", first["run_id"], "--", "--epochs=2")
-    assert done.returncode == 0, done.stderr
-    assert launcher.outcome["metrics"]["resumed_from_step"] == first["metrics"]["steps"]
-
-
 def test_output_is_whole_lines_whatever_bytes_a_worker_writes(launcher: Runner) -> None:
     launcher.write(BYTES)
     done = launcher("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
@@ -125,19 +111,6 @@ def test_under_nohup_a_run_goes_on_without_its_terminal_and_without_a_reader(
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 0
     assert launcher.outcome["reason"] == "completed"
-
-
-def test_a_launcher_killed_with_sigkill_leaves_nothing_and_its_run_is_ended_later(
-    launcher: Runner,
-) -> None:
-    launcher.write(WAITING)
-    process = launcher.start("run", "job.yaml", "--on", "local")
-    wait_until(lambda: is_up(launcher))
-    process.kill()
-    process.communicate()
-    wait_until(lambda: launcher.processes() == [])
-    rows = json.loads(launcher("ps", "--all", "--json").stdout)
-    assert [row["reason"] for row in rows] == ["launcher-lost"]
 
 
 def test_a_detached_run_is_listed_followed_and_stopped_from_elsewhere(launcher: Runner) -> None:
