@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -21,6 +22,8 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 DOCKER_IMAGE = "fabric-train:cpu"
+WHY_NOT_BUILT = Path(__file__).parents[1] / ".image/cpu.reason"
+"""Left by ``make test``, which builds the image if that is possible."""
 
 
 @functools.cache
@@ -32,7 +35,8 @@ def why_no_docker() -> str:
     try:
         docker.from_env(timeout=5).images.get(DOCKER_IMAGE)
     except ImageNotFound:
-        return f"no image {DOCKER_IMAGE}: make image"
+        why = WHY_NOT_BUILT.read_text().strip() if WHY_NOT_BUILT.exists() else "make image"
+        return f"no image {DOCKER_IMAGE}: {why}"
     except DockerException as error:
         return f"no Docker engine: {error}"
     return ""
@@ -185,10 +189,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
+def required() -> list[str]:
+    """The engines without which tests fail."""
+    return os.environ.get("REQUIRE", "").replace(",", " ").split()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    required = os.environ.get("REQUIRE", "").replace(",", " ").split()
     for marker, why_not in ENGINES.items():
         if item.get_closest_marker(marker) and (reason := why_not()):
-            if marker in required:
+            if marker in required():
                 pytest.fail(f"{marker} is required, but there is {reason}", pytrace=False)
             pytest.skip(f"{marker}: {reason}")

@@ -33,6 +33,26 @@ def test_an_engine_that_is_absent_skips_its_tests_by_name_unless_it_is_required(
     assert "no Docker engine" in done.stdout
 
 
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("require", "code", "words"), [("", 0, "1 skipped"), ("docker", 1, "1 error")]
+)
+def test_an_engine_that_cannot_build_an_image_skips_its_tests_with_the_reason_unless_required(
+    require: str, code: int, words: str
+) -> None:
+    base = {"BASE_IMAGE": "127.0.0.1:9/absent:1", "REQUIRE": require}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "tests/images/test_image.py", "-k", "labels"],
+        cwd=ROOT,
+        env=os.environ | base,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, words in done.stdout) == (code, True), done.stdout
+    assert "127.0.0.1:9/absent:1" in done.stdout
+
+
 def test_what_shares_an_engine_or_a_file_stays_in_one_process(
     request: pytest.FixtureRequest,
 ) -> None:

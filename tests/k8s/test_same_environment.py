@@ -44,11 +44,11 @@ JOBS: dict[str, dict[str, Any]] = {
     "static": {"rdzv": {"backend": "static"}, "engine": "agent"},
 }
 PLACES = [
-    *(("elastic engine", place) for place in ("docker", "pytorchjob", "job")),
-    # Told what a `job` is told.
+    *(("elastic engine", place) for place in ("docker", "job")),
+    # Told what a `job` is told, and a static one in a PyTorchJob.
     *(
         pytest.param("elastic engine", place, marks=pytest.mark.slow)
-        for place in ("trainjob", "jobset")
+        for place in ("pytorchjob", "trainjob", "jobset")
     ),
     ("static", "pytorchjob"),
 ]

@@ -21,6 +21,7 @@ LOOK_S = 10.0
 AWAY = "the run goes on"
 
 
+@pytest.mark.slow  # it waits for half a minute, and the tests below have such faults
 def test_a_run_ends_well_while_the_controller_is_away(typist: Typist) -> None:
     typist.start_seen(ELASTIC + ARRAY, 2)
     typist.cluster.stop_controller()

@@ -76,7 +76,7 @@ def test_a_worker_that_restarts_finds_the_code_and_what_is_beside_it(
     assert "try 1 losses" in said
 
 
-@pytest.mark.parametrize("kind", ["pytorchjob", "job"])
+@pytest.mark.parametrize("kind", [pytest.param("pytorchjob", marks=pytest.mark.slow), "job"])
 def test_pods_with_and_without_an_operator_start_in_their_code(
     kind: str, project: Path, start: Start
 ) -> None:

@@ -177,11 +177,15 @@ def test_a_code_change_builds_on_the_layer_of_the_requirements(
     assert layers(engine, tag)[len(base)] != before[len(base)]
 
 
+NO_PYTHON = ("no-python", "the base image has no python3", "--base with Python")
+NO_PIP = ("no-pip", "python3 has no pip, and no venv", "--base with pip")
+
+
 @pytest.mark.parametrize(
     ("base", "what", "fix"),
     [
-        ("no-python", "the base image has no python3", "--base with Python"),
-        ("no-pip", "python3 has no pip, and no venv", "--base with pip"),
+        pytest.param(*NO_PYTHON, marks=pytest.mark.slow),
+        pytest.param(*NO_PIP, marks=pytest.mark.slow),
         ("no-torch", "there is no torch for the image's", "--base with torch"),
     ],
     indirect=["base"],

@@ -97,6 +97,7 @@ def test_under_the_agent_losing_the_container_that_hosts_the_store_costs_no_rest
     assert "worker-fault" not in launcher.outcome["restarts"]
 
 
+@pytest.mark.slow  # local nodes are ended so in every CI
 def test_a_second_ctrl_c_does_not_wait_for_the_grace_and_nothing_is_left(
     launcher: Runner, engine: Any
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_worker_that_was_killed_for_memory_earlier_is_not_why_a_run_fails(
     assert "no such column" in launcher.outcome["failure"]["first"]["exception"]
 
 
+@pytest.mark.slow  # a container is lost above, a plain job's node in test_what_a_job_gets
 def test_a_lost_container_of_a_plain_job_is_replaced_in_an_image_that_has_only_torch(
     launcher: Runner, engine: Any
 ) -> None:
