@@ -10,13 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import recovery, trees
+from benchmarks import trees
 from benchmarks.groups import Collective, Setting, find_first, parse_collectives
 from benchmarks.measure import BenchmarkError, Measurement, Report, Row, parse_report
-from benchmarks.recovery import losses, recoveries, time_restart
+from benchmarks.recovery import time_restart
 from benchmarks.table import render_table
 from benchmarks.trees import Trees, parse_pss
-from benchmarks.trials import measure
 
 TOLD = "1.5 2 0 10\n1.6 2 1 11\n9.5 1 0 12\n9.4 1 0 13\n9.9 1"
 FOREVER = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -101,22 +100,6 @@ def test_what_does_not_come_is_an_error_with_the_last_words(
         started.start((sys.executable, "-c", "print('last words')")).wait()
         with pytest.raises(BenchmarkError, match=r"a sign did not come(?s:.*)last words"):
             started.wait_for(lambda: False, "a sign")
-
-
-def test_every_row_has_its_goal_and_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a process: each sample takes a second for the agent and ten for torchrun."""
-
-    def sample(setting: Setting, *_: object, **__: object) -> float:
-        return 1.0 if setting.side == "agent" else 10.0
-
-    for name in ("time_start", "time_restart", "time_loss", "time_growth", "read_memory"):
-        monkeypatch.setattr(recovery, name, sample)
-    monkeypatch.setattr(recovery, "describe_stock_loss", lambda *_, **__: "> 60 s")
-    trials = [*recoveries(), *losses()]
-    rows = [row for trial in trials for row in measure("recovery", trial, 2, 0)]
-    assert len({row.what for row in rows}) == len(rows) == 14
-    assert all(row.theirs or row.theirs_instead for row in rows)
-    assert [row.what for row in rows if row.ok is None] == []
 
 
 def test_one_worker_is_killed_and_the_next_collective_is_seen() -> None:

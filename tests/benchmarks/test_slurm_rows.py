@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
-from benchmarks import slurm
 from benchmarks.recovery import TUNED
 from benchmarks.slurm import (
     lose_by_hand,
     lose_launcher,
-    runs_on_slurm,
     start_by_hand,
     start_launcher,
     started_cluster,
     submit_many,
 )
-from benchmarks.trials import measure
 from tests.slurm.cluster import Cluster
 
 Sample = Callable[[Cluster], float]
@@ -29,24 +25,6 @@ Sample = Callable[[Cluster], float]
 def cluster() -> Iterator[Cluster]:
     with started_cluster() as cluster:
         yield cluster
-
-
-def test_every_row_has_its_goal_or_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a process: each sample takes a second for the launcher and ten by hand."""
-
-    @contextmanager
-    def no_cluster() -> Iterator[None]:
-        yield
-
-    for name in ("start_launcher", "lose_launcher", "submit_many"):
-        monkeypatch.setattr(slurm, name, lambda *_: 1.0)
-    for name in ("start_by_hand", "lose_by_hand"):
-        monkeypatch.setattr(slurm, name, lambda *_: 10.0)
-    monkeypatch.setattr(slurm, "started_cluster", no_cluster)
-    rows = [row for trial in runs_on_slurm() for row in measure("slurm", trial, 2, 0)]
-    assert len({row.what for row in rows}) == len(rows) == 6
-    assert all(row.theirs or row.goal for row in rows)
-    assert [row.ok for row in rows if row.goal] == [True, True]
 
 
 @pytest.mark.slurm

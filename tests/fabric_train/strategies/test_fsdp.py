@@ -40,7 +40,6 @@ class Case:
 
 CASES = (
     Case(),
-    Case(workload="charlm"),
     Case(workload="charlm", options={"reshard": False, "units": "size"}),
     Case(workload="charlm", options={"offload": True, "units": "whole"}),
 )

@@ -63,15 +63,15 @@ def check_equal(name: str, options: dict[str, Any], processes: int, steps: int =
         torch.testing.assert_close(rank["outputs"], expected, atol=TOLERANCE, rtol=0)
 
 
-CASES: list[tuple[str, dict[str, Any], int]] = [
+CASES: list[Any] = [
     ("tp", {}, 1),
     ("tp", {}, 2),
-    ("tp", {"tensor_size": 2}, 4),
+    pytest.param("tp", {"tensor_size": 2}, 4, marks=pytest.mark.slow),
     ("fsdp+tp", {"unit_elements": 1000}, 4),
     ("pipeline", {}, 1),
     ("pipeline", {}, 2),
     ("pipeline", {"schedule": "interleaved_1f1b"}, 2),
-    ("pipeline", {"pipeline_size": 2, "schedule": "gpipe"}, 4),
+    pytest.param("pipeline", {"pipeline_size": 2, "schedule": "gpipe"}, 4, marks=pytest.mark.slow),
 ]
 
 
