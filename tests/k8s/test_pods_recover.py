@@ -24,9 +24,11 @@ dist.init_process_group("gloo")
 shared = os.environ["RUN_DIR"]
 who = f"{os.environ['LAUNCHER_NODE_INDEX']}-{os.environ['LAUNCHER_INCARNATION']}"
 open(f"{shared}/world-{dist.get_world_size()}-{who}", "w").close()
-while not os.path.exists(f"{shared}/go"):
-    seen = ones(1)
-    dist.all_reduce(seen)
+going = ones(1)
+while going:
+    # All of them see it at the same step.
+    going *= not os.path.exists(f"{shared}/go")
+    dist.all_reduce(going, op=dist.ReduceOp.MIN)
     time.sleep(0.1)
 """
 TRAIN = ["-m", "train", "--epochs=400"]

@@ -127,7 +127,6 @@ def test_in_another_folder_it_is_told_where_runs_are_looked_for(
     assert launcher("ps").stdout.startswith("no runs go on; those that ended: ")
 
 
-@pytest.mark.slow  # which run is meant is tested without runs
 def test_stop_ends_runs_that_go_on_before_newer_ones_that_have_ended(launcher: Runner) -> None:
     launcher.write(WAITING)
     first, second = detach(launcher), detach(launcher)

@@ -32,9 +32,11 @@ dist.init_process_group("gloo")
 from torch import ones
 shared = os.environ["RUN_DIR"]
 open(f"{shared}/world-{dist.get_world_size()}-{os.environ['LAUNCHER_INCARNATION']}", "w").close()
-while not os.path.exists(f"{shared}/go"):
-    seen = ones(1)
-    dist.all_reduce(seen)
+going = ones(1)
+while going:
+    # All of them see it at the same step.
+    going *= not os.path.exists(f"{shared}/go")
+    dist.all_reduce(going, op=dist.ReduceOp.MIN)
     time.sleep(0.1)
 print("done", dist.get_world_size(), flush=True)
 """

@@ -52,8 +52,11 @@ node_dir = pathlib.Path(os.environ["LAUNCHER_NODE_DIR"])
 (node_dir / "stop-ready").touch()
 told = f"world-{world}-{index}-{os.environ['LAUNCHER_INCARNATION']}"
 pathlib.Path(told).write_text("after the commit" if pathlib.Path("committed").exists() else "")
-while not pathlib.Path("go").exists():
-    dist.all_reduce(torch.ones(1))
+going = torch.ones(1)
+while going:
+    # All of them see it at the same step.
+    going *= not pathlib.Path("go").exists()
+    dist.all_reduce(going, op=dist.ReduceOp.MIN)
     request = node_dir / "stop-request"
     if request.exists() and not pathlib.Path("asked").exists():
         pathlib.Path("asked").write_text(json.loads(request.read_text())["reason"])
