@@ -63,18 +63,24 @@ def _row(run: RunFolder) -> ListedRun:
 
 def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
     """A run's state in a word; one that ended unseen gets its outcome."""
+    state, outcome, _ = _find_state(run, plan)
+    return state, outcome
+
+
+def _find_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None, TargetError | None]:
+    """As ``read_state``, and why the target does not say it."""
     outcome = read_outcome_now(run, plan)
     if outcome is None and run.launcher_pid() is None:
         target = open_target(plan.target, run.path.parent)
         try:
             outcome = fold(run, target, SystemClock().wall())
-        except TargetError:
-            return "unknown", None
+        except TargetError as error:
+            return "unknown", None, error
         if outcome is None and not target.traits.goes_on_alone:
             # Of a run that another machine started, its launcher may be there.
             may_run = run.is_foreign or is_out_of_sight(run, target)
-            return (RunState.RUNNING.value if may_run else ORPHANED), None
-    return (outcome.state if outcome else RunState.RUNNING.value), outcome
+            return (RunState.RUNNING.value if may_run else ORPHANED), None, None
+    return (outcome.state if outcome else RunState.RUNNING.value), outcome, None
 
 
 def find_going_on(run_root: Path) -> list[RunFolder]:
@@ -134,6 +140,7 @@ class RunStatus:
     """One run; ``nodes`` as the target reports them, none of a run that has ended.
 
     ``launcher_death`` proves that its launcher died; ``folder`` is empty where it does not last.
+    ``unseen`` is why the target does not tell of it now, and ``fix`` what helps.
     """
 
     run_id: str
@@ -147,6 +154,8 @@ class RunStatus:
     nodes: tuple[NodeObservation, ...]
     metrics: Mapping[str, object]
     outcome: Outcome | None
+    unseen: str = ""
+    fix: str = ""
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data."""
@@ -165,11 +174,14 @@ class RunStatus:
 def read_status(run: RunFolder) -> RunStatus:
     """One run as it is now; one that ended unseen gets its outcome."""
     plan = run.read_plan()
-    state, outcome = read_state(run, plan)
+    state, outcome, error = _find_state(run, plan)
     nodes: tuple[NodeObservation, ...] = ()
-    if outcome is None:
-        observed = open_target(plan.target, run.path.parent).observe(plan)
-        nodes = without(observed, read_withdrawn(run, plan)).nodes
+    if outcome is None and error is None:
+        try:
+            observed = open_target(plan.target, run.path.parent).observe(plan)
+            nodes = without(observed, read_withdrawn(run, plan)).nodes
+        except TargetError as failure:
+            error = failure
     return RunStatus(
         run_id=run.run_id,
         job=plan.job_name,
@@ -182,6 +194,8 @@ def read_status(run: RunFolder) -> RunStatus:
         nodes=nodes,
         metrics=run.read_metrics(plan),
         outcome=without_folder(run, outcome) if outcome else None,
+        unseen=error.what if error else "",
+        fix=error.hint if error else "",
     )
 
 

@@ -70,6 +70,8 @@ def status(arguments: argparse.Namespace) -> int:
         print(json.dumps(status.to_jsonable(), indent=2))
     else:
         sys.stdout.write(render_status(status))
+    if status.unseen:
+        raise TargetError(status.unseen, status.fix)
     return int(ExitCode.OK)
 
 

@@ -96,6 +96,10 @@ class FakeCluster:
         """What it warns of; empty for what it enforces."""
         self.away = False
         """Whether every connection breaks, as when no API server is there."""
+        self.hangs = False
+        """Whether it accepts connections and answers none, as a server does that is overloaded."""
+        self.hangs_at = ""
+        """The same for requests of this method alone."""
         self.lost_logs: set[str] = set()
         """Pods whose containers the runtime has forgotten, and their logs with them."""
         self.programs: dict[str, Callable[[list[str]], subprocess.Popen[bytes]]] = {}
@@ -263,6 +267,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not (is_known or self.cluster.lets_anybody_in):
             return self._fail(401, "Unauthorized", "Unauthorized")
         try:
+            while self.cluster.hangs or method == self.cluster.hangs_at:
+                if self.cluster.closing:
+                    raise _CutError
+                time.sleep(0.05)
             if self.cluster.away:
                 raise _CutError
             for fault in list(self.cluster.faults):

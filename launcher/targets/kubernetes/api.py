@@ -9,7 +9,10 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import shlex
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +33,8 @@ from launcher.targets.kubernetes.kubeconfig import (
 Object = dict[str, Any]
 
 REQUEST_LIMIT_S = 30.0
+ANSWER_LIMIT_S = 3.5
+"""How long who only looks waits for a server that may never answer."""
 WATCH_S, STREAM_SILENCE_S = 240, 330.0
 """How long the server keeps a watch open, and how long nothing may come from it."""
 SENT_AT_ONCE = 64 * 1024
@@ -102,6 +107,7 @@ class Cluster:
         self._namespace = namespace
         self.kubeconfig = kubeconfig and str(Path(kubeconfig).expanduser().absolute())
         self._run_id = run_id
+        self._of_thread = threading.local()
         self.warnings: list[str] = []
         """The server's warnings, each once; the caller prints and removes them."""
 
@@ -201,11 +207,25 @@ class Cluster:
             found |= {"uid": held["metadata"]["uid"]} if held else {}
         return found
 
+    @contextlib.contextmanager
+    def answers_within(self, limit_s: float) -> Iterator[None]:
+        """In the block, this thread's requests end after ``limit_s`` seconds together.
+
+        The context's login command does not count.
+        """
+        assert self._client is not None, "it has logged in by now"
+        earlier = getattr(self._of_thread, "ends_at", math.inf)
+        self._of_thread.ends_at = min(earlier, time.monotonic() + limit_s)
+        try:
+            yield
+        finally:
+            self._of_thread.ends_at = earlier
+
     # -- objects ---------------------------------------------------------------------------------
 
-    def read_version(self, limit_s: float = REQUEST_LIMIT_S) -> str:
+    def read_version(self) -> str:
         """The server's version, such as ``v1.31.2``; the cheapest question that needs no rights."""
-        return str(self._call("GET", "/version", limit_s=limit_s)["gitVersion"])
+        return str(self._call("GET", "/version")["gitVersion"])
 
     def create(self, item: Object, *, dry_run: bool = False) -> Object:
         """Creates an object; ``dry_run`` has the server admit it and forget it."""
@@ -348,8 +368,7 @@ class Cluster:
     def _open(self, path: str, query: Mapping[str, str], doing: str) -> Iterator[Iterator[bytes]]:
         """A stream of bytes, which is closed at the end."""
         with api_errors(doing, self):
-            limits = (REQUEST_LIMIT_S, STREAM_SILENCE_S)
-            response = self._request("GET", path, query, {"Accept": "*/*"}, limits)
+            response = self._request("GET", path, query, {"Accept": "*/*"}, STREAM_SILENCE_S)
             try:
                 yield response.stream(64 * 1024, decode_content=True)
             finally:
@@ -369,14 +388,11 @@ class Cluster:
         *,
         content: str = "application/json",
         place: ObjectPlace | None = None,
-        limit_s: float = REQUEST_LIMIT_S,
     ) -> Object:
         doing = f"{method.lower()} {place.kind} {place.name}" if place else f"{method} {path}"
         headers = {"Accept": "application/json", "Content-Type": content}
         with api_errors(doing.strip(), self, place):
-            # A pair: the client silently takes a single number that is no int for none.
-            limits = (limit_s, limit_s)
-            response = self._request(method, path, query or {}, headers, limits, body)
+            response = self._request(method, path, query or {}, headers, REQUEST_LIMIT_S, body)
             for value in response.headers.getlist("Warning"):
                 text = parse_warning(value)
                 if text not in self.warnings:
@@ -390,10 +406,13 @@ class Cluster:
         path: str,
         query: Mapping[str, str],
         headers: Mapping[str, str],
-        limits: tuple[float, float],
+        silence_s: float,
         body: Object | None = None,
     ) -> Any:
-        """The client's response; ``limits`` are seconds to connect, and between two bytes."""
+        """The client's response; ``silence_s`` is how long nothing may come of it."""
+        left_s = getattr(self._of_thread, "ends_at", math.inf) - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("it has taken too long")
         return self._client.call_api(
             path,
             method,
@@ -403,15 +422,9 @@ class Cluster:
             auth_settings=["BearerToken"],
             _preload_content=False,
             _return_http_data_only=True,
-            _request_timeout=limits,
+            # A connection is tried four times.
+            _request_timeout=(min(REQUEST_LIMIT_S, left_s) / 4, min(silence_s, left_s)),
         )
-
-
-def is_same(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether two identities are of one cluster. The uid decides, where both have one."""
-    if "uid" in one and "uid" in other:
-        return one["uid"] == other["uid"]
-    return all(one.get(key) == other.get(key) for key in ("server", "authority"))
 
 
 # -- errors -------------------------------------------------------------------------------------

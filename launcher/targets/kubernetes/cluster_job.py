@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from launcher.follow.target import Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.kubernetes.api import (
+    ANSWER_LIMIT_S,
     CONFLICT,
     FORBIDDEN,
     IN_CLUSTER,
@@ -30,10 +31,9 @@ from launcher.targets.kubernetes.api import (
     Cluster,
     Object,
     ObjectPlace,
-    is_same,
 )
 from launcher.targets.kubernetes.collector import PodCollector, selector_of
-from launcher.targets.kubernetes.missing_pods import read_reasons
+from launcher.targets.kubernetes.missing_pods import describe_silence, read_reasons
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import (
     DELETED,
@@ -49,6 +49,8 @@ CLUSTER_FILE = "cluster.json"
 """In the run folder: kubeconfig, context and namespace, for calls after the current ones have
 changed, and the identity of the cluster."""
 STOP_MARGIN_S = 30.0
+LEAST_TRIES_S = 5.0
+"""How long the launcher tries to end a job whose grace is shorter, or that has not begun."""
 API_OF_KIND = {
     "pytorchjob": ("kubeflow.org/v1", "PyTorchJob"),
     "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
@@ -128,9 +130,10 @@ class ClusterJob:
         """
         why = error
         try:
-            if self.read() is not None:
-                self.cluster.delete(self._place)
-                may_run = False
+            with self.cluster.answers_within(LEAST_TRIES_S):
+                if self.read() is not None:
+                    self.cluster.delete(self._place)
+                    may_run = False
         except (TargetError, KeyboardInterrupt) as failure:
             why = failure
         if may_run:
@@ -139,11 +142,12 @@ class ClusterJob:
             what = f"STILL RUNNING, perhaps: {self.plan.run_id}: {said}"
             raise MayRunError(what, self.render_by_hand(keep=False)) from error
         is_taken = isinstance(error, ApiError) and error.status == CONFLICT
-        for item in others:
-            # The run that has taken the name just now needs the Service of that name.
-            if not (is_taken and item["metadata"]["name"] == self._place.name):
-                with contextlib.suppress(TargetError):
-                    self.cluster.delete(ObjectPlace.of(item))
+        with self.cluster.answers_within(LEAST_TRIES_S):
+            for item in others:
+                # The run that has taken the name just now needs the Service of that name.
+                if not (is_taken and item["metadata"]["name"] == self._place.name):
+                    with contextlib.suppress(TargetError):
+                        self.cluster.delete(ObjectPlace.of(item))
 
     def _try_pod(self) -> list[str]:
         """Has the server admit one pod of the job and forget it.
@@ -242,8 +246,10 @@ class ClusterJob:
         if missing:
             job = self.read()
             with contextlib.suppress(TargetError):
-                said = "; ".join(read_reasons(self.cluster, self._kind, job))
-                nodes[missing[0]] = replace(nodes[missing[0]], detail=said)
+                said = read_reasons(self.cluster, self._kind, job)
+                if not said and len(missing) == len(nodes):
+                    said = (describe_silence(self, job),)
+                nodes[missing[0]] = replace(nodes[missing[0]], detail="; ".join(said))
         return Observation(run_id=self.plan.run_id, nodes=tuple(nodes))
 
     # -- changing --------------------------------------------------------------------------------
@@ -265,7 +271,7 @@ class ClusterJob:
 
     def has_resumed(self) -> bool:
         """Whether the job is there and not suspended; False where the cluster does not say."""
-        with contextlib.suppress(TargetError):
+        with contextlib.suppress(TargetError), self.cluster.answers_within(ANSWER_LIMIT_S):
             item = self.read()
             return item is not None and not is_suspended(item)
         return False
@@ -286,7 +292,7 @@ class ClusterJob:
         *others, _ = RENDERERS[self._kind](self.plan)
         selector = selector_of(self.plan.run_id)
         for version, kind in {(item["apiVersion"], item["kind"]): None for item in others}:
-            with contextlib.suppress(ApiError):
+            with contextlib.suppress(TargetError):
                 for item in self.cluster.list_objects(version, kind, selector)["items"]:
                     if not item["metadata"].get("ownerReferences"):
                         name = item["metadata"]["name"]
@@ -298,18 +304,21 @@ class ClusterJob:
         Raises ``TargetError`` with the command to type where the job runs on.
         """
         try:
-            self.pods.collect()
+            with self.cluster.answers_within(ANSWER_LIMIT_S):
+                self.pods.collect()
         except TargetError as error:
             # Users who may not see the pods may end the job all the same.
             notes.append(f"its last logs were not collected: {error.what}")
         try:
-            (self.suspend if keep else self.remove)()
+            with self.cluster.answers_within(max(self.plan.stop_grace_s, LEAST_TRIES_S)):
+                (self.suspend if keep else self.remove)()
         except AnotherClusterError:
             raise
         except TargetError as error:
             end = None
-            with contextlib.suppress(TargetError):
-                end = self.read_end()
+            if isinstance(error, ApiError):
+                with contextlib.suppress(TargetError):
+                    end = self.read_end()
             what = error.what if end else f"STILL RUNNING: {self.plan.run_id}: {error.what}"
             raise TargetError(what, self.render_by_hand(keep=keep)) from error
 
@@ -362,6 +371,13 @@ class ClusterJob:
         if self.cluster.context != IN_CLUSTER and "--context" not in self.cluster.kubectl:
             where += f" --context {shlex.quote(self.cluster.context)}"
         return where
+
+
+def is_same(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether two identities are of one cluster. The uid decides, where both have one."""
+    if "uid" in one and "uid" in other:
+        return one["uid"] == other["uid"]
+    return all(one.get(key) == other.get(key) for key in ("server", "authority"))
 
 
 def read_told(run_dir: Path) -> dict[str, Any]:

@@ -149,7 +149,8 @@ class PodCollector:
 
     def collect(self) -> None:
         """Brings the logs' last lines, within ``LOG_LIMIT_S``, and outcomes."""
-        self.watch.refresh()
+        with self._cluster.answers_within(LOG_LIMIT_S):
+            self.watch.refresh()
         self.watch.wait_endings(ENDINGS_LIMIT_S)
         self.follow_logs()
         self._finish_ended()

@@ -16,7 +16,14 @@ from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
 from launcher.runs.folder import find_run as find_in_folder
-from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster, Object, plural
+from launcher.targets.kubernetes.api import (
+    ANSWER_LIMIT_S,
+    FORBIDDEN,
+    ApiError,
+    Cluster,
+    Object,
+    plural,
+)
 from launcher.targets.kubernetes.cluster_job import (
     API_OF_KIND,
     ClusterJob,
@@ -201,7 +208,8 @@ def look_for_run(arguments: Namespace, run_root: Path, otherwise: InputError) ->
     if not (is_in_pod() or has_config(there.kubeconfig or config_files())):
         return None
     try:
-        there.read_version(limit_s=3.0)
+        with there.answers_within(ANSWER_LIMIT_S):
+            there.read_version()
         if found := _borrow(arguments, run_root, arguments.run):
             return found
     except TargetError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,15 @@ from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from launcher.targets.kubernetes.api import FORBIDDEN, ApiError
-from launcher.targets.kubernetes.cluster_job import ClusterJob, MayRunError
+from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, FORBIDDEN, ApiError
+from launcher.targets.kubernetes.cluster_job import LEAST_TRIES_S, ClusterJob, MayRunError
 from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S
 from launcher.targets.kubernetes.missing_pods import MissingPods
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit
 from launcher.targets.kubernetes.pod_states import (
     DELETED,
+    JobEnd,
     PodView,
     newest_of_each,
     reason_of_end,
@@ -37,8 +39,33 @@ if TYPE_CHECKING:
 READ_END_S = 2.0
 """Between two looks at the job's object; its pods are watched."""
 RETRY_S = 1.0
-LEAST_TRIES_S = 5.0
-"""How long the launcher tries to end a job whose grace is shorter."""
+TRY_S = 10.0
+"""How long one try to end the job may take: a connection may hang while the server answers."""
+
+
+class _Look(threading.Thread):
+    """One look at the job, beside the loop: a stop must not wait for a server that hangs."""
+
+    def __init__(
+        self,
+        job: ClusterJob,
+        missing: MissingPods,
+        pods: tuple[PodView, ...],
+        wanted: frozenset[int],
+        now: float,
+    ) -> None:
+        super().__init__(daemon=True)
+        self._job, self._news = job, missing.read(pods, wanted, now)
+        self.end: JobEnd | None = None
+        """How the job ended; None while it goes on, or where the cluster does not say."""
+        self.lines: list[str] = []
+        """Why pods are missing."""
+
+    def run(self) -> None:
+        with contextlib.suppress(TargetError):
+            self.end = self._job.read_end()
+            if self.end is None:
+                self.lines += self._news
 
 
 class ClusterDriver:
@@ -67,6 +94,7 @@ class ClusterDriver:
         self._limit = StartLimit(pods.start_limit_s, plan.nodes[0].min_nodes, kubectl)
         self._missing = MissingPods(job, pods.kind)
         self._next_look_at = float("-inf")
+        self._look: _Look | None = None
         self._ends_it = False
         """Whether to delete the job without a request: its result is final."""
         self._is_hurried = False
@@ -88,22 +116,26 @@ class ClusterDriver:
             self._console.note(f"ending the run: {detail}")
             self._ends_it = True
             return Outcome(reason=reason, detail=detail)
-        if now < self._next_look_at:
+        if self._look is None:
+            if now < self._next_look_at:
+                return None
+            planned = frozenset(node.node_index for node in self.plan.nodes)
+            wanted = planned - read_withdrawn(self._run, self.plan)
+            self._look = _Look(self._job, self._missing, watch.pods(), wanted, now)
+            self._look.start()
+        self._look.join(0.1)
+        if self._look.is_alive():
             return None
-        end = None
-        with contextlib.suppress(TargetError):
-            end = self._job.read_end()
-        if end is not None:
+        look, self._look = self._look, None
+        self._next_look_at = self._clock.monotonic() + READ_END_S
+        for line in look.lines:
+            self._console.note(line)
+        if (end := look.end) is not None:
             self._is_over = True
             self._ends_it = end.succeeded or end.word == DELETED
             pods = self._read_last_pods()
             reason, detail = reason_of_end(end, pods, self._job.cluster.kubectl_there)
             return Outcome(reason=reason, detail=detail)
-        planned = frozenset(node.node_index for node in self.plan.nodes)
-        wanted = planned - read_withdrawn(self._run, self.plan)
-        for line in self._missing.read(watch.pods(), wanted, now):
-            self._console.note(line)
-        self._next_look_at = self._clock.monotonic() + READ_END_S
         return None
 
     def scale(self, nodes: int) -> None:
@@ -156,7 +188,8 @@ class ClusterDriver:
         After an interrupt the job is deleted, or the error has the command to type.
         """
         if not submitted:
-            return isinstance(error, LauncherError) and not isinstance(error, MayRunError)
+            is_known = isinstance(error, LauncherError | KeyboardInterrupt)
+            return is_known and not isinstance(error, MayRunError)
         if isinstance(error, KeyboardInterrupt) and not self._is_over:
             self._is_hurried = True
             self._delete()
@@ -190,8 +223,10 @@ class ClusterDriver:
         why = "interrupted"
         with contextlib.suppress(KeyboardInterrupt):
             while True:
+                left_s = max(0.1, deadline - self._clock.monotonic())
                 try:
-                    end()
+                    with self._job.cluster.answers_within(min(TRY_S, left_s)):
+                        end()
                     self._is_over = True
                     return
                 except TargetError as error:
@@ -216,7 +251,8 @@ def find_end(run: RunFolder, job: ClusterJob) -> Outcome | None:
 
     None also while another process brings the last output: that process folds the run.
     """
-    end = job.read_end()
+    with job.cluster.answers_within(ANSWER_LIMIT_S):
+        end = job.read_end()
     if end is None or not job.pods.writes_output():
         return None
     reason, detail = reason_of_end(end, job.pods.read(), job.cluster.kubectl_there)

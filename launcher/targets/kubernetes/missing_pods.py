@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from launcher.contract.errors import TargetError
-from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster, find_fix
+from launcher.targets.kubernetes.api import FORBIDDEN, OPERATORS, ApiError, Cluster, find_fix
 from launcher.targets.kubernetes.pod_progress import same_words
 from launcher.targets.kubernetes.pod_states import (
     BAD_ENDS,
@@ -60,7 +60,7 @@ class MissingPods:
                     yield line
             if not self._told and not self._any_pod and now - self._since >= NEXT_LOOK_S:
                 self._told.add("")
-                yield _describe_silence(self._job, item)
+                yield describe_silence(self._job, item)
 
 
 def read_reasons(cluster: Cluster, kind: str, job: Object | None) -> tuple[str, ...]:
@@ -94,13 +94,14 @@ def tell_reasons(
     return tuple({same_words(line): line for line in lines}.values())
 
 
-def _describe_silence(job: ClusterJob, item: Object | None) -> str:
-    """A line for where no pod was made for a while, and nothing says why."""
+def describe_silence(job: ClusterJob, item: Object | None) -> str:
+    """A line for where no pod was made, and nothing says why."""
     look, called = job.render_looking(), job.called
     if item is not None and not item.get("status"):
         # No controller has written anything into it.
+        controller = OPERATORS.get(item["kind"], "kube-controller-manager")
         return (
-            f"no controller has taken up {called}: is the operator running? "
+            f"no controller has taken up {called}: is {controller} running? "
             f"{job.cluster.kubectl} get pods -A; {look}"
         )
     return f"{called} has no pod, and no event says why; {look}"

@@ -19,7 +19,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from launcher.targets.kubernetes.api import Cluster
+from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
 from launcher.targets.kubernetes.code import check_sending, check_size, is_sent
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
@@ -119,10 +119,18 @@ class KubernetesTarget(Target):
 
         Raises ``InputError`` where an object of the job's name is there already.
         """
-        self.job(plan).submit(self.render(plan).objects, self.notes)
+        job, objects = self.job(plan), self.render(plan).objects
+        # An interrupt does not wait for an answer; what was made is then taken away.
+        self.is_sending = True
+        try:
+            job.submit(objects, self.notes)
+        finally:
+            self.is_sending = False
 
     def observe(self, plan: LaunchPlan) -> Observation:
-        return self.job(plan).observe()
+        job = self.job(plan)
+        with job.cluster.answers_within(ANSWER_LIMIT_S):
+            return job.observe()
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         return self.job(plan).pods.as_run(plan)

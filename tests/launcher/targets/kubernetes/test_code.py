@@ -342,7 +342,7 @@ def test_losing_the_race_for_the_name_takes_only_ones_own_away(
         return call(self, item, dry_run=dry_run)
 
     monkeypatch.setattr(Cluster, "create", second)
-    with pytest.raises(Exception, match='jobs "train" already exists'):
+    with pytest.raises(Exception, match="Job train is in namespace team already"):
         submit(planned)
     assert {plural for plural, _ in server.objects} == {"jobs", "services"}
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
 ROOT = Path(__file__).parents[4]
+LATE_S = 3.0
+"""How late a busy machine may be."""
 NO_PYTHON = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
     'unable to start container process: exec: "python3": executable file not found in $PATH'
@@ -205,6 +208,76 @@ def test_who_may_not_see_the_pods_may_end_the_job(
     assert ("jobs", "digits") not in server.objects
 
 
+# -- a server that accepts and never answers ------------------------------------------------------
+
+
+def test_ctrl_c_is_answered_at_once_though_the_server_hangs_and_the_grace_ends_the_tries(
+    server: FakeCluster, tmp_path: Path
+) -> None:
+    process = started(tmp_path, f"stop_grace_s: 6\n{PLAIN}")
+    server.until(lambda: server.asked("GET", "/pods"))
+    server.hangs = True
+    asked = len(server.asked("GET", "/jobs/digits"))
+    server.until(lambda: len(server.asked("GET", "/jobs/digits")) > asked)
+    process.send_signal(signal.SIGINT)
+    at = time.monotonic()
+    assert process.stderr is not None
+    while "stopping (interrupted), at most 6 s" not in (line := process.stderr.readline()):
+        assert line, "it ended by itself"
+    assert time.monotonic() - at < 1 + LATE_S
+    _, text = process.communicate(timeout=60)
+    assert time.monotonic() - at < 6 + 2 + LATE_S
+    assert process.returncode == ExitCode.TARGET_UNREACHABLE, text
+    assert f"error: STILL RUNNING: {text.partition('RUNNING: ')[2].partition(':')[0]}: " in text
+    assert "fix: kubectl delete job digits -n team" in text
+
+
+def test_a_submission_to_a_server_that_hangs_is_interrupted_at_once(
+    server: FakeCluster, tmp_path: Path
+) -> None:
+    server.hangs_at = "POST"
+    process = started(tmp_path, PLAIN)
+    server.until(lambda: server.asked("POST", "/jobs"))
+    process.send_signal(signal.SIGINT)
+    at = time.monotonic()
+    _, text = process.communicate(timeout=60)
+    assert time.monotonic() - at < 3 + LATE_S, text
+    assert not server.objects
+
+
+@pytest.mark.parametrize("words", [("status",), ("status", "--json"), ("ps",)])
+def test_who_looks_at_a_run_is_answered_soon_though_the_server_hangs(
+    words: tuple[str, ...], server: FakeCluster, run: RunFolder, typed: Typed
+) -> None:
+    server.hangs = True
+    at = time.monotonic()
+    code, said = typed(*words, *([run.run_id] if words[0] == "status" else []))
+    assert time.monotonic() - at < 5 + LATE_S
+    assert run.run_id in said
+    assert "unknown" in said
+    if words[0] == "status":
+        assert code == ExitCode.TARGET_UNREACHABLE
+        assert "error: the cluster of context fake does not answer" in said
+        assert str(run.path) in said
+    assert run.read_outcome() is None
+
+
+def test_a_stop_of_a_run_without_a_launcher_ends_with_its_grace_though_the_server_hangs(
+    server: FakeCluster, tmp_path: Path, typed: Typed
+) -> None:
+    plan = plan_in(tmp_path, stop_grace_s=6)
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "", 1.0)
+    KubernetesTarget(tmp_path / "runs").submit(plan)
+    server.hangs = True
+    at = time.monotonic()
+    code, said = typed("stop", run.run_id)
+    assert time.monotonic() - at < 6 + 2 * 3.5 + LATE_S
+    assert code == ExitCode.TARGET_UNREACHABLE
+    assert f"error: STILL RUNNING: {run.run_id}: " in said
+    assert run.read_outcome() is None
+
+
 # -- logs -----------------------------------------------------------------------------------------
 
 
@@ -319,8 +392,29 @@ def test_what_the_jobs_conditions_say_is_told_and_events_of_an_earlier_job_are_n
 
 def test_a_job_that_no_controller_takes_up_is_told(server: FakeCluster, start: Start) -> None:
     run = start(kind="pytorchjob")
-    said = run.said("no controller has taken up pytorchjob digits: is the operator running?")
-    assert "kubectl describe pytorchjob digits -n team" in said
+    told = "no controller has taken up pytorchjob digits: is Kubeflow's training operator running?"
+    assert "kubectl describe pytorchjob digits -n team" in run.said(told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "controller"),
+    [
+        ("job", "kube-controller-manager"),
+        ("pytorchjob", "Kubeflow's training operator"),
+        ("jobset", "JobSet"),
+        ("trainjob", "Kubeflow Trainer"),
+    ],
+)
+def test_status_tells_at_once_of_a_job_that_no_controller_takes_up(
+    kind: str, controller: str, server: FakeCluster, tmp_path: Path, typed: Typed
+) -> None:
+    plan = plan_in(tmp_path, kind=kind)
+    RunFolder(Path(plan.run_dir)).create(plan, "", 1.0)
+    KubernetesTarget(tmp_path / "runs").submit(plan)
+    code, said = typed("status", RUN_ID)
+    assert code == 0, said
+    told = f"no controller has taken up {kind} digits: is {controller} running?"
+    assert f"node 0.0: missing; {told}" in said
 
 
 def test_who_may_not_list_events_is_told_so(server: FakeCluster, start: Start) -> None:
