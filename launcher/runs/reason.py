@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launcher.contract import protocol
-from launcher.contract.errors import ExitCode
+from launcher.contract.errors import ExitCode, name_ending
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import EXIT_CODE_OF_REASON, Reason
 from launcher.contract.worker_end import WorkerEnd
@@ -17,6 +17,10 @@ _NO_MODULE = re.compile(r"/\S.*: (No module named \S+|Error while finding module
 """What ``python -m`` prints if it cannot start the module."""
 
 
+_OF_WORKERS = (Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED, Reason.BAD_INPUT)
+"""Reasons of runs that a worker has ended."""
+
+
 def decide_reason(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> Outcome:
     """How a run ended, from all that is known of it.
 
@@ -24,7 +28,7 @@ def decide_reason(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd 
     failed first. Each of them knows more than the one before.
     """
     end = _by_nodes(seen, nodes, first)
-    if first is None or end.reason not in (Reason.TRAINING_FAILED, Reason.RESTARTS_EXHAUSTED):
+    if first is None or end.reason not in _OF_WORKERS:
         return end
     wrong = _find_bad_input(first)
     return replace(end, reason=Reason.BAD_INPUT, detail=wrong) if wrong else end
@@ -60,4 +64,4 @@ def _find_bad_input(first: WorkerEnd) -> str:
     if missing := _NO_MODULE.fullmatch(last):
         return f"rank {first.rank}: {missing[1]}"
     is_bad = first.exit_code == ExitCode.BAD_INPUT
-    return f"rank {first.rank}: exit code {first.exit_code}" if is_bad else ""
+    return f"rank {first.rank}: {last or name_ending(first.exit_code)}" if is_bad else ""

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from launcher.contract import typed
+from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import Reason, RunState
 from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure
 from launcher.runs.outcome import FailureReport, Outcome
@@ -69,6 +70,9 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
     if fell_with_a_node(first, reason):
         what = "fell with it"
     others = failure.collateral
+    if reason == Reason.BAD_INPUT and first.steps == 0 and all(map(_says_as_much, failure.ranks)):
+        # The headline has its last line, and the other workers said the same or nothing.
+        return [f"    log: {first.log}"]
     lines = [f"  {what}: {_who(first)}: {first.exception}"]
     lines += [f"    | {line}" for line in first.log_tail]
     lines.append(f"    log: {first.log}")
@@ -77,6 +81,11 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
         more = len(others) - COLLATERAL_LINES
         lines.append(f"  and {more} more; all of them: {typed.command('report', '--json')}")
     return lines
+
+
+def _says_as_much(end: WorkerEnd) -> bool:
+    """Whether a worker was told the same as the first, or was ended before it was."""
+    return end.exit_code == ExitCode.BAD_INPUT or end.cause == "terminated"
 
 
 def _fix_missing_module(first: WorkerEnd | None, image: str, python: str) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from launcher.contract.records import parse_record
 from launcher.contract.typed import as_called
 from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.outcome import FailureReport, Outcome
+from launcher.runs.reason import decide_reason
 from launcher.runs.summary import COLLATERAL_LINES, render_summary
 
 
@@ -145,6 +147,19 @@ def test_a_module_that_the_local_python_lacks_is_told_with_the_fix() -> None:
     assert "--set local.python=PATH" in fix
     failure = report(rank(0, "ValueError: boom"))
     assert "fix: " not in summary(Reason.TRAINING_FAILED, failure=failure, python="/bin/python")
+
+
+def test_arguments_that_no_worker_takes_are_told_once() -> None:
+    said = "t.py: error: unrecognized arguments: --foo 1"
+    first = replace(rank(0, "exit code 2"), exit_code=2, log_tail=("usage: t.py [-h]", said))
+    fallen = replace(rank(1, "ended by its agent"), cause="terminated", exit_code=-15)
+    failure = FailureReport(first=first, collateral=(fallen,), console_tail=())
+    seen = Outcome(reason=Reason.BAD_INPUT, detail="rank 0: exit code 2")
+    detail = decide_reason(seen, (), first).detail
+    text = summary(Reason.BAD_INPUT, failure=failure, detail=detail)
+    assert f"bad-input (rank 0: {said}; fault: user)\n    log: {first.log}\n" in text
+    assert "usage" not in text
+    assert "rank 1" not in text
 
 
 def test_a_dev_shm_that_is_too_small_is_told_with_the_fix() -> None:
