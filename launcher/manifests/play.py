@@ -191,7 +191,7 @@ def _only_container(replica: Replica) -> Value:
     ]
     refused += [(pod[key], key) for key in REFUSED if pod[key]]
     for value, what in refused:
-        fix = "take it out of a copy of the file; play starts the container pytorch alone"
+        fix = "render it with --code image, or take it out of a copy; play starts pytorch alone"
         raise InputError(f"{value.where}: {what} is not played", fix)
     return container
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,8 +28,8 @@ from launcher.targets.kubernetes.plan import plan_kubernetes
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.fabric_train.forked import find_free_port
 from tests.k8s.manifests_table import pod_specs
-from tests.launcher.cluster_run import RUN_ID, ClusterRun, put_pod
-from tests.launcher.fake_cluster import FakeCluster, Fault, ended
+from tests.launcher.cluster_run import INDEX, RUN_ID, ClusterRun, put_pod
+from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 from tests.launcher.own_script.project import make_project
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
@@ -238,14 +239,43 @@ def test_a_connection_that_breaks_while_it_is_sent_is_told_and_tried_again(
 def test_a_pod_that_nobody_sends_the_code_to_ends_after_its_limit_and_says_so(
     server: FakeCluster, project: Path, pods: Pods, port: int
 ) -> None:
-    plan = plan_in(project, port, nodes=1, start_limit_s=1)
+    plan = plan_in(project, port, nodes=1, start_limit_s=4)
     put_job(server, plan, project)
     program = pods.start("train-0-a", 0)
+    (node,) = KubernetesTarget(project / "runs").observe(plan).nodes
+    assert node.detail == "train-0-a: waits for its code"
     assert program.wait(30) == 1
     assert program.stderr is not None
     said = program.stderr.read()
     assert "is not the code of this run" in said
     assert "fix: start the run again" in said
+
+
+def test_ctrl_c_while_it_is_sent_ends_the_run_at_once_and_leaves_nothing(
+    server: FakeCluster, project: Path, port: int
+) -> None:
+    argv = [sys.executable, "-m", "launcher", "run", *WORDS, "--kind", "job"]
+    launcher = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    server.until(lambda: ("jobs", "train") in server.objects)
+    labels = server.objects["jobs", "train"]["metadata"]["labels"]
+    pipe = subprocess.PIPE
+    hanging = subprocess.Popen(["sleep", "60"], stdin=pipe, stdout=pipe, stderr=pipe)
+    server.programs["train-0-a"] = lambda argv: hanging
+    running = {"name": "code", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+    waiting = {"waiting": {"reason": "PodInitializing"}}
+    inits = {"initContainerStatuses": [running]}
+    item = pod("train-0-a", {**labels, INDEX: "0"}, phase="Pending", state=waiting, **inits)
+    server.put("pods", item)
+    server.until(lambda: server.executed)
+    server.remove("pods", "train-0-a")
+    launcher.send_signal(signal.SIGINT)
+    try:
+        _, said = launcher.communicate(timeout=20)
+    finally:
+        launcher.kill()
+        hanging.kill()
+    assert launcher.returncode == 130, said
+    assert not server.objects, said
 
 
 # -- what cannot be sent --------------------------------------------------------------------------
