@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Generator
@@ -14,14 +13,11 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks import record
 from benchmarks.catalog import BENCHMARKS
-from benchmarks.checking import check_manifests, run_check
 from benchmarks.command_line import renders
 from benchmarks.commands import ROOT
 from benchmarks.machine import wait_until_quiet
-from benchmarks.manifests import KINDS, plan_and_render_kind
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.page import BEGIN, END
-from benchmarks.plan import plan_and_render
 from benchmarks.trials import Benchmark, Trial, compare, measure
 
 LINE = "| nothing: none | 1.00 s (1.00 to 1.00) |"
@@ -107,12 +103,6 @@ def test_wrong_arguments_are_refused(
     assert said in capsys.readouterr().err
 
 
-def test_what_is_measured_may_keep_its_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert program.main(["nothing"]) == 0
-    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
-    assert not sys.dont_write_bytecode
-
-
 def test_rows_are_recorded_as_each_benchmark_ends_and_the_rest_is_named(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,12 +156,6 @@ def test_the_load_of_the_benchmark_before_is_waited_for() -> None:
     loads, slept = [3.0, 1.5, 0.9, 0.1], []
     assert wait_until_quiet(lambda: loads.pop(0), slept.append) == 0.9
     assert len(slept) == 2
-
-
-def test_a_load_that_stays_is_not_waited_for_for_ever() -> None:
-    slept: list[float] = []
-    assert wait_until_quiet(lambda: 2.0, slept.append, limit_s=60) == 2.0
-    assert sum(slept) == 60
 
 
 def test_reports_are_put_into_the_docs(tmp_path: Path, page: Path) -> None:
@@ -234,13 +218,3 @@ def test_without_torchx_its_row_says_how_to_get_it(
     assert row.theirs is None
     assert row.ok is None
     assert "pip install torchx" in row.note
-
-
-def test_checking_is_measured_with_every_file_read() -> None:
-    assert check_manifests(2) > 0
-    assert run_check(5) > 0  # one of each kind
-
-
-def test_planning_is_measured_up_to_the_rendered_text() -> None:
-    assert plan_and_render(3) > 0
-    assert all(plan_and_render_kind(kind, 3) > 0 for kind in KINDS)

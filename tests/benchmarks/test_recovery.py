@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks import trees
-from benchmarks.groups import Collective, Setting, find_first, parse_collectives
+from benchmarks.groups import Setting, find_first, parse_collectives
 from benchmarks.measure import BenchmarkError, Measurement, Report, Row, parse_report
 from benchmarks.recovery import time_restart
 from benchmarks.table import render_table
@@ -26,12 +26,6 @@ PARENT = (
     " start_new_session=True)\n"
     "time.sleep(600)",
 )
-
-
-def test_only_whole_lines_are_read() -> None:
-    told = parse_collectives(TOLD)
-    assert told[1] == Collective(at=1.6, world_size=2, rank=1, pid=11)
-    assert len(told) == 4
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import rendezvous
-from benchmarks.catalog import BENCHMARKS
 from benchmarks.pulses import PULSES, LoneNode, Role, time_pulse
 from benchmarks.rendezvous import meet
-from benchmarks.trials import run_benchmark
 from launcher.agent.roster.membership import Phase
 
 
@@ -34,24 +31,3 @@ def test_real_nodes_meet_and_are_told_of_a_loss() -> None:
     assert all(value is not None for value in found.values())
     theirs = meet("c10d", 4, 60)
     assert theirs["sealed_s"] is not None
-
-
-def test_rows_compare_sizes_and_the_peer_where_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def meet(side: str, nodes: int, limit_s: float) -> dict[str, float | None]:
-        if side == "c10d":
-            return {"sealed_s": None if nodes > 64 else 10.0}
-        return dict.fromkeys(("sealed_s", "told_s", "leader_s", "store_s", "pace"), nodes / 1000)
-
-    monkeypatch.setattr(rendezvous, "meet", meet)
-    monkeypatch.setattr(rendezvous, "time_pulse", lambda role, nodes: float(nodes))
-    rows = list(run_benchmark("rendezvous", BENCHMARKS["rendezvous"], 2, 0))
-    by_what = {row.what: row for row in rows}
-    assert len(by_what) == len(rows)
-    assert by_what["a pulse of the leader, 4,000 against 1,000 nodes"].ratio == 4.0
-    assert by_what["a pulse of the leader, 4,000 against 1,000 nodes"].ok
-    assert by_what["a pulse of the member, 4,000 against 1,000 nodes"].ok is False
-    at_64 = by_what["ranks after the last node has come, 64 nodes"]
-    assert at_64.ratio == pytest.approx(0.0064)
-    assert by_what["ranks after the last node has come, 256 nodes"].theirs_instead == "none in 70 s"
-    assert by_what["ranks after the last node has come, 1,000 nodes"].ok
-    assert by_what["processor time of the store for each second at rest, 1,000 nodes"].ok is False

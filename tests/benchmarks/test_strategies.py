@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
 
 from benchmarks import strategies, strategy_ranks
-from benchmarks.commands import answering
 from benchmarks.measure import BenchmarkError
 from benchmarks.peers import plain_strategies
 from benchmarks.strategies import (
@@ -23,10 +17,8 @@ from benchmarks.strategies import (
     TENSOR,
     UNIT_WEIGHTS,
     WEIGHTS,
-    strategy,
 )
 from benchmarks.strategy_ranks import start, take_pair, take_rounds
-from benchmarks.trials import Benchmark, run_benchmark
 from fabric_train.strategies import STRATEGIES
 from train.config import parse_config
 from train.workloads import charlm
@@ -75,36 +67,6 @@ def test_the_formulas_are_those_of_the_model_that_is_measured() -> None:
 def test_each_peer_is_of_a_strategy() -> None:
     assert set(FORMULAS) == set(plain_strategies.STRATEGIES)
     assert set(FORMULAS) <= set(STRATEGIES)
-
-
-def test_the_rows_have_both_sides_and_what_follows_from_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    side = {"step_s": 0.1, "memory": 50e6, "sent": 3.3e6, "losses": []}
-    asked: list[dict[str, str]] = []
-
-    @contextmanager
-    def answer(argv: Any, extra_env: Any = None) -> Iterator[Callable[[], str]]:
-        asked.append(extra_env or {})
-        yield lambda: json.dumps({"ours": side, "theirs": side})
-
-    monkeypatch.setattr(strategies, "answering", answer)
-    benchmark = Benchmark(trials=partial(strategy, "ddp", 2), limit_s=0, pairs=6)
-    step, sent, memory = run_benchmark("strategies", benchmark)
-    assert step.interval == memory.interval == (1.0, 1.0)
-    assert step.ok
-    assert memory.ok
-    assert "80 samples/s, theirs 80; bytes by the formula 3.30" in step.note
-    assert (memory.ours.unit, memory.ours.median_s, sent.ours.median_s) == ("MB", 50.0, 3.3)
-    assert asked == [{}, strategies.FREES_AT_ONCE]
-
-
-@pytest.mark.slow  # torch is imported, and four trainings of 24 steps
-def test_one_process_takes_all_pairs_that_it_is_asked_for() -> None:
-    with answering((sys.executable, "-m", strategies.PROGRAM, "ddp", "1")) as ask:
-        first, second = (strategies.read_round(ask()) for _ in range(2))
-    assert first.keys() == second.keys() >= {"ours: step", "theirs: memory"}
-    assert min(*first.values(), *second.values()) >= 0
 
 
 def test_a_rank_that_fails_is_told_with_its_traceback() -> None:

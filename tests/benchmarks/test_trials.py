@@ -55,11 +55,6 @@ def test_sides_are_measured_in_turn_after_rounds_that_do_not_count() -> None:
     assert row.theirs.samples_s == (12, 13, 14)
 
 
-def test_a_row_that_is_sure_takes_the_least_number_of_pairs() -> None:
-    assert count(compare("w", values(1.0), values(10.0), HALF), 6) == 6
-    assert count(compare("w", values(1.0, 1.3, 0.8), values(10.0), HALF), 6) == 6
-
-
 def test_a_row_near_its_goal_takes_more_until_its_interval_is_narrow() -> None:
     near = compare("w", values(1.0, 1.3, 0.8, 1.1, 0.9), values(2.6), HALF)
     (row,) = measure("start", near, 6, 1e9)

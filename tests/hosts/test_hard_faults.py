@@ -42,20 +42,6 @@ def test_a_host_without_sshd_or_that_stands_still_is_lost_and_joins_again(typist
     run.finish()
 
 
-@pytest.mark.slow  # it takes half a minute of processor time
-def test_a_link_that_drops_packets_changes_no_result(typist: Typist) -> None:
-    run = Steps(typist, "python")
-    run.follow()
-    lossy = ("-m", "statistic", "--mode", "random", "--probability", "0.1", "-j", "DROP")
-    typist.network.hosts[1].run("iptables", "-A", "INPUT", *lossy)
-    try:
-        run.wait_for(0, 1)
-    finally:
-        typist.network.hosts[1].run("iptables", "-D", "INPUT", *lossy)
-    run.wait_for(0, 1)
-    run.finish()
-
-
 FILLING = """
 import os, pathlib, time
 pathlib.Path(os.environ["RUN_DIR"], "up-" + os.environ["RANK"]).touch()

@@ -40,14 +40,3 @@ def test_resized_worlds_take_each_sample_of_an_epoch_once(tmp_path, monkeypatch)
         before = stop
     assert len(seen) == 1440
     assert set(seen.values()) == {1}
-
-
-def test_a_process_alone_trains_as_without_the_strategy(tmp_path):
-    def digest(name: str) -> str:
-        options = ["--max_steps=4", "--checkpoint_dir", str(tmp_path / name)]
-        return train(parse_config([*options, f"--strategy={name}"]), parse_worker_env(os.environ))[
-            "weights_sha256"
-        ]
-
-    (alone,), (local,) = (run_forked(digest, 1, name, group=False) for name in ("ddp", "local_sgd"))
-    assert alone == local

@@ -242,12 +242,3 @@ def test_adasum_combines_the_changes_of_each_rank_as_numpy_does(world):
         weight = weight + tree_sum(changes)
     for result in run(combine, world):
         np.testing.assert_allclose(result, weight, rtol=1e-12)
-
-
-def test_three_ranks_cannot_use_adasum():
-    def refuse() -> None:
-        model = nn.Linear(1, 1)
-        with pytest.raises(Exception, match="3 is not a power of two"):
-            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Adasum)
-
-    run(refuse, 3)

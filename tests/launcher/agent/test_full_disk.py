@@ -76,17 +76,6 @@ def test_another_full_disk_is_named_by_its_own_mount_point(node: Place, disk: Di
         assert f"the disk at {other.path} is full: 0 bytes" in told["detail"]
 
 
-@pytest.mark.slow  # the same branch as a full disk
-def test_a_used_up_quota_is_a_full_disk(place: Place) -> None:
-    place.write("import errno, os\nraise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), 'x')\n")
-    place.plan(max_restarts=1000, start="fork")
-    assert place.run() == 198
-    told = place.outcome()
-    assert told["reason"] == told["first"]["cause"] == "disk-full"
-    assert "Disk quota exceeded" in told["detail"]
-    assert told["restarts"] == {}
-
-
 @pytest.mark.mount
 def test_an_end_that_nothing_tells_of_on_a_full_disk_is_the_disk_s(
     disk: Disk, tmp_path: Path

@@ -11,7 +11,6 @@ import pytest
 from launcher.api.joining import plan_joining_node
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
-from tests.launcher.docker_runs import MOUNTED, containers, has
 from tests.launcher.follow.test_scaling import ELASTIC
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
@@ -60,7 +59,7 @@ def test_a_run_with_all_the_nodes_that_it_may_have_takes_no_other(launcher: Runn
     assert process.wait(90) == 0
 
 
-@pytest.mark.slow  # a container joins by hand in every CI
+@pytest.mark.slow
 def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher: Runner) -> None:
     launcher.write(ELASTIC)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
@@ -74,20 +73,3 @@ def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher: Runner) -> No
     _, stderr = process.communicate(timeout=90)
     assert process.returncode == 0, stderr.decode()
     assert joined.wait(30) == 0
-
-
-@pytest.mark.docker
-@pytest.mark.slow  # local nodes join in every CI
-def test_a_container_joins_by_hand_and_goes_with_the_run(launcher: Runner, engine: Any) -> None:
-    launcher.write('import os; os.chdir(os.environ["RUN_DIR"])' + ELASTIC, MOUNTED)
-    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
-    wait_until(lambda: has(launcher, "world-2-1-0"))
-    assert launcher("scale", "1").returncode == 0
-    wait_until(lambda: has(launcher, "world-1-0-0"))
-    script = launcher("env", "--join", "latest").stdout
-    subprocess.run(["sh", "-c", script], env=launcher.env, check=True, capture_output=True)
-    wait_until(lambda: has(launcher, "world-2-2-0"))
-    (launcher.folder / "runs/latest/go").touch()
-    _, stderr = process.communicate(timeout=90)
-    assert process.returncode == 0, stderr.decode()
-    assert containers(engine, launcher.run_ids()[0]) == []

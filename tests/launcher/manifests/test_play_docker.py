@@ -8,15 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.contract import protocol
-from launcher.manifests.player import LABEL
 from launcher.manifests.pytorchjob import PyTorchJob, operator_env
 from launcher.manifests.source import parse_manifest
 from tests.launcher.played import (
@@ -29,7 +26,6 @@ from tests.launcher.played import (
     Played,
     elastic,
     job,
-    networks,
     nothing_is_left,
     plays,
 )
@@ -98,45 +94,6 @@ def test_a_failed_container_is_restarted_in_its_pod_with_what_the_pod_keeps(
     assert "Succeeded: " in played.text
     assert "any one worker's success" in played.text
     assert nothing_is_left(engine, played)
-
-
-@pytest.mark.slow  # output is tested by itself
-def test_pods_are_restarted_while_nobody_reads(tmp_path: Path, engine: Any) -> None:
-    program = """
-import pathlib, sys, time
-again = pathlib.Path('/scratch/again')
-if again.exists():
-    time.sleep(600)
-again.touch()
-for number in range(5000):
-    print('line', number, 'x' * 80)
-sys.exit(1)
-"""
-    path = tmp_path / "job.yaml"
-    path.write_text(json.dumps(job(program)))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launcher", "play", str(path)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-
-    def restarted() -> int:
-        held = engine.containers.list(filters={"label": LABEL}, ignore_removed=True)
-        own = [c for c in held if c.name.startswith("foreign-")]
-        return sum(c.labels[protocol.LABEL_INCARNATION] != "0" for c in own)
-
-    try:
-        deadline = time.monotonic() + LIMIT_S
-        while restarted() < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(LIMIT_S)
-        process.communicate()
-    assert not [n for n in networks(engine) if n.startswith("foreign-")]
 
 
 def test_an_interrupted_play_leaves_nothing_behind(

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract.protocol import NODE_INDEX, RUN_ID
 from launcher.targets import process_table
-from launcher.targets.local.target import find_agents
-from tests.disks import Disk, is_full, mounted
+from tests.disks import Disk, mounted
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
@@ -103,34 +101,6 @@ def test_a_run_that_ends_well_on_a_full_disk_has_succeeded(
     assert launcher.outcome["state"] == "succeeded"
     wait_until(lambda: not launcher.processes())
     assert disk.leftovers() == []
-
-
-KILLED = (
-    FILL
-    + """
-import signal
-if os.environ["LAUNCHER_INCARNATION"] == "0" and os.environ["RANK"] == "2":
-    try: fill()
-    except OSError: pass
-    while not pathlib.Path("killed").exists(): time.sleep(0.05)
-while not pathlib.Path("freed").exists(): time.sleep(0.05)
-"""
-)
-
-
-@pytest.mark.slow  # a worker fills the disk above
-def test_a_node_that_is_lost_on_a_disk_that_stays_full_ends_the_run(
-    launcher: Runner, disk: Disk
-) -> None:
-    launcher.write(KILLED, TWO_NODES + "agent: {detection_limit_s: 60}\n")
-    process = launcher.start("run", "job.yaml", "--on", "local")
-    wait_until(lambda: is_full(disk.path))
-    (run_id,) = launcher.run_ids()
-    agents = find_agents(process_table.find(**{RUN_ID: run_id, NODE_INDEX: "1"}))
-    process_table.send(agents, signal.SIGKILL)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 198, said
-    assert launcher.outcome["reason"] == "disk-full"
 
 
 @pytest.mark.slow
