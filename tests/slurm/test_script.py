@@ -82,16 +82,6 @@ def test_a_requeue_of_the_element_that_has_the_arrays_number_leaves_the_others(
     }
 
 
-@pytest.mark.slow  # the script is tested with a fake srun
-def test_what_scancel_ends_does_not_come_back(cluster: Cluster, tmp_path: Path) -> None:
-    by_hand = ByHand(cluster, tmp_path, nnodes=2)
-    job = by_hand.submit(node_0=[None], node_1=[None])
-    wait_until(lambda: len(list(by_hand.run.glob("nodes/*/0"))) == 2)
-    cluster.ask("scancel", job)
-    cluster.wait_idle()
-    assert [words.split()[1] for words in by_hand.ends().values()] == ["over"]
-
-
 def test_render_with_embed_works_by_sbatch_alone(cluster: Cluster, tmp_path: Path) -> None:
     """The real agent; neither the run's folder nor the launcher is there."""
     (tmp_path / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")

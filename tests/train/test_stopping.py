@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,6 @@ stop_grace_s: 60
 """
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def read_events(run: Path, pattern: str) -> list[dict[str, Any]]:
     paths = (run / "ledger").glob(pattern)
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
@@ -42,7 +33,7 @@ def named(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == name]
 
 
-def test_a_stop_commits_first_and_is_no_failure(tmp_path, clean):
+def test_a_stop_commits_first_and_is_no_failure(tmp_path, clean, wait_until):
     (tmp_path / "job.yaml").write_text(JOB)
     process = subprocess.Popen(
         [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "local"],

@@ -38,7 +38,7 @@ def test_a_gpu_that_was_given_out_is_not_given_to_a_joining_node(
 
 def test_a_run_that_cannot_take_a_node_in_is_told_apart(launcher: Runner) -> None:
     launcher.write("print('done')\n")
-    launcher("run", "job.yaml", "--on", "local", "--nnodes", "1:1")
+    launcher("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
     assert "has ended" in launcher("env", "--join", "latest").stderr
     launcher("run", "job.yaml", "--on", "local")
     assert "fixed number of nodes" in launcher("env", "--join", "latest").stderr

@@ -90,31 +90,6 @@ def test_a_program_that_is_not_in_the_image_ends_the_play_at_once(play: Play, en
     assert nothing_is_left(engine, played)
 
 
-LEAVE = "import pathlib; pathlib.Path('/dev/termination-log').write_text"
-
-
-@pytest.mark.slow  # restarts are in test_play_docker
-def test_a_container_that_is_started_again_leaves_its_last_words_and_finds_none(play: Play) -> None:
-    program = (
-        "import pathlib, sys\n"
-        "log, again = pathlib.Path('/dev/termination-log'), pathlib.Path('/claim/again')\n"
-        "print('found', repr(log.read_text()), flush=True)\n"
-        f"{LEAVE}('no data')\n"
-        "if not again.exists(): again.touch(); sys.exit(3)"
-    )
-    manifest = elastic(program)
-    replica = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
-    replica["replicas"] = 1
-    spec = replica["template"]["spec"]
-    spec["volumes"].append({"name": "claim", "persistentVolumeClaim": {"claimName": "data"}})
-    spec["containers"][0]["volumeMounts"].append({"name": "claim", "mountPath": "/claim"})
-    played = play(manifest)
-    assert played.end() == 0, played.text
-    assert "foreign-worker-0 ended with 3" in played.text
-    assert played.text.count(": no data") == 2
-    assert played.text.count("[worker-0] found ''") == 2
-
-
 # -- what is typed --------------------------------------------------------------------------------
 
 

@@ -18,15 +18,6 @@ from tests.launcher.own_script.project import make_project
 
 pytestmark = pytest.mark.docker
 Start = Callable[..., list[str]]
-FAILS_ONCE = """
-import os, pathlib, sys, time
-tries = pathlib.Path("tries")
-n = int(tries.read_text()) if tries.exists() else 0
-tries.write_text(str(n + 1))
-import helper
-print("try", n, helper.NAME, flush=True)
-sys.exit(0 if n else 1)
-"""
 
 
 @pytest.fixture
@@ -64,16 +55,6 @@ def start(tmp_path: Path, project: Path) -> Iterator[Start]:
             return said
 
         yield run
-
-
-@pytest.mark.slow  # the pods below start in their code
-def test_a_worker_that_restarts_finds_the_code_and_what_is_beside_it(
-    project: Path, start: Start
-) -> None:
-    (project / "train.py").write_text(FAILS_ONCE)
-    (said,) = start(1, "job", max_restarts=1)
-    assert "try 0 losses" in said
-    assert "try 1 losses" in said
 
 
 @pytest.mark.parametrize("kind", [pytest.param("pytorchjob", marks=pytest.mark.slow), "job"])

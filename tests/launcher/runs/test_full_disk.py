@@ -101,16 +101,3 @@ def test_a_run_that_ends_well_on_a_full_disk_has_succeeded(
     assert launcher.outcome["state"] == "succeeded"
     wait_until(lambda: not launcher.processes())
     assert disk.leftovers() == []
-
-
-@pytest.mark.slow
-def test_a_job_without_restarts_ends_at_once_and_not_as_the_training_s_failure(
-    launcher: Runner, disk: Disk
-) -> None:
-    static = "rdzv: {backend: static}\nengine: agent\nmax_restarts: 0\n"
-    launcher.write(FILLING, TWO_NODES.replace("max_restarts: 1000\n", static))
-    done = launcher("run", "job.yaml", "--on", "local")
-    assert done.returncode == 198, done.stderr
-    assert launcher.outcome["reason"] == "disk-full"
-    assert "free of 8.0 MiB" in launcher.outcome["detail"]
-    assert disk.leftovers() == []
