@@ -13,6 +13,7 @@ from types import FrameType
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, LauncherError, TargetError
+from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
 from launcher.follow.loop import Follower
 from launcher.follow.output_buffer import OutputBuffer
@@ -143,7 +144,9 @@ def _stop_on_signals(follower: Follower, target: Target) -> None:
                 signal.signal(ignored, signal.SIG_IGN)
             raise KeyboardInterrupt
         typed = signum == signal.SIGINT
-        follower.interrupt("; Ctrl-C again ends it at once" if typed else "")
+        # A program that sends SIGTERM expects its exit code.
+        reason = Reason.STOP_REQUESTED if signum == signal.SIGTERM else Reason.INTERRUPTED
+        follower.interrupt("; Ctrl-C again ends it at once" if typed else "", reason)
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Under nohup a hangup is ignored from the start, and stays so.

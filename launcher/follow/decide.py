@@ -22,6 +22,8 @@ up no restart, but a node that can never come back must end the run at some time
 LONGEST_PAUSE_S = 30.0
 """The longest wait between two starts of the same node: a node that fails at once must not use up
 its replacements before the cause is gone."""
+STEADY_S = 60.0
+"""A node that ran for so long does not fail at once: its pauses begin anew."""
 
 
 @dataclass(frozen=True, kw_only=True)

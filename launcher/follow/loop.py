@@ -95,9 +95,9 @@ class Follower:
             self._poll_s = min(LONGEST_POLL_S, POLL_ALONE_S * share)
         self._outcome: Outcome | None = None
 
-    def interrupt(self, at_once: str = "") -> None:
+    def interrupt(self, at_once: str = "", reason: Reason = Reason.INTERRUPTED) -> None:
         """Ends the run as Ctrl-C does; ``at_once`` tells a person how to end it at once."""
-        self.stop_reason, self._at_once = Reason.INTERRUPTED, at_once
+        self.stop_reason, self._at_once = reason, at_once
         self._console.is_ending = True
 
     def follow(self, on_submitted: Callable[[], None] = lambda: None) -> Outcome:
@@ -284,6 +284,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},
+        replaced_nodes=sum(node.incarnation - plan.attempt for node in plan.nodes),
     )
     # An outcome that cannot be written is returned all the same.
     with contextlib.suppress(OSError):

@@ -17,6 +17,7 @@ from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.target import Observation, Target
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt, plan_replacement
 from launcher.runs.folder import RunFolder
+from launcher.runs.ledger import tell_moment
 from launcher.runs.node_outcomes import read_outcomes_of
 from launcher.runs.outcome import Outcome
 
@@ -66,6 +67,9 @@ class NodeDriver:
         self._show = show
         self._replaced: Counter[int] = Counter()
         self._replaced_at: dict[int, float] = {}
+        self._failed_at_once: Counter[int] = Counter()
+        """How often in a row each node was lost soon after its start."""
+        self._waits_told: set[tuple[int, int]] = set()
         self._withdrawn: frozenset[int] = frozenset()
         self._first_exit_at: float | None = None
         self._folder = FolderWatch(run, console, clock)
@@ -81,7 +85,8 @@ class NodeDriver:
         if isinstance(action, Outcome):
             return action
         if isinstance(action, decide.Wait) or (
-            isinstance(action, decide.Replace) and not self._may_replace(action.node_index)
+            isinstance(action, decide.Replace)
+            and not self._may_replace(action.node_index, action.why)
         ):
             return None
         if isinstance(action, decide.Replace):
@@ -165,16 +170,32 @@ class NodeDriver:
         except TargetError as error:
             self._console.note(f"{error.what}; the run goes on without it")
 
-    def _may_replace(self, node_index: int) -> bool:
-        pause_s = decide.pause_before_replacing_s(self._replaced[node_index])
-        return self._clock.monotonic() >= self._replaced_at.get(node_index, float("-inf")) + pause_s
+    def _may_replace(self, node_index: int, why: str) -> bool:
+        """Whether the node's pause is over; one that begins is told."""
+        lived_s = self._clock.monotonic() - self._replaced_at.get(node_index, float("-inf"))
+        left_s = decide.pause_before_replacing_s(self._failed_at_once[node_index]) - lived_s
+        start = (node_index, self._replaced[node_index])
+        if left_s > 0.5 and start not in self._waits_told:
+            self._waits_told.add(start)
+            self._tell(node_index, f"{why}; replacing it in {left_s:.0f} s")
+        return left_s <= 0
+
+    def _tell(self, node_index: int, text: str) -> None:
+        """A line for the person who watches, and for the timeline."""
+        self._console.note(text)
+        incarnation = self.plan.nodes[node_index].incarnation
+        tell_moment(self._run, node_index, incarnation, at=self._clock.wall(), text=text)
 
     def _replace(self, node_index: int, why: str) -> None:
         enough = len(self.live) >= self.plan.nodes[0].min_nodes
         others = "go on" if enough else "wait for it"
-        self._console.note(f"{why}; replacing it, the others {others}")
+        self._tell(node_index, f"{why}; replacing it, the others {others}")
+        now = self._clock.monotonic()
+        if now - self._replaced_at.get(node_index, float("-inf")) >= decide.STEADY_S:
+            self._failed_at_once[node_index] = 0
+        self._failed_at_once[node_index] += 1
         self._replaced[node_index] += 1
-        self._replaced_at[node_index] = self._clock.monotonic()
+        self._replaced_at[node_index] = now
         # Where the others wait for this node, an error ends the run, so that a person sees it.
         with self._going_on() if enough else contextlib.nullcontext():
             self._target.collect(self.plan)
@@ -189,6 +210,7 @@ class NodeDriver:
         self._console.end_progress()
         self._set_plan(plan_next_attempt(self.plan))
         self._replaced.clear()
+        self._failed_at_once.clear()
         self._first_exit_at = None
         wanted = (node.node_index for node in self.plan.nodes)
         self._target.submit(self.plan, tuple(i for i in wanted if i not in self._withdrawn))

@@ -26,7 +26,7 @@ from launcher.runs.outcome import Outcome
 LAUNCHER_FILE = "launcher.json"
 """Which launcher follows the run: its pid and that process's start."""
 POD_LEDGER = "pods.jsonl"
-"""A ledger of the run's pods, and of what the agents said on their consoles. ``source`` and
+"""What launchers saw of the run's nodes, and what agents said on their consoles. ``source`` and
 ``event`` are POD_SOURCE, ``text`` is a sentence."""
 POD_SOURCE = "cluster"
 SUBMITTED_FILE = "submitted.json"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +13,7 @@ from typing import Any
 from launcher.contract import protocol
 from launcher.contract.records import parse_object
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.runs.folder import RunFolder
+from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,31 @@ def read_ledger(path: Path, source: str = "agent") -> tuple[LedgerEvent, ...]:
     except OSError:
         return ()
     return tuple(event for line in lines if (event := parse_event(line, source)))
+
+
+def tell_moment(
+    run: RunFolder, node_index: int, incarnation: int, *, at: float, text: str, key: str = ""
+) -> None:
+    """Adds a sentence about a node to the timeline; ``key`` tells it from others of the node.
+
+    A write that fails does not end the run.
+    """
+    event = {
+        "schema": protocol.LEDGER_SCHEMA,
+        "source": POD_SOURCE,
+        "node_index": node_index,
+        "incarnation": incarnation,
+        "event": POD_SOURCE,
+        "at": at,
+        "monotonic_s": at,
+        "key": key,
+        "text": text,
+    }
+    path = run.path / protocol.LEDGER_DIR / POD_LEDGER
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
 
 
 def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:

@@ -76,6 +76,8 @@ class Outcome:
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Restarts of workers by cause, over all nodes: a lost node counts once on each of the others.
     Empty under plain torchrun."""
+    replaced_nodes: int = 0
+    """How often one node was started again, as it was lost, while the others went on or waited."""
 
     @property
     def state(self) -> str:

@@ -169,6 +169,8 @@ def _results(outcome: Outcome) -> list[str]:
         found.append(f"  left out     {left_out}")
     rate = f", {speed:.0f} samples/s" if isinstance(speed, int | float) else ""
     found.append(f"  duration     {outcome.duration_s:.1f} s{rate}")
+    if number := outcome.replaced_nodes:
+        found.append(f"  survived     {number} lost node{'' if number == 1 else 's'}, replaced")
     if outcome.restarts:
         causes = ", ".join(f"{cause} {count}" for cause, count in outcome.restarts.items())
         found.append(f"  restarts     {causes} (over all nodes)")

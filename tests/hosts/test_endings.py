@@ -66,7 +66,7 @@ def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
         wait_until(lambda: is_up(typist) or launcher.poll() is not None)
         launcher.send_signal(signal.SIGTERM)
         launcher.wait(30)
-        assert typist.outcome["reason"] == "interrupted"
+        assert typist.outcome["reason"] == "stop-requested"
     else:
         assert typist.outcome["state"] == "failed"
     assert typist("stop", "latest").returncode == 0
@@ -87,7 +87,7 @@ def test_a_host_that_loses_its_power_is_waited_for_and_its_node_started_again(
     _, stderr = launcher.communicate(timeout=60)
     assert f"node {lost} is gone".encode() in stderr
     assert b"replacing it, the others wait for it" in stderr
-    assert typist.outcome["reason"] == "interrupted", stderr.decode()
+    assert typist.outcome["reason"] == "stop-requested", stderr.decode()
 
 
 @pytest.mark.slow

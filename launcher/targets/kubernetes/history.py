@@ -18,7 +18,7 @@ from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.reasons import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
-from launcher.runs.ledger import read_ledger
+from launcher.runs.ledger import read_ledger, tell_moment
 from launcher.targets.kubernetes.logs import LogSource, containers_of
 from launcher.targets.kubernetes.pod_states import Ending, PodView, seconds_of
 
@@ -66,8 +66,7 @@ class PodRecorder:
         self._run, self._incarnations, self._clock = run, incarnations, clock
         self._done: set[str] = set()
         """Uids of pods that are gone and fully recorded."""
-        self._path = run.path / protocol.LEDGER_DIR / POD_LEDGER
-        told = read_ledger(self._path, POD_SOURCE)
+        told = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
         self._told = {str(event.values.get("key")) for event in told}
         self._lock = threading.Lock()
 
@@ -113,21 +112,7 @@ class PodRecorder:
                 if key in self._told:
                     continue
                 self._told.add(key)
-                event = {
-                    "schema": protocol.LEDGER_SCHEMA,
-                    "source": POD_SOURCE,
-                    "node_index": index,
-                    "incarnation": number,
-                    "event": POD_SOURCE,
-                    "at": at,
-                    "monotonic_s": at,
-                    "key": key,
-                    "text": text,
-                }
-                with contextlib.suppress(OSError, DiskFullError):
-                    make_folders((str(self._path.parent),))
-                    with self._path.open("a") as file:
-                        file.write(json.dumps(event) + "\n")
+                tell_moment(self._run, index, number, at=at, text=text, key=key)
 
 
 def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
+from launcher.runs.ledger import read_ledger
 from launcher.runs.outcome import Outcome
 
 MakePlan = Callable[..., LaunchPlan]
@@ -124,6 +126,21 @@ def test_node_0_of_a_fixed_number_is_replaced_though_no_restart_is_allowed(
     assert target.plans[1].attempt == 0
     ended = "node 0 ended with exit code 137, SIGKILL (9) (killed)"
     assert f"{ended}; replacing it, the others wait for it" in said
+    assert outcome.replaced_nodes == 1
+
+
+def test_the_pauses_between_replacements_are_told_and_begin_anew_after_a_minute_of_training(
+    follow: Follow, tmp_path: Path
+) -> None:
+    lost, well = [137, RUNS], [RUNS, RUNS]
+    course = [(20, lost), (70, well), (5, lost), (9, well), (1, [0, 0])]
+    outcome, target, said = follow(2, *course)
+    assert outcome.replaced_nodes == len(target.started) - 1
+    pauses = re.findall(r"killed\); replacing it in (\d+) s", said)
+    assert pauses == ["1", "2", "4", "8", "16", "1", "2", "4"]
+    ledger = next(tmp_path.glob("*/ledger/pods.jsonl"))
+    told = read_ledger(ledger, "cluster")
+    assert [e.values["text"] for e in told if "in 2 s" in e.values["text"]]
 
 
 def test_where_enough_nodes_are_left_they_are_said_to_go_on(

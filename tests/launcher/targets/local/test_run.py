@@ -69,15 +69,20 @@ def test_what_is_missing_is_told_before_anything_starts(launcher: Runner) -> Non
     assert launcher.run_ids() == []
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_launcher_leaves_nothing(launcher: Runner, signum: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("signum", "code", "reason"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "stop-requested")],
+)
+def test_an_interrupted_launcher_leaves_nothing(
+    launcher: Runner, signum: signal.Signals, code: int, reason: str
+) -> None:
     launcher.write(WAITING)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nproc-per-node", "2")
     wait_until(lambda: is_up(launcher) and is_up(launcher, 1))
     process.send_signal(signum)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert launcher.outcome["reason"] == "interrupted"
+    assert process.returncode == code, stderr
+    assert launcher.outcome["reason"] == reason
     assert launcher.processes() == []
 
 
