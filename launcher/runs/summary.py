@@ -46,7 +46,8 @@ def render_summary(
     lines.append(f"  logs         {folder}/nodes   {typed.command('logs', outcome.run_id)}")
     if outcome.failure or outcome.restarts:
         lines.append(f"  report       {typed.command('report', outcome.run_id)}")
-    lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
+    if outcome.checkpoint_dir:
+        lines.append(f"  checkpoints  {outcome.checkpoint_dir}")
     earlier = ("--resume", outcome.run_id) if resumes_by_run else ()
     after = ("--", *extra) if extra else ()
     if outcome.metrics.get("steps") or outcome.metrics.get("checkpoint"):

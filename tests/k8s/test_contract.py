@@ -239,6 +239,27 @@ def test_an_indexed_job_is_resized_by_both_counts_at_once_and_not_by_one(server:
 # -- lists and watches ----------------------------------------------------------------------------
 
 
+def raw_items(server: Server, root: str, plural: str) -> list[Object]:
+    """The items of a list as they are sent, which no typed client has filled in."""
+    response = server.api.call_api(
+        f"{root}/namespaces/{server.namespace}/{plural}", "GET",
+        auth_settings=["BearerToken"], _preload_content=False, _return_http_data_only=True,
+    )  # fmt: skip
+    found: list[Object] = json.loads(response.data)["items"]
+    return found
+
+
+def test_the_items_of_a_typed_list_have_neither_kind_nor_version(server: Server) -> None:
+    server.create_job(job())
+    server.apply(config_map(), "configmaps")
+    jobs = raw_items(server, "/apis/batch/v1", "jobs")
+    maps = raw_items(server, "/api/v1", "configmaps")
+    assert [one["metadata"]["name"] for one in jobs] == ["digits"]
+    assert "digits-agent" in [one["metadata"]["name"] for one in maps]
+    for item in (*jobs, *maps):
+        assert not {"kind", "apiVersion"} & item.keys()
+
+
 def test_a_watch_tells_what_comes_after_its_version_and_ends_when_its_time_is_over(
     server: Server,
 ) -> None:

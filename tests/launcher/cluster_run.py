@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,12 @@ from tests.waiting import LIMIT_S
 INDEX = "batch.kubernetes.io/job-completion-index"
 ROLE, REPLICA = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 RUN_ID = "digits-0a1b2c"
+ROOT = Path(__file__).parents[2]
+PLAIN = (
+    "name: digits\ncommand: [-m, train]\nnnodes: 1\n"
+    "kubernetes: {kind: job, checkpoint: ephemeral}\n"
+)
+"""A job file of one node."""
 
 
 def plan_in(folder: Path, *, kind: str = "job", **fields: Any) -> LaunchPlan:
@@ -142,3 +151,16 @@ def agents_outcome(
         "started_at": 1.0, "finished_at": at + 1.0, "first": end, "collateral": [],
     }  # fmt: skip
     return json.dumps(told)
+
+
+def started(folder: Path, job: str, *words: str) -> subprocess.Popen[str]:
+    """``launcher run`` in a process of its own."""
+    (folder / "job.yaml").write_text(job)
+    return subprocess.Popen(
+        [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "kubernetes", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

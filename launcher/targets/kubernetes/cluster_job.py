@@ -40,6 +40,7 @@ from launcher.targets.kubernetes.pod_states import (
     JobEnd,
     is_suspended,
     parse_job_end,
+    parse_pod,
     section,
 )
 from launcher.targets.kubernetes.render_kinds import RENDERERS
@@ -250,6 +251,14 @@ class ClusterJob:
                 if not said and len(missing) == len(nodes):
                     said = (describe_silence(self, job),)
                 nodes[missing[0]] = replace(nodes[missing[0]], detail="; ".join(said))
+        going = [n for n, node in enumerate(nodes) if node.state is NodeState.RUNNING]
+        has_claim = PodSettings.of(self.plan).checkpoint is not None
+        if self.plan.is_elastic and not has_claim and 0 < 2 * len(going) <= len(nodes):
+            told = (
+                f"{len(going)} of {len(nodes)} nodes run; unless these are more than half of the "
+                "last group, they wait for more nodes: kubernetes.checkpoint names no claim"
+            )
+            nodes[going[0]] = replace(nodes[going[0]], detail=told)
         return Observation(run_id=self.plan.run_id, nodes=tuple(nodes))
 
     # -- changing --------------------------------------------------------------------------------
@@ -322,14 +331,18 @@ class ClusterJob:
             what = error.what if end else f"STILL RUNNING: {self.plan.run_id}: {error.what}"
             raise TargetError(what, self.render_by_hand(keep=keep)) from error
 
-    def wait_gone(self, grace_s: float) -> None:
+    def wait_gone(self, grace_s: float, *, is_done: bool = False) -> None:
         """Waits until the pods of a job that was deleted have ended, and brings their last lines.
 
-        Raises ``TargetError`` where some are left ``STOP_MARGIN_S`` after their grace.
+        ``is_done``: the training has ended, so that a pod which has not was late, and is not waited
+        for. Raises ``TargetError`` where some are left ``STOP_MARGIN_S`` after their grace.
         """
         selector = selector_of(self.plan.run_id)
         deadline = self._clock.monotonic() + math.ceil(grace_s) + STOP_MARGIN_S
-        while self.cluster.list_objects("v1", "Pod", selector)["items"]:
+        while any(
+            not is_done or parse_pod(pod).state is NodeState.EXITED
+            for pod in self.cluster.list_objects("v1", "Pod", selector)["items"]
+        ):
             if self._clock.monotonic() > deadline:
                 raise TargetError(
                     f"pods of {self.plan.run_id} are still ending",

@@ -99,10 +99,16 @@ class PodCollector:
         return self._incarnations.number(pod.node_index, pod.uid, pod.restarts)
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
-        """The plan with the incarnations that its nodes have come to."""
+        """The plan with the incarnations that its nodes have come to.
+
+        Its checkpoint folder is the claim's as the job file names it; empty where it goes with the
+        pods.
+        """
+        claim = PodSettings.of(plan).checkpoint
+        folder = "" if claim is None else f"pvc/{claim.name}/{claim.folder}"
         newest = self._incarnations.newest
         nodes = tuple(replace(node, incarnation=newest(node.node_index)) for node in plan.nodes)
-        return replace(plan, nodes=nodes)
+        return replace(plan, nodes=nodes, checkpoint_dir=folder)
 
     # -- logs ------------------------------------------------------------------------------------
 

@@ -98,6 +98,8 @@ class ClusterDriver:
         self._ends_it = False
         """Whether to delete the job without a request: its result is final."""
         self._is_hurried = False
+        self._is_done = False
+        """Whether the training has ended well."""
         self._is_over = False
         """Whether the job has ended, or the cluster has accepted its end."""
         self._silent = False
@@ -131,7 +133,7 @@ class ClusterDriver:
         for line in look.lines:
             self._console.note(line)
         if (end := look.end) is not None:
-            self._is_over = True
+            self._is_over, self._is_done = True, end.succeeded
             self._ends_it = end.succeeded or end.word == DELETED
             pods = self._read_last_pods()
             reason, detail = reason_of_end(end, pods, self._job.cluster.kubectl_there)
@@ -208,7 +210,7 @@ class ClusterDriver:
             self._console.note(f"the job has ended, but its object is left: {error.hint}")
             return
         try:
-            self._job.wait_gone(self.plan.stop_grace_s)
+            self._job.wait_gone(self.plan.stop_grace_s, is_done=self._is_done)
         except TargetError as error:
             self._console.note(f"the job is deleted, but {error.what}; {error.hint}")
         except KeyboardInterrupt:
@@ -263,7 +265,7 @@ def find_end(run: RunFolder, job: ClusterJob) -> Outcome | None:
         job.pods.collect()
         if reason is Reason.COMPLETED and not run.is_borrowed:
             job.remove()
-            job.wait_gone(0)
+            job.wait_gone(0, is_done=True)
     at = (end.at if run.is_borrowed else None) or 0.0
     return Outcome(reason=reason, detail=detail or FOUND_LATER, finished_at=at)
 

@@ -178,6 +178,18 @@ def _plan_checkpoint(job: JobSpec) -> Claim | None:
     return None
 
 
+def describe_own_disks(plan: LaunchPlan) -> str:
+    """What follows for a run whose checkpoints are on the pods' own disks."""
+    node = plan.nodes[0]
+    lost = ""
+    if 2 * node.min_nodes <= node.max_nodes and plan.is_elastic:
+        lost = "; after a loss the other nodes wait for it, unless they are more than half of all"
+    return (
+        "CHECKPOINT_DIR goes with its pod, since kubernetes.checkpoint names no claim"
+        f"{lost}; fix: --set kubernetes.checkpoint=pvc/CLAIM"
+    )
+
+
 def _plan_run(job: JobSpec, checkpoint: Claim | None) -> Claim | None:
     if job.kubernetes.run is not None:
         return _claim_with_folder(job.kubernetes.run, RUNS_FOLDER)

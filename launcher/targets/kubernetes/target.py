@@ -23,7 +23,7 @@ from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
 from launcher.targets.kubernetes.code import check_sending, check_size, is_sent
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
-from launcher.targets.kubernetes.plan import PodSettings, plan_facts
+from launcher.targets.kubernetes.plan import PodSettings, describe_own_disks, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
 from launcher.targets.kubernetes.send_code import CodeSender
 
@@ -95,6 +95,8 @@ class KubernetesTarget(Target):
         if is_sent(plan):
             check_sending(cluster)
         self.notes += render_losses(plan)
+        if PodSettings.of(plan).checkpoint is None:
+            self.notes.append(describe_own_disks(plan))
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> RenderedManifest:
         """The objects of all nodes, whatever ``only`` says: a cluster has no others."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.commands.cli import run_command
+from launcher.contract.reasons import Reason
 from launcher.follow import loop
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes import collector, follow, logs, missing_pods, watch
 from launcher.targets.kubernetes.target import KubernetesTarget
-from tests.launcher.cluster_run import plan_in, put_pod
+from tests.launcher.cluster_run import ClusterRun, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster
 
 
@@ -63,3 +65,17 @@ def submitted(server: FakeCluster, tmp_path: Path) -> FakeCluster:
         server.log(f"digits-{index}-a", ("2026-01-01T00:00:05Z", f"[{index}/{index}] epoch 1"))
     server.requests.clear()
     return server
+
+
+@pytest.fixture
+def start(server: FakeCluster, tmp_path: Path) -> Iterator[Callable[..., ClusterRun]]:
+    made: list[ClusterRun] = []
+
+    def begin(**fields: Any) -> ClusterRun:
+        made.append(ClusterRun(server, tmp_path, plan_in(tmp_path, **fields)))
+        return made[-1]
+
+    yield begin
+    server.away = False
+    for run in made:
+        run.follower.stop_reason = Reason.INTERRUPTED

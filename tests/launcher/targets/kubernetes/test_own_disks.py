@@ -1,0 +1,82 @@
+"""What is on a pod's own disk, and pods that come when the training is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes.target import KubernetesTarget
+from tests.launcher.cluster_run import ClusterRun, plan_in, put_pod
+from tests.launcher.fake_cluster import FakeCluster, ended
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+Start = Callable[..., ClusterRun]
+Typed = Callable[..., tuple[int, str]]
+LATE_S = 3.0
+"""How late a busy machine may be."""
+
+
+CREATING = {"waiting": {"reason": "ContainerCreating"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"nnodes": 1}, "names no claim; fix: --set kubernetes.checkpoint=pvc/CLAIM"),
+        ({}, "; after a loss the other nodes wait for it, unless they are more than half of all;"),
+        ({"kubernetes": {"checkpoint": "pvc/storage"}}, ""),
+    ],
+)
+def test_checkpoints_that_go_with_their_pods_are_told_before_anything_is_made(
+    fields: dict[str, Any], told: str, server: FakeCluster, tmp_path: Path
+) -> None:
+    target = KubernetesTarget(tmp_path / "runs")
+    target.check(plan_in(tmp_path, **fields))
+    assert len(target.notes) == bool(told)
+    assert told in "".join(target.notes)
+    assert not server.objects
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "named"), [("ephemeral", ""), ("pvc/storage", "pvc/storage/digits")]
+)
+def test_an_outcome_names_the_claim_of_its_checkpoints_and_no_folder_that_is_gone(
+    checkpoint: str, named: str, server: FakeCluster, start: Start
+) -> None:
+    run = start(kubernetes={"checkpoint": checkpoint})
+    run.condition("Complete")
+    assert run.end().checkpoint_dir == named
+
+
+def test_status_tells_that_a_lost_node_is_waited_for_without_shared_checkpoints(
+    server: FakeCluster, run: RunFolder, typed: Typed
+) -> None:
+    put_pod(server, "digits-0-a")
+    told = "1 of 2 nodes run; unless these are more than half of the last group, they wait for more"
+    assert told in typed("status", run.run_id)[1]
+    put_pod(server, "digits-1-a", 1)
+    assert told not in typed("status", run.run_id)[1]
+
+
+def test_a_run_that_is_done_does_not_wait_for_a_pod_that_came_late(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    run.put("digits-0-a")
+    run.put("digits-1-b", 1, phase="Pending", state=CREATING)
+    run.said("digits-0-a runs")
+    server.log("digits-0-a", ended=True)
+    run.put("digits-0-a", phase="Succeeded", state=ended(0, "Completed"))
+    run.condition("SuccessCriteriaMet")
+    server.until(lambda: ("jobs", "digits") not in server.objects)
+    server.remove("pods", "digits-0-a")
+    began = time.monotonic()
+    assert run.end().reason == "completed"
+    assert time.monotonic() - began < 5 + LATE_S
+    assert ("pods", "digits-1-b") in server.objects, "it ends by itself, as its job is gone"
