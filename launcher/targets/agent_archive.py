@@ -36,7 +36,8 @@ HOST_FOLDER = "targets/hosts/program"
 HOST_NAMES = (
     *("contract/__init__.py", "contract/protocol.py", "contract/keeper_record.py"),
     *("contract/process_stat.py", "targets/__init__.py", "targets/children.py"),
-    *("targets/process_table.py", "targets/short_command.py", "targets/hosts/__init__.py"),
+    *("targets/machine.py", "targets/process_table.py", "targets/short_command.py"),
+    "targets/hosts/__init__.py",
 )
 
 

@@ -1,13 +1,31 @@
-"""What this machine has: GPUs, and how many processes of a training it can reasonably start."""
+"""What this machine has: GPUs, free ports, room for processes. Hosts have this module too."""
 
 from __future__ import annotations
 
 import os
+import socket
 
 from launcher.targets import short_command
 
 PROCESSES_PER_CORE = 200
 """Importing torch takes a core a second or more, and nodes wait ten minutes for each other."""
+
+PORTS = range(20000, 32000)
+"""Below the range from which kernels hand out ports to outgoing connections."""
+
+
+def is_free(port: int, address: str) -> bool:
+    """Whether the port is free now at this machine's ``address``, and this user may listen at it.
+
+    An empty address stands for all of them.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
 
 
 def read_gpus() -> tuple[str, ...]:

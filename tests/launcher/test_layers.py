@@ -46,7 +46,9 @@ BUILDS_IN_DOCKER = ("commands.build",)
 HOST = "targets.hosts.program"
 OF_HOSTS = ("protocol", "keeper_record", "process_stat")
 """Modules of ``contract`` that hosts have."""
-SHARED_WITH_HOSTS = {"targets.children", "targets.process_table", "targets.short_command"}
+SHARED_WITH_HOSTS = {
+    f"targets.{name}" for name in ("children", "machine", "process_table", "short_command")
+}
 
 
 def modules() -> list[str]:

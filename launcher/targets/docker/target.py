@@ -158,16 +158,14 @@ class DockerTarget(Target):
     def _observe(
         self, plan: LaunchPlan, node: NodePlan, held: OwnContainer | None
     ) -> NodeObservation:
-        state = NodeState.MISSING if held is None else held.state
-        ending = None
-        if held is not None and state is NodeState.EXITED:
-            ending = self._engine.read_ending(held)
-            state = NodeState.MISSING if ending is None else state
         key = plan.run_id, node.node_index, node.incarnation
-        if ending is not None:
-            self._endings[key] = ending
-        elif state is NodeState.MISSING and (ending := self._endings.get(key)):
-            state = NodeState.EXITED
+        state = NodeState.MISSING if held is None else held.state
+        if held is not None and state is NodeState.EXITED:
+            if (seen := self._engine.read_ending(held)) is not None:
+                self._endings[key] = seen
+            state = NodeState.MISSING
+        ending = self._endings.get(key) if state is NodeState.MISSING else None
+        state = state if ending is None else NodeState.EXITED
         exit_code = None if ending is None else ending.exit_code
         if state in (NodeState.MISSING, NodeState.EXITED):
             run = RunFolder(Path(plan.run_dir))
@@ -200,7 +198,8 @@ class DockerTarget(Target):
         held = self._engine.list_containers(run_id)
         if not held and (run := RunFolder(self._run_root / run_id)).is_there():
             self._check_engine(run.read_plan())
-        self._end([c for c in held if only is None or c.node_index in only], _timeout_s(grace_s))
+        timeout_s = math.ceil(grace_s) + STOP_MARGIN_S if grace_s > 0 else 0
+        self._end([c for c in held if only is None or c.node_index in only], timeout_s)
         if only is None:
             self._engine.sweep_networks(run_id)
 
@@ -242,10 +241,6 @@ def hears(container: OwnContainer) -> bool:
         if run.read_plan().agent is not None:
             return agent_ledger(run, container.node_index, container.incarnation).exists()
     return True
-
-
-def _timeout_s(grace_s: float) -> int:
-    return math.ceil(grace_s) + STOP_MARGIN_S if grace_s > 0 else 0
 
 
 def has_nvidia(info: Mapping[str, Any]) -> bool:

@@ -29,8 +29,9 @@ from launcher.targets.hosts.program.messages import CHECKPOINTS_DIR, RemoveRun, 
 from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
-from launcher.targets.hosts.survey import PORTS, read_host
+from launcher.targets.hosts.survey import read_host
 from launcher.targets.hosts.target import HostsTarget
+from launcher.targets.machine import PORTS
 
 PAIR_LIMIT_S = 60.0
 PAIRS_AT_ONCE = 8

@@ -116,6 +116,8 @@ def prepare(
     files = [[f"{node.run_dir}/{protocol.PLAN_FILE}", plan.to_json()]]
     if node.task is not None:
         files.append([node.task.path, node.task.text])
+    own_script = plan.image is None and node.node.command[0] != "-m"
+    script = [str(PurePosixPath(node.spec.cwd, node.node.command[0]))] if own_script else []
     asked = messages.PrepareRun(
         run_dir=node.run_dir,
         state_dir=node.host.state_dir,
@@ -123,15 +125,9 @@ def prepare(
         files=files,
         agent=node.agent_path if agent else None,
         code=hash,
-        needed=[node.spec.cwd, *_script(plan, node), *(m.source for m in node.node.mounts)],
+        needed=[node.spec.cwd, *script, *(m.source for m in node.node.mounts)],
     )
     session.call(asked, agent or b"")
-
-
-def _script(plan: LaunchPlan, node: HostNode) -> list[str]:
-    if plan.image is not None or node.node.command[0] == "-m":
-        return []
-    return [str(PurePosixPath(node.spec.cwd, node.node.command[0]))]
 
 
 def _send_code(hash: str, node: HostNode, code: PackedCode | None, session: Session) -> None:

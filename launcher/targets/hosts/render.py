@@ -59,16 +59,6 @@ class HostsArtifact:
     files: AgentFiles | None
     nodes: tuple[HostNode, ...]
 
-    @property
-    def agent(self) -> bytes | None:
-        """The archive that all nodes start from, if any."""
-        return self.files.archive if self.files else None
-
-    @property
-    def indices(self) -> set[int]:
-        """The nodes that it starts."""
-        return {node.node.node_index for node in self.nodes}
-
     def shell(self, *, embed: bool = False) -> str:
         """A script that does the same by hand, without leases; ``embed``: without this project."""
         archive: list[str] = []

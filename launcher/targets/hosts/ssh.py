@@ -211,11 +211,7 @@ class Ssh:
                 session.kill()
             raise
         finally:
-            self.close(list(opened.values()))
-
-    def close(self, sessions: Iterable[Session]) -> None:
-        """Ends them, all at once."""
-        self.each(lambda session: session.close(), sessions)
+            self.each(lambda session: session.close(), opened.values())
 
     def disconnect(self, host: Host) -> bool:
         """Stops sharing the connection, so that the next is new; whether there was one.

@@ -25,12 +25,11 @@ from launcher.targets.hosts.program.messages import HostReport, ReadClock, ReadH
 from launcher.targets.hosts.reach import meet
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh, joined
+from launcher.targets.machine import PORTS
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
-PORTS = range(20000, 32000)
-"""Below the range from which kernels take ports for outgoing connections."""
 PROPOSED_PORTS = 16
 CLOCK_LOOKS = 3
 

@@ -77,14 +77,11 @@ def render_hosts_table(rows: Sequence[HostRow]) -> str:
         if row.gpus:
             free = f"{len(row.free_gpus)} of {len(row.gpus)} GPUs"
         first = (row.host, free)
-        for lease in map(_lease, row.leases) if row.leases else [("-", "", "", "", "")]:
-            table.append((*first, *lease))
+        table += [] if row.leases else [(*first, "-", "", "", "", "")]
+        for lease in row.leases:
+            run, age = f"{lease.run_id} node {lease.node_index}", f"{lease.age_s:.0f} s"
+            state = "detached" if lease.detached else "followed"
+            table.append((*first, run, lease.owner, lease.holding, age, state))
             first = ("", "")
     hints = dict.fromkeys(f"  fix: {row.hint}\n" for row in rows if row.hint)
     return "\n".join((*render_columns(table), "".join(hints)))
-
-
-def _lease(lease: Lease) -> tuple[str, str, str, str, str]:
-    state = "detached" if lease.detached else "followed"
-    run = f"{lease.run_id} node {lease.node_index}"
-    return run, lease.owner, lease.holding, f"{lease.age_s:.0f} s", state

@@ -152,7 +152,8 @@ class HostsTarget(Target):
         artifact = self.render(plan, only)
         secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         self._submitted = plan
-        for index in artifact.indices:
+        started = [node.node.node_index for node in artifact.nodes]
+        for index in started:
             self._refused.pop(index, None)
         # Of single nodes the others run, and have their grace.
         self.is_sending = only is None
@@ -165,7 +166,7 @@ class HostsTarget(Target):
                 raise
             # A restart of all nodes closed them.
             self._open_lines(plan)
-            self._refused |= dict.fromkeys(artifact.indices, f"{error.what}; {error.hint}")
+            self._refused |= dict.fromkeys(started, f"{error.what}; {error.hint}")
         finally:
             self.is_sending = False
 
@@ -192,7 +193,8 @@ class HostsTarget(Target):
             each(lambda node, session: nodes.take(plan, node, session))
             self._open_lines(plan)
             code = self._read_code(plan)
-            each(lambda node, session: nodes.prepare(plan, node, artifact.agent, code, session))
+            agent = artifact.files.archive if artifact.files else None
+            each(lambda node, session: nodes.prepare(plan, node, agent, code, session))
             if plan.image is not None:
                 image = read_image(plan.image)
                 each(lambda node, session: provide_image(image, session))

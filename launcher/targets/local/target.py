@@ -9,7 +9,6 @@ import itertools
 import os
 import random
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,15 +31,14 @@ from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets import children, process_table
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.interpreter import find_torch
-from launcher.targets.machine import PROCESSES_PER_CORE, read_gpus
+from launcher.targets.machine import PORTS, PROCESSES_PER_CORE, is_free, read_gpus
 from launcher.targets.preflight import check_here, read_secrets
 from launcher.targets.processes import Process, ProcessArtifact, ProcessSettings, render_processes
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
-PORTS = range(20000, 32000)
-"""Below the range from which kernels hand out ports to outgoing connections."""
+LOOPBACK = "127.0.0.1"
 SWEEP_LIMIT_S = 5.0
 """How long SIGKILL is repeated: only processes in uninterruptible sleep outlive it."""
 NodeKey = tuple[str, int, int]
@@ -94,7 +92,7 @@ class LocalTarget(Target):
         serves = isinstance(rendezvous, Static) or rendezvous.is_host
         port = int(endpoint_of(rendezvous).rpartition(":")[2])
         # Those that this launcher chose were free; one that is lost in a race is chosen anew.
-        if serves and port not in self._free_ports and not is_free(port):
+        if serves and port not in self._free_ports and not is_free(port, LOOPBACK):
             fix = "name another, or leave it out: the launcher then takes a free one"
             raise KeyInputError(("rdzv", "port"), f"{port} is in use on this machine", fix)
 
@@ -133,14 +131,14 @@ class LocalTarget(Target):
 
     def observe(self, plan: LaunchPlan) -> Observation:
         if any(run_id == plan.run_id for run_id, _, _ in self._pids):
-            nodes = tuple(self._observe_child(plan.run_id, node) for node in plan.nodes)
+            pids = [self._pids.get((plan.run_id, n.node_index, n.incarnation)) for n in plan.nodes]
+            nodes = tuple(
+                _observation(node, pid is not None, None if pid is None else children.poll(pid))
+                for node, pid in zip(plan.nodes, pids, strict=True)
+            )
         else:
             nodes = tuple(_observe_other(plan.run_dir, node) for node in plan.nodes)
         return Observation(run_id=plan.run_id, nodes=nodes)
-
-    def _observe_child(self, run_id: str, node: NodePlan) -> NodeObservation:
-        pid = self._pids.get((run_id, node.node_index, node.incarnation))
-        return _observation(node, pid is not None, None if pid is None else children.poll(pid))
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         run = {protocol.RUN_ID: run_id}
@@ -209,23 +207,13 @@ def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     )
 
 
-def is_free(port: int) -> bool:
-    """Whether the port is free now, and this user may listen at it."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 def find_free_ports(random_source: random.Random, count: int) -> tuple[int, ...]:
     """Free ports, picked at random: two runs that start at once rarely choose the same.
 
     A run that loses such a race fails to bind and is started again.
     """
-    free = filter(is_free, random_source.sample(PORTS, k=200))
+    tried = random_source.sample(PORTS, k=200)
+    free = (port for port in tried if is_free(port, LOOPBACK))
     found = tuple(itertools.islice(free, count))
     if len(found) == count:
         return found

@@ -78,7 +78,10 @@ def diagnose_slurm(
     yield from _try("node", lambda: doctor_judge.tell_lost_nodes(sinfo(*reasons)))
     yield from _try("time to stop", lambda: _judge_stop(partition, job.stop_grace_s))
     yield _judge_folder(run_root)
-    yield _judge_submission(script)
+    try:
+        yield doctor_judge.judge_submission(try_script(script), accepted=True)
+    except SlurmError as error:
+        yield doctor_judge.judge_submission(error.what, accepted=False)
     if ask_nodes:
         yield from run_test_job(SlurmSettings.of(plan), run_root, limit_s)
 
@@ -139,10 +142,3 @@ def _judge_folder(run_root: Path) -> Finding:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     told = short_command.read_output((*FIND_MOUNT, str(there)), LIMIT_S)
     return doctor_judge.judge_folder(str(folder), told or "an unknown type")
-
-
-def _judge_submission(script: Path) -> Finding:
-    try:
-        return doctor_judge.judge_submission(try_script(script), accepted=True)
-    except SlurmError as error:
-        return doctor_judge.judge_submission(error.what, accepted=False)

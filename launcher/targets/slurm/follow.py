@@ -84,7 +84,7 @@ class SlurmDriver:
         return self._judge(starts, jobs)
 
     def _judge(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> Outcome | None:
-        wanted = self._wanted()
+        wanted = wanted_elements(self._run, self.plan)
         if (end := decide_end(self._run, self.plan, starts, jobs, wanted)) is None:
             self._decided_at = None
             return self._judge_gone(starts, jobs)
@@ -110,9 +110,6 @@ class SlurmDriver:
             if looks - self._missing_since >= GONE_LOOKS - 1
             else None
         )
-
-    def _wanted(self) -> frozenset[int | None]:
-        return wanted_elements(self._run, self.plan)
 
     # -- what a person is told --------------------------------------------------------------------
 
@@ -155,8 +152,8 @@ class SlurmDriver:
     def end(self, why: Outcome, *, asked: bool) -> None:
         """As ``Driver.end``: what the queue still holds of the run is cancelled."""
         self._watch.close()
-        is_left = asked or not is_all_over(read_starts(self._run), self._wanted())
-        if is_left:
+        wanted = wanted_elements(self._run, self.plan)
+        if asked or not is_all_over(read_starts(self._run), wanted):
             self._target.stop(self._run.run_id, self.plan.stop_grace_s if asked else 0)
 
     def _cancelled(self) -> tuple[str, str]:

@@ -90,16 +90,11 @@ def start_script(
     children.start(argv, cwd=str(Path.cwd()), env=env, console=words / f"{allocation.job}.log")
 
 
-def find_step(run_id: str, job: int) -> str:
-    """The run's step as it is typed, ``77.0``; empty where there is none. Asks the controller."""
-    told = client.run_command("squeue", "--noheader", "--steps", f"--jobs={job}", STEP_FORMAT)
-    pairs = (line.strip().partition("|")[::2] for line in told.splitlines())
-    return next((step for step, name in pairs if name == run_id), "")
-
-
 def cancel_step(run_id: str, job: int) -> None:
     """Ends the run's step; the job around it goes on. Raises ``SlurmError``."""
-    if step := find_step(run_id, job):
+    told = client.run_command("squeue", "--noheader", "--steps", f"--jobs={job}", STEP_FORMAT)
+    pairs = (line.strip().partition("|")[::2] for line in told.splitlines())
+    if step := next((step for step, name in pairs if name == run_id), ""):
         client.run_command("scancel", step)
 
 

@@ -83,12 +83,12 @@ class StartedNode:
         try:
             plan = self._make(make, job_text)
         except LauncherError as error:
-            self.files.tell_error(error)
+            self.files.tell(error)
             raise
         except BaseException as error:
-            self.files.tell_error(TargetError(f"{type(error).__name__}: {error}"))
+            self.files.tell(TargetError(f"{type(error).__name__}: {error}"))
             raise
-        self.files.tell_ready()
+        self.files.tell()
         return plan
 
     def _make(self, make: Make, job_text: str) -> LaunchPlan:

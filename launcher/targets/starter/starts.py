@@ -53,14 +53,10 @@ class StartFiles:
         for path in (self.ready, self.stop):
             path.unlink(missing_ok=True)
 
-    def tell_ready(self) -> None:
-        """Called by node 0 once the plan is in place."""
-        write_atomically(self.ready, json.dumps({"error": None}))
-
-    def tell_error(self, error: LauncherError) -> None:
-        """Called by node 0 where there will be no plan."""
-        told = {"error": {"what": error.what, "hint": error.hint}}
-        with contextlib.suppress(OSError):
+    def tell(self, error: LauncherError | None = None) -> None:
+        """Called by node 0 once the plan is in place, or where an error keeps it from that."""
+        told = {"error": error and {"what": error.what, "hint": error.hint}}
+        with contextlib.suppress(OSError) if error else contextlib.nullcontext():
             self.ready.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.ready, json.dumps(told))
 

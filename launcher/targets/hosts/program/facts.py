@@ -16,6 +16,7 @@ from launcher.contract.process_stat import name_machine
 from launcher.targets.hosts.program import leases, messages
 from launcher.targets.hosts.program.messages import Address, HostReport, ProbeResult
 from launcher.targets.hosts.program.reach import nearest_folder
+from launcher.targets.machine import is_free, read_gpus
 from launcher.targets.short_command import read_output
 
 SIOCGIFADDR = 0x8915
@@ -28,10 +29,8 @@ TORCH_VERSION = "from importlib.metadata import version; print(version('torch'))
 def read_host(asked: messages.ReadHost) -> HostReport:
     """The host as the planner needs it."""
     python = shutil.which(os.path.expanduser(asked.python or "python3")) or ""
-    smi = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
-    gpus = (read_output(smi) or "").split() if asked.gpus else []
+    gpus = read_gpus() if asked.gpus else ()
     found = HostReport(
-        host_name=socket.gethostname(),
         machine=name_machine(),
         cpu_count=len(os.sched_getaffinity(0)),
         gpus=gpus,
@@ -40,7 +39,7 @@ def read_host(asked: messages.ReadHost) -> HostReport:
         interfaces=read_interfaces(),
         state_dir=os.path.abspath(os.path.expanduser(asked.state_dir)),
         user=f"{os.getuid()}:{os.getgid()}",
-        free_ports=[port for port in asked.ports if is_free(port)],
+        free_ports=[port for port in asked.ports if is_free(port, "")],
         leases=leases.read(asked.lease_dir),
         has_rdma=any(Path("/dev/infiniband").glob("uverbs*")),
     )
@@ -93,17 +92,6 @@ def _address(interface: str, address: str) -> Address:
     with suppress(OSError, ValueError), open(f"/sys/class/net/{interface}/speed") as file:
         speed = max(0, int(file.read()))
     return Address(interface=interface, address=address, speed=speed)
-
-
-def is_free(port: int) -> bool:
-    """Whether a TCP port is free on all addresses of this host."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def run_probe(asked: messages.RunProbe, source: bytes) -> ProbeResult:

@@ -304,7 +304,6 @@ class HostReport(Record):
     added by the launcher: the host's clock minus its own.
     """
 
-    host_name: str = ""
     machine: str = ""
     cpu_count: int = 0
     gpus: Sequence[str] = ()

@@ -81,7 +81,7 @@ def test_others_take_the_plan_once_node_0_says_that_it_is_there(
 ) -> None:
     files = StartFiles(run=run, key="77-0")
     files.begin()
-    clock = StepClock(lambda now: files.tell_ready() if now > 1005 else None)
+    clock = StepClock(lambda now: files.tell() if now > 1005 else None)
     assert files.wait_for_plan(clock) == plan
     assert clock.now < 1010
 
@@ -96,7 +96,7 @@ def test_others_give_up_where_node_0_says_nothing(run: RunFolder) -> None:
 
 def test_others_end_with_what_kept_node_0_from_a_plan(run: RunFolder) -> None:
     files, clock = StartFiles(run=run, key="77-0"), StepClock()
-    files.tell_error(InputError("no such file gone.py", "check the path"))
+    files.tell(InputError("no such file gone.py", "check the path"))
     with pytest.raises(InputError, match="node 0 did not start: no such file") as caught:
         files.wait_for_plan(clock)
     assert caught.value.hint == "check the path"
@@ -106,12 +106,12 @@ def test_an_error_of_an_earlier_start_of_that_name_does_not_count(
     run: RunFolder, plan: LaunchPlan
 ) -> None:
     files = StartFiles(run=run, key="77-0")
-    files.tell_error(InputError("of yesterday", ""))
+    files.tell(InputError("of yesterday", ""))
 
     def start(now: float) -> None:
         if now > 1000 + STALE_LIMIT_S / 2:
             files.begin()
-            files.tell_ready()
+            files.tell()
 
     assert files.wait_for_plan(StepClock(start)) == plan
 
@@ -286,7 +286,7 @@ def test_a_stop_that_no_node_answers_says_what_ends_it(
 ) -> None:
     files = StartFiles(run=run, key="77-0")
     files.begin()
-    files.tell_ready()
+    files.tell()
     for index in (0, 1):
         claim_incarnation(run, index)
     clock = StepClock()
