@@ -30,8 +30,6 @@ _LAYOUT = struct.Struct(protocol.HEARTBEAT_FORMAT)
 _CHECKSUM = struct.Struct(protocol.HEARTBEAT_CHECKSUM_FORMAT)
 _SLOT_BYTES = _LAYOUT.size + _CHECKSUM.size
 _FILE_BYTES = _SLOT_BYTES * protocol.HEARTBEAT_SLOTS
-_READS = 20
-"""How often the file is read again where both slots are torn."""
 _MAGIC = protocol.HEARTBEAT_MAGIC
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
@@ -79,19 +77,14 @@ def create_heartbeat(path: Path) -> None:
 
 def read_heartbeat(path: Path) -> WorkerBeat | None:
     """The latest beat that was written whole; None before the first, or where the file is gone."""
-    for _ in range(_READS):
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        slots = [data[at : at + _SLOT_BYTES] for at in range(0, _FILE_BYTES, _SLOT_BYTES)]
-        beats = [beat for slot in slots if (beat := _parse_slot(slot))]
-        if beats:
-            # By time: a process that the script has forked counts its beats itself.
-            return max(beats, key=lambda beat: (beat.at, beat.number))
-        if not any(data):
-            return None
-    return None
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    slots = [data[at : at + _SLOT_BYTES] for at in range(0, _FILE_BYTES, _SLOT_BYTES)]
+    beats = [beat for slot in slots if (beat := _parse_slot(slot))]
+    # By time: a process that the script has forked counts its beats itself.
+    return max(beats, key=lambda beat: (beat.at, beat.number), default=None)
 
 
 def _parse_slot(slot: bytes) -> WorkerBeat | None:

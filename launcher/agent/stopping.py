@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
 from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
-from launcher.contract.records import read_object
+from launcher.contract.records import parse_record, read_object
 
 REASON_OF_SIGNAL = {
     signal.SIGTERM: Reason.PREEMPTED,
@@ -119,12 +119,9 @@ class StopFiles:
 
     def read_request(self) -> StopRequest | None:
         """The present request; None where there is none."""
-        found = read_object(self._request)
-        try:
-            at, deadline = float(str(found["at"])), float(str(found["deadline"]))
-        except (KeyError, ValueError):
-            return None
-        return StopRequest(reason=str(found.get("reason")), at=at, deadline=deadline)
+        with contextlib.suppress(ValueError):
+            return parse_record(StopRequest, read_object(self._request))
+        return None
 
     def is_for_resize(self) -> bool:
         """Whether the present request only makes room for other nodes."""

@@ -5,8 +5,11 @@ Standard library only, because the node reads it where this project is not insta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from string import Template
+
+from launcher.contract import protocol
 
 Env = tuple[tuple[str, str], ...]
 """Variables in a fixed order, so that equal plans render to equal bytes."""
@@ -82,6 +85,22 @@ class NodePlan:
         return tuple(
             word.replace("$", "$$") if _is_template(word) else word for word in self.command
         )
+
+
+def place_node(node: NodePlan, index: int, incarnation: int) -> NodePlan:
+    """The node with another index or incarnation, as its variables and its log folder say too."""
+    own = {
+        protocol.NODE_INDEX: str(index),
+        protocol.INCARNATION: str(incarnation),
+        protocol.LINE_PREFIX_TEMPLATE: protocol.LINE_PREFIX.format(node_index=index),
+    }
+    return replace(
+        node,
+        node_index=index,
+        incarnation=incarnation,
+        env=tuple((dict(node.env) | own).items()),
+        log_dir=str(PurePosixPath(node.log_dir).parents[1] / str(index) / str(incarnation)),
+    )
 
 
 def _is_template(word: str) -> bool:

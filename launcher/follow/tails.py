@@ -46,13 +46,11 @@ class _Tail:
         node_index: int,
         worker: WorkerLog | None,
         stream: Stream,
-        *,
-        keeps_returns: bool,
-        copies: bool,
+        splitter: BlockSplitter,
     ) -> None:
         self.node_index, self.worker, self.stream = node_index, worker, stream
         self._file = path.open("rb")
-        self._splitter = BlockSplitter(keeps_returns=keeps_returns, copies=copies)
+        self._splitter = splitter
 
     def poll(self, has_room: HasRoom) -> Iterator[LineBlock]:
         for _ in range(CHUNKS_A_TURN):
@@ -160,8 +158,6 @@ class RunTails:
                 self._open(path, worker.node_index, worker, stream)
 
     def _open(self, path: Path, node_index: int, worker: WorkerLog | None, stream: Stream) -> None:
-        is_workers = worker is not None and stream == "stdout"
-        keeps_returns, copies = self._keeps_returns and is_workers, self._copies and is_workers
         # A file that is not there yet is opened later.
         with contextlib.suppress(OSError):
             # A membership restart makes a worker's path anew: the inode tells them apart.
@@ -172,9 +168,10 @@ class RunTails:
                 # Raised as late as this, since all that this process starts inherits its limit.
                 self._most = max(self._most, raise_file_limit() - SPARE_FILES)
             if len(self._tails) < self._most:
-                self._tails[key] = _Tail(
-                    path, node_index, worker, stream, keeps_returns=keeps_returns, copies=copies
-                )
+                splitter = BlockSplitter()
+                if worker is not None and stream == "stdout":
+                    splitter = BlockSplitter(keeps_returns=self._keeps_returns, copies=self._copies)
+                self._tails[key] = _Tail(path, node_index, worker, stream, splitter)
 
     def _console_outputs(self, node_index: int, block: LineBlock) -> Iterator[Output]:
         """Lines of a node's own output, each to whom it belongs."""

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from launcher.contract import protocol
-from launcher.contract.node_plan import Elastic, Env, Mount, NodePlan
+from launcher.contract.node_plan import Elastic, Env, Mount, NodePlan, place_node
 from launcher.plan.devices import NodeDevices
 from launcher.plan.rendezvous import backend_of, endpoint_of, plan_rendezvous
 from launcher.plan.target_facts import Folders, MachineFacts, NodeFacts, TargetFacts
@@ -176,21 +176,11 @@ def plan_node_like(node: NodePlan, index: int, name: str, incarnation: int = 0) 
     rendezvous = node.rendezvous
     if isinstance(rendezvous, Elastic):
         rendezvous = replace(rendezvous, is_host=rendezvous.is_host and index == 0)
-    own = {
-        protocol.NODE_INDEX: str(index),
-        protocol.INCARNATION: str(incarnation),
-        protocol.LINE_PREFIX_TEMPLATE: protocol.LINE_PREFIX.format(node_index=index),
-    }
-    nodes = PurePosixPath(node.log_dir).parents[1]
     return replace(
-        node,
-        node_index=index,
-        incarnation=incarnation,
+        place_node(node, index, incarnation),
         name=name,
         local_addr=name if node.local_addr == node.name else node.local_addr,
         rendezvous=rendezvous,
-        env=tuple((key, own.get(key, value)) for key, value in node.env),
-        log_dir=str(nodes / str(index) / str(incarnation)),
     )
 
 

@@ -45,31 +45,26 @@ class TargetSettings:
 
     @staticmethod
     def parse_data(data: Any) -> TargetSettings:
-        """Reads a field of this type, which holds a record of a target's own class."""
-        return parse_settings(data)
+        """Reads what ``dump_settings`` gave. Raises ``ValueError`` for anything else.
+
+        The class is found by its name: plans are read where no target's room is imported yet.
+        """
+        if not isinstance(data, dict):
+            raise ValueError(f"{data!r} are no settings of a target")
+        fields = dict(data)
+        name = str(fields.pop(KIND, ""))
+        module, _, kind_name = name.rpartition(".")
+        kind = None
+        # A file may name what this process or this package has, and nothing else.
+        if module in sys.modules or module.startswith(f"{__package__.partition('.')[0]}."):
+            with contextlib.suppress(ImportError):
+                kind = getattr(importlib.import_module(module), kind_name, None)
+        if not (isinstance(kind, type) and issubclass(kind, TargetSettings)):
+            raise ValueError(f"{name!r} names no settings of a target")
+        return parse_record(kind, fields)
 
 
 def dump_settings(settings: TargetSettings) -> dict[str, object]:
     """As plain data with the name of its class."""
     kind = type(settings)
     return {KIND: f"{kind.__module__}.{kind.__qualname__}", **changed_fields(settings)}
-
-
-def parse_settings(data: Any) -> TargetSettings:
-    """Reads what ``dump_settings`` gave. Raises ``ValueError`` for anything else.
-
-    The class is found by its name: plans are read where no target's room is imported yet.
-    """
-    if not isinstance(data, dict):
-        raise ValueError(f"{data!r} are no settings of a target")
-    fields = dict(data)
-    name = str(fields.pop(KIND, ""))
-    module, _, kind_name = name.rpartition(".")
-    kind = None
-    # A file may name what this process or this package has, and nothing else.
-    if module in sys.modules or module.startswith(f"{__package__.partition('.')[0]}."):
-        with contextlib.suppress(ImportError):
-            kind = getattr(importlib.import_module(module), kind_name, None)
-    if not (isinstance(kind, type) and issubclass(kind, TargetSettings)):
-        raise ValueError(f"{name!r} names no settings of a target")
-    return parse_record(kind, fields)

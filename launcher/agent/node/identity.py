@@ -7,13 +7,13 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from launcher.agent.addresses import LOOPBACK, choose_address
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.contract.node_plan import Elastic, NodePlan, place_node
 
 FROM_PLAN = "plan"
 
@@ -96,10 +96,7 @@ def claim_incarnation(task: NodeTask) -> NodeTask:
             (node_folder / str(number)).mkdir()
         except FileExistsError:
             continue
-        env = {**dict(task.node.env), protocol.INCARNATION: str(number)}
-        log_dir = str(node_folder / str(number))
-        node = replace(task.node, incarnation=number, env=tuple(env.items()), log_dir=log_dir)
-        return replace(task, node=node)
+        return replace(task, node=place_node(task.node, task.node.node_index, number))
     raise AssertionError("there is always another number")
 
 
@@ -132,26 +129,12 @@ def _read_nodes(text: str) -> tuple[int, int] | None:
 
 
 def _with_identity(task: NodeTask, index: int, addr: str) -> NodePlan:
-    node = task.node
-    nodes = PurePosixPath(node.log_dir).parents[1]
-    prefix = protocol.LINE_PREFIX.format(node_index=index)
-    env = {
-        **dict(node.env),
-        protocol.NODE_INDEX: str(index),
-        protocol.LINE_PREFIX_TEMPLATE: prefix,
-    }
+    node = place_node(task.node, index, task.node.incarnation)
     rendezvous = node.rendezvous
     if isinstance(rendezvous, Elastic):
         hosts = [store.node_index for store in task.settings.stores[:1]] or [0]
         rendezvous = replace(rendezvous, is_host=index in hosts)
-    return replace(
-        node,
-        node_index=index,
-        local_addr=addr,
-        env=tuple(env.items()),
-        rendezvous=rendezvous,
-        log_dir=str(nodes / str(index) / str(node.incarnation)),
-    )
+    return replace(node, local_addr=addr, rendezvous=rendezvous)
 
 
 def _read_task_index(task: NodeTask, environ: Mapping[str, str]) -> int:

@@ -6,8 +6,9 @@ admits nodes and seals rounds. A change that comes too late fails without effect
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher.agent.roster import membership as heads
-from launcher.agent.roster.copies import replace
 from launcher.agent.roster.membership import Cause, Head, Phase, index_of
 from launcher.agent.roster.view import State, lost, may_form, status_in
 

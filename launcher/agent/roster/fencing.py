@@ -12,6 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.contract.records import read_object
+
 FOLDER = "generations"
 """Below the checkpoint folder; files are called ``<8 digits>.json``."""
 
@@ -52,10 +54,7 @@ class Fence:
         number = self._newest_number()
         if number == 0:
             return None
-        try:
-            origin = str(json.loads(self._path(number).read_text())["origin"])
-        except (ValueError, KeyError, OSError):
-            origin = ""
+        origin = str(read_object(self._path(number)).get("origin", ""))
         return TakenGeneration(number=number, origin=origin)
 
     def _newest_number(self) -> int:

@@ -8,6 +8,7 @@ The names are never used again, because clients of network file systems remember
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -30,6 +31,7 @@ from launcher.agent.streams import say
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock
 from launcher.contract.node_plan import Elastic, Env
+from launcher.contract.records import parse_record, read_object
 
 CONNECT_LIMIT_S = 15.0
 """How long a store may take to answer whose node runs already, and lost the last one too."""
@@ -211,11 +213,9 @@ def _describe(path: Path, said: Announcement | None, refusing: tuple[str, ...]) 
 
 def _read(path: Path) -> Announcement | None:
     """None while it is being written."""
-    try:
-        found = json.loads(path.read_text())
-        return Announcement(**{**found, "addresses": tuple(found["addresses"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    with contextlib.suppress(ValueError):
+        return parse_record(Announcement, read_object(path))
+    return None
 
 
 def _read_sign(path: Path) -> int:

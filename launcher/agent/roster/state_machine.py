@@ -8,9 +8,10 @@ monotonic clock; no value of one node's clock ever reaches another.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher.agent.roster import events
 from launcher.agent.roster import membership as heads
-from launcher.agent.roster.copies import replace
 from launcher.agent.roster.decide import (
     decide_change,
     decide_members,

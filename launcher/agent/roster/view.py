@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 from launcher.agent.roster import events
 from launcher.agent.roster import membership as heads
-from launcher.agent.roster.copies import replace
 from launcher.agent.roster.settings import WATCHED, Rules
 
 HEAD = "head"
