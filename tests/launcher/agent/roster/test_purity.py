@@ -9,7 +9,6 @@ import pytest
 
 AGENT = Path(__file__).parents[4] / "launcher" / "agent"
 PURE = (
-    "copies",
     "membership",
     "events",
     "settings",
