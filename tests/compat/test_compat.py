@@ -24,7 +24,7 @@ from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 SLOW = pytest.mark.slow  # `make compat` runs all of them; with this torch, tests of the launcher
-NNODES = pytest.mark.parametrize("nnodes", [pytest.param("2", marks=SLOW), "1:2"])
+NNODES = pytest.mark.parametrize("nnodes", ["2", "1:2"])
 
 PYTHON = os.environ.get("COMPAT_PYTHON") or sys.executable
 ENDS = """
@@ -84,14 +84,12 @@ def test_the_torch_under_test_is_one_that_is_supported() -> None:
     assert parse_torch_version(read_torch_version(PYTHON)) >= protocol.OLDEST_TORCH
 
 
+@SLOW
 @NNODES
 @pytest.mark.parametrize(
     "settings",
-    [
-        pytest.param(("engine=agent", "start=fresh"), id="fresh", marks=SLOW),
-        pytest.param(("engine=agent", "start=fork"), id="fork"),
-        pytest.param(("engine=torchrun",), id="torchrun", marks=SLOW),
-    ],
+    [("engine=agent", "start=fresh"), ("engine=agent", "start=fork"), ("engine=torchrun",)],
+    ids=["fresh", "fork", "torchrun"],
 )
 def test_two_nodes_meet_and_end(launcher: Runner, nnodes: str, settings: tuple[str, ...]) -> None:
     done = launcher(*run(launcher, ENDS, nnodes, "nproc_per_node=2", *settings))

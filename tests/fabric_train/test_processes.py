@@ -177,6 +177,7 @@ print([(size, value.item()) for size, value in told])
 """
 
 
+@pytest.mark.slow  # what a notebook may start is tested above
 def test_a_notebook_trains_with_two_processes_and_again_in_the_next_cell(clean):
     pytest.importorskip("ipykernel")
     from jupyter_client.manager import start_new_kernel

@@ -70,7 +70,7 @@ CASES: list[Any] = [
     ("fsdp+tp", {"unit_elements": 1000}, 4),
     ("pipeline", {}, 1),
     ("pipeline", {}, 2),
-    ("pipeline", {"schedule": "interleaved_1f1b"}, 2),
+    pytest.param("pipeline", {"schedule": "interleaved_1f1b"}, 2, marks=pytest.mark.slow),
     pytest.param("pipeline", {"pipeline_size": 2, "schedule": "gpipe"}, 4, marks=pytest.mark.slow),
 ]
 

@@ -103,19 +103,6 @@ def test_the_rendered_script_runs_by_hand(
     assert (folder / "seen").read_text() == "0"
 
 
-def test_a_script_run_by_hand_shows_the_workers_output(
-    folder: Path,
-) -> None:
-    (folder / "train.py").write_text("import sys; print('out'); print('err', file=sys.stderr)\n")
-    done = launcher("render", "job.yaml", "--on", "local", "--nproc-per-node", "2", cwd=folder)
-    (folder / "artifact.sh").write_text(done.stdout)
-    by_hand = subprocess.run(
-        ["sh", "artifact.sh"], cwd=folder, check=True, timeout=120, capture_output=True, text=True
-    )
-    assert sorted(by_hand.stdout.splitlines()) == ["[0/0] out", "[0/1] out"]
-    assert "[0/1] err" in by_hand.stderr
-
-
 def test_ps_of_an_empty_folder_says_so(folder: Path) -> None:
     assert "no runs" in launcher("ps", cwd=folder).stdout
     assert json.loads(launcher("ps", "--all", "--json", cwd=folder).stdout) == []

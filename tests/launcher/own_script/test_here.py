@@ -124,15 +124,6 @@ def test_code_that_is_too_large_and_options_for_containers_are_noted(
     assert len(project.run_ids()) == 1
 
 
-def test_two_runs_at_once_from_one_folder(project: Runner) -> None:
-    (project.folder / "train.py").write_text(SHORT)
-    words = ("run", "train.py", "--on", "local", "--nproc-per-node", "1")
-    children = [project.start(*words) for _ in range(2)]
-    outputs = [child.communicate(timeout=project.limit_s) for child in children]
-    assert [child.returncode for child in children] == [0, 0], outputs
-    assert len(project.run_ids()) == 2
-
-
 def test_a_script_of_another_folder_starts_where_it_is_called(project: Runner) -> None:
     (project.folder / "train.py").write_text(SHORT)
     script = os.path.relpath(project.folder / "train.py", project.folder.parent)
