@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.hosts.places import HOME, Network
+from tests.hosts.places import Network
 from tests.hosts.typist import Typist
 
 pytestmark = pytest.mark.hosts
@@ -34,27 +32,6 @@ def test_an_elastic_job_runs_on_all_hosts(typist: Typist, four_hosts: Network) -
     # In one line, before anything starts.
     checked = "checked: ssh, torch, ports, leases, clocks, the way of each to gpu1"
     assert f"hosts gpu1, gpu2, gpu3, gpu4 ({checked})" in done.stderr.splitlines()[0]
-
-
-@pytest.mark.slow  # an artifact runs by hand in test_own_script
-def test_what_is_printed_runs_by_hand_without_this_project(typist: Typist) -> None:
-    typist.write(WHO, "engine: torchrun\n")
-    printed = typist("render", "job.yaml", "--nnodes", "2")
-    assert printed.returncode == 0, printed.stderr
-    code = typist.folder / "code.tar.gz"
-    subprocess.run(["tar", "-czf", code, "train.py"], cwd=typist.folder, check=True)
-    done = subprocess.run(
-        ["bash", "-c", printed.stdout],
-        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "CODE": str(code)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "[1/1] world ['gpu1', 'gpu2'] rank 1" in done.stdout
-    for host in typist.network.hosts:
-        host.run("rm", "-rf", f"{HOME}/.launcher/runs", f"{HOME}/.launcher/checkpoints")
 
 
 @pytest.mark.slow  # addresses are chosen in tests/launcher/targets/hosts
