@@ -106,6 +106,8 @@ class FakeCluster:
         """By pod, what starts a program in it."""
         self.executed: list[str] = []
         """The pods in which a program was started, one after the other."""
+        self.after_log: Callable[[], object] = lambda: None
+        """What happens when a log has been sent to its end."""
         self.lets_anybody_in = False
         """For kubectl, which sends its token over TLS alone."""
         self.oldest_version = 0
@@ -494,6 +496,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._end_stream()
         sent, since = 0, query.get("sinceTime", "")
         while not self.cluster.closing:
+            if pod in self.cluster.lost_logs:
+                # The node went away, and the stream with it.
+                raise _CutError
             with self.cluster.changed:
                 news, ended = log.lines[sent:], log.ended
                 if not news and not ended:
@@ -503,6 +508,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if stamp[:19] >= since[:19]:
                     self._chunk(f"{stamp} {text}\n".encode())
             if not _is_true(query, "follow") or (ended and not news):
+                self.cluster.after_log()
                 break
         return self._end_stream()
 

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -296,16 +296,20 @@ class ClusterJob:
 
         What this user may not see or delete stays, and what kubectl has applied.
         """
-        if RunFolder(Path(self.plan.run_dir)).is_borrowed:
-            return
+        if not RunFolder(Path(self.plan.run_dir)).is_borrowed:
+            for place in self._find_left():
+                with contextlib.suppress(TargetError):
+                    self.cluster.delete(place)
+
+    def _find_left(self) -> Iterator[ObjectPlace]:
+        """What was made for the job and does not go with it."""
         *others, _ = RENDERERS[self._kind](self.plan)
         selector = selector_of(self.plan.run_id)
         for version, kind in {(item["apiVersion"], item["kind"]): None for item in others}:
             with contextlib.suppress(TargetError):
                 for item in self.cluster.list_objects(version, kind, selector)["items"]:
                     if not item["metadata"].get("ownerReferences"):
-                        name = item["metadata"]["name"]
-                        self.cluster.delete(ObjectPlace(api_version=version, kind=kind, name=name))
+                        yield ObjectPlace.of(item)
 
     def end(self, notes: list[str], *, keep: bool) -> None:
         """Collects the last logs, and deletes the job or, with ``keep``, suspends it.
@@ -330,6 +334,9 @@ class ClusterJob:
                     end = self.read_end()
             what = error.what if end else f"STILL RUNNING: {self.plan.run_id}: {error.what}"
             raise TargetError(what, self.render_by_hand(keep=keep)) from error
+        if not keep and (left := [f"{one.kind.lower()}/{one.name}" for one in self._find_left()]):
+            by_hand = f"{self.cluster.kubectl_there} delete {' '.join(left)}"
+            notes.append(f"what kubectl has applied beside the job stays: {by_hand}")
 
     def wait_gone(self, grace_s: float, *, is_done: bool = False) -> None:
         """Waits until the pods of a job that was deleted have ended, and brings their last lines.

@@ -131,6 +131,8 @@ class LogFollower:
         """Why this user gets no log; None while the server gives one."""
         self.loss = ""
         """What the server said in the place of the log; empty where it had one."""
+        self._is_whole = False
+        """Whether the log was read to its end, which the server then need not have any more."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -163,7 +165,7 @@ class LogFollower:
                 if (fate.is_over or self._once) and error.status in (*REFUSED, *GONE):
                     return
             except TargetError:
-                pass
+                self._is_whole = False
             else:
                 if fate.is_over or self._once:
                     return
@@ -185,9 +187,12 @@ class LogFollower:
         # A line without its end may be half of one, unless there is no more to come.
         if rest and fate.is_over and (text := self._accept(rest)) is not None:
             yield text + b"\n"
+        # The server's words in the place of a log have no end of line.
+        self._is_whole = not rest
 
     def _accept(self, line: bytes) -> bytes | None:
         text = self._cursor.accept(line)
-        if text is None and line and _sortable(line.partition(b" ")[0]) is None:
+        is_foreign = text is None and line and _sortable(line.partition(b" ")[0]) is None
+        if is_foreign and not self._is_whole:
             self.loss = line.decode(errors="replace")
         return text

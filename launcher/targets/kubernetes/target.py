@@ -19,6 +19,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
+from launcher.targets.agent_files import is_own_image
 from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
 from launcher.targets.kubernetes.code import check_sending, check_size, is_sent
@@ -95,6 +96,11 @@ class KubernetesTarget(Target):
         if is_sent(plan):
             check_sending(cluster)
         self.notes += render_losses(plan)
+        if is_own_image(plan.image or "") and "/" not in (plan.image or ""):
+            self.notes.append(
+                f"no registry has the image {plan.image}: the cluster's nodes must hold it; else "
+                "make push IMAGE=REF, and --image REF"
+            )
         if PodSettings.of(plan).checkpoint is None:
             self.notes.append(describe_own_disks(plan))
 

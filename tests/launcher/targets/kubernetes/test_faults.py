@@ -211,6 +211,26 @@ def test_what_the_server_says_in_the_place_of_a_log_is_no_line_of_it_and_kills_n
     assert run.folder.console(0, 0).read_text() == "[0/0] back\n"
 
 
+def test_a_log_that_was_read_to_its_end_is_not_lost_when_its_container_is_forgotten(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    run.put("digits-0-a")
+    server.log("digits-0-a", (at(1), "[0/0] the last line"))
+    run.said("the last line")
+    asked = len(server.asked("GET", "/pods/digits-0-a/log"))
+    # The container ends; it is removed, and its log with it, before the log is asked for again.
+    server.after_log = lambda: server.lost_logs.add("digits-0-a")
+    run.put("digits-0-a", phase="Succeeded", state=ended(0, "Completed"))
+    server.log("digits-0-a", ended=True)
+    server.until(lambda: len(server.asked("GET", "/pods/digits-0-a/log")) > asked)
+    run.condition("Complete")
+    server.until(lambda: ("jobs", "digits") not in server.objects)
+    server.remove("pods", "digits-0-a")
+    assert run.end().reason == "completed"
+    assert "is lost" not in run.text
+
+
 def test_nonsense_in_a_watch_does_not_end_the_watching(server: FakeCluster, start: Start) -> None:
     run = start()
     server.put("pods", {"metadata": {"name": "odd", "labels": {"launcher.run-id": RUN_ID,

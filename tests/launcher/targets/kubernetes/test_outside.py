@@ -94,6 +94,20 @@ def test_a_manifest_that_was_applied_by_kubectl_is_a_run_as_well(
     assert typed("logs", "digits-job") == (0, "[0/0] epoch 1\n")
 
 
+def test_a_stop_of_what_kubectl_applied_says_what_stays_and_how_it_goes(
+    server: FakeCluster, typed: Typed
+) -> None:
+    cluster = Cluster()
+    for item in yaml.safe_load_all((ROOT / "k8s/job-no-operator.yaml").read_text()):
+        cluster.apply(item)
+    code, said = typed("stop", "digits-job", "--grace", "0")
+    assert code == 0, said
+    left = sorted(f"{plural[:-1]}/{name}" for plural, name in server.objects)
+    assert left, "the ConfigMap and the Service"
+    by_hand = said.partition("applied beside the job stays: kubectl -n team delete ")[2]
+    assert sorted(by_hand.split()) == left
+
+
 def test_a_name_that_nobody_has_is_told_with_the_command_that_lists_them(
     submitted: FakeCluster, typed: Typed
 ) -> None:

@@ -37,10 +37,19 @@ def test_checkpoints_that_go_with_their_pods_are_told_before_anything_is_made(
     fields: dict[str, Any], told: str, server: FakeCluster, tmp_path: Path
 ) -> None:
     target = KubernetesTarget(tmp_path / "runs")
-    target.check(plan_in(tmp_path, **fields))
+    target.check(plan_in(tmp_path, image="example/train:1", **fields))
     assert len(target.notes) == bool(told)
     assert told in "".join(target.notes)
     assert not server.objects
+
+
+def test_an_image_that_no_registry_has_is_told_before_anything_is_made(
+    server: FakeCluster, tmp_path: Path
+) -> None:
+    target = KubernetesTarget(tmp_path / "runs")
+    target.check(plan_in(tmp_path, kubernetes={"checkpoint": "pvc/storage"}))
+    (told,) = target.notes
+    assert told.startswith("no registry has the image fabric-train:cpu: the cluster's nodes must")
 
 
 @pytest.mark.parametrize(
