@@ -59,6 +59,7 @@ def made(plan: LaunchPlan) -> RunFolder:
         ("another boot:1", NodeState.MISSING),
         (None, NodeState.MISSING),
     ],
+    ids=["this process", "a process of another boot", "no process"],
 )
 def test_a_local_node_lives_as_long_as_its_very_process(
     tmp_path: Path, docker_facts: TargetFacts, make_job: MakeJob, start: str, state: NodeState
