@@ -9,95 +9,88 @@ from pathlib import Path, PurePath
 
 from launcher.manifests.checks.rules import Breach, Breaches
 from launcher.manifests.scripts import checkpoints, data, devices, lightning, processes
-from launcher.manifests.scripts.reading import Script, parse_script
+from launcher.manifests.scripts.ranks import is_distributed, trains
+from launcher.manifests.scripts.reading import Script
 from launcher.manifests.scripts.rules import ScriptRule
 
 MAX_BYTES = 2**20
 """Larger is no script that a person wrote."""
 MAX_AT_START = 6000
-"""Words and signs of a script that is read at the start of a run: 25 ms of processor time."""
-NOTEBOOK = re.compile(r'\A\s*\{.*"(cells|nbformat)"\s*:', re.DOTALL)
-PYTHON_2 = re.compile(
-    r"Missing parentheses in call to|multiple exception types must be|invalid hex"
-)
+"""Words and signs of a script that is read at the start of a run, so that it costs no 50 ms."""
+NOTEBOOK = re.compile(r'\s*\{.*"(cells|nbformat)"\s*:', re.DOTALL)
+PYTHON_2 = ("Missing parentheses in call to", "multiple exception types must be")
 PYTHON = re.compile(
-    r"\A#!.*\bpython|^(import|from) \w[\w.]*( import .+| as \w+)?\s*$", re.MULTILINE
+    r"\A#!.*\bpython|^(import [\w.]+( as \w+)?|from [\w.]+ import [\w, (]+)\s*$", re.MULTILINE
 )
 
-CHECKS: tuple[Callable[[Script], Breaches], ...] = (
+Check = Callable[[Script], Breaches]
+OF_ALL: tuple[Check, ...] = (
+    devices.check_tensor_not_buffer,
+    processes.check_own_world,
+    processes.check_fabric_cpu,
+    lightning.check_lightning,
+)
+"""Rules of every file that is given, a module of a training too."""
+OF_TRAINING: tuple[Check, ...] = (
     devices.check_first_gpu,
     devices.check_rank_as_device,
-    devices.check_visible_devices,
     devices.check_data_parallel,
     devices.check_nccl_without_device,
-    devices.check_tensor_not_buffer,
     data.check_no_set_epoch,
     data.check_loader_without_sampler,
     data.check_sampler_with_shuffle,
     data.check_worker_seeds,
     data.check_download,
     data.check_pickled_function,
-    processes.check_address_set,
-    processes.check_own_world,
+    processes.check_variables,
+    processes.check_init_method,
     processes.check_world_size_of_node,
     processes.check_some_ranks_only,
     processes.check_group_destroyed_early,
-    processes.check_fabric_cpu,
     checkpoints.check_save_by_all,
     checkpoints.check_load_without_weights_only,
     checkpoints.check_no_checkpoint,
-    lightning.check_arguments,
-    lightning.check_methods,
-    lightning.check_names,
 )
 
 
 def is_training_script(text: str, file: str) -> bool:
     """By its suffix, or by its content where the suffix tells nothing."""
     suffix = PurePath(file).suffix.lower()
-    if suffix in (".py", ".pyw", ".ipynb"):
-        return True
-    return suffix in ("", ".txt") and "#SBATCH" not in text and bool(PYTHON.search(text))
+    is_open = suffix == "" and "#SBATCH" not in text
+    return suffix in (".py", ".ipynb") or (is_open and bool(PYTHON.search(text)))
 
 
 def check_training_script(text: str, file: str) -> list[Breach]:
     """The breaches of one training script, in the order of its lines."""
-    what, fix, line = "", "", 1
+    line, fix = 1, "name the script that is started"
     if NOTEBOOK.match(text[:MAX_BYTES]):
         what, fix = "a notebook, and no script", f"jupyter nbconvert --to script {file}"
     elif len(text) > MAX_BYTES:
-        what, fix = f"larger than {MAX_BYTES // 2**20} MiB", "name the script that is started"
+        what = f"larger than {MAX_BYTES // 2**20} MiB"
     elif not text.strip():
-        what, fix = "the file is empty", "name the script that is started"
-    if not what:
+        what = "the file is empty"
+    else:
         try:
-            script = parse_script(text, file)
-            found = [breach for check in CHECKS for breach in check(script)]
-            return sorted(dict.fromkeys(found), key=lambda one: one.line)
+            return _check(Script(text, file))
         except SyntaxError as error:
-            what, fix, line = _tell(error), _fix(error), error.lineno or 1
-        except ValueError as error:
-            what, fix = f"not Python: {error}", "name the script that is started"
-        except (RecursionError, MemoryError):
-            what, fix = "nested too deeply to be read", "split the longest expression"
+            version = "Python 2" if error.msg.startswith(PYTHON_2) else ""
+            what, line = f"{version or _this_python()}: {error.msg}", error.lineno or 1
+            fix = "port it to Python 3" if version else "mend the line, or check it with its Python"
+        except (ValueError, RecursionError, MemoryError) as error:
+            what = f"cannot be read: {error}"
     where = f"{file}:{line}"
     return [Breach(rule=ScriptRule.UNREADABLE, where=where, line=line, what=what, fix=fix)]
 
 
-def _is_python_2(error: SyntaxError) -> bool:
-    return bool(PYTHON_2.search(error.msg))
+def _this_python() -> str:
+    return f"not Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _tell(error: SyntaxError) -> str:
-    if _is_python_2(error):
-        return f"Python 2: {error.msg}"
-    return f"not Python {sys.version_info.major}.{sys.version_info.minor}: {error.msg}"
-
-
-def _fix(error: SyntaxError) -> str:
-    if _is_python_2(error):
-        return "port it to Python 3"
-    return "mend the line; a script for a newer Python is checked with that one"
+def _check(script: Script) -> list[Breach]:
+    is_training = trains(script) or is_distributed(script)
+    checks = (*OF_ALL, *OF_TRAINING) if is_training else OF_ALL
+    found = dict.fromkeys(breach for check in checks for breach in check(script))
+    return sorted(found, key=lambda one: one.line)
 
 
 def count_findings(path: Path) -> int:
@@ -106,7 +99,7 @@ def count_findings(path: Path) -> int:
     Never raises: a run does not depend on it.
     """
     try:
-        text = path.read_text() if path.stat().st_size < MAX_BYTES else ""
+        text = path.read_text("utf-8-sig") if path.stat().st_size < MAX_BYTES else ""
         if not 0 < len(re.findall(r"\w+|[^\w\s]", text)) <= MAX_AT_START:
             return 0
         return len(check_training_script(text, str(path)))

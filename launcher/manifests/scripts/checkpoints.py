@@ -6,74 +6,58 @@ import ast
 import re
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import (
-    frameworks,
-    is_distributed,
-    is_guarded,
-    trains,
-    words_of_ranks,
-)
+from launcher.manifests.scripts.ranks import frameworks, has_to_do_with_ranks, is_guarded, trains
 from launcher.manifests.scripts.reading import Script, argument, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
-SAVES = re.compile(r"save|checkpoint|commit|dump|Continuity", re.I)
-LOADS = re.compile(r"resume|restore|load_?(latest_|last_)?(checkpoint|ckpt|state|snapshot|model)|torch\.load$"
-                   r"|fabric\.load$|\.load_state|checkpoint\.load|from_pretrained|elastic", re.I)  # fmt: skip
-MEMORY = re.compile(r"BytesIO|buf(fer)?$", re.I)
+SAVES = re.compile(r"save|checkpoint|commit|Continuity", re.I)
+LOADS = re.compile(
+    r"resume|restore|load_?(latest_|last_)?(checkpoint|ckpt|state|snapshot)|torch\.load$"
+    r"|fabric\.load$|checkpoint\.load|elastic",
+    re.I,
+)
 
 
 def check_save_by_all(script: Script) -> Breaches:
     """``torch.save`` to a path that is the same for all ranks, by all of them."""
-    if not (trains(script) or is_distributed(script)):
-        return
     for call in script.calls("save", "torch"):
         path = argument(call, "f", 1)
-        if script.name(call.func) != "torch.save" or path is None or is_guarded(script, call):
+        if script.name(call) != "torch.save" or path is None or is_guarded(script, call):
             continue
-        in_memory = any(MEMORY.search(script.name(one)) for one in script.reach(path))
-        if not in_memory and not words_of_ranks(script, path):
-            fix = "if rank == 0: (of all nodes, not of each)"
-            yield from script.hit(ScriptRule.SAVE_BY_ALL, call, f"{shown(call)} by every rank", fix)
+        in_memory = any("BytesIO" in script.word(one) for one in script.reach(path))
+        if not in_memory and not has_to_do_with_ranks(script, path):
+            what, fix = f"{shown(call)} by every rank", "if rank == 0:, the rank of all nodes"
+            yield from script.hit(ScriptRule.SAVE_BY_ALL, call, what, fix)
 
 
 def check_load_without_weights_only(script: Script) -> Breaches:
     """``torch.load`` that does not say whether it may run code."""
     for call in script.calls("load", "torch"):
         is_said = argument(call, "weights_only") or argument(call, "pickle_module", 2)
-        if script.name(call.func) == "torch.load" and not is_said and not is_open(call):
-            fix = "weights_only=True for weights and states of optimisers, False for what you trust"
-            what = f"{shown(call)} without weights_only"
-            yield from script.hit(ScriptRule.LOAD_WITHOUT_WEIGHTS_ONLY, call, what, fix)
+        if script.name(call) == "torch.load" and not is_said and not is_open(call):
+            fix = "weights_only=True for tensors and states, False for files that you trust"
+            yield from script.hit(ScriptRule.LOAD_WITHOUT_WEIGHTS_ONLY, call, shown(call), fix)
 
 
 def check_no_checkpoint(script: Script) -> Breaches:
     """A training loop in a script that writes no checkpoint, or that never reads one."""
-    if not trains(script) or frameworks(script) & {"lightning", "transformers", "composer"}:
-        return
-    names = {script.name(call.func) for calls in script.called.values() for call in calls}
-    saves = any(SAVES.search(name) for name in names)
-    loads = any(LOADS.search(name) for name in names)
-    loop = min(
-        (one for one in script.loops if _goes_back(script, one)),
-        key=lambda one: one.lineno,
-        default=None,
-    )
-    if loop is None or (saves and loads):
-        return
-    what = "checkpoints are written and never read" if saves else "no checkpoint is written"
-    fix = "save model, optimiser and step now and then; at the start load what is there"
-    yield from script.hit(ScriptRule.NO_CHECKPOINT, loop, f"{what} by this training", fix)
+    names = {script.name(call) for calls in script.called.values() for call in calls}
+    saves, loads = (any(one.search(name) for name in names) for one in (SAVES, LOADS))
+    loops = [loop for loop in script.loops if _trains(script, loop)]
+    is_started = any(script.word(node) == "__name__" for node in script.nodes)
+    is_started |= any(script.function_of(loop) is None for loop in loops)
+    is_own = trains(script) and not frameworks(script) & {"lightning", "transformers", "composer"}
+    if loops and is_own and is_started and not (saves and loads):
+        what = "checkpoints are written and never read" if saves else "no checkpoint is written"
+        fix = "save model, optimiser and step now and then, and load what is there at the start"
+        loop = min(loops, key=lambda one: one.lineno)
+        yield from script.hit(ScriptRule.NO_CHECKPOINT, loop, what, fix)
 
 
-def _goes_back(script: Script, loop: ast.AST, depth: int = 3) -> bool:
+def _trains(script: Script, loop: ast.AST, depth: int = 3) -> bool:
     """Whether a loop trains, itself or in the functions that it calls."""
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Call):
-            name = script.name(node.func).rpartition(".")[2]
-            if name == "backward":
-                return True
-            if depth and any(
-                _goes_back(script, f, depth - 1) for f in script.functions.get(name, ())
-            ):
-                return True
-    return False
+    called = {
+        script.name(one).rpartition(".")[2] for one in ast.walk(loop) if isinstance(one, ast.Call)
+    }
+    inner = [function for name in called for function in script.functions.get(name, ())]
+    return "backward" in called or (depth > 0 and any(_trains(script, f, depth - 1) for f in inner))

@@ -6,222 +6,174 @@ import ast
 import re
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.devices import variables_set
-from launcher.manifests.scripts.ranks import LIGHTNING, frameworks, rank_conditions, wrapped_models
+from launcher.manifests.scripts.ranks import (
+    LIGHTNING,
+    has_to_do_with_ranks,
+    rank_conditions,
+    wrapped_models,
+)
 from launcher.manifests.scripts.reading import Script, argument, constant, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 GIVEN = {"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 """What each worker finds in its environment."""
-COLLECTIVES = {
-    *("barrier", "monitored_barrier", "all_reduce", "all_gather", "all_gather_object", "broadcast"),
-    *("all_gather_into_tensor", "broadcast_object_list", "reduce", "gather", "gather_object"),
-    *("scatter", "scatter_object_list", "reduce_scatter", "reduce_scatter_tensor", "all_to_all"),
-    "all_to_all_single",
-}
 OF_ALL = {
-    "torch": COLLECTIVES,
-    "horovod": {"allreduce", "allgather", "broadcast", "broadcast_parameters", "broadcast_object"},
-    "fabric": {"barrier", "all_gather", "all_reduce", "broadcast", "save"},
-    "lightning": {"save_checkpoint"},
-    "accelerate": {"wait_for_everyone", "gather", "gather_for_metrics", "reduce"},
-    "deepspeed": {"save_checkpoint"},
-}
-"""What all ranks have to call, by the library whose objects have it."""
-MAKERS = {
-    "Fabric": "fabric", "Trainer": "lightning", "Accelerator": "accelerate",
-    "initialize": "deepspeed",
+    "torch": re.compile(r"(monitored_)?barrier|(all_)?(reduce|gather)\w*|broadcast\w*|scatter\w*"
+                        r"|all_to_all\w*"),
+    "horovod": re.compile(r"allreduce|allgather|broadcast\w*"),
+    "Fabric": re.compile(r"barrier|all_gather|all_reduce|broadcast|save"),
+    "Trainer": re.compile(r"save_checkpoint"),
+    "Accelerator": re.compile(r"wait_for_everyone|gather\w*|reduce"),
+    "initialize": re.compile(r"save_checkpoint"),
 }  # fmt: skip
-HERE = re.compile(r"^tcp://(localhost|127\.0\.0\.1|\[::1\])\b")
-OPTIONS = re.compile(r"\b(args|opts?|cfg|conf|config|hparams|params|flags|FLAGS|environ|getenv)\b")
-ONE_DEVICE = (None, 1, "1", "auto")
+"""What all ranks have to call: of a module, or of what such a call makes."""
+HERE = re.compile(r"tcp://(localhost|127\.0\.0\.1|\[::1\])\b")
+OPTIONS = re.compile(
+    r"\b(args|opts?|cfg|conf|config|hparams|params|flags|environ|getenv|launcher|slurm)\b", re.I
+)
+"""In a condition: without that option, or under a launcher, it does not happen."""
 
 
-def check_address_set(script: Script) -> Breaches:
-    """Variables that the launcher gives, or the address itself, written in the script."""
-    for at, name, value in variables_set(script):
-        conditions = " ".join(ast.unparse(one) for one in script.conditions(at))
-        is_own = any(script.variable_read(one) == name for one in ast.walk(value))
-        if name in GIVEN and not is_own and not OPTIONS.search(conditions):
-            what = f"{name} is set to {shown(value)}"
-            fix = f'leave it out, or os.environ.setdefault("{name}", ...)'
-            yield from script.hit(ScriptRule.ADDRESS_SET, at, what, fix)
+def is_optional(script: Script, node: ast.AST) -> bool:
+    """Whether a node, or a call of its function, stands under an option."""
+    callers = (test for call in script.callers(node) for test in script.conditions(call))
+    return any(OPTIONS.search(ast.unparse(one)) for one, _ in (*script.conditions(node), *callers))
+
+
+def check_variables(script: Script) -> Breaches:
+    """Variables that the launcher gives, set in the script."""
+    for node in script.nodes:
+        pairs: list[tuple[ast.AST | None, ast.expr]] = []
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            if script.name(node.targets[0].value) == "os.environ":
+                pairs = [(node.targets[0].slice, node.value)]
+        elif isinstance(node, ast.Call) and script.name(node) == "os.environ.update":
+            maps = [one for one in node.args if isinstance(one, ast.Dict)]
+            pairs = [pair for one in maps for pair in zip(one.keys, one.values, strict=True)]
+        for key, value in pairs:
+            name = str(constant(key))
+            what, fix = f"{name} is set to {shown(value)}", "leave it out: the launcher gives it"
+            is_off = constant(value) in ("", "-1") or has_to_do_with_ranks(script, value)
+            if name == "CUDA_VISIBLE_DEVICES" and not is_off:
+                yield from script.hit(ScriptRule.VISIBLE_DEVICES, node, what, fix)  # type: ignore[arg-type]
+            is_own = any(script.word(one) == name for one in ast.walk(value))
+            if name in GIVEN and not is_own and not is_optional(script, node):
+                yield from script.hit(ScriptRule.ADDRESS_SET, node, what, fix)  # type: ignore[arg-type]
+
+
+def check_init_method(script: Script) -> Breaches:
+    """An address of this machine in the script itself."""
     for call in script.calls("init_process_group"):
-        method = argument(call, "init_method", 1)
-        address = constant(method) if method is not None else None
-        if isinstance(address, str) and HERE.match(address):
+        address = constant(argument(call, "init_method", 1))
+        if isinstance(address, str) and HERE.match(address) and not is_optional(script, call):
             what = f"init_method={address!r}, which each node looks for on itself"
             yield from script.hit(ScriptRule.ADDRESS_SET, call, what, "leave out init_method")
 
 
 def check_own_world(script: Script) -> Breaches:
-    """``mp.spawn``, or processes that join a group, in a script that is started once for each GPU."""
-    joins = script.calls("init_process_group")
-    calls = script.calls("spawn", "torch")
-    calls += [
-        call
-        for call in (
-            *script.calls("Process", "torch", "multiprocessing"),
-            *script.calls("Process", "ctx"),
-        )
-        if joins and _joins(script, argument(call, "target", 1))
-    ]
-    for call in calls:
-        if OPTIONS.search(" ".join(ast.unparse(one) for one in script.conditions(call))):
-            continue  # Without that option, or under a launcher, it does not happen.
-        started = argument(call, "fn", 0) or argument(call, "target", 1)
-        name = shown(started) if started is not None else "main"
-        what = f"{shown(call)} starts the processes of one node by itself"
-        fix = f"call {name} once: RANK, LOCAL_RANK and WORLD_SIZE are in the environment"
-        yield from script.hit(ScriptRule.OWN_WORLD, call, what, fix)
+    """``mp.spawn``, or processes that join a group, in a script that is started for each GPU."""
+    calls = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
+    processes = [(call, argument(call, "target", 1)) for call in script.calls("Process")]
+    calls += [(call, target) for call, target in processes if _joins(script, target)]
+    for call, started in calls:
+        if started is not None and not is_optional(script, call):
+            what = f"{shown(call)} starts the processes of one node"
+            fix = f"call {shown(started)} once: RANK and LOCAL_RANK are in the environment"
+            yield from script.hit(ScriptRule.OWN_WORLD, call, what, fix)
 
 
-def _joins(script: Script, target: ast.expr | None) -> bool:
+def _joins(script: Script, target: ast.expr | None, depth: int = 3) -> bool:
     """Whether a function of this script, or one that it calls, makes a process group."""
-    todo = [script.name(target)] if target is not None else []
-    seen: set[str] = set()
-    while todo:
-        name = todo.pop()
-        seen.add(name)
-        for node in (node for one in script.functions.get(name, ()) for node in ast.walk(one)):
-            if isinstance(node, ast.Call):
-                called = script.name(node.func)
-                if called.endswith("init_process_group"):
-                    return True
-                todo += [called] if called not in seen else []
-    return False
+    name = script.name(target)
+    if name.endswith("init_process_group"):
+        return True
+    called = [
+        node.func
+        for one in script.functions.get(name, ())
+        for node in ast.walk(one)
+        if isinstance(node, ast.Call)
+    ]
+    return depth > 0 and any(_joins(script, one, depth - 1) for one in called)
 
 
 def check_world_size_of_node(script: Script) -> Breaches:
     """The number of this node's GPUs, taken for the number of processes."""
-    for node in script.parents:
-        values: list[tuple[str, ast.expr]] = []
-        if isinstance(node, ast.Assign):
-            values = [(shown(target), node.value) for target in node.targets]
-        elif isinstance(node, ast.Call) and script.name(node.func).endswith("init_process_group"):
-            values = [(one.arg or "", one.value) for one in node.keywords]
-        for name, value in values:
-            is_count = isinstance(value, ast.Call) and script.name(value.func).endswith(
-                "cuda.device_count"
-            )
-            if is_count and re.search(r"(?<!local_)(?<!node_)world_?size", name, re.I):
-                what = f"{name} = {shown(value)}"
-                fix = 'dist.get_world_size(), or int(os.environ["WORLD_SIZE"])'
-                yield from script.hit(ScriptRule.WORLD_SIZE_OF_NODE, value, what, fix)
+    for call in script.calls("device_count"):
+        above = script.parents[call]
+        names = [shown(one) for one in getattr(above, "targets", [])]
+        names += [above.arg or ""] if isinstance(above, ast.keyword) else []
+        if any(re.search(r"(?<!local_)(?<!node_)world_?size$", name, re.I) for name in names):
+            what = f"{names[0]} = {shown(call)}"
+            fix = 'dist.get_world_size(), or int(os.environ["WORLD_SIZE"])'
+            yield from script.hit(ScriptRule.WORLD_SIZE_OF_NODE, call, what, fix)
 
 
 # -- who waits for whom ---------------------------------------------------------------------------
 
 
-def collectives(script: Script) -> list[tuple[ast.Call, str]]:
-    """The calls that all ranks have to make, with their names, but for those of a smaller group."""
-    found = []
-    for last in set().union(*OF_ALL.values()):
-        for call in script.calls(last):
-            of = library_of(script, call)
-            if of and last in OF_ALL[of] and not _is_of_group(script, call):
-                found.append((call, last))
-    return sorted(found, key=lambda one: one[0].lineno)
-
-
-def library_of(script: Script, call: ast.Call) -> str:
-    """Whose function or method is called; empty where that is not known."""
-    name = script.name(call.func)
-    root = name.partition(".")[0]
-    if name.startswith("torch.distributed."):
-        return "torch"
-    if root == "horovod" or name.startswith("fabric_train.horovod"):
-        return "horovod"
-    if not isinstance(call.func, ast.Attribute):
-        return ""
-    for one in script.reach(call.func.value):
-        made = script.name(one.func) if isinstance(one, ast.Call) else ""
-        head, last = made.partition(".")[0], made.rpartition(".")[2]
-        if last in MAKERS and head in (*LIGHTNING, "accelerate", "deepspeed"):
-            return MAKERS[last]
-    # By convention, where it is a parameter whose calls are not in this script.
-    return root if root in ("fabric",) and "fabric" in frameworks(script) else ""
-
-
-def _is_of_group(script: Script, call: ast.Call) -> bool:
-    if argument(call, "group") is not None:
-        return True
-    words = [node for one in call.args for node in script.reach(one, 2)]
-    return any("group" in script.name(one).rpartition(".")[2] for one in words)
+def _waits_for_all(script: Script, call: ast.Call) -> bool:
+    """Whether all ranks have to make a call; not for one of a smaller group."""
+    name = script.name(call)
+    last = name.rpartition(".")[2]
+    makers = {"torch"} if name.startswith("torch.distributed.") else set()
+    makers |= {"horovod"} if "horovod." in name else set()
+    if isinstance(call.func, ast.Attribute) and not makers:
+        made = [
+            script.name(one) for one in script.reach(call.func.value) if isinstance(one, ast.Call)
+        ]
+        roots = (*LIGHTNING, "accelerate", "deepspeed")
+        makers = {one.rpartition(".")[2] for one in made if one.partition(".")[0] in roots}
+    words = {script.word(one) for part in call.args for one in script.reach(part, 1)}
+    is_part = argument(call, "group") is not None or any("group" in one for one in words)
+    return not is_part and any(OF_ALL[one].fullmatch(last) for one in makers & OF_ALL.keys())
 
 
 def check_some_ranks_only(script: Script) -> Breaches:
     """A barrier or collective that only some ranks reach."""
-    calls = collectives(script)
-    guarded = [(call, name, rank_conditions(script, call)) for call, name in calls]
-    for call, name, tests in guarded:
-        if not tests:
-            continue
-        # The other ranks' call stands under a condition of its own: else, or rank != 0.
-        function = script.function_of(call)
-        others = [
-            one
-            for one, other, theirs in guarded
-            if one is not call and other == name and theirs and _differs(script, one, call)
-            and script.function_of(one) is function
-        ]  # fmt: skip
-        if not others:
-            what = f"{shown(call)} under {shown(tests[0])}"
-            fix = "on all ranks: out of the condition, with only what one rank does inside"
-            yield from script.hit(ScriptRule.SOME_RANKS_ONLY, call, what, fix)
-
-
-def _differs(script: Script, one: ast.Call, other: ast.Call) -> bool:
-    """Whether two calls stand in different branches, or under different conditions."""
-    first, second = (
-        [(t, _branch(script, c, t)) for t in script.conditions(c)] for c in (one, other)
-    )
-    return [(ast.unparse(t), b) for t, b in first] != [(ast.unparse(t), b) for t, b in second]
-
-
-def _branch(script: Script, node: ast.AST, test: ast.expr) -> bool:
-    """Whether a node stands in the ``else`` of a condition."""
-    above = script.parents[test]
-    while (parent := script.parents.get(node)) is not None and parent is not above:
-        node = parent
-    return isinstance(above, ast.If) and node in above.orelse
+    names = [name for name in script.called if any(one.fullmatch(name) for one in OF_ALL.values())]
+    for name in names:
+        calls = [call for call in script.calls(name) if _waits_for_all(script, call)]
+        tests = {call: rank_conditions(script, call) for call in calls}
+        for call in (one for one in calls if tests[one]):
+            # The other ranks' call stands under a condition of its own: else, or rank != 0.
+            function = script.function_of(call)
+            others = [
+                one
+                for one in calls
+                if tests[one] not in ([], tests[call]) and script.function_of(one) is function
+            ]
+            if not others:
+                what = (
+                    f"{shown(call)} where {'' if tests[call][0][1] else 'not '}{tests[call][0][0]}"
+                )
+                fix = "call it on all ranks, outside of the condition"
+                yield from script.hit(ScriptRule.SOME_RANKS_ONLY, call, what, fix)
 
 
 def check_group_destroyed_early(script: Script) -> Breaches:
     """The group's end in a function whose DDP model is still alive, or still used."""
-    made = {
-        (script.function_of(call), shown(target))
-        for call in wrapped_models(script)
-        if isinstance(above := script.parents[call], ast.Assign)
-        for target in above.targets
-    }
-    is_gloo = any(
-        constant(argument(call, "backend", 0)) == "gloo"
-        for call in script.calls("init_process_group")
-    )
+    joins = script.calls("init_process_group")
+    is_gloo = any(constant(argument(call, "backend", 0)) == "gloo" for call in joins)
+    deletes = [node for node in script.nodes if isinstance(node, ast.Delete)]
+    deleted = {shown(one) for node in deletes for one in node.targets}
     for call in script.calls("destroy_process_group"):
         function = script.function_of(call)
-        names = {name for of, name in made if of is function}
-        deleted = {
-            shown(one)
-            for node in script.parents
-            if isinstance(node, ast.Delete)
-            for one in node.targets
-        }
+        made = [
+            shown(target)
+            for one in wrapped_models(script)
+            if script.function_of(one) is function
+            for target in getattr(script.parents[one], "targets", [])
+        ]
         used = [
             node
-            for node in script.parents
-            if isinstance(node, ast.Name | ast.Attribute)
-            and shown(node) in names
-            and script.function_of(node) is function
-            and node.lineno > call.lineno
-            and isinstance(node.ctx, ast.Load)
-        ]
-        if used or (is_gloo and names - deleted):
-            name = shown(used[0]) if used else sorted(names - deleted)[0]
-            when = f"is used on line {used[0].lineno}" if used else "is alive"
-            fix = f"del {name} before it, or call it where {name} is gone: after main()"
-            what = f"{shown(call)} while the DDP model {name} {when}"
+            for node in script.nodes
+            if isinstance(node, ast.Name) and node.id in made and node.lineno > call.lineno
+            and script.function_of(node) is function and isinstance(node.ctx, ast.Load)
+        ]  # fmt: skip
+        alive = [name for name in made if is_gloo and name not in deleted]
+        for name in [*(node.id for node in used), *alive][:1]:
+            what = f"{shown(call)} while the DDP model {name} is {'used' if used else 'alive'}"
+            fix = f"del {name} before it, or call it after the function that has {name}"
             yield from script.hit(ScriptRule.GROUP_DESTROYED_EARLY, call, what, fix)
 
 
@@ -229,10 +181,7 @@ def check_fabric_cpu(script: Script) -> Breaches:
     """``Fabric(accelerator="cpu")`` that does not say how many processes there are."""
     for call in script.calls("Fabric", *LIGHTNING):
         devices = argument(call, "devices", 2)
-        is_one = devices is None or (
-            isinstance(devices, ast.Constant) and devices.value in ONE_DEVICE
-        )
+        is_one = devices is None or constant(devices) in (1, "1", "auto")
         if constant(argument(call, "accelerator", 0)) == "cpu" and is_one and not is_open(call):
             fix = 'devices=int(os.environ["LOCAL_WORLD_SIZE"]), num_nodes=..., strategy="ddp"'
-            what = f"{shown(call)} without devices"
-            yield from script.hit(ScriptRule.FABRIC_CPU, call, what, fix)
+            yield from script.hit(ScriptRule.FABRIC_CPU, call, shown(call), fix)
