@@ -66,8 +66,8 @@ CHECKS: Mapping[str, Callable[[Value, Together], Breaches]] = {
 def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
     """Checks files, given as name and text, that are applied together in that order.
 
-    A file may be a batch or training script, which is checked by itself. Raises ``InputError`` for a job file,
-    which other commands check.
+    A file may be a batch or training script, which is checked by itself. Raises ``InputError`` for
+    a job file, which other commands check.
     """
     objects: list[Value] = []
     found: list[Breach] = []

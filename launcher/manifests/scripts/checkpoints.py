@@ -45,7 +45,8 @@ def check_no_checkpoint(script: Script) -> Breaches:
     saves, loads = (any(one.search(name) for name in names) for one in (SAVES, LOADS))
     loops = [loop for loop in script.loops if _trains(script, loop)]
     is_started = any(script.word(node) == "__name__" for node in script.nodes)
-    is_started |= any(script.function_of(loop) is None for loop in loops)
+    tops = [*loops, *(one for name in script.functions for one in script.called.get(name, ()))]
+    is_started |= any(script.function_of(one) is None for one in tops)
     is_own = trains(script) and not frameworks(script) & {"lightning", "transformers", "composer"}
     if loops and is_own and is_started and not (saves and loads):
         what = "checkpoints are written and never read" if saves else "no checkpoint is written"

@@ -109,7 +109,7 @@ def check_sampler_with_shuffle(script: Script) -> Breaches:
 
 
 def check_no_set_epoch(script: Script) -> Breaches:
-    """A distributed sampler that shuffles, in a training of epochs that never tells it the epoch."""
+    """A distributed sampler that shuffles, in epochs that it is never told of."""
     epochs = any("epoch" in shown(getattr(loop, "target", loop)) for loop in script.loops)
     if script.called.get("set_epoch") or not epochs or splits_data(script):
         return

@@ -137,11 +137,13 @@ def check_tensor_not_buffer(script: Script) -> Breaches:
                 yield from script.hit(ScriptRule.TENSOR_NOT_BUFFER, node, what, fix)
 
 
-def _makes_tensor(script: Script, node: ast.expr, depth: int = DEPTH) -> bool:
+def _makes_tensor(script: Script, node: ast.expr, depth: int = 2 * DEPTH) -> bool:
     """Whether an expression makes a new tensor on the CPU."""
     inner: list[ast.expr] = []
     if isinstance(node, ast.BinOp):
         inner = [node.left, node.right]
+    elif isinstance(node, ast.Name):
+        inner = script.values(node)
     elif isinstance(node, ast.Subscript):
         inner = [node.value]
     elif isinstance(node, ast.Call) and argument(node, "device") is None:

@@ -78,11 +78,11 @@ def check_lightning(script: Script) -> Breaches:
             functions = [one for one in cls.body if isinstance(one, ast.FunctionDef)]
             found += [(one, f"def {one.name}", METHODS.get(one.name)) for one in functions]
     for node in script.nodes:
-        names = [script.name(node)] if isinstance(node, ast.Call) else []
+        names = [script.name(node)] if isinstance(node, ast.Attribute) else []
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in (one for one in names if one.partition(".")[0] in LIGHTNING):
-            fix = NAMES.get(name.rpartition(".")[2])
+            fix = next((NAMES[part] for part in name.split(".")[1:] if part in NAMES), None)
             found.append((node, name, fix))  # type: ignore[arg-type]
     for at, what, fix in found:
         if fix:

@@ -30,6 +30,7 @@ def has_to_do_with_ranks(script: Script, node: ast.AST) -> bool:
     """Whether an expression, or what its names hold, mentions ranks at all. For precision."""
     return any(
         WORDS.search(script.word(one))
+        or constant(one) in ("RANK", "LOCAL_RANK")
         or (isinstance(one, ast.Call) and script.root(one) in HOROVOD)
         for one in script.reach(node)
     )

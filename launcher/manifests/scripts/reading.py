@@ -156,8 +156,11 @@ class Script:
             if one not in seen:
                 seen.add(one)
                 yield one
-                todo += [(child, left) for child in ast.iter_child_nodes(one)]
-                todo += [(value, left - 1) for value in self.values(one)] if left else []
+                values = self.values(one) if left else []
+                todo += [(value, left - 1) for value in values]
+                # Of a, b = f() only that part of what f returns.
+                if not (values and isinstance(one, ast.Subscript)):
+                    todo += [(child, left) for child in ast.iter_child_nodes(one)]
 
     def word(self, node: ast.AST) -> str:
         """The last part of a name, or the variable of the environment that is read here."""
