@@ -23,34 +23,21 @@ PYTHON = re.compile(
     r"\A#!.*\bpython|^(import [\w.]+( as \w+)?|from [\w.]+ import [\w, (]+)\s*$", re.MULTILINE
 )
 
-Check = Callable[[Script], Breaches]
-OF_ALL: tuple[Check, ...] = (
+FAMILIES = (devices, data, processes, checkpoints, lightning)
+CHECKS: tuple[Callable[[Script], Breaches], ...] = tuple(
+    check
+    for family in FAMILIES
+    for name, check in vars(family).items()
+    if name.startswith("check_")
+)
+"""The functions of the families that are called ``check_``, in the order of the files."""
+OF_ALL = (
     devices.check_tensor_not_buffer,
     processes.check_own_world,
     processes.check_fabric_cpu,
     lightning.check_lightning,
 )
-"""Rules of every file that is given, a module of a training too."""
-OF_TRAINING: tuple[Check, ...] = (
-    devices.check_first_gpu,
-    devices.check_rank_as_device,
-    devices.check_data_parallel,
-    devices.check_nccl_without_device,
-    data.check_no_set_epoch,
-    data.check_loader_without_sampler,
-    data.check_sampler_with_shuffle,
-    data.check_worker_seeds,
-    data.check_download,
-    data.check_pickled_function,
-    processes.check_variables,
-    processes.check_init_method,
-    processes.check_world_size_of_node,
-    processes.check_some_ranks_only,
-    processes.check_group_destroyed_early,
-    checkpoints.check_save_by_all,
-    checkpoints.check_load_without_weights_only,
-    checkpoints.check_no_checkpoint,
-)
+"""Those for every file that is given, a module of a training too."""
 
 
 def is_training_script(text: str, file: str) -> bool:
@@ -88,7 +75,7 @@ def _this_python() -> str:
 
 def _check(script: Script) -> list[Breach]:
     is_training = trains(script) or is_distributed(script)
-    checks = (*OF_ALL, *OF_TRAINING) if is_training else OF_ALL
+    checks = CHECKS if is_training else OF_ALL
     found = dict.fromkeys(breach for check in checks for breach in check(script))
     return sorted(found, key=lambda one: one.line)
 

@@ -41,7 +41,12 @@ def is_optional(script: Script, node: ast.AST) -> bool:
 
 
 def check_variables(script: Script) -> Breaches:
-    """Variables that the launcher gives, set in the script."""
+    """Variables that the launcher gives, or its address, set in the script."""
+    for call in script.calls("init_process_group"):
+        address = constant(argument(call, "init_method", 1))
+        if HERE.match(str(address)) and not is_optional(script, call):
+            what, fix = f"init_method={address!r}: each node looks there", "leave out init_method"
+            yield from script.hit(ScriptRule.ADDRESS_SET, call, what, fix)
     for node in script.nodes:
         pairs: list[tuple[ast.AST | None, ast.expr]] = []
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
@@ -59,15 +64,6 @@ def check_variables(script: Script) -> Breaches:
             is_own = any(script.word(one) == name for one in ast.walk(value))
             if name in GIVEN and not is_own and not is_optional(script, node):
                 yield from script.hit(ScriptRule.ADDRESS_SET, node, what, fix)  # type: ignore[arg-type]
-
-
-def check_init_method(script: Script) -> Breaches:
-    """An address of this machine in the script itself."""
-    for call in script.calls("init_process_group"):
-        address = constant(argument(call, "init_method", 1))
-        if isinstance(address, str) and HERE.match(address) and not is_optional(script, call):
-            what = f"init_method={address!r}, which each node looks for on itself"
-            yield from script.hit(ScriptRule.ADDRESS_SET, call, what, "leave out init_method")
 
 
 def check_own_world(script: Script) -> Breaches:

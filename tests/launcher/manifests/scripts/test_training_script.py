@@ -116,7 +116,8 @@ CASES = [
     case(R.LOADER_WITHOUT_SAMPLER, "fabric_mnist",
          "    loader = fabric.setup_dataloaders(loader)\n", ""),
     case(R.LOADER_WITHOUT_SAMPLER, "iterable_shards",
-         "part = dist.get_rank() * workers + worker\n        parts = dist.get_world_size() * workers",
+         "part = dist.get_rank() * workers + worker\n"
+         "        parts = dist.get_world_size() * workers",
          "part, parts = worker, workers", "part, parts = dist.get_rank(), 8"),
     case(R.SAMPLER_WITH_SHUFFLE, "imagenet", "shuffle=(train_sampler is None)", "shuffle=True",
          "shuffle=train_sampler is None"),
@@ -130,7 +131,8 @@ CASES = [
          "import random\nrandom.seed(3)\ntorch.manual_seed(3)\nclass Rows:\n"
          "    def __getitem__(self, i):\n        return random.random()\n"
          "rows = DataLoader(Rows(), num_workers=2)\ndef main():"),
-    case(R.DOWNLOAD_BY_ALL, "fabric_mnist", "with fabric.rank_zero_first(local=False):", "if True:"),
+    case(R.DOWNLOAD_BY_ALL, "fabric_mnist", "with fabric.rank_zero_first(local=False)",
+         "if True"),
     case(R.DOWNLOAD_BY_ALL, "lightning_classifier", "def prepare_data(", "def train_data(",
          "def prepare_data("),
     case(R.DOWNLOAD_WITHOUT_BARRIER, "first_one_downloads", "    fetch_labels(local_rank)\n",
