@@ -10,13 +10,15 @@ from pathlib import Path, PurePath
 from launcher.manifests.checks.rules import Breach, Breaches
 from launcher.manifests.scripts import checkpoints, data, devices, lightning, processes
 from launcher.manifests.scripts.ranks import is_distributed, trains
-from launcher.manifests.scripts.reading import Script
+from launcher.manifests.scripts.reading import MAX_STEPS, TrainingScript
 from launcher.manifests.scripts.rules import ScriptRule
 
 MAX_BYTES = 2**20
 """Larger is no script that a person wrote."""
 MAX_AT_START = 6000
 """Words and signs of a script that is read at the start of a run, so that it costs no 50 ms."""
+STEPS_AT_START = 3000
+"""How far names are followed then; a loop of 900 lines over a few helpers needs 1,000."""
 NOTEBOOK = re.compile(r'\s*\{.*"(cells|nbformat)"\s*:', re.DOTALL)
 PYTHON_2 = ("Missing parentheses in call to", "multiple exception types must be")
 PYTHON = re.compile(
@@ -24,7 +26,7 @@ PYTHON = re.compile(
 )
 
 FAMILIES = (devices, data, processes, checkpoints, lightning)
-CHECKS: tuple[Callable[[Script], Breaches], ...] = tuple(
+CHECKS: tuple[Callable[[TrainingScript], Breaches], ...] = tuple(
     check
     for family in FAMILIES
     for name, check in vars(family).items()
@@ -47,7 +49,7 @@ def is_training_script(text: str, file: str) -> bool:
     return suffix in (".py", ".ipynb") or (is_open and bool(PYTHON.search(text)))
 
 
-def check_training_script(text: str, file: str) -> list[Breach]:
+def check_training_script(text: str, file: str, steps: int = MAX_STEPS) -> list[Breach]:
     """The breaches of one training script, in the order of its lines."""
     line, fix = 1, "name the script that is started"
     if NOTEBOOK.match(text[:MAX_BYTES]):
@@ -58,7 +60,7 @@ def check_training_script(text: str, file: str) -> list[Breach]:
         what = "the file is empty"
     else:
         try:
-            return _check(Script(text, file))
+            return _check(TrainingScript(text, file, steps))
         except SyntaxError as error:
             version = "Python 2" if error.msg.startswith(PYTHON_2) else ""
             what, line = f"{version or _this_python()}: {error.msg}", error.lineno or 1
@@ -73,7 +75,7 @@ def _this_python() -> str:
     return f"not Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _check(script: Script) -> list[Breach]:
+def _check(script: TrainingScript) -> list[Breach]:
     is_training = trains(script) or is_distributed(script)
     checks = CHECKS if is_training else OF_ALL
     found = dict.fromkeys(breach for check in checks for breach in check(script))
@@ -89,6 +91,6 @@ def count_findings(path: Path) -> int:
         text = path.read_text("utf-8-sig") if path.stat().st_size < MAX_BYTES else ""
         if not 0 < len(re.findall(r"\w+|[^\w\s]", text)) <= MAX_AT_START:
             return 0
-        return len(check_training_script(text, str(path)))
+        return len(check_training_script(text, str(path), STEPS_AT_START))
     except Exception:  # whatever it is, the run has to start
         return 0

@@ -16,14 +16,17 @@ from launcher.manifests.checks.rules import Breach, Breaches
 from launcher.manifests.scripts.rules import ScriptRule
 
 IGNORED = re.compile(r"#\s*launcher:\s*ignore\[([\w\s,-]*)\]")
+MAX_STEPS = 10**5
+"""How many nodes are looked at while names are followed: about 1 s. Later ones are not known."""
 DEPTH = 4
 """How many names a value is followed through: enough for ``args.gpu``, a parameter, a helper."""
 
 
-class Script:
+class TrainingScript:
     """A script's tree, and what is known of each name in it. Raises what ``ast.parse`` raises."""
 
-    def __init__(self, text: str, file: str) -> None:
+    def __init__(self, text: str, file: str, steps: int = MAX_STEPS) -> None:
+        self.steps = steps
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as for "\d", which is the script's own affair
             self.tree = ast.parse(text)
@@ -123,6 +126,9 @@ class Script:
 
     def values(self, node: ast.AST) -> list[ast.expr]:
         """What is assigned to a name, given for a parameter, or returned by a call."""
+        self.steps -= 1
+        if self.steps < 0:
+            return []
         if isinstance(node, ast.Attribute):
             return self._assigned.get((None, self.name(node)), [])
         if isinstance(node, ast.Name):
@@ -151,9 +157,10 @@ class Script:
         """A node with all that is in it, and in the values of its names."""
         seen: set[ast.AST] = set()
         todo = [(node, depth)] if node is not None else []
-        while todo:
+        while todo and self.steps > 0:
             one, left = todo.pop()
             if one not in seen:
+                self.steps -= 1
                 seen.add(one)
                 yield one
                 values = self.values(one) if left else []
@@ -201,7 +208,8 @@ class Script:
 
     def callers(self, node: ast.AST) -> list[ast.Call]:
         """The calls, from elsewhere, of the function that a node is in."""
-        function = self.function_of(node)
+        self.steps -= 1
+        function = self.function_of(node) if self.steps > 0 else None
         found = self.called.get(function.name, []) if function else []
         return [call for call in found if self.function_of(call) is not function]
 

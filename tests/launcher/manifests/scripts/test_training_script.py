@@ -408,6 +408,15 @@ def test_names_that_lead_to_themselves_end(text: str) -> None:
     assert check_training_script(whole, "train.py") is not None
 
 
+def test_names_with_many_values_are_followed_for_a_second_or_two() -> None:
+    text = "def f(x):\n" + "    x = x.a(x + x + x)\n" * 200 + "    x.cuda(x)\n    x.backward()\n"
+    text += "class A(torch.nn.Module):\n    def __init__(self, x):\n"
+    text += "        x = x.a(x + x)\n" * 200 + "        self.x = x\n"
+    began = time.process_time()
+    check_training_script(f"{read('right/imagenet')}\n{text}", "train.py")
+    assert time.process_time() - began < 10
+
+
 # -- what Lightning has --------------------------------------------------------------------------
 
 
@@ -441,7 +450,10 @@ def test_reading_a_script_at_the_start_of_a_run_takes_less_than_50_ms_of_the_pro
     head = read("faulty/evaluate_on_first")
     dense = "x = [" + "[]," * ((MAX_AT_START - 700) // 3) + "]\n"
     long = "def f(rank):\n    if rank == 0: y = dist.get_rank()\n"
-    for more in (dense, long * ((MAX_AT_START - 700) // 20), "import torch\n" * 10**5):
+    # Each name has many values, and each of those as many.
+    names = "        x = self.f(x + x + x)\n" * 60
+    many = f"class A(torch.nn.Module):\n    def __init__(self, x):\n{names}        self.x = x\n"
+    for more in (dense, long * ((MAX_AT_START - 700) // 20), many, "import torch\n" * 10**5):
         script.write_text(head + more)
         began = time.process_time()
         count_findings(script)
