@@ -13,7 +13,18 @@ ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "launcher"
 
 ROOMS = (
-    *("contract", "yamlfile", "agent", "job", "code", "plan", "runs", "follow", "doctor"),
+    *(
+        "contract",
+        "yamlfile",
+        "agent",
+        "job",
+        "code",
+        "plan",
+        "runs",
+        "verdict",
+        "follow",
+        "doctor",
+    ),
     *("targets", "manifests", "api", "commands"),
 )
 """A module imports from its own room, or from rooms before it."""
@@ -166,6 +177,7 @@ def test_only_these_modules_start_programs() -> None:
     here.add("code.git")
     # In a host, in a node, and in an image that is built there is no launcher.
     elsewhere = {f"{HOST}.processes", "doctor.program", "targets.docker.in_image"}
+    elsewhere.add("agent.engine.stacks")
     assert {m for m in modules() if _imports_subprocess(m)} == here | elsewhere
 
 

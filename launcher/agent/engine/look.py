@@ -25,12 +25,12 @@ from launcher.contract.look import Look, LookRequest, RankLook, RankStacks, Why
 from launcher.contract.process_stat import read_stat
 from launcher.contract.records import dump_record, parse_record, read_object
 
-LIMIT_S = 3.0
+LIMIT_S = 4.0
 """How long a look may take; whoever asked waits for 5 s."""
 LOSS_LIMIT_S = 0.3
 """The same where a lost node is told: the restart waits for it."""
-PY_SPY_SHARE = 0.6
-"""Of the limit; the rest is for workers whose stacks it did not get."""
+PY_SPY_LEAVES_S, NATIVE_LEAVES_S = 1.5, 0.7
+"""Of the limit, for workers whose stacks py-spy did not get. It takes longer for those of C."""
 POLL_S = 0.02
 NO_ANSWER = "no answer in time: something in the process holds Python's lock"
 KEPT = 5
@@ -107,7 +107,7 @@ class Looker:
     ) -> dict[int, RankStacks]:
         pids = {worker.rank: beats[worker.rank].pid for worker in workers}
         spied = PySpy(pids, native=native)
-        self._wait(spied.are_done, end - LIMIT_S * (1 - PY_SPY_SHARE))
+        self._wait(spied.are_done, end - (NATIVE_LEAVES_S if native else PY_SPY_LEAVES_S))
         found = spied.read()
         asked = {
             worker.rank: Faulthandler(found[worker.rank], worker.stacks)

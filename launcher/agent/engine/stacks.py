@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -27,9 +28,11 @@ NOT_INSTALLED = "py-spy is not installed here: pip install py-spy"
 _SETTLED_S = 0.1
 """Faulthandler writes in several calls, and does not announce the last one."""
 _PTRACE_CAPABILITY = 19
-_OWN = "agent.pyz/launcher/"
-"""In the file names of the frames that run the script, and of the recorder's thread."""
-_OUTSIDE = ("<frozen runpy>", "<frozen importlib._bootstrap>")
+_OWN = Path(__file__).parents[2]
+"""The archive's package: the thread that answers looks, and what runs the script."""
+_PACKAGES = (f"{_OWN}/agent/", f"{_OWN.name}/agent/")
+"""How the names of its files begin, with sources and with bytecode alone."""
+_RUNS_SCRIPT = "/agent/worker/start.py"
 _THREAD = re.compile(r"(?:Thread|Current thread) 0x[0-9a-f]+(?: \[(?P<name>.*)\])? \(most recent")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
@@ -41,8 +44,10 @@ class PySpy:
         beside = Path(sys.executable).with_name("py-spy")
         program = shutil.which("py-spy") or (str(beside) if beside.exists() else "")
         self._pids, self._missing = pids, "" if program else NOT_INSTALLED
+        # One that a signal has stopped cannot be paused.
+        self._paused = {rank: native and not is_stopped(pid) for rank, pid in pids.items()}
         self._runs = {
-            rank: _start(program, pid, native=native and not is_stopped(pid))
+            rank: _start(program, pid, native=self._paused[rank])
             for rank, pid in pids.items()
             if program
         }
@@ -62,6 +67,8 @@ class PySpy:
             code = run.poll()
             if code is None:
                 run.kill()
+                if self._paused[rank]:
+                    processes.send(pid, signal.SIGCONT)
             text, said = _read_fd(out), _read_fd(errors)
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 if threads := parse_py_spy(json.loads(text), pid):
@@ -192,10 +199,10 @@ def _own_threads(threads: Any) -> tuple[ThreadStack, ...]:
     found = []
     for thread in threads:
         frames = thread.frames
-        own = next((at for at, frame in enumerate(frames) if _OWN in frame.file), len(frames))
-        frames = frames[:own]
-        while frames and frames[-1].file in _OUTSIDE:
-            frames = frames[:-1]
+        runs = (n for n, f in enumerate(frames) if f.file.endswith(_RUNS_SCRIPT))
+        frames = frames[: next(runs, len(frames))]
+        # As in tracebacks, what imports and what runs a module is left out.
+        frames = tuple(f for f in frames if not f.file.startswith(("<frozen ", *_PACKAGES)))
         if frames or thread.is_main:
             found.append(ThreadStack(name=thread.name, is_main=thread.is_main, frames=frames))
     return cut_threads(found)

@@ -1,0 +1,1 @@
+"""What is concluded from what a run left: pure."""
