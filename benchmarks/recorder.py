@@ -1,4 +1,4 @@
-"""``recorder``: a training step with torch's flight recorder on, beside the same one with it off."""
+"""``recorder``: a training step with torch's flight recorder, beside the same one without."""
 
 from __future__ import annotations
 
