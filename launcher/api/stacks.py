@@ -17,7 +17,7 @@ from launcher.contract.look import Look, LookRequest, RankStacks
 from launcher.follow.look import LIMIT_S, present_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.verdict.collectives import Finding, join_recorders
+from launcher.verdict.collectives import Mismatch, join_recorders
 from launcher.verdict.stacks import merge_stacks, name_ranks, render_group
 
 _STATES = {
@@ -41,7 +41,7 @@ class RunStacks:
     looks: Mapping[int, Look] = field(default_factory=dict)
     silent: Mapping[int, str] = field(default_factory=dict)
     stacks: Mapping[int, RankStacks] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Mismatch, ...] = ()
 
     def to_jsonable(self) -> dict[str, Any]:
         """Plain data."""

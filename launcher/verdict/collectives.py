@@ -64,7 +64,7 @@ class RankGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Mismatch:
     """One thing that is wrong, in a sentence; ``ranks`` are those that differ from the others.
 
     ``waited_s`` is how long the first of the others has been waiting for them.
@@ -131,7 +131,7 @@ def _list(value: object) -> Sequence[Any]:
 
 def join_recorders(
     traces: Mapping[int, Mapping[str, Any]], now: float, *, waits_s: float = WAITS_S
-) -> tuple[Finding, ...]:
+) -> tuple[Mismatch, ...]:
     """What is wrong between the ranks, worst first; empty where nothing is.
 
     ``traces`` are what the recorders of these ranks wrote, and ``now`` is when, in seconds since
@@ -146,7 +146,7 @@ def join_recorders(
     return tuple(sorted(found, key=lambda one: (one.kind == "missing", -one.waited_s)))
 
 
-def _judge(same: list[RankGroup], known: set[int], now: float, waits_s: float) -> Finding | None:
+def _judge(same: list[RankGroup], known: set[int], now: float, waits_s: float) -> Mismatch | None:
     """What is wrong in one process group, of which all are the recorders."""
     waiting = [(one, call) for one in same if (call := one.waiting)]
     waited_s = max((now - call.began_at for _, call in waiting), default=0.0)
@@ -162,7 +162,7 @@ def _judge(same: list[RankGroup], known: set[int], now: float, waits_s: float) -
 
 def _differ(
     group: RankGroup, seq: int, calls: Mapping[int, Call], waited_s: float
-) -> Finding | None:
+) -> Mismatch | None:
     """Where ranks do different things under one number."""
     by_op = _by(calls, lambda call: call.op)
     where = _where(group)
@@ -170,7 +170,7 @@ def _differ(
         few = min(by_op.values(), key=len)
         told = " and ".join(f"{op} {seq} ({name_ranks(ranks)})" for op, ranks in by_op.items())
         text = f"{name_ranks(calls)} are in different collectives{where}: {told}"
-        return Finding(
+        return Mismatch(
             kind="different",
             text=text,
             ranks=tuple(few),
@@ -185,7 +185,7 @@ def _differ(
         few = min(by_size.values(), key=len)
         told = ", ".join(f"{size} on {name_ranks(ranks)}" for size, ranks in by_size.items())
         text = f"sizes differ in {op} {seq}{where}: {told}"
-        return Finding(
+        return Mismatch(
             kind="sizes",
             text=text,
             ranks=tuple(few),
@@ -197,7 +197,7 @@ def _differ(
     return None
 
 
-def _missing(same: list[RankGroup], known: set[int], seq: int, waited_s: float) -> Finding | None:
+def _missing(same: list[RankGroup], known: set[int], seq: int, waited_s: float) -> Mismatch | None:
     """Which ranks have not entered the collective in which the others are."""
     there = {one.rank: one for one in same if one.last >= seq}
     members = next((one.members for one in same if one.members), ())
@@ -217,7 +217,7 @@ def _missing(same: list[RankGroup], known: set[int], seq: int, waited_s: float) 
         f"{name_ranks(late)} {verb} not entered {call.op} {seq} "
         f"({size}group {_name(one)}), {others} since {waited_s:.0f} s"
     )
-    return Finding(
+    return Mismatch(
         kind="missing",
         text=text,
         ranks=tuple(sorted(late)),

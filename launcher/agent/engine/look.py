@@ -65,6 +65,7 @@ class Looker:
 
         Blocks for ``LIMIT_S`` at most, without stacks for ``LOSS_LIMIT_S``.
         """
+        # Ended by itself: the other thread's look is enough, and this one does not wait for it.
         if not self._busy.acquire(blocking=False):
             return None
         try:
