@@ -28,8 +28,9 @@ TAIL_BYTES = 32 * 1024
 _FATAL = "Fatal Python error: "
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'\s+what\(\): *(.*)")
 _CGROUP = Path("/sys/fs/cgroup")
-_OOM_COUNTS = ("memory.events", "memory/memory.oom_control")
-"""Where a container's cgroup counts its kills for memory: version 2, and version 1."""
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_OOM_COUNTS = (("", "memory.events"), ("memory", "memory.oom_control"))
+"""Where a cgroup counts its kills for memory: version 2, and version 1."""
 _INNER = "Original Traceback (most recent call last):"
 """Stands in a message that wraps the exception of another process, as those of a DataLoader do."""
 
@@ -132,10 +133,15 @@ def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
         return ""
 
 
-def read_oom_kills(cgroup: Path = _CGROUP) -> int:
-    """How many processes of this container the kernel killed for memory; 0 where unknown."""
-    for file in _OOM_COUNTS:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            lines = (cgroup / file).read_text().splitlines()
-            return int(dict(line.split() for line in lines)["oom_kill"])
+def read_oom_kills(root: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> int:
+    """How many processes of this one's cgroup the kernel killed for memory; 0 where unknown."""
+    paths = dict[str, str]()
+    with contextlib.suppress(OSError, ValueError):
+        paths = dict(line.split(":", 2)[1:] for line in own.read_text().splitlines())
+    for controller, file in _OOM_COUNTS:
+        # A container sees its own cgroup as the root, and may be told another path of it.
+        for path in (paths.get(controller, "").strip("/"), ""):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                lines = (root / controller / path / file).read_text().splitlines()
+                return int(dict(line.split() for line in lines)["oom_kill"])
     return 0

@@ -148,6 +148,21 @@ def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> N
     assert report.first.log_tail == ("Thread 1", "  in recv")
 
 
+def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    waits = '  File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n' + "  y\n" * 20
+    stacks = [waits, '  File "/x/train.py", line 9 in <module>\n']
+    logs = [folder.worker(0, rank, stacks=text) for rank, text in enumerate(stacks)]
+    hung = [end(r, exit_code=-9, cause="hang", log=log) for r, log in enumerate(logs)]
+    folder.node(0, Reason.TRAINING_FAILED, *hung)
+    report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
+    assert report.first is not None
+    assert report.first.headline == "rank 1 on node 0: it hung"
+    (other,) = report.collateral
+    assert other.headline == "rank 0 on node 0: it hung: it waits for the others in a collective"
+
+
 def test_a_node_that_was_killed_is_reported_by_its_workers_files(
     folder: Folder, make_plan: MakePlan
 ) -> None:
