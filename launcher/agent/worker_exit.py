@@ -40,12 +40,14 @@ def judge_exit(
 ) -> WorkerEnd:
     """The end of a worker with its cause, and its exception from the worker's folder.
 
-    ``was_asked``: the agent had asked it to end; ``had_failed``: its exception was written before
+    ``was_asked``: the agent had asked it to end; ``had_failed``: its script had failed before
     that; ``kills_before`` is what ``read_oom_kills`` said at its start.
     """
     exception = _read_exception(folder, end.exit_code) if end.exit_code else ""
+    code = own_code(folder) if had_failed and not exception else 0
+    end = replace(end, exit_code=code or end.exit_code)
     # It failed by itself, and was still on its way out when the agent ended them all.
-    failed_first = had_failed and is_own_failure(exception)
+    failed_first = had_failed and (code != 0 or is_own_failure(exception))
     is_silent = end.exit_code != 0 and not exception
     cause = name_cause(
         end.exit_code,
@@ -55,6 +57,13 @@ def judge_exit(
     )
     failed_at = min(end.failed_at, _failed_at(folder, otherwise=end.failed_at))
     return replace(end, failed_at=failed_at, cause=cause, exception=exception)
+
+
+def own_code(folder: Path) -> int:
+    """The exit code with which a worker's script ended by itself; 0 where it did not, too."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((folder / protocol.ENDED_FILE).read_text())
+    return 0
 
 
 def write_end(folder: Path, end: WorkerEnd) -> None:

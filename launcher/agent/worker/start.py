@@ -86,9 +86,8 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         _write_error_file(error)
         _show(error)
         code = 1
-    if code == 0:
-        with contextlib.suppress(OSError):
-            (script.folder / protocol.ENDED_FILE).touch()
+    with contextlib.suppress(OSError):
+        (script.folder / protocol.ENDED_FILE).write_text(str(code & 0xFF))
     _finalize(code)
 
 

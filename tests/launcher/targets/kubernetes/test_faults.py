@@ -493,6 +493,20 @@ def test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline(
         assert report.count(line) == 1, report
 
 
+def test_a_lost_node_is_told_beside_what_the_others_say_of_it(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    run.put("digits-0-a")
+    run.put("digits-1-a", 1)
+    run.said("digits-0-a runs")
+    run.said("digits-1-a runs")
+    server.remove("pods", "digits-0-a")
+    run.said("node 0 is lost with its pod digits-0-a; the others go on")
+    run.condition("Complete")
+    assert run.end().reason == "completed"
+
+
 def test_a_container_that_starts_again_in_its_place_leaves_its_outcome(
     server: FakeCluster, start: Start, typed: Typed
 ) -> None:
