@@ -264,7 +264,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
     failure = read_report(run, plan) if has_failed else None
     nodes = read_outcomes_of(run, plan) if plan.agent is not None else ()
     end = decide_reason(seen, nodes, failure.first if failure else None)
-    reason, detail = end.reason, end.detail
+    reason, detail = end.reason, plan.tell_outside(end.detail)
     if plan.agent and reason is Reason.DISK_FULL and reason not in {node.reason for node in nodes}:
         # The node's disk had no room for its own words.
         detail = f"{detail}; {disk.describe(detail, run.path)}"

@@ -20,6 +20,7 @@ from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome as write_run_outcome
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
+from launcher.plan.target_facts import TargetFacts
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
@@ -254,6 +255,16 @@ def test_a_run_under_plain_torchrun_has_no_restarts_to_count(
 ) -> None:
     plan = make_plan(nnodes=1, engine="torchrun", max_restarts=0)
     assert write_run_outcome(folder.run, plan, Outcome(reason=Reason.COMPLETED), 3.0).restarts == {}
+
+
+def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
+    tmp_path: Path, make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    folder, plan = Folder(tmp_path / "run"), make_plan(docker_facts)
+    full = f"the disk at {protocol.CONTAINER_CHECKPOINT_DIR} is full"
+    folder.node(0, Reason.DISK_FULL, detail=full)
+    told = write_run_outcome(folder.run, plan, Outcome(reason=Reason.DISK_FULL), 9.0).detail
+    assert told == f"node 0: the disk at {plan.checkpoint_dir} is full"
 
 
 def test_a_run_that_ran_out_of_memory_names_its_limit_and_the_fix(
