@@ -17,8 +17,8 @@ from launcher.runs.folder import RunFolder, write_atomically
 KEEP = "keep\n"
 """The text of a request to stop that keeps what resumes the run."""
 SCALE_FILE = "scale.json"
-"""``{"nodes": N, "returned": M}`` in the run folder: the size last asked for, and how many nodes have
-come back by scaling; absent if no size was asked for."""
+"""``{"nodes": N, "returned": M}`` in the run folder: the size last asked for, and how many nodes
+have come back by scaling; absent if no size was asked for."""
 
 
 def request_stop(run: RunFolder, *, keep: bool) -> None:

@@ -156,7 +156,8 @@ def test_a_cluster_is_known_by_its_kube_system_and_by_its_address_where_that_may
     cluster = Cluster(namespace=server.namespace)
     found = cluster.read_identity()
     assert found == Cluster(namespace=server.namespace).read_identity()
-    assert found["uid"] and found["server"] == server.api.configuration.host
+    assert found["uid"]
+    assert found["server"] == server.api.configuration.host
     if server.fake is not None:
         del server.fake.objects["namespaces", "kube-system"]
     else:

@@ -152,7 +152,9 @@ def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> N
 def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
     folder: Folder, make_plan: MakePlan
 ) -> None:
-    waits = '  File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n' + "  y\n" * 20
+    waits = (
+        '  File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n' + "  y\n" * 20
+    )
     stacks = [waits, '  File "/x/train.py", line 9 in <module>\n']
     logs = [folder.worker(0, rank, stacks=text) for rank, text in enumerate(stacks)]
     hung = [end(r, exit_code=-9, cause="hang", log=log) for r, log in enumerate(logs)]
