@@ -331,8 +331,9 @@ def reason_of_end(
         # The agent knows more than its exit code tells: running out of memory has none of its own.
         outcome = parse_node_outcome(pod.message)
         # One that was killed after it had said that its workers were done has not completed.
-        is_told = outcome is not None and outcome.reason is not Reason.COMPLETED
-        reason = outcome.reason if is_told else reason_of_exit_code(pod.exit_code or 0)
+        reason = outcome.reason if outcome else Reason.COMPLETED
+        if reason is Reason.COMPLETED:
+            reason = reason_of_exit_code(pod.exit_code or 0)
         return reason, f"{pod.name}: {last}"
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message
