@@ -150,7 +150,7 @@ def test_a_cluster_that_accepts_and_never_answers_is_asked_once(
         cluster = api.Cluster()
         cluster.namespace  # noqa: B018 - the client and the configuration are read before
         with soon(), pytest.raises(TargetError, match="does not answer"):
-            cluster.read_version(1.0)
+            cluster.read_version()
         with soon(), pytest.raises(TargetError, match="does not answer"):
             next(cluster.watch_pods("a=b", "1"))
         with soon(), pytest.raises(TargetError, match="does not answer"):
@@ -215,7 +215,7 @@ def test_a_host_that_stands_still_is_not_waited_for(
     talk: dict[str, Callable[[], object]] = {
         "question": lambda: frozen_session.call(messages.ReadClock(), limit_s=0.5),
         "bytes": lambda: frozen_session.send(messages.ImageChunk(), bytes(1 << 20), limit_s=0.5),
-        "copy": lambda: host_line.copy_once(frozen_session, facts_of(host), [0], "r", tmp_path),
+        "copy": lambda: host_line.copy_once(frozen_session, facts_of(host), 0, "r", tmp_path),
     }
     with soon(), pytest.raises(TargetError, match="gpu1"):
         talk[way]()

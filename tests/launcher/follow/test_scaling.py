@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import InputError
-from launcher.follow.requests import (
-    check_scale,
-    read_withdrawn,
-    request_scale,
-    take_scale_request,
-)
+from launcher.follow.requests import check_scale, read_withdrawn, request_scale, take_scale_request
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from tests.launcher.runner import Runner
