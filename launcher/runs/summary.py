@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from launcher.agent import disk
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import Reason, RunState
@@ -106,13 +107,12 @@ def _fix_missing_module(first: WorkerEnd | None, image: str, python: str) -> lis
 
 def _fix_shared_memory(first: WorkerEnd | None) -> list[str]:
     """What to do where /dev/shm is too small for the batches of a DataLoader's workers."""
-    if first is None or not _NO_SHARED_MEMORY.search(first.exception):
+    if first is None or not disk.SHARED_MEMORY.search(first.exception):
         return []
     fix = "--set resources.shm=8Gi, for the /dev/shm of a container; or fewer num_workers"
     return [f"  fix: {fix}; df -h /dev/shm shows what is used"]
 
 
-_NO_SHARED_MEMORY = re.compile(r"unable to (?:allocate|open) shared memory|out of shared memory")
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'")
 
 
