@@ -26,9 +26,9 @@ environment which node it is, and how many there are. Under any other starter se
 LAUNCHER_NODE_INDEX to 0, 1, ... on the nodes, with the same --nnodes and --run-id on all. All nodes
 must see the folder of the runs. The exit code is that of the node's agent.
 docs/inside-an-allocation.md"""
-OF_WHY = """RUN may also be a folder, such as a part of a run's or torchrun's --log-dir, or one log; -
-is stdin: torchrun ... 2>&1 | tee log | launcher why -. It reads long logs from both ends, and says what it
-did not read. Each cause has a section in docs/runbook.md."""
+OF_WHY = """RUN may also be a folder, such as a part of a run's or torchrun's --log-dir, or one
+log; - is stdin: torchrun ... 2>&1 | tee log | launcher why -. It reads long logs from both ends,
+and says what it did not read. docs/runbook.md has a section for each cause."""
 OF_BUILD = """The tag goes to stdout, all else to stderr. The requirements are those beside the
 script, or at the top of its repository: requirements.txt, else pyproject.toml. A torch that the
 base holds stays as it is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.verdict.scan import Line, find_telling, read_telling
+from launcher.verdict.scan import SETTING, Line, find_telling, read_telling
 
 MOST_BYTES = 48 << 20
 """Read of all logs together; each has its share, from both ends."""
@@ -31,6 +32,9 @@ LEAST_SHARE_BYTES = 64 << 10
 LIMIT_S = 6.0
 """After it no other file is opened."""
 MOST_LINES = 6000
+_OF_RANK = re.compile(r"\brank \d+: ")
+"""In an agent's line: it repeats what a worker's own files tell."""
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 MOST_MISSING = 3
 JUMP_S = 5.0
 """A wall clock that moved so much against the monotonic one has jumped."""
@@ -115,13 +119,18 @@ def read_run(
     consoles = [(n, path) for (n, i), path in run.consoles() if _is_newest(run, n, i)]
     reading = Reading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes)
+    for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
+        if name.lower() in _PROXIES:
+            reading.lines.append(Line(file=SETTING, number=0, text=f"{name} is set"))
     for log in logs:
         _read_worker(reading, run, log, plan)
     for node, path in consoles:
         before = len(reading.lines)
         reading.read(path, Line(file=_inside(run, path), number=0, text="", node=node))
         if logs:  # which hold the workers' lines too
-            own = (line for line in reading.lines[before:] if line.rank is None)
+            own = (
+                x for x in reading.lines[before:] if x.rank is None and not _OF_RANK.search(x.text)
+            )
             reading.lines[before:] = list(own)
     launcher_log = run.path / protocol.LAUNCHER_LOG_FILE
     reading.read(launcher_log, Line(file=protocol.LAUNCHER_LOG_FILE, number=0, text=""))
@@ -218,7 +227,7 @@ def _tell_of_nodes(run: RunFolder, nodes: Mapping[int, str]) -> Iterable[Line]:
 
 def _find_jump(events: Sequence[LedgerEvent]) -> float:
     """How far an agent's wall clock moved against its monotonic one; 0 where it did not."""
-    offsets = [event.at - event.monotonic_s for event in events]
+    offsets = [event.at - event.monotonic_s for event in events if event.name != "worker-ended"]
     steps = [b - a for a, b in itertools.pairwise(offsets)]
     return next((step for step in steps if abs(step) > JUMP_S), 0.0)
 

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.contract.worker_end import show_line
-
 HEAD_BYTES, TAIL_BYTES = 1 << 20, 4 << 20
 """Read of a file that is longer than both; a failure tells itself at the end, settings before."""
+MOST_CHARACTERS = 2000
+"""Of a line."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 MOST_LINES = 2000
 """Kept of one file: the first half of them and the last."""
 
 _TELLING = re.compile(
-    rb"error|exception|fail|fatal|kill|abort|denied|refused|unable|cannot|could not|not found"
+    rb"error|exception|no module|low on|not responding|deadline|fail"
+    rb"|fatal|kill|abort|denied|refused|unable|cannot|could not|not found"
     rb"|no such|not available|invalid|illegal|time.?out|timed out|time limit|unreach|no route"
     rb"|warn|xid|ecc |nvlink|nan\b|\binf\b|oom|out of memory|no space|quota|too many|mismatch"
     rb"|already in use|signal|preempt|evict|cancelled|unschedulable|backoff|insufficient|taint"
@@ -42,6 +44,10 @@ _TIMES = (
     re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"),
     re.compile(r"\b[IWEFC]()(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"),
 )
+
+
+SETTING = "settings"
+"""In place of a file: what the plan sets for the workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +144,9 @@ def find_telling(lines: Iterable[bytes], place: Line) -> Iterator[Line]:
             here = replace(here, frame=frame_at, is_own=is_own, raised=True)
             # After that of a DataLoader's worker its own traceback follows.
             if " in DataLoader worker process" not in text:
-                yield replace(here, text=show_line(text))
+                yield replace(here, text=_COLOUR.sub("", text[:MOST_CHARACTERS]))
         elif _TELLING.search(raw.lower()):
-            yield replace(here, text=show_line(text), at=read_time(text))
+            yield replace(here, text=_COLOUR.sub("", text[:MOST_CHARACTERS]), at=read_time(text))
 
 
 def split_prefix(text: str) -> tuple[str, int | None, int | None]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from launcher.contract.reasons import RunState
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
 from launcher.verdict.cause import Cause
 from launcher.verdict.evidence import Evidence
@@ -82,7 +82,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         cause=best.cause,
         certainty=_judge_certainty(best, ordered),
         what=line.text or best.cause.replace("-", " "),
-        fix=best.fix or best.cause.fix,
+        fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node else "",
@@ -103,11 +103,11 @@ def _order(found: Iterable[Finding], first: WorkerEnd | None) -> list[Finding]:
     timed = all(one.line.at for one in all_found)
 
     def key(one: Finding) -> tuple[float, ...]:
-        is_others = first is not None and one.line.rank not in (first.rank, None)
-        if is_others and one.weight < Weight.ROOT:
-            # What others say once it is gone: they are judged, and it came before them.
-            return (1.0, -one.weight, one.line.at if timed else 0.0)
-        return (0.0, -one.weight, one.line.at if timed else 0.0)
+        is_own = first is None or one.line.rank == first.rank
+        # What others say once it is gone: they are judged, and it came before them.
+        is_after = not is_own and one.line.rank is not None and one.weight < Weight.ROOT
+        is_general = one.cause is Cause.SCRIPT_ERROR
+        return (is_after, -one.weight, not is_own, is_general, one.line.at if timed else 0.0)
 
     return sorted(all_found, key=key)
 
@@ -177,7 +177,8 @@ def render_line(told: Verdict) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LINE_CHARACTERS else f"{text[: LINE_CHARACTERS - 3]}..."
+    shown = show_line(text)
+    return shown if len(shown) <= LINE_CHARACTERS else f"{shown[: LINE_CHARACTERS - 3]}..."
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -19,21 +19,13 @@ from launcher.verdict.rules import (
     versions,
     workers,
 )
-from launcher.verdict.rules.rule import Finding, Weight
+from launcher.verdict.rules.rule import Finding, Weight, table
 from launcher.verdict.scan import Line
 
-RULES = (
-    *gpu.RULES,
-    *memory_and_disk.RULES,
-    *cluster.RULES,
-    *network.RULES,
-    *hangs.RULES,
-    *data.RULES,
-    *versions.RULES,
-    *workers.RULES,
-)
+_FAMILIES = (gpu, memory_and_disk, cluster, network, hangs, data, versions, workers)
+RULES = tuple(rule for family in _FAMILIES for rule in table(family.MEANINGS))
 """Where several fit a line equally well, the first one."""
-_WARNS = re.compile(r"\b\w*Warning: |^\[?W\d{4} |\bWARNING\b")
+_WARNS = re.compile(r"\b\w*Warning: |^\[?W(?:\d{4})? |\bWARNING\b")
 
 
 def judge_line(line: Line) -> Finding | None:
@@ -41,9 +33,8 @@ def judge_line(line: Line) -> Finding | None:
     best: Finding | None = None
     for rule in RULES:
         if (best is None or rule.weight > best.weight) and (found := rule.search.search(line.text)):
-            words = {name: text or "?" for name, text in found.groupdict().items()}
-            fix = rule.fix.format(**words) if rule.fix else ""
-            best = Finding(cause=rule.cause, weight=rule.weight, line=line, fix=fix)
+            package = found.groupdict().get("package") or ""
+            best = Finding(cause=rule.cause, weight=rule.weight, line=line, package=package)
     if best and not line.raised and _WARNS.search(line.text):
         # The program went on after it.
         return replace(best, weight=min(best.weight, Weight.SIGN))
@@ -58,6 +49,7 @@ def judge_lines(lines: Sequence[Line]) -> Iterator[Finding]:
     yield from filter(None, map(judge_line, lines))
     yield from hangs.join_ranks(lines)
     yield from versions.find_differences(lines)
+    yield from network.find_proxy(lines)
 
 
 _OF_END = {
@@ -67,12 +59,11 @@ _OF_END = {
     "hang": (Cause.DEADLOCK, Weight.SIGN),
 }
 _OF_CODE = {
-    -9: (Cause.KILLED, Weight.SIGN),
-    -2: (Cause.STOPPED_BY_USER, Weight.LIKELY),
-    -15: (Cause.KILLED, Weight.SIGN),
-    2: (Cause.WRONG_ARGUMENT, Weight.SIGN),
+    -9: Cause.KILLED,
+    -2: Cause.STOPPED_BY_USER,
+    -15: Cause.KILLED,
+    **dict.fromkeys((-4, -6, -7, -8, -11), Cause.CRASHED),
 }
-_CRASHES = (-4, -6, -7, -8, -11)
 _OF_REASON = {
     Reason.NODE_LOST: (Cause.NODE_LOST, Weight.LIKELY),
     Reason.PREEMPTED: (Cause.PREEMPTED, Weight.LIKELY),
@@ -102,10 +93,9 @@ def judge_end(end: WorkerEnd) -> Finding:
         raised=end.exit_code == 1 and ": " in end.exception,
     )
     # An exit code alone says little where its log was not read.
-    otherwise = (Cause.SCRIPT_ERROR, Weight.LIKELY if end.log else Weight.SIGN)
-    cause, weight = _OF_END.get(end.cause) or _OF_CODE.get(end.exit_code, otherwise)
-    if end.cause == "signal" and end.exit_code in _CRASHES:
-        cause, weight = Cause.CRASHED, Weight.LIKELY
+    weight = Weight.LIKELY if end.log else Weight.SIGN
+    cause = _OF_CODE.get(end.exit_code, Cause.SCRIPT_ERROR)
+    cause, weight = _OF_END.get(end.cause, (cause, weight))
     told = judge_line(line)
     if told and told.weight >= min(weight, Weight.LIKELY):
         return told if told.weight >= weight else replace(told, weight=weight)

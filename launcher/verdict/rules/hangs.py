@@ -8,64 +8,54 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import Cause
-from launcher.verdict.rules.rule import Finding, Weight, rows
+from launcher.verdict.rules.rule import LIKELY, SURE, Finding, Meanings, Weight
 from launcher.verdict.scan import Line
 
-RULES = (
-    *rows(
-        Cause.MISMATCHED_COLLECTIVE,
-        Weight.SURE,
-        r"Detected mismatch between collectives on ranks(?!.*sizes)",
-        r"collectives? (?:op )?(?:types? )?mismatch",
-        r"ranks? .* (?:is|are) in different collectives",
-    ),
-    *rows(
-        Cause.SHAPE_MISMATCH_IN_COLLECTIVE,
-        Weight.SURE,
+MEANINGS: Meanings = {
+    (Cause.SHAPE_MISMATCH_IN_COLLECTIVE, SURE): (
         r"op\.preamble\.length <= op\.nbytes|enforce fail at .*nbytes",
-        r"Detected mismatch .*(?:tensor sizes|[Tt]ensor shapes)|sizes differ in \w+",
-        r"DDP expects same model across all ranks|params? .*in process \d+ .*mismatch",
+        r"Detected mismatch between collectives .*OpType=(\w+),.*OpType=\1\b|sizes differ in \w+",
         r"appears not to match (?:sizes|strides|shape) of the same param in process",
         r"Received data size doesn't match expected size|[Mm]essage truncated",
         r"NCCL WARN .*(?:mismatch|Mismatch).*(?:count|size|bytes)",
     ),
-    *rows(
-        Cause.MISSING_COLLECTIVE,
-        Weight.SURE,
+    (Cause.SHAPE_MISMATCH_IN_COLLECTIVE, LIKELY): (
+        r"DDP expects same model across all ranks|params? .*in process \d+ .*mismatch",
+    ),
+    (Cause.MISMATCHED_COLLECTIVE, SURE): (
+        r"Detected mismatch between collectives on ranks|Mismatched collective detected",
+        r"ranks? .* (?:is|are) in different collectives",
+    ),
+    (Cause.MISSING_COLLECTIVE, SURE): (
         r"has not entered \w+ \d+",
         r"[Rr]anks? \[?[\d, ]+\]? failed to pass monitoredBarrier",
         r"Expected to have finished reduction in the prior iteration",
     ),
-    *rows(
-        Cause.MISSING_COLLECTIVE,
-        Weight.LIKELY,
+    (Cause.MISSING_COLLECTIVE, LIKELY): (
         r"Watchdog caught collective operation timeout",
         r"[Tt]imed out waiting \d+ms for (?:recv|send) operation",
         r"Some NCCL operations have failed or timed out",
         r"Collective .*(?:timed out|timeout)|FlightRecorder.*[Tt]imeout",
         r"[Hh]eartbeat monitor timed out",
     ),
-    *rows(
-        Cause.NCCL_ERROR,
-        Weight.LIKELY,
+    (Cause.NCCL_ERROR, LIKELY): (
         r"ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage",
-        r"unhandled (?:system|cuda) error \(run with NCCL_DEBUG|NCCL error in:|NCCL error: ",
+        r"unhandled (?:system|cuda) error \(run with NCCL_DEBUG",
+        r"NCCL error(?: in)?:(?!.*ncclRemote)",
         r"NCCL WARN (?!.*(?:NCCL_|MTU|Using))|NET/Plugin.*(?:[Ff]ailed|[Ee]rror)|NET/OFI.*[Ee]rror",
     ),
-    *rows(
-        Cause.STRAGGLER,
-        Weight.LIKELY,
+    (Cause.STRAGGLER, LIKELY): (
         r"[Rr]ank \d+ is (?:a straggler|slow)|straggler (?:detected|rank)|slow rank",
         r"StragglerDetection|SM clock .*below|HW (?:Thermal )?Slowdown *: Active",
         r"[Cc]lock throttle|thermal throttling",
     ),
-)
+}
 
 _TIMEOUT = re.compile(
-    r"[Rr]ank (?P<rank>\d+)\].*caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+),"
-    r" OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
+    r"[Rr]ank (?P<rank>\d+)\].*caught collective operation timeout: WorkNCCL\("
+    r"SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
 )
-_LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*last enqueued work: (?P<number>-?\d+)")
+_LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*last enqueued (?:NCCL )?work: (?P<number>-?\d+)")
 
 
 def join_ranks(lines: Sequence[Line]) -> Iterator[Finding]:

@@ -1,46 +1,36 @@
 """Main memory, GPU memory, shared memory, disks and limits of the machine."""
 
 from launcher.verdict.cause import Cause
-from launcher.verdict.rules.rule import Weight, rows
+from launcher.verdict.rules.rule import LIKELY, ROOT, SURE, Meanings
 
-RULES = (
-    *rows(
-        Cause.CUDA_OUT_OF_MEMORY,
-        Weight.SURE,
+MEANINGS: Meanings = {
+    (Cause.CUDA_OUT_OF_MEMORY, SURE): (
         r"OutOfMemoryError: (?:CUDA|HIP|XPU|MPS)|(?:CUDA|HIP) out of memory",
         r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
         r"Cuda failure (?:\d+ )?'out of memory'",
         r"Failed to CUDA calloc|NCCL WARN .*out of memory",
     ),
-    *rows(
-        Cause.GPU_BUSY,
-        Weight.SURE,
+    (Cause.GPU_BUSY, SURE): (
         r"CUDA error: all CUDA-capable devices are busy or unavailable",
         r"CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable",
         r"the dead workers' GPU memory did not become free",
         # One process holds more of the GPU than this one asks for: another job's.
         r"CUDA out of memory.* of which \S+ (?:MiB|KiB|bytes) is free\. Process \d+ has [\d.]+ GiB",
     ),
-    *rows(
-        Cause.HOST_OUT_OF_MEMORY,
-        Weight.ROOT,
+    (Cause.HOST_OUT_OF_MEMORY, ROOT): (
         r"Out of memory: Killed process \d+|Memory cgroup out of memory: Killed",
         r"oom-kill:constraint=|invoked oom-killer|\boom_reaper: reaped process",
         r"OOMKilled|[Dd]etected \d+ oom.kill event",
         r"[Ee]xceeded (?:step|job) memory limit|slurmstepd: error: .*oom-kill",
         r"Ray.*node running low on memory|exceeded its container memory limit",
     ),
-    *rows(
-        Cause.HOST_OUT_OF_MEMORY,
-        Weight.SURE,
+    (Cause.HOST_OUT_OF_MEMORY, SURE): (
         r"DefaultCPUAllocator: (?:can't|not enough memory)",
         r"^MemoryError\b|numpy\S*ArrayMemoryError|\[Errno 12\] Cannot allocate memory",
         r"std::bad_alloc|^\S*Error: .*Unable to allocate [\d.]+ [KMGT]iB for an array",
         r"JavaScript heap out of memory",
     ),
-    *rows(
-        Cause.SHM_TOO_SMALL,
-        Weight.ROOT,
+    (Cause.SHM_TOO_SMALL, ROOT): (
         r"insufficient shared memory \(shm\)",
         r"unable to (?:allocate|open|write to|resize|mmap \d+ bytes from) (?:file )?</torch_\S+>",
         r"unable to (?:allocate|open) shared memory|out of shared memory",
@@ -49,29 +39,22 @@ RULES = (
         r"[Ff]ailed to (?:allocate|extend) .*(?:shared memory|/dev/shm/nccl-\S*)",
         r"posix_fallocate failed.*(?:/dev/shm|nccl)",
     ),
-    *rows(
-        Cause.DISK_FULL,
-        Weight.SURE,
+    (Cause.DISK_FULL, SURE): (
         r"\[Errno 28\]|[Nn]o space left on device|ENOSPC",
         r"\[Errno 122\]|[Dd]isk quota exceeded",
         r"PytorchStreamWriter failed writing file|file write failed.*unexpected pos",
         r"[Nn]o inodes|disk is full|Usage of EmptyDir volume .* exceeds the limit",
     ),
-    *rows(
-        Cause.DISK_FULL,
-        Weight.ROOT,
+    (Cause.DISK_FULL, LIKELY): (r"basic_ios::clear: iostream error|\. unexpected pos \d+ vs",),
+    (Cause.DISK_FULL, ROOT): (
         r"low on resource: ephemeral-storage|DiskPressure|ephemeral local storage usage exceeds",
     ),
-    *rows(
-        Cause.TOO_MANY_FILES,
-        Weight.SURE,
+    (Cause.TOO_MANY_FILES, SURE): (
         r"\[Errno 24\]|[Tt]oo many open files|received 0 items of ancdata|EMFILE",
     ),
-    *rows(
-        Cause.TOO_MANY_PROCESSES,
-        Weight.SURE,
+    (Cause.TOO_MANY_PROCESSES, SURE): (
         r"can't start new thread|BlockingIOError: \[Errno 11\]|pthread_create failed",
         r"fork: (?:retry: )?Resource temporarily unavailable|Cannot fork",
         r"cgroup: fork rejected by pids controller|libgomp: Thread creation failed",
     ),
-)
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.verdict.cause import Cause
@@ -28,15 +29,11 @@ class Weight(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """``pattern`` is searched in a line; ``fix`` stands for the cause's own where it knows more.
-
-    Its ``{names}`` are groups of the pattern, and so are ``node`` and ``rank``, if it has them.
-    """
+    """``pattern`` is searched in a line; its group ``package`` is what the fix has to name."""
 
     cause: Cause
     weight: Weight
     pattern: str
-    fix: str = ""
 
     @functools.cached_property
     def search(self) -> re.Pattern[str]:
@@ -50,9 +47,20 @@ class Finding:
     cause: Cause
     weight: Weight
     line: Line
-    fix: str = ""
+    package: str = ""
 
 
-def rows(cause: Cause, weight: Weight, *patterns: str, fix: str = "") -> tuple[Rule, ...]:
-    """Several patterns that mean the same."""
-    return tuple(Rule(cause=cause, weight=weight, pattern=one, fix=fix) for one in patterns)
+HINT, SIGN, LIKELY, SURE, ROOT = Weight
+
+
+Meanings = Mapping[tuple[Cause, Weight], tuple[str, ...]]
+"""Of a family: the patterns of lines that mean a cause, and what they weigh."""
+
+
+def table(meanings: Meanings) -> tuple[Rule, ...]:
+    """A rule for each pattern."""
+    return tuple(
+        Rule(cause=cause, weight=weight, pattern=pattern)
+        for (cause, weight), patterns in meanings.items()
+        for pattern in patterns
+    )

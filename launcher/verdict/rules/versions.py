@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import Cause
-from launcher.verdict.rules.rule import Finding, Weight, rows
+from launcher.verdict.rules.rule import SURE, Finding, Meanings, Weight
 from launcher.verdict.scan import Line
 
-RULES = (
-    *rows(
-        Cause.VERSION_MISMATCH,
-        Weight.SURE,
+MEANINGS: Meanings = {
+    (Cause.VERSION_MISMATCH, SURE): (
         r"(?:NCCL|nccl).*version.*(?:mismatch|differ)|[Mm]ismatch.*NCCL version",
-        r"(?:torch|CUDA|Python|driver) versions? (?:differ|mismatch)|nodes have (?:different|torch)",
+        r"(?:torch|CUDA|Python|driver) versions? (?:differ|mismatch)|nodes have different",
         r"PyTorch and torchvision were compiled with different CUDA",
         r"[Vv]ersion mismatch.*(?:between|across) (?:ranks|nodes)|the nodes differ in",
         r"A module that was compiled using NumPy 1\.x cannot be run in",
@@ -23,14 +21,11 @@ RULES = (
         r"version `(?:GLIBC|GLIBCXX|CXXABI)_\S+' not found",
         r"NCCL WARN .*(?:magic|unexpected .*(?:size|version))|received \d+ bytes instead of",
     ),
-    *rows(
-        Cause.CODE_MISMATCH,
-        Weight.SURE,
-        r"DDP expects same model .* Rank \d+ has \d+ params, while rank \d+ has inconsistent",
-        r"(?:code|configuration|config) (?:hash|version)?s? ?(?:differs?|mismatch).*(?:rank|node)s?",
+    (Cause.CODE_MISMATCH, SURE): (
+        r"(?:code|configuration|config) (?:hash|version)?s? ?(?:differs?|mismatch).*(?:rank|node)",
         r"(?:rank|node)s? .*(?:run|have) (?:different|other) (?:code|config)",
     ),
-)
+}
 
 _TOLD = {
     "NCCL": re.compile(r"NCCL version (\d[\w.+]*)"),

@@ -1,55 +1,37 @@
 """Exceptions of the script and how its processes end."""
 
 from launcher.verdict.cause import Cause
-from launcher.verdict.rules.rule import Weight, rows
+from launcher.verdict.rules.rule import HINT, LIKELY, SIGN, SURE, Meanings
 
-RULES = (
-    *rows(
-        Cause.MISSING_MODULE,
-        Weight.SURE,
-        r"^(?:ModuleNotFoundError: )?No module named '?(?P<module>\w+)",
-        r"/\S*python[\d.]*: No module named (?P<module>\w+)",
-        fix="python -m pip install {module} where the workers run, or in the image",
-    ),
-    *rows(
-        Cause.MISSING_MODULE,
-        Weight.SURE,
+MEANINGS: Meanings = {
+    (Cause.MISSING_MODULE, SURE): (
+        r"^(?:ModuleNotFoundError: |\S*python[\d.]*: )?No module named '?(?P<package>\w+)",
         r"^ImportError: cannot import name ",
         r"^(?:ImportError|OSError): \S+\.so[\d.]*: (?:cannot open|undefined symbol)",
         r"DistributionNotFound|VersionConflict|PackageNotFoundError",
     ),
-    *rows(
-        Cause.WRONG_ARGUMENT,
-        Weight.SURE,
+    (Cause.WRONG_ARGUMENT, SURE): (
         r"error: (?:unrecognized arguments|the following arguments are required|argument \S+.*:)",
         r"^(?:torchrun|launch\.py|srun|sbatch): (?:error|unrecognized option)",
         r"^(?:error|Error): no such option|^Error: No such option|^Error: Missing (?:option|argum)",
     ),
-    *rows(
-        Cause.MISSING_FILE,
-        Weight.SURE,
+    (Cause.MISSING_FILE, SURE): (
         r"^FileNotFoundError: |^NotADirectoryError: |^IsADirectoryError: ",
         r"can't open file '.+': \[Errno 2\]",
         r"^RuntimeError: Parent directory \S+ does not exist",
         r"^(?:OSError|\S*HFValidationError|\S*LocalEntryNotFoundError): .*"
         r"(?:is not a local folder|Can't load|does not appear to have a file)",
     ),
-    *rows(
-        Cause.PERMISSION,
-        Weight.SURE,
+    (Cause.PERMISSION, SURE): (
         r"^PermissionError: |\[Errno 13\]|\[Errno 30\]|Read-only file system",
-        r"can't open file '.+': \[Errno 13\]",
+        r"can't open file '.+': \[Errno 13\]|: Permission denied$",
     ),
-    *rows(
-        Cause.PICKLING,
-        Weight.SURE,
+    (Cause.PICKLING, SURE): (
         r"^(?:\S*PicklingError|AttributeError|TypeError): (?:Can't|Can not|cannot) (?:get local|"
         r"pickle)",
         r"^AttributeError: Can't get attribute '\w+' on <module '__(?:mp_)?main__'",
     ),
-    *rows(
-        Cause.WRONG_SHAPES,
-        Weight.SURE,
+    (Cause.WRONG_SHAPES, SURE): (
         r"mat1 and mat2 (?:shapes cannot be multiplied|must have the same dtype)",
         r"size mismatch for \S+: copying a param",
         r"Error\(s\) in loading state_dict",
@@ -61,9 +43,7 @@ RULES = (
         r"^ValueError: Using a target size \(.*\) that is different to the input size",
         r"^\S+: .*loaded state dict contains a parameter group that doesn't match",
     ),
-    *rows(
-        Cause.NAN_LOSS,
-        Weight.SURE,
+    (Cause.NAN_LOSS, SURE): (
         r"^(?!.*(?:warn|Warn)).*(?:Error|Exception|Interrupt)\b.*\b(?:[Ll]oss|[Gg]rad\w*)\b.*"
         r"(?:\bnan\b|\bNaN\b|\binf\b|infinite|not finite|non-finite|diverged)",
         r"Function '\w+Backward\d*' returned nan values",
@@ -72,25 +52,13 @@ RULES = (
         r"Current loss scale already at minimum",
         r"[Mm]inimum loss scale reached",
     ),
-    *rows(
-        Cause.NAN_LOSS,
-        Weight.HINT,
+    (Cause.NAN_LOSS, HINT): (
         r"(?i)\bloss\b\W{0,4}(?:=|:|is)?\s*(?:tensor\()?[-+]?(?:nan|inf)\b",
         r"probability tensor contains either `inf`, `nan`",
     ),
-    *rows(
-        Cause.UNEVEN_BATCHES,
-        Weight.SURE,
-        r"Detected at least one rank that exhausted inputs",
-    ),
-    *rows(
-        Cause.EXITED_EARLY,
-        Weight.LIKELY,
-        r"Connection closed by peer.*process group has been destroyed",
-    ),
-    *rows(
-        Cause.CRASHED,
-        Weight.LIKELY,
+    (Cause.UNEVEN_BATCHES, SURE): (r"Detected at least one rank that exhausted inputs",),
+    (Cause.EXITED_EARLY, LIKELY): (r"Connection closed by peer.*process group has been destroyed",),
+    (Cause.CRASHED, LIKELY): (
         r"Fatal Python error: (?:Segmentation fault|Bus error|Aborted|Floating point|Illegal)",
         r"\(core dumped\)|[Ss]egmentation fault|double free or corruption|stack smashing detected",
         r"free\(\): invalid|malloc\(\): |corrupted size vs\. prev_size|munmap_chunk\(\): invalid",
@@ -99,24 +67,18 @@ RULES = (
         r"terminate called after throwing an instance of",
         r"[Ss]ignal (?:4|6|7|8|11) \(SIG(?:ILL|ABRT|BUS|FPE|SEGV)\) received by PID",
     ),
-    *rows(
-        Cause.KILLED,
-        Weight.SIGN,
+    (Cause.KILLED, SIGN): (
         r"[Ss]ignal 9 \(SIGKILL\) received by PID",
         r"^\s*(?:/\S+: line \d+: +\d+ )?Killed\b",
         r"exitcode\s*: -9 ",
     ),
-    *rows(
-        Cause.STOPPED_BY_USER,
-        Weight.LIKELY,
+    (Cause.STOPPED_BY_USER, LIKELY): (
         r"^KeyboardInterrupt\b|received Ctrl\+C|Received 2 death signal",
         r"SignalException: Process \d+ got signal: 2\b",
         r"Keyboard interrupt received|srun: interrupt \(one more within",
     ),
-    *rows(
-        Cause.PREEMPTED,
-        Weight.SIGN,
+    (Cause.PREEMPTED, SIGN): (
         r"SignalException: Process \d+ got signal: (?:15|1|10|12)\b",
         r"Received (?:15|SIGTERM|Signals\.SIGTERM\S*) death signal",
     ),
-)
+}
