@@ -16,7 +16,7 @@ COLLATERAL = re.compile(
 )
 """What a worker says when another one is gone. It is not the cause."""
 
-_ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15")
+_ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15|KeyboardInterrupt")
 _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
 LEFT_EARLY = "left-early"

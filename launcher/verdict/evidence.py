@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.agent.worker_exit import read_ends
+from launcher.agent.worker_exit import read_ends, read_tail
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
+from launcher.contract.look import STACKS, Frame, look_dir, read_looks, read_stacks
 from launcher.contract.reasons import Reason
 from launcher.contract.records import read_object
 from launcher.contract.worker_end import WorkerEnd, show_line
@@ -23,6 +24,7 @@ from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
+from launcher.verdict.rules.standstill import Standing
 from launcher.verdict.scan import SETTING, Line, find_telling, read_telling
 
 MOST_BYTES = 48 << 20
@@ -36,6 +38,8 @@ _OF_RANK = re.compile(r"\brank \d+: ")
 """In an agent's line: it repeats what a worker's own files tell."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 MOST_MISSING = 3
+BUSY_SHARE = 0.3
+"""Of a core; a rank that used more of it while it hung was computing."""
 JUMP_S = 5.0
 """A wall clock that moved so much against the monotonic one has jumped."""
 
@@ -54,6 +58,7 @@ class Evidence:
     detail: str = ""
     failure: FailureReport | None = None
     lines: tuple[Line, ...] = ()
+    standing: tuple[Standing, ...] = ()
     missing: tuple[str, ...] = ()
     now: str = ""
     knows_nodes: bool = True
@@ -143,6 +148,7 @@ def read_run(
         detail=outcome.detail if outcome else "",
         failure=failure,
         lines=tuple(reading.lines),
+        standing=tuple(_read_standing(run, logs)),
         missing=(*missing, *reading.missing()),
         now="" if outcome else tell_now(run, time.time()),
     )
@@ -230,6 +236,49 @@ def _find_jump(events: Sequence[LedgerEvent]) -> float:
     offsets = [event.at - event.monotonic_s for event in events if event.name != "worker-ended"]
     steps = [b - a for a, b in itertools.pairwise(offsets)]
     return next((step for step in steps if abs(step) > JUMP_S), 0.0)
+
+
+def _read_standing(run: RunFolder, logs: Sequence[WorkerLog]) -> Iterator[Standing]:
+    """Where the ranks stood when they were last looked at, of the newest attempt."""
+    looked: set[tuple[int, int]] = set()
+    for node, incarnation in run.incarnations():
+        if not _is_newest(run, node, incarnation):
+            continue
+        folder = run.node_dir(node, incarnation)
+        for look in read_looks(folder)[-1:]:
+            at = look_dir(folder, look.id)
+            for one in look.ranks:
+                if stacks := read_stacks(at, one.rank):
+                    looked.add((node, one.rank))
+                    file = _inside(run, at / STACKS.format(rank=one.rank))
+                    line = Line(file=file, number=0, text="", node=node, rank=one.rank)
+                    frames = stacks.threads[0].frames if stacks.threads else ()
+                    yield Standing(line=line, frames=frames, is_busy=one.state == "R")
+    busy = {rank: share > BUSY_SHARE for rank, share in _cpu_shares(run)}
+    for log in logs:
+        rank = log.rank or 0
+        if (log.node_index, rank) not in looked:
+            file = f"{log.folder}/{protocol.STACKS_FILE}"
+            line = Line(file=file, number=0, text="", node=log.node_index, rank=rank)
+            if frames := parse_faulthandler(read_tail(run.path / file)):
+                yield Standing(line=line, frames=frames, is_busy=busy.get(rank))
+
+
+def _cpu_shares(run: RunFolder) -> Iterator[tuple[int, float]]:
+    for place in run.incarnations():
+        for event in read_ledger(agent_ledger(run, *place)):
+            if event.name == "hang":
+                yield int(event.values.get("rank", 0)), float(event.values.get("cpu_share", 0))
+
+
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.M)
+
+
+def parse_faulthandler(text: str) -> tuple[Frame, ...]:
+    """The calls of the main thread, the newest first."""
+    _, found, stack = text.partition("Current thread ")
+    frames = _FRAME.finditer(stack.partition("\n\n")[0]) if found else ()
+    return tuple(Frame(function=f["function"], file=f["file"], line=int(f["line"])) for f in frames)
 
 
 def tell_now(run: RunFolder, now: float) -> str:

@@ -32,7 +32,9 @@ _TELLING = re.compile(
 """In a line in lower case; what holds none of these is not looked at again."""
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|^<|/launcher/agent|agent\.pyz")
+LIBRARY = re.compile(
+    r"site-packages|dist-packages|/lib/python3|/bin/\w+$|^<|launcher(?:_node)?/agent|agent\.pyz"
+)
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::|$)")
 _PREFIXES = (
     re.compile(r"\[(?P<node>\d+)/(?P<rank>\d+)\] ?"),  # the launcher's
@@ -136,8 +138,8 @@ def find_telling(lines: Iterable[bytes], place: Line) -> Iterator[Line]:
             traces[who] = ("", False)
         elif who in traces and text.startswith((" ", "\t")):
             if frame := _FRAME.match(text):
-                is_own = not _LIBRARY.search(frame["file"])
-                at = f"{os.path.basename(frame['file'])}:{frame['line']}"
+                is_own = not LIBRARY.search(frame["file"])
+                at = place_of(frame["file"], int(frame["line"]))
                 traces[who] = (at if is_own else traces[who][0], is_own)
         elif who in traces and _RAISED.match(text):
             frame_at, is_own = traces.pop(who)
@@ -147,6 +149,11 @@ def find_telling(lines: Iterable[bytes], place: Line) -> Iterator[Line]:
                 yield replace(here, text=_COLOUR.sub("", text[:MOST_CHARACTERS]))
         elif _TELLING.search(raw.lower()):
             yield replace(here, text=_COLOUR.sub("", text[:MOST_CHARACTERS]), at=read_time(text))
+
+
+def place_of(file: str, line: int) -> str:
+    """``train.py:88``, as people name a line of their own code."""
+    return f"{os.path.basename(file)}:{line}"
 
 
 def split_prefix(text: str) -> tuple[str, int | None, int | None]:

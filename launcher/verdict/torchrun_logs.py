@@ -21,6 +21,7 @@ NO_LOGS = re.compile(
 )
 _OF_RANK = re.compile(r"attempt_\d+/(?P<rank>\d+)/|[-_./]?rank[-_]?(?P<named>\d+)\b")
 _OF_NODE = re.compile(r"\bnode[-_]?(?P<node>\d+)\b")
+_FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
 _ATTEMPT = re.compile(r"attempt_(\d+)/")
 
 
@@ -95,6 +96,9 @@ def _place_of(name: str) -> Line:
 def _judge(subject: str, lines: Sequence[Line], console: str, missing: tuple[str, ...]) -> Evidence:
     """With the workers that failed, as ``runs.failure`` judges them."""
     codes = {rank: code for rank, _, code in parse_failures(console)}
+    if not codes:  # It was ended before its report.
+        said = (_FAILED.search(line.text) for line in lines)
+        codes = {int(one["rank"]): int(one["code"]) for one in said if one}
     # torch stops all others as soon as it sees one that failed.
     first = next(iter(codes), None)
     raised: dict[int, tuple[int, Line]] = {}
@@ -107,7 +111,7 @@ def _judge(subject: str, lines: Sequence[Line], console: str, missing: tuple[str
     for rank in {**codes, **raised}:
         order, line = raised.get(rank, (len(lines), Line(file="", number=0, text="")))
         code = codes.get(rank, 1)
-        asked = code == -15 and not is_own_failure(line.text)
+        asked = (code == -15 or line.text == "KeyboardInterrupt") and not is_own_failure(line.text)
         ends.append(
             WorkerEnd(
                 attempt=0,

@@ -14,6 +14,9 @@ from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Finding, Weight
 from launcher.verdict.scan import Line
 
+_GENERAL = (Cause.SCRIPT_ERROR, Cause.MASTER_UNREACHABLE, Cause.NCCL_ERROR)
+_GENERAL += (Cause.STOPPED_BY_USER, Cause.KILLED)
+"""What comes behind others that weigh as much."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
 CERTAINTY = {Weight.ROOT: "certain", Weight.SURE: "certain", Weight.LIKELY: "likely"}
@@ -59,7 +62,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     """The first cause of what the evidence holds."""
     failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned")
     first = failure.first if failure else None
-    found = list(judge_lines(evidence.lines))
+    found = list(judge_lines(evidence.lines, evidence.standing))
     if first:
         found.append(judge_end(first))
     found += judge_reason(evidence.reason, evidence.detail)
@@ -72,10 +75,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         return _nothing(evidence, first, goes_on=goes_on)
     best = ordered[0]
     line = _with_frame(best, ordered)
-    rank = line.rank if line.rank is not None or best.weight == Weight.ROOT else _rank(first)
-    node = line.node
-    if node is None and first and evidence.knows_nodes and rank in (first.rank, None):
-        node = first.node_index
+    rank, node = _place(best, line, evidence)
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
@@ -93,20 +93,33 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     )
 
 
-def _rank(first: WorkerEnd | None) -> int | None:
-    return first.rank if first else None
+def _place(best: Finding, line: Line, evidence: Evidence) -> tuple[int | None, int | None]:
+    """The rank and the node at fault, as far as they are known."""
+    ends = evidence.failure.ranks if evidence.failure else ()
+    rank = line.rank if best.rank is None else best.rank
+    if best.cause is Cause.MISSING_COLLECTIVE and best.rank is None:
+        # Those that came have given up; the one that had to be ended did not come.
+        silent = [x.rank for x in ends if x.cause == "terminated" and ": " not in x.exception]
+        rank = silent[0] if len(silent) == 1 else rank
+    if rank is None and best.weight < Weight.ROOT and ends:
+        rank = ends[0].rank
+    of_rank = (end.node_index for end in ends if end.rank == rank and evidence.knows_nodes)
+    node = line.node if best.rank is None else None
+    return rank, next(of_rank, line.node) if node is None else node
 
 
 def _order(found: Iterable[Finding], first: WorkerEnd | None) -> list[Finding]:
     """The heaviest before others; among equals the first failed worker's, then as they came."""
     all_found = list(found)
+    if first and first.cause == "hang":
+        first = None  # All were ended; who hung first says nothing.
     timed = all(one.line.at for one in all_found)
 
     def key(one: Finding) -> tuple[float, ...]:
         is_own = first is None or one.line.rank == first.rank
         # What others say once it is gone: they are judged, and it came before them.
         is_after = not is_own and one.line.rank is not None and one.weight < Weight.ROOT
-        is_general = one.cause is Cause.SCRIPT_ERROR
+        is_general = one.cause in _GENERAL
         return (is_after, -one.weight, not is_own, is_general, one.line.at if timed else 0.0)
 
     return sorted(all_found, key=key)

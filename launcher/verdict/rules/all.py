@@ -20,6 +20,7 @@ from launcher.verdict.rules import (
     workers,
 )
 from launcher.verdict.rules.rule import Finding, Weight, table
+from launcher.verdict.rules.standstill import Standing, judge_standing
 from launcher.verdict.scan import Line
 
 _FAMILIES = (gpu, memory_and_disk, cluster, network, hangs, data, versions, workers)
@@ -33,8 +34,14 @@ def judge_line(line: Line) -> Finding | None:
     best: Finding | None = None
     for rule in RULES:
         if (best is None or rule.weight > best.weight) and (found := rule.search.search(line.text)):
-            package = found.groupdict().get("package") or ""
-            best = Finding(cause=rule.cause, weight=rule.weight, line=line, package=package)
+            named = found.groupdict()
+            best = Finding(
+                cause=rule.cause,
+                weight=rule.weight,
+                line=line,
+                package=named.get("package") or "",
+                rank=int(named["rank"]) if named.get("rank") else None,
+            )
     if best and not line.raised and _WARNS.search(line.text):
         # The program went on after it.
         return replace(best, weight=min(best.weight, Weight.SIGN))
@@ -44,12 +51,14 @@ def judge_line(line: Line) -> Finding | None:
     return best
 
 
-def judge_lines(lines: Sequence[Line]) -> Iterator[Finding]:
+def judge_lines(lines: Sequence[Line], standing: Sequence[Standing]) -> Iterator[Finding]:
     """What all lines mean, each by itself and beside those of other ranks. Pure."""
+    yield from judge_standing(standing)
     yield from filter(None, map(judge_line, lines))
     yield from hangs.join_ranks(lines)
     yield from versions.find_differences(lines)
     yield from network.find_proxy(lines)
+    yield from network.find_name(lines)
 
 
 _OF_END = {
@@ -90,7 +99,7 @@ def judge_end(end: WorkerEnd) -> Finding:
         node=end.node_index,
         rank=end.rank,
         at=end.failed_at,
-        raised=end.exit_code == 1 and ": " in end.exception,
+        raised=end.exit_code in (1, -15) and ": " in end.exception,
     )
     # An exit code alone says little where its log was not read.
     weight = Weight.LIKELY if end.log else Weight.SIGN
@@ -102,9 +111,15 @@ def judge_end(end: WorkerEnd) -> Finding:
     return Finding(cause=cause, weight=weight, line=line)
 
 
+_NODE = re.compile(r"\bnode (?P<node>\d+)\b|^\S+-(?P<pod>\d+)-\w{5}: ")
+"""How a detail names a node, or its pod."""
+
+
 def judge_reason(reason: Reason | None, detail: str) -> Iterable[Finding]:
     """What the launcher's own word for a run's end means. Pure."""
-    line = Line(file="outcome.json", number=0, text=detail or str(reason))
+    node = _NODE.search(detail)
+    number = int(node["node"] or node["pod"]) if node else None
+    line = Line(file="outcome.json", number=0, text=detail or str(reason), node=number)
     told = judge_line(line) if detail else None
     if told and told.weight >= Weight.LIKELY:
         yield replace(told, weight=Weight.LIKELY)

@@ -63,6 +63,7 @@ MEANINGS: Meanings = {
     ),
     (Cause.HOST_OUT_OF_MEMORY, ROOT): (r"low on resource: memory|MemoryPressure",),
     (Cause.NODE_LOST, ROOT): (
+        r"taint node\.kubernetes\.io/(?:unreachable|not-ready|out-of-service)",
         r"NodeNotReady|NodeLost|node is not ready|DUE TO NODE (?:FAILURE|FAIL)|NODE_FAIL",
         r"[Nn]ode \S+ (?:is lost|not responding|went down|failure)|DeletionByPodGC",
         r"Kubelet stopped posting node status|node\(s\) (?:were|had) unreachable",

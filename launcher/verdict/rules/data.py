@@ -14,10 +14,11 @@ MEANINGS: Meanings = {
         r"[Dd]ata(?:loader| loading)? (?:is )?(?:stall|slow|the bottleneck)|Stale file handle",
         r"blocked for more than \d+ seconds",
     ),
+    (Cause.BAD_DATA, LIKELY): (r"JSONDecodeError|UnicodeDecodeError",),
     (Cause.BAD_DATA, SURE): (
         r"PytorchStreamReader failed (?!.*locating file constants)|invalid magic number; corrupt",
         r"unexpected EOF|UnpicklingError|image file is truncated|cannot identify image file",
-        r"central directory|Ran out of input|JSONDecodeError|UnicodeDecodeError",
+        r"central directory|Ran out of input",
         r"SafetensorError|HeaderTooLarge|InvalidHeaderDeserialization|BadZipFile|BadGzipFile",
         r"CRC (?:check )?fail|checksum (?:mismatch|failed)|[Cc]orrupt(?:ed)? (?:file|record|data)",
         r"tarfile\.ReadError|Parquet magic bytes not found|ArrowInvalid|Weights only load failed",

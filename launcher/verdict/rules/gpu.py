@@ -43,7 +43,6 @@ MEANINGS: Meanings = {
     (Cause.WRONG_ARCHITECTURE, SURE): (
         r"no kernel image is available for execution",
         r"with CUDA capability sm_\d+ is not compatible with the current PyTorch",
-        r"Torch not compiled with CUDA enabled",
         r"cannot execute binary file|wrong ELF class|PTX JIT|unsupported toolchain",
     ),
     (Cause.DRIVER_TOO_OLD, SURE): (
@@ -54,6 +53,7 @@ MEANINGS: Meanings = {
         r"provided PTX was compiled with an unsupported toolchain",
     ),
     (Cause.NO_GPU, SURE): (
+        r"Torch not compiled with CUDA enabled|doesn't have NCCL built in|attribute '_cuda_\w+'",
         r"invalid device ordinal|No CUDA GPUs are available|no CUDA-capable device is detected",
         r"Found no NVIDIA driver on your system|cudaErrorNoDevice|libcuda\.so\.1: cannot open",
         r"nvidia-container-cli: .*(?:driver error|unknown device|no NVIDIA|not loaded)",

@@ -27,8 +27,8 @@ MEANINGS: Meanings = {
         r"ranks? .* (?:is|are) in different collectives",
     ),
     (Cause.MISSING_COLLECTIVE, SURE): (
-        r"has not entered \w+ \d+",
-        r"[Rr]anks? \[?[\d, ]+\]? failed to pass monitoredBarrier",
+        r"[Rr]ank (?P<rank>\d+) has not entered \w+ \d+",
+        r"[Rr]anks? \[?(?P<rank>\d+)[\d, ]*\]? failed to pass monitoredBarrier",
         r"Expected to have finished reduction in the prior iteration",
     ),
     (Cause.MISSING_COLLECTIVE, LIKELY): (

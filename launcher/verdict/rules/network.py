@@ -54,13 +54,15 @@ MEANINGS: Meanings = {
     ),
     (Cause.MASTER_UNREACHABLE, LIKELY): (
         r"client socket has (?:timed out|failed to connect)",
-        r"[Tt]imed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined",
         r"RendezvousTimeoutError|RendezvousConnectionError|rendezvous-unreachable",
         r"The connection to the C10d store has failed",
         r"Timeout waiting for key: .*default_pg|wait timeout after \d+ms, keys: .*(?:store_based_)?"
         r"(?:barrier|rank)|Timed out initializing process group in store based barrier",
         r"no store answered|too few nodes came",
         r"DistNetworkError: .*(?:timed out|refused).*(?:29500|29400|client socket)",
+    ),
+    (Cause.MASTER_UNREACHABLE, SIGN): (
+        r"[Tt]imed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined",
     ),
     (Cause.NETWORK_CUT, SIGN): (
         r"[Cc]onnection reset by peer|[Cc]onnection closed by peer|ECONNRESET|Broken pipe",
@@ -77,6 +79,21 @@ MEANINGS: Meanings = {
         r"unsynchronized clock|clocksource: .*unstable",
     ),
 }
+
+_NO_NAME = re.compile(
+    r"addresses of \((?P<host>\S+), \d+\) cannot be retrieved \(gai error: -[235]"
+)
+
+
+def find_name(lines: Sequence[Line]) -> Iterator[Finding]:
+    """A host that was not found, and to which then no connection was even refused. Pure."""
+    for line in lines:
+        if found := _NO_NAME.search(line.text):
+            others = [other.text for other in lines if found["host"] in other.text]
+            if not any("errno: 1" in text for text in others):
+                yield Finding(cause=Cause.DNS, weight=LIKELY, line=line)
+                return
+
 
 _ASKED_BY_HTTP = re.compile(r"urlopen error|HTTPS?Connection|MaxRetryError|HTTP Error 50[234]")
 

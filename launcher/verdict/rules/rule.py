@@ -29,7 +29,10 @@ class Weight(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """``pattern`` is searched in a line; its group ``package`` is what the fix has to name."""
+    """``pattern`` is searched in a line.
+
+    Its groups may be ``package``, which the fix names, and ``rank``, the one at fault.
+    """
 
     cause: Cause
     weight: Weight
@@ -48,6 +51,8 @@ class Finding:
     weight: Weight
     line: Line
     package: str = ""
+    rank: int | None = None
+    """The rank at fault, where another one tells of it."""
 
 
 HINT, SIGN, LIKELY, SURE, ROOT = Weight

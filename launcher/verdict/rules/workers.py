@@ -12,6 +12,7 @@ MEANINGS: Meanings = {
     ),
     (Cause.WRONG_ARGUMENT, SURE): (
         r"error: (?:unrecognized arguments|the following arguments are required|argument \S+.*:)",
+        r"^ValueError: Unsupported nproc_per_node value",
         r"^(?:torchrun|launch\.py|srun|sbatch): (?:error|unrecognized option)",
         r"^(?:error|Error): no such option|^Error: No such option|^Error: Missing (?:option|argum)",
     ),
@@ -68,6 +69,8 @@ MEANINGS: Meanings = {
         r"[Ss]ignal (?:4|6|7|8|11) \(SIG(?:ILL|ABRT|BUS|FPE|SEGV)\) received by PID",
     ),
     (Cause.KILLED, SIGN): (
+        r"SignalException: Process \d+ got signal: (?:15|1|10|12)\b",
+        r"Received (?:15|SIGTERM|Signals\.SIGTERM\S*) death signal",
         r"[Ss]ignal 9 \(SIGKILL\) received by PID",
         r"^\s*(?:/\S+: line \d+: +\d+ )?Killed\b",
         r"exitcode\s*: -9 ",
@@ -76,9 +79,5 @@ MEANINGS: Meanings = {
         r"^KeyboardInterrupt\b|received Ctrl\+C|Received 2 death signal",
         r"SignalException: Process \d+ got signal: 2\b",
         r"Keyboard interrupt received|srun: interrupt \(one more within",
-    ),
-    (Cause.PREEMPTED, SIGN): (
-        r"SignalException: Process \d+ got signal: (?:15|1|10|12)\b",
-        r"Received (?:15|SIGTERM|Signals\.SIGTERM\S*) death signal",
     ),
 }
