@@ -22,6 +22,7 @@ NO_LOGS = re.compile(
 _OF_RANK = re.compile(r"attempt_\d+/(?P<rank>\d+)/|[-_./]?rank[-_]?(?P<named>\d+)\b")
 _OF_NODE = re.compile(r"\bnode[-_]?(?P<node>\d+)\b")
 _FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
+_AGENT = re.compile(r"^[IWE]\d{4} [\d:.]+ (\d+) \S*torch/distributed")
 _ATTEMPT = re.compile(r"attempt_(\d+)/")
 
 
@@ -126,10 +127,12 @@ def _judge(subject: str, lines: Sequence[Line], console: str, missing: tuple[str
             )
         )
     failure = decide_report(ends, ()) if ends else None
+    # Rank 0 is on node 0, and so are all others of the same agent.
+    agents = {found[1] for line in lines if (found := _AGENT.search(line.text))}
     return Evidence(
         subject=subject,
         failure=failure,
         lines=tuple(lines),
         missing=tuple(missing),
-        knows_nodes=any(line.node is not None for line in lines),
+        knows_nodes=len(agents) <= 1 and 0 in {**codes, **raised},
     )

@@ -14,8 +14,9 @@ from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Finding, Weight
 from launcher.verdict.scan import Line
 
-_GENERAL = (Cause.SCRIPT_ERROR, Cause.MASTER_UNREACHABLE, Cause.NCCL_ERROR)
-_GENERAL += (Cause.STOPPED_BY_USER, Cause.KILLED)
+_GENERAL = frozenset(
+    {Cause.SCRIPT_ERROR, Cause.MASTER_UNREACHABLE, Cause.NCCL_ERROR, Cause.STOPPED_BY_USER}
+)
 """What comes behind others that weigh as much."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160

@@ -80,9 +80,7 @@ MEANINGS: Meanings = {
     ),
 }
 
-_NO_NAME = re.compile(
-    r"addresses of \((?P<host>\S+), \d+\) cannot be retrieved \(gai error: -[235]"
-)
+_NO_NAME = re.compile(r"of \((?P<host>\S+), \d+\) cannot be retrieved \(gai error: -[235]")
 
 
 def find_name(lines: Sequence[Line]) -> Iterator[Finding]:
