@@ -111,8 +111,9 @@ def _judge(subject: str, lines: Sequence[Line], console: str, missing: tuple[str
     ends = []
     for rank in {**codes, **raised}:
         order, line = raised.get(rank, (len(lines), Line(file="", number=0, text="")))
-        code = codes.get(rank, 1)
-        asked = (code == -15 or line.text == "KeyboardInterrupt") and not is_own_failure(line.text)
+        interrupted, code = line.text == "KeyboardInterrupt", codes.get(rank, 1)
+        said = "" if interrupted else line.text
+        asked = (code == -15 or (interrupted and rank not in codes)) and not is_own_failure(said)
         ends.append(
             WorkerEnd(
                 attempt=0,
@@ -120,9 +121,9 @@ def _judge(subject: str, lines: Sequence[Line], console: str, missing: tuple[str
                 local_rank=rank,
                 node_index=line.node or 0,
                 exit_code=code,
-                failed_at=line.at or float(order if line.text or rank != first else -1),
+                failed_at=line.at or float(order if said or rank != first else -1),
                 cause="terminated" if asked else "signal" if code < 0 else "exit",
-                exception=line.text or name_ending(code),
+                exception=said or name_ending(code),
                 log=line.file,
             )
         )

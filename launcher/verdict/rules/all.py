@@ -35,10 +35,11 @@ def judge_line(line: Line) -> Finding | None:
     for rule in RULES:
         if (best is None or rule.weight > best.weight) and (found := rule.search.search(line.text)):
             named = found.groupdict()
+            node = int(named["node"]) if named.get("node") else line.node
             best = Finding(
                 cause=rule.cause,
                 weight=rule.weight,
-                line=line,
+                line=replace(line, node=node),
                 package=named.get("package") or "",
                 rank=int(named["rank"]) if named.get("rank") else None,
             )

@@ -51,7 +51,7 @@ MEANINGS: Meanings = {
         r"no Docker engine answers|STILL RUNNING: |^error: no cluster: ",
     ),
     (Cause.TIME_LIMIT, ROOT): (
-        r"DUE TO TIME LIMIT|DeadlineExceeded|active longer than (?:the )?specified deadline",
+        r"DUE TO TIME LIMIT|DeadlineExceeded|active longer than \w+ (?:specified )?deadline",
         r"TIMEOUT .*ExitCode|\bState=TIMEOUT\b|[Jj]ob (?:has )?reached (?:its )?time limit",
         r"its time limit (?:is|was) over|walltime .*exceeded",
     ),
@@ -65,7 +65,7 @@ MEANINGS: Meanings = {
     (Cause.NODE_LOST, ROOT): (
         r"taint node\.kubernetes\.io/(?:unreachable|not-ready|out-of-service)",
         r"NodeNotReady|NodeLost|node is not ready|DUE TO NODE (?:FAILURE|FAIL)|NODE_FAIL",
-        r"[Nn]ode \S+ (?:is lost|not responding|went down|failure)|DeletionByPodGC",
+        r"\bnode (?P<node>\d+) is lost\b|[Nn]ode \S+ (?:not responding|went down|failure)|DeletionByPodGC",
         r"Kubelet stopped posting node status|node\(s\) (?:were|had) unreachable",
         r"[Nn]ode failure on \S+|error: Node failure",
     ),

@@ -13,7 +13,8 @@ from launcher.verdict.scan import Line
 
 MEANINGS: Meanings = {
     (Cause.SHAPE_MISMATCH_IN_COLLECTIVE, SURE): (
-        r"ProcessGroupGloo::\w+: invalid tensor (?:size|type)|op\.preamble\.length <= op\.nbytes|enforce fail at .*nbytes",
+        r"ProcessGroupGloo::\w+: invalid tensor (?:size|type)",
+        r"op\.preamble\.length <= op\.nbytes|enforce fail at .*nbytes",
         r"Detected mismatch between collectives .*OpType=(\w+),.*OpType=\1\b|sizes differ in \w+",
         r"appears not to match (?:sizes|strides|shape) of the same param in process",
         r"Received data size doesn't match expected size|[Mm]essage truncated",

@@ -31,7 +31,7 @@ class Weight(enum.IntEnum):
 class Rule:
     """``pattern`` is searched in a line.
 
-    Its groups may be ``package``, which the fix names, and ``rank``, the one at fault.
+    Its groups may be ``package``, which the fix names, and ``rank`` and ``node``, those at fault.
     """
 
     cause: Cause
