@@ -137,8 +137,9 @@ def read_run(
                 x for x in reading.lines[before:] if x.rank is None and not _OF_RANK.search(x.text)
             )
             reading.lines[before:] = list(own)
-    launcher_log = run.path / protocol.LAUNCHER_LOG_FILE
-    reading.read(launcher_log, Line(file=protocol.LAUNCHER_LOG_FILE, number=0, text=""))
+    for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
+        # The target's own logs, such as a batch script's, lie in a folder of its name.
+        reading.read(path, Line(file=_inside(run, path), number=0, text=""))
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
     return Evidence(

@@ -98,8 +98,8 @@ def _judge(subject: str, lines: Sequence[Line], console: str, missing: tuple[str
     """With the workers that failed, as ``runs.failure`` judges them."""
     codes = {rank: code for rank, _, code in parse_failures(console)}
     if not codes:  # It was ended before its report.
-        said = (_FAILED.search(line.text) for line in lines)
-        codes = {int(one["rank"]): int(one["code"]) for one in said if one}
+        told = (_FAILED.search(line.text) for line in lines)
+        codes = {int(one["rank"]): int(one["code"]) for one in told if one}
     # torch stops all others as soon as it sees one that failed.
     first = next(iter(codes), None)
     raised: dict[int, tuple[int, Line]] = {}

@@ -26,6 +26,8 @@ from launcher.verdict.scan import Line
 _FAMILIES = (gpu, memory_and_disk, cluster, network, hangs, data, versions, workers)
 RULES = tuple(rule for family in _FAMILIES for rule in table(family.MEANINGS))
 """Where several fit a line equally well, the first one."""
+_OF_STARTERS = re.compile(r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception")
+"""Exceptions by which a starter tells of its workers'."""
 _WARNS = re.compile(r"\b\w*Warning: |^\[?W(?:\d{4})? |\bWARNING\b")
 
 
@@ -46,10 +48,14 @@ def judge_line(line: Line) -> Finding | None:
     if best and not line.raised and _WARNS.search(line.text):
         # The program went on after it.
         return replace(best, weight=min(best.weight, Weight.SIGN))
-    if (best is None or best.weight < Weight.LIKELY) and line.raised and is_own_failure(line.text):
+    if (best is None or best.weight < Weight.LIKELY) and _is_own(line):
         weight = Weight.SURE if line.is_own else Weight.LIKELY
         return Finding(cause=Cause.SCRIPT_ERROR, weight=weight, line=line)
     return best
+
+
+def _is_own(line: Line) -> bool:
+    return line.raised and is_own_failure(line.text) and not _OF_STARTERS.search(line.text)
 
 
 def judge_lines(lines: Sequence[Line], standing: Sequence[Standing]) -> Iterator[Finding]:

@@ -65,7 +65,8 @@ MEANINGS: Meanings = {
     (Cause.NODE_LOST, ROOT): (
         r"taint node\.kubernetes\.io/(?:unreachable|not-ready|out-of-service)",
         r"NodeNotReady|NodeLost|node is not ready|DUE TO NODE (?:FAILURE|FAIL)|NODE_FAIL",
-        r"\bnode (?P<node>\d+) is lost\b|[Nn]ode \S+ (?:not responding|went down|failure)|DeletionByPodGC",
+        r"\bnode (?P<node>\d+) is lost\b",
+        r"[Nn]ode \S+ (?:not responding|went down|failure)|DeletionByPodGC",
         r"Kubelet stopped posting node status|node\(s\) (?:were|had) unreachable",
         r"[Nn]ode failure on \S+|error: Node failure",
     ),
