@@ -12,7 +12,7 @@ from launcher.contract.errors import ExitCode, name_ending
 COLLATERAL = re.compile(
     r"closed by peer|reset by peer|refused|Broken pipe|DistNetworkError|DistStoreError"
     r"|DistBackendError|Timed out waiting|recvValue failed|sendBytes failed"
-    r"|remote process exited|ncclRemoteError|Connection closed"
+    r"|remote process exited|ncclRemoteError|Connection closed|Watchdog caught collective"
 )
 """What a worker says when another one is gone. It is not the cause."""
 

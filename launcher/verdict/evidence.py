@@ -61,8 +61,6 @@ class Evidence:
     standing: tuple[Standing, ...] = ()
     missing: tuple[str, ...] = ()
     now: str = ""
-    knows_nodes: bool = True
-    """Whether the workers of ``failure`` are told with their nodes."""
 
 
 class Reading:

@@ -42,6 +42,8 @@ _PREFIXES = (
     re.compile(r" ?(?P<node>\d+): "),  # srun --label
     re.compile(r"\[pod/\S*?-(?P<node>\d+)(?:-\w{5})?/\S+\] "),  # kubectl logs --prefix
 )
+_RANK_INSIDE = re.compile(r"\[(?:PG [^\]]*)?Rank (\d+)\]")
+"""torch's own name of it, where nothing else names it."""
 _TIMES = (
     re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"),
     re.compile(r"\b[IWEFC]()(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"),
@@ -165,6 +167,8 @@ def split_prefix(text: str) -> tuple[str, int | None, int | None]:
             text, numbers = text[found.end() :], found.groupdict()
             node = int(numbers["node"]) if numbers.get("node") else node
             rank = int(numbers["rank"]) if numbers.get("rank") else rank
+    if rank is None and (named := _RANK_INSIDE.search(text)):
+        rank = int(named[1])
     return text, node, rank
 
 

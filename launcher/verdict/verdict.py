@@ -104,9 +104,12 @@ def _place(best: Finding, line: Line, evidence: Evidence) -> tuple[int | None, i
         rank = silent[0] if len(silent) == 1 else rank
     if rank is None and best.weight < Weight.ROOT and ends:
         rank = ends[0].rank
-    of_rank = (end.node_index for end in ends if end.rank == rank and evidence.knows_nodes)
-    node = line.node if best.rank is None else None
-    return rank, next(of_rank, line.node) if node is None else node
+    if best.rank is None and line.node is not None:
+        return rank, line.node
+    # Of a fact of the machine: the node, where there is but one.
+    nodes = {end.node_index for end in ends if rank in (end.rank, None)}
+    node = nodes.pop() if len(nodes) == 1 else -1
+    return rank, line.node if node < 0 else node
 
 
 def _order(found: Iterable[Finding], first: WorkerEnd | None) -> list[Finding]:

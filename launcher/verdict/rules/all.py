@@ -26,7 +26,7 @@ from launcher.verdict.scan import Line
 _FAMILIES = (gpu, memory_and_disk, cluster, network, hangs, data, versions, workers)
 RULES = tuple(rule for family in _FAMILIES for rule in table(family.MEANINGS))
 """Where several fit a line equally well, the first one."""
-_OF_STARTERS = re.compile(r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception")
+OF_STARTERS = re.compile(r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception")
 """Exceptions by which a starter tells of its workers'."""
 _WARNS = re.compile(r"\b\w*Warning: |^\[?W(?:\d{4})? |\bWARNING\b")
 
@@ -55,7 +55,7 @@ def judge_line(line: Line) -> Finding | None:
 
 
 def _is_own(line: Line) -> bool:
-    return line.raised and is_own_failure(line.text) and not _OF_STARTERS.search(line.text)
+    return line.raised and is_own_failure(line.text) and not OF_STARTERS.search(line.text)
 
 
 def judge_lines(lines: Sequence[Line], standing: Sequence[Standing]) -> Iterator[Finding]:

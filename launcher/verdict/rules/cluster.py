@@ -1,7 +1,7 @@
 """Nodes, containers, Kubernetes, Docker, Slurm, ssh: what engines and schedulers say."""
 
 from launcher.verdict.cause import Cause
-from launcher.verdict.rules.rule import ROOT, Meanings
+from launcher.verdict.rules.rule import LIKELY, ROOT, Meanings
 
 MEANINGS: Meanings = {
     (Cause.IMAGE_PULL, ROOT): (
@@ -29,6 +29,7 @@ MEANINGS: Meanings = {
     (Cause.NO_ROOM, ROOT): (
         r"FailedScheduling|0/\d+ nodes are available|[Ii]nsufficient (?:cpu|memory|nvidia)",
         r"\bUnschedulable\b|exceeded quota|Requested node configuration is not available",
+        r"[Ii]nvalid (?:partition|qos|feature) (?:name )?spec",
         r"[Nn]ode count specification invalid|ReqNodeNotAvail|Partition(?:Node|Time)Limit",
         r"[Mm]ore processors requested than permitted|Unable to allocate resources: Requested",
         r"job (?:was )?pending .*\((?:Resources|Priority|QOS\w+|Assoc\w+)\)",
@@ -70,7 +71,6 @@ MEANINGS: Meanings = {
         r"Kubelet stopped posting node status|node\(s\) (?:were|had) unreachable",
         r"[Nn]ode failure on \S+|error: Node failure",
     ),
-    (Cause.STOPPED_BY_USER, ROOT): (
-        r"CANCELLED (?:AT|by) (?!.*DUE TO)|scancel|Job step aborted.*CANCELLED",
-    ),
+    (Cause.STOPPED_BY_USER, LIKELY): (r"CANCELLED (?:AT|by) (?!.*DUE TO)|scancel: ",),
+    (Cause.CLOCK_JUMP, ROOT): (r"(?:[Ee]xpired|[Rr]ewound) credential",),
 }

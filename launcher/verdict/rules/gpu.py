@@ -9,10 +9,10 @@ from launcher.verdict.rules.rule import ROOT, SIGN, SURE, Meanings
 _XID = r"NVRM: Xid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): "
 MEANINGS: Meanings = {
     (Cause.GPU_MEMORY_ERROR, ROOT): (
-        _XID + r"(?:48|63|64|92|94|95|171|172)\b",
+        _XID + r"(?:48|64|94|95|171|172)\b",
         r"[Uu]ncorrectable (?:DRAM |SRAM |double.bit )?ECC|uncorrectable ECC error encountered",
         r"[Dd]ouble.?[Bb]it (?:ECC )?[Ee]rror|cudaErrorECCUncorrectable",
-        r"[Rr]ow [Rr]emapp(?:er|ing).*(?:fail|pending|Yes)|[Rr]emapping [Ff]ailure",
+        r"[Rr]ow [Rr]emapp(?:er|ing).*[Ff]ail|[Rr]emapping [Ff]ailure",
     ),
     (Cause.NVLINK_FAULT, ROOT): (
         _XID + r"(?:74|14[4-9]|150|155|156)\b",
@@ -34,6 +34,10 @@ MEANINGS: Meanings = {
         r"CUDA error: (?:unspecified launch failure|the launch timed out|invalid config)",
         r"Cuda failure (?:\d+ )?'(?:an illegal memory access|unspecified launch failure)",
         r"CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED",
+    ),
+    (Cause.GPU_MEMORY_ERROR, SIGN): (
+        # Of a row that will be remapped at the next reset: jobs go on for weeks.
+        _XID + r"(?:63|92)\b",
     ),
     (Cause.CUDA_ASSERT, SIGN): (
         # A program's own fault shows itself so, and some broken GPUs do.

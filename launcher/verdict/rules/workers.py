@@ -13,7 +13,7 @@ MEANINGS: Meanings = {
     (Cause.WRONG_ARGUMENT, SURE): (
         r"error: (?:unrecognized arguments|the following arguments are required|argument \S+.*:)",
         r"^ValueError: Unsupported nproc_per_node value",
-        r"^(?:torchrun|launch\.py|srun|sbatch): (?:error|unrecognized option)",
+        r"^(?:torchrun|launch\.py): error: |^(?:srun|sbatch|scontrol): unrecognized option",
         r"^(?:error|Error): no such option|^Error: No such option|^Error: Missing (?:option|argum)",
     ),
     (Cause.MISSING_FILE, SURE): (
@@ -65,15 +65,11 @@ MEANINGS: Meanings = {
         r"free\(\): invalid|malloc\(\): |corrupted size vs\. prev_size|munmap_chunk\(\): invalid",
         r"Caught signal 11|traps: \S+.*(?:general protection|trap invalid opcode)",
         r"\bsegfault at [0-9a-f]+ ip\b",
-        r"terminate called after throwing an instance of",
-        r"[Ss]ignal (?:4|6|7|8|11) \(SIG(?:ILL|ABRT|BUS|FPE|SEGV)\) received by PID",
     ),
     (Cause.KILLED, SIGN): (
         r"SignalException: Process \d+ got signal: (?:15|1|10|12)\b",
         r"Received (?:15|SIGTERM|Signals\.SIGTERM\S*) death signal",
-        r"[Ss]ignal 9 \(SIGKILL\) received by PID",
         r"^\s*(?:/\S+: line \d+: +\d+ )?Killed\b",
-        r"exitcode\s*: -9 ",
     ),
     (Cause.STOPPED_BY_USER, LIKELY): (
         r"^KeyboardInterrupt\b|received Ctrl\+C|Received 2 death signal",
