@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +20,7 @@ MOST_LINES = 2000
 """Kept of one file: the first half of them and the last."""
 
 _TELLING = re.compile(
-    rb"error|exception|no module|low on|not responding|deadline|fail"
+    rb"^name:|error|exception|no module|low on|not responding|deadline|fail"
     rb"|fatal|kill|abort|denied|refused|unable|cannot|could not|not found"
     rb"|no such|not available|invalid|illegal|time.?out|timed out|time limit|unreach|no route"
     rb"|warn|xid|ecc |nvlink|nan\b|\binf\b|oom|out of memory|no space|quota|too many|mismatch"
@@ -40,13 +40,15 @@ _PREFIXES = (
     re.compile(r"\[(?P<node>\d+)/(?P<rank>\d+)\] ?"),  # the launcher's
     re.compile(r"\[(?:rank|default|[a-z]\w*?)(?P<rank>\d+)\]: ?"),  # torch's, torchrun's
     re.compile(r" ?(?P<node>\d+): "),  # srun --label
-    re.compile(r"\[pod/\S*?-(?P<node>\d+)(?:-\w{5})?/\S+\] "),  # kubectl logs --prefix
+    re.compile(r"\[pod/(?P<pod>[^/]+)/\S+\] "),  # kubectl logs --prefix
 )
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]*)?Rank (\d+)\]")
 """torch's own name of it, where nothing else names it."""
+_POD_NAMED = re.compile(r"^Name: +(\S+)|\bpod/(\S+)|^([a-z0-9][a-z0-9-]*-\d+) +\d+/\d+ ")
+_POD = re.compile(r"(?:-(?P<role>master|worker))?-(?P<index>\d+)$")
 _TIMES = (
     re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"),
-    re.compile(r"\b[IWEFC]()(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"),
+    re.compile(r"\b[IWEFC]()(\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"),
 )
 
 
@@ -71,6 +73,8 @@ class Line:
     frame: str = ""
     is_own: bool = False
     raised: bool = False
+    pod: str = ""
+    """The pod that it is about or of, as Kubernetes' own commands name it."""
 
 
 def read_telling(path: Path, place: Line, most_bytes: int) -> tuple[list[Line], int]:
@@ -130,12 +134,20 @@ def _keep(found: Iterable[Line]) -> list[Line]:
 def find_telling(lines: Iterable[bytes], place: Line) -> Iterator[Line]:
     """The telling lines of a text, each with its place."""
     traces: dict[tuple[int | None, int | None], tuple[str, bool]] = {}
+    described = ""
     for number, raw in enumerate(lines, 1):
         if not traces and not _TELLING.search(raw.lower()) and _TRACEBACK.encode() not in raw:
             continue
-        text, node, rank = split_prefix(raw.decode(errors="backslashreplace").rstrip("\r"))
-        who = (place.node if node is None else node, place.rank if rank is None else rank)
-        here = replace(place, number=number, node=who[0], rank=who[1])
+        text, named = split_prefix(raw.decode(errors="backslashreplace").rstrip("\r"))
+        if told := _POD_NAMED.search(text):
+            pod = told[1] or told[2] or told[3]
+            described = pod if told[1] else described
+        else:
+            pod = described
+        node = int(named["node"]) if "node" in named else place.node
+        rank = int(named["rank"]) if "rank" in named else place.rank
+        who, pod = (node, rank), named.get("pod") or pod
+        here = replace(place, number=number, node=node, rank=rank, pod=pod)
         if _TRACEBACK in text:
             traces[who] = ("", False)
         elif who in traces and text.startswith((" ", "\t")):
@@ -158,18 +170,26 @@ def place_of(file: str, line: int) -> str:
     return f"{os.path.basename(file)}:{line}"
 
 
-def split_prefix(text: str) -> tuple[str, int | None, int | None]:
-    """A line without what was put before it, and the node and rank that this names."""
-    node: int | None = None
-    rank: int | None = None
-    for prefix in _PREFIXES:
-        if found := prefix.match(text):
-            text, numbers = text[found.end() :], found.groupdict()
-            node = int(numbers["node"]) if numbers.get("node") else node
-            rank = int(numbers["rank"]) if numbers.get("rank") else rank
-    if rank is None and (named := _RANK_INSIDE.search(text)):
-        rank = int(named[1])
-    return text, node, rank
+def split_prefix(text: str) -> tuple[str, dict[str, str]]:
+    """A line without what was put before it; and what this names: ``node``, ``rank``, ``pod``."""
+    named: dict[str, str] = {}
+    while found := next(filter(None, (prefix.match(text) for prefix in _PREFIXES)), None):
+        text, named = text[found.end() :], {**found.groupdict(), **named}
+    if "rank" not in named and (inside := _RANK_INSIDE.search(text)):
+        named["rank"] = inside[1]
+    return text, named
+
+
+def name_nodes(lines: Sequence[Line]) -> list[Line]:
+    """With the node of each pod: of a job with a master, worker 0 is the second. Pure."""
+    first_worker = any(line.pod.endswith("-master-0") for line in lines)
+    placed = []
+    for line in lines:
+        if line.node is None and (found := _POD.search(line.pod)):
+            node = int(found["index"]) + (found["role"] == "worker" and first_worker)
+            line = replace(line, node=node)
+        placed.append(line)
+    return placed
 
 
 def read_time(text: str) -> float:
@@ -178,7 +198,8 @@ def read_time(text: str) -> float:
         if found := form.search(text[:120]):
             y, *rest, part = found.groups()
             with contextlib.suppress(ValueError):
-                form_of = "{}-{}-{}T{}:{}:{}+00:00".format(y or 1970, *rest)
+                month, *others = rest
+                form_of = "{}-{:0>2}-{}T{}:{}:{}+00:00".format(y or 1970, month, *others)
                 at = datetime.datetime.fromisoformat(form_of).timestamp()
                 return at + float(f"0.{part or 0}")
     return 0.0

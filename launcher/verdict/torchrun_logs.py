@@ -15,7 +15,7 @@ from launcher.plan.torchrun import parse_failures
 from launcher.runs.failure import decide_report
 from launcher.verdict.evidence import Evidence, Reading, read_error_file
 from launcher.verdict.rules.all import OF_STARTERS
-from launcher.verdict.scan import Line, read_stream
+from launcher.verdict.scan import Line, name_nodes, read_stream
 
 MOST_FILES = 2000
 NO_LOGS = re.compile(
@@ -129,6 +129,7 @@ def _judge(
     subject: str, lines: Sequence[Line], reports: Iterable[str], missing: tuple[str, ...]
 ) -> Evidence:
     """With the workers that failed, as ``runs.failure`` judges them."""
+    lines = name_nodes(lines)
     codes = _read_codes(reports, lines)
     said: dict[int, tuple[float, Line]] = {}
     for order, line in enumerate(_with_ranks(lines, codes)):

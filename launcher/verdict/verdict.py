@@ -16,6 +16,7 @@ from launcher.verdict.scan import Line
 
 _GENERAL = frozenset(
     {Cause.SCRIPT_ERROR, Cause.MASTER_UNREACHABLE, Cause.NCCL_ERROR, Cause.STOPPED_BY_USER}
+    | {Cause.CONTAINER_START}
 )
 """What comes behind others that weigh as much."""
 MOST_SHOWN = 12
@@ -104,7 +105,7 @@ def _place(best: Finding, line: Line, evidence: Evidence) -> tuple[int | None, i
         rank = silent[0] if len(silent) == 1 else rank
     if rank is None and best.weight < Weight.ROOT and ends:
         rank = ends[0].rank
-    if best.rank is None and line.node is not None:
+    if rank == line.rank and best.rank is None and line.node is not None:
         return rank, line.node
     # Of a fact of the machine: the node, where there is but one.
     nodes = {end.node_index for end in ends if rank in (end.rank, None)}
@@ -115,8 +116,8 @@ def _place(best: Finding, line: Line, evidence: Evidence) -> tuple[int | None, i
 def _order(found: Iterable[Finding], first: WorkerEnd | None) -> list[Finding]:
     """The heaviest before others; among equals the first failed worker's, then as they came."""
     all_found = list(found)
-    if first and first.cause == "hang":
-        first = None  # All were ended; who hung first says nothing.
+    if first and (first.cause == "hang" or first.is_collateral):
+        first = None  # It only followed from what another one did.
     timed = all(one.line.at for one in all_found)
 
     def key(one: Finding) -> tuple[float, ...]:

@@ -28,7 +28,7 @@ RULES = tuple(rule for family in _FAMILIES for rule in table(family.MEANINGS))
 """Where several fit a line equally well, the first one."""
 OF_STARTERS = re.compile(r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception")
 """Exceptions by which a starter tells of its workers'."""
-_WARNS = re.compile(r"\b\w*Warning: |^\[?W(?:\d{4})? |\bWARNING\b")
+_WARNS = re.compile(r"\b\w*Warning: |^\[?W\d* |NCCL INFO|\bWARNING\b")
 
 
 def judge_line(line: Line) -> Finding | None:

@@ -58,7 +58,7 @@ MEANINGS: Meanings = {
     ),
     (Cause.PREEMPTED, ROOT): (
         r"DUE TO PREEMPTION|[Pp]reempted (?:by|in order)|\bPreempting\b|DisruptionTarget",
-        r"\bEvicted\b(?!.*(?:memory|storage))|spot (?:interruption|instance)|TerminationByKubelet",
+        r"spot (?:interruption|instance)|TerminationByKubelet",
         r"due to preemption|instance-action|ACPI.*[Pp]ower [Bb]utton|PreemptionByScheduler",
         r"TaintManagerEviction|EvictionByEvictionAPI|reclaimed by",
     ),
@@ -72,5 +72,6 @@ MEANINGS: Meanings = {
         r"[Nn]ode failure on \S+|error: Node failure",
     ),
     (Cause.STOPPED_BY_USER, LIKELY): (r"CANCELLED (?:AT|by) (?!.*DUE TO)|scancel: ",),
-    (Cause.CLOCK_JUMP, ROOT): (r"(?:[Ee]xpired|[Rr]ewound) credential",),
+    (Cause.PREEMPTED, LIKELY): (r"\bEvicted\b(?!.*(?:memory|storage))",),
+    (Cause.CLOCK_JUMP, ROOT): (r"(?:[Ee]xpired|[Rr]ewound) credential|credential expired",),
 }

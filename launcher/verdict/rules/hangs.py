@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import Cause
-from launcher.verdict.rules.rule import LIKELY, SURE, Finding, Meanings, Weight
+from launcher.verdict.rules.rule import LIKELY, SURE, Finding, Meanings
 from launcher.verdict.scan import Line
 
 MEANINGS: Meanings = {
@@ -39,6 +39,7 @@ MEANINGS: Meanings = {
         r"Collective .*(?:timed out|timeout)|FlightRecorder.*[Tt]imeout",
         r"[Hh]eartbeat monitor timed out",
     ),
+    (Cause.DEADLOCK, LIKELY): (r"watchdog got stuck for|Could not acquire GIL within",),
     (Cause.NCCL_ERROR, LIKELY): (
         r"ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage",
         r"unhandled (?:system|cuda) error \(run with NCCL_DEBUG",
@@ -80,8 +81,9 @@ def join_ranks(lines: Sequence[Line]) -> Iterator[Finding]:
                 odd = min(told, key=lambda one: told[one])
                 rank = min(r for r, (_, found) in seen.items() if found[what] == odd)
                 line = replace(seen[rank][0], rank=rank)
-                yield Finding(cause=cause, weight=Weight.SURE, line=line)
-    if last and min(n for _, n in last.values()) < max(n for _, n in last.values()):
-        rank = min(last, key=lambda r: last[r][1])
-        line = replace(last[rank][0], rank=rank)
-        yield Finding(cause=Cause.MISSING_COLLECTIVE, weight=Weight.SURE, line=line)
+                yield Finding(cause=cause, weight=SURE, line=line)
+    awaited = max((int(found["number"]) for _, found in seen.values()), default=-1)
+    behind = [rank for rank, (_, number) in last.items() if number < awaited]
+    if behind:  # It never came to the one that others have waited for.
+        line = replace(last[behind[0]][0], rank=behind[0])
+        yield Finding(cause=Cause.MISSING_COLLECTIVE, weight=SURE, line=line)

@@ -14,7 +14,7 @@ MEANINGS: Meanings = {
     (Cause.VERSION_MISMATCH, SURE): (
         r"(?:NCCL|nccl).*version.*(?:mismatch|differ)|[Mm]ismatch.*NCCL version",
         r"(?:torch|CUDA|Python|driver) versions? (?:differ|mismatch)|nodes have different",
-        r"PyTorch and torchvision were compiled with different CUDA",
+        r"cuDNN version incompatib|PyTorch and torchvision were compiled with different CUDA",
         r"[Vv]ersion mismatch.*(?:between|across) (?:ranks|nodes)|the nodes differ in",
         r"A module that was compiled using NumPy 1\.x cannot be run in",
         r"^RuntimeError: (?:Couldn't load custom C\+\+ ops|operator \S+::\w+ does not exist)",
@@ -28,7 +28,7 @@ MEANINGS: Meanings = {
 }
 
 _TOLD = {
-    "NCCL": re.compile(r"NCCL version (\d[\w.+]*)"),
+    "NCCL": re.compile(r"NCCL version (\d[\d.]*)"),
     "torch": re.compile(
         r"\b(?:torch|PyTorch)(?:\.__version__|_version)?(?: version)?[ :=]+v?(\d+\.\d+[\w.+]*)"
     ),

@@ -57,6 +57,7 @@ MEANINGS: Meanings = {
         r"(?i)\bloss\b\W{0,4}(?:=|:|is)?\s*(?:tensor\()?[-+]?(?:nan|inf)\b",
         r"probability tensor contains either `inf`, `nan`",
     ),
+    (Cause.SCRIPT_ERROR, SURE): (r"Duplicate GPU detected : rank \d+ and rank \d+ both on",),
     (Cause.UNEVEN_BATCHES, SURE): (r"Detected at least one rank that exhausted inputs",),
     (Cause.EXITED_EARLY, LIKELY): (r"Connection closed by peer.*process group has been destroyed",),
     (Cause.CRASHED, LIKELY): (
