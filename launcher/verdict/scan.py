@@ -44,7 +44,9 @@ _PREFIXES = (
 )
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]*)?Rank (\d+)\]")
 """torch's own name of it, where nothing else names it."""
-_POD_NAMED = re.compile(r"^Name: +(\S+)|\bpod/(\S+)|^([a-z0-9][a-z0-9-]*-\d+) +\d+/\d+ ")
+_POD_NAMED = re.compile(
+    r"^Name: +(\S+)|\bpod/(\S+)|^([a-z0-9][a-z0-9-]*-\d+) +\d+/\d+ |pods? \"([a-z0-9-]+-\d+)\""
+)
 _POD = re.compile(r"(?:-(?P<role>master|worker))?-(?P<index>\d+)$")
 _TIMES = (
     re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"),
@@ -140,7 +142,7 @@ def find_telling(lines: Iterable[bytes], place: Line) -> Iterator[Line]:
             continue
         text, named = split_prefix(raw.decode(errors="backslashreplace").rstrip("\r"))
         if told := _POD_NAMED.search(text):
-            pod = told[1] or told[2] or told[3]
+            pod = next(filter(None, told.groups()))
             described = pod if told[1] else described
         else:
             pod = described
@@ -182,7 +184,7 @@ def split_prefix(text: str) -> tuple[str, dict[str, str]]:
 
 def name_nodes(lines: Sequence[Line]) -> list[Line]:
     """With the node of each pod: of a job with a master, worker 0 is the second. Pure."""
-    first_worker = any(line.pod.endswith("-master-0") for line in lines)
+    first_worker = any("-master-0" in line.pod + line.text for line in lines)
     placed = []
     for line in lines:
         if line.node is None and (found := _POD.search(line.pod)):

@@ -99,12 +99,12 @@ def _place(best: Finding, line: Line, evidence: Evidence) -> tuple[int | None, i
     """The rank and the node at fault, as far as they are known."""
     ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
+    if rank is None and ends and (len(ends) == 1 or line.text == ends[0].exception):
+        rank = ends[0].rank
     if best.cause is Cause.MISSING_COLLECTIVE and best.rank is None:
         # Those that came have given up; the one that had to be ended did not come.
         silent = [x.rank for x in ends if x.cause == "terminated" and ": " not in x.exception]
         rank = silent[0] if len(silent) == 1 else rank
-    if rank is None and best.weight < Weight.ROOT and ends:
-        rank = ends[0].rank
     if rank == line.rank and best.rank is None and line.node is not None:
         return rank, line.node
     # Of a fact of the machine: the node, where there is but one.
@@ -125,7 +125,9 @@ def _order(found: Iterable[Finding], first: WorkerEnd | None) -> list[Finding]:
         # What others say once it is gone: they are judged, and it came before them.
         is_after = not is_own and one.line.rank is not None and one.weight < Weight.ROOT
         is_general = one.cause in _GENERAL
-        return (is_after, -one.weight, not is_own, is_general, one.line.at if timed else 0.0)
+        nowhere = one.weight is Weight.ROOT and one.line.node is None
+        at = one.line.at if timed else 0.0
+        return (is_after, -one.weight, not is_own, is_general, nowhere, at)
 
     return sorted(all_found, key=key)
 

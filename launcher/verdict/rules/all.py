@@ -83,8 +83,8 @@ _OF_CODE = {
 _OF_REASON = {
     Reason.NODE_LOST: (Cause.NODE_LOST, Weight.LIKELY),
     Reason.PREEMPTED: (Cause.PREEMPTED, Weight.LIKELY),
-    Reason.STOP_REQUESTED: (Cause.STOPPED_BY_USER, Weight.ROOT),
-    Reason.INTERRUPTED: (Cause.STOPPED_BY_USER, Weight.ROOT),
+    Reason.STOP_REQUESTED: (Cause.STOPPED_BY_USER, Weight.LIKELY),
+    Reason.INTERRUPTED: (Cause.STOPPED_BY_USER, Weight.LIKELY),
     Reason.DISK_FULL: (Cause.DISK_FULL, Weight.ROOT),
     Reason.GPU_BUSY: (Cause.GPU_BUSY, Weight.ROOT),
     Reason.OUT_OF_MEMORY: (Cause.HOST_OUT_OF_MEMORY, Weight.ROOT),

@@ -67,11 +67,14 @@ MEANINGS: Meanings = {
         r"You requested gpu: .*But your machine only has|CUDA is not available",
         r"nproc.per.node=?gpu.*(?:no|0) GPU|Cuda is not available\.",
     ),
+    (Cause.INFINIBAND_FAULT, ROOT): (
+        r"Got async event : port error|mlx5_\w+.*(?:[Pp]ort.*(?:Down|DOWN)|[Ll]ink down)",
+    ),
     (Cause.INFINIBAND_FAULT, SURE): (
         r"ibv_(?:modify_qp|open_device|reg_mr\w*|create_qp|poll_cq|get_async_event).*failed",
         r"Got completion from peer .* with (?:error|status=)|NET/IB : .*(?:[Ee]rror|failed)",
         r"IB(?:V)?_WC_RETRY_EXC_ERR|IBV_WC_\w+_ERR|local work queue catastrophic",
-        r"mlx5_\w+.*(?:[Pp]ort.*(?:Down|DOWN)|[Ll]ink down|health (?:recovery|compromised))",
+        r"mlx5_\w+.*health (?:recovery|compromised)",
         r"NET/IB : [Nn]o device found|Call to ibv_\w+ failed|RoCE.*GID.*(?:invalid|not found)",
     ),
 }
