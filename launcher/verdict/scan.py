@@ -183,12 +183,11 @@ def split_prefix(text: str) -> tuple[str, dict[str, str]]:
 
 
 def name_nodes(lines: Sequence[Line]) -> list[Line]:
-    """With the node of each pod: of a job with a master, worker 0 is the second. Pure."""
-    first_worker = any("-master-0" in line.pod + line.text for line in lines)
+    """With the node of each pod; an operator's master is the first, worker 0 the second. Pure."""
     placed = []
     for line in lines:
         if line.node is None and (found := _POD.search(line.pod)):
-            node = int(found["index"]) + (found["role"] == "worker" and first_worker)
+            node = int(found["index"]) + (found["role"] == "worker")
             line = replace(line, node=node)
         placed.append(line)
     return placed

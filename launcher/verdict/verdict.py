@@ -87,7 +87,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
         rank=rank,
-        host=first.host if first and first.node_index == node else "",
+        host=first.host if first and first.node_index == node and first.host else line.pod,
         place=line.frame,
         fell=_fell(failure, rank),
         evidence=tuple(one.line for one in ordered[:MOST_SHOWN]),
@@ -99,7 +99,8 @@ def _place(best: Finding, line: Line, evidence: Evidence) -> tuple[int | None, i
     """The rank and the node at fault, as far as they are known."""
     ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
-    if rank is None and ends and (len(ends) == 1 or line.text == ends[0].exception):
+    is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT
+    if rank is None and ends and (is_its or line.text == ends[0].exception):
         rank = ends[0].rank
     if best.cause is Cause.MISSING_COLLECTIVE and best.rank is None:
         # Those that came have given up; the one that had to be ended did not come.
