@@ -92,7 +92,7 @@ class Reading:
         """Adds lines that were read of a file."""
         self.lines += found[: MOST_LINES - len(self.lines)]
         if passed_over:
-            self._unread.append(f"{render_bytes(passed_over)} in the middle of {file}")
+            self._unread.append(f"{render_bytes(passed_over)}B in the middle of {file}")
 
     def missing(self) -> tuple[str, ...]:
         """What was not read, in words."""
