@@ -25,7 +25,7 @@ from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.rules.standstill import Standing
-from launcher.verdict.scan import SETTING, Line, find_telling, read_telling
+from launcher.verdict.scan import SETTING, LogLine, find_telling, read_telling
 
 MOST_BYTES = 48 << 20
 """Read of all logs together; each has its share, from both ends."""
@@ -57,7 +57,7 @@ class Evidence:
     reason: Reason | None = None
     detail: str = ""
     failure: FailureReport | None = None
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LogLine, ...] = ()
     standing: tuple[Standing, ...] = ()
     missing: tuple[str, ...] = ()
     now: str = ""
@@ -72,9 +72,9 @@ class Reading:
         self._until = time.monotonic() + LIMIT_S
         self._unread: list[str] = []
         self._late = 0
-        self.lines: list[Line] = []
+        self.lines: list[LogLine] = []
 
-    def read(self, path: Path, place: Line) -> None:
+    def read(self, path: Path, place: LogLine) -> None:
         """Adds the telling lines of a file; one that cannot be read counts as missing."""
         if time.monotonic() > self._until:
             self._late += 1
@@ -88,7 +88,7 @@ class Reading:
             return
         self.add(found, place.file, passed_over)
 
-    def add(self, found: Sequence[Line], file: str, passed_over: int) -> None:
+    def add(self, found: Sequence[LogLine], file: str, passed_over: int) -> None:
         """Adds lines that were read of a file."""
         self.lines += found[: MOST_LINES - len(self.lines)]
         if passed_over:
@@ -124,12 +124,12 @@ def read_run(
     reading.lines += _tell_of_nodes(run, nodes)
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
-            reading.lines.append(Line(file=SETTING, number=0, text=f"{name} is set"))
+            reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
     for log in logs:
         _read_worker(reading, run, log, plan)
     for node, path in consoles:
         before = len(reading.lines)
-        reading.read(path, Line(file=_inside(run, path), number=0, text="", node=node))
+        reading.read(path, LogLine(file=_inside(run, path), number=0, text="", node=node))
         if logs:  # which hold the workers' lines too
             own = (
                 x for x in reading.lines[before:] if x.rank is None and not _OF_RANK.search(x.text)
@@ -137,7 +137,7 @@ def read_run(
             reading.lines[before:] = list(own)
     for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
         # The target's own logs, such as a batch script's, lie in a folder of its name.
-        reading.read(path, Line(file=_inside(run, path), number=0, text=""))
+        reading.read(path, LogLine(file=_inside(run, path), number=0, text=""))
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
     return Evidence(
@@ -193,13 +193,13 @@ def _read_worker(reading: Reading, run: RunFolder, log: WorkerLog, plan: LaunchP
     folder = run.path / log.folder
     nproc = plan.nodes[0].nproc_per_node if plan else 1
     rank = log.rank_on(log.node_index, nproc)
-    place = Line(file="", number=0, text="", node=log.node_index, rank=rank)
+    place = LogLine(file="", number=0, text="", node=log.node_index, rank=rank)
     reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
     for name in reversed(log.streams):
         reading.read(folder / name, replace(place, file=f"{log.folder}/{name}"))
 
 
-def read_error_file(path: Path, place: Line, root: Path) -> list[Line]:
+def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:
     """The lines of the exception that a worker left, with the time at which it was raised."""
     message = read_object(path).get("message")
     if not isinstance(message, dict):
@@ -214,20 +214,20 @@ def read_error_file(path: Path, place: Line, root: Path) -> list[Line]:
     return [replace(line, at=place.at) for line in found if line.raised]
 
 
-def _tell_of_nodes(run: RunFolder, nodes: Mapping[int, str]) -> Iterable[Line]:
+def _tell_of_nodes(run: RunFolder, nodes: Mapping[int, str]) -> Iterable[LogLine]:
     """What the target and the cluster said of the nodes, and clocks that have jumped."""
     name = f"{protocol.LEDGER_DIR}/{POD_LEDGER}"
     for event in read_ledger(run.path / name, POD_SOURCE):
         if _is_newest(run, event.node_index, event.incarnation):
             text = show_line(str(event.values.get("text", "")))
-            yield Line(file=name, number=0, text=text, node=event.node_index, at=event.at)
+            yield LogLine(file=name, number=0, text=text, node=event.node_index, at=event.at)
     for node, said in nodes.items():
-        yield Line(file="the target", number=0, text=show_line(said), node=node)
+        yield LogLine(file="the target", number=0, text=show_line(said), node=node)
     for place in run.incarnations():
         path = agent_ledger(run, *place)
         if jump_s := _find_jump(read_ledger(path)):
             text = f"the clock jumped by {jump_s:+.0f} s"
-            yield Line(file=_inside(run, path), number=0, text=text, node=place[0])
+            yield LogLine(file=_inside(run, path), number=0, text=text, node=place[0])
 
 
 def _find_jump(events: Sequence[LedgerEvent]) -> float:
@@ -250,7 +250,7 @@ def _read_standing(run: RunFolder, logs: Sequence[WorkerLog]) -> Iterator[Standi
                 if stacks := read_stacks(at, one.rank):
                     looked.add((node, one.rank))
                     file = _inside(run, at / STACKS.format(rank=one.rank))
-                    line = Line(file=file, number=0, text="", node=node, rank=one.rank)
+                    line = LogLine(file=file, number=0, text="", node=node, rank=one.rank)
                     frames = stacks.threads[0].frames if stacks.threads else ()
                     yield Standing(line=line, frames=frames, is_busy=one.state == "R")
     busy = {rank: share > BUSY_SHARE for rank, share in _cpu_shares(run)}
@@ -258,7 +258,7 @@ def _read_standing(run: RunFolder, logs: Sequence[WorkerLog]) -> Iterator[Standi
         rank = log.rank or 0
         if (log.node_index, rank) not in looked:
             file = f"{log.folder}/{protocol.STACKS_FILE}"
-            line = Line(file=file, number=0, text="", node=log.node_index, rank=rank)
+            line = LogLine(file=file, number=0, text="", node=log.node_index, rank=rank)
             if frames := parse_faulthandler(read_tail(run.path / file)):
                 yield Standing(line=line, frames=frames, is_busy=busy.get(rank))
 

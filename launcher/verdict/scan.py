@@ -59,7 +59,7 @@ SETTING = "settings"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class LogLine:
     """One telling line. ``number`` counts from 1 and is 0 behind a gap; ``at`` is 0 if not told.
 
     ``node`` and ``rank`` are those that wrote it. ``raised``: it names a traceback's exception,
@@ -79,7 +79,7 @@ class Line:
     """The pod that it is about or of, as Kubernetes' own commands name it."""
 
 
-def read_telling(path: Path, place: Line, most_bytes: int) -> tuple[list[Line], int]:
+def read_telling(path: Path, place: LogLine, most_bytes: int) -> tuple[list[LogLine], int]:
     """The telling lines of a file, and how many bytes of it were passed over.
 
     ``place`` says whose file it is, for lines that do not. Raises ``OSError``.
@@ -94,7 +94,7 @@ def read_telling(path: Path, place: Line, most_bytes: int) -> tuple[list[Line], 
         return tell_both(head, file.read(tail), place), size - len(head) - tail
 
 
-def read_stream(stream: BinaryIO, place: Line) -> tuple[list[Line], int, bytes]:
+def read_stream(stream: BinaryIO, place: LogLine) -> tuple[list[LogLine], int, bytes]:
     """As ``read_telling``, of what comes until its writer has ended, or Ctrl-C ends the wait.
 
     The third is the end of the text.
@@ -115,16 +115,16 @@ def read_stream(stream: BinaryIO, place: Line) -> tuple[list[Line], int, bytes]:
     return tell_both(head, tail, place), passed_over, tail or head
 
 
-def tell_both(head: bytes, tail: bytes, place: Line) -> list[Line]:
+def tell_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
     """The telling lines of a text's begin and end, those that say something new."""
     found = list(find_telling(head.split(b"\n"), place))
     behind = tail.split(b"\n")[1:]
     return _keep([*found, *(replace(line, number=0) for line in find_telling(behind, place))])
 
 
-def _keep(found: Iterable[Line]) -> list[Line]:
+def _keep(found: Iterable[LogLine]) -> list[LogLine]:
     """The first and the last of those that say something new, whatever their numbers are."""
-    new: dict[tuple[object, ...], Line] = {}
+    new: dict[tuple[object, ...], LogLine] = {}
     for line in found:
         key = (line.node, line.rank, re.sub(r"[\d.]+", "0", line.text))
         new.setdefault(key, line)
@@ -133,7 +133,7 @@ def _keep(found: Iterable[Line]) -> list[Line]:
     return kept if len(kept) <= MOST_LINES else kept[:half] + kept[-half:]
 
 
-def find_telling(lines: Iterable[bytes], place: Line) -> Iterator[Line]:
+def find_telling(lines: Iterable[bytes], place: LogLine) -> Iterator[LogLine]:
     """The telling lines of a text, each with its place."""
     traces: dict[tuple[int | None, int | None], tuple[str, bool]] = {}
     described = ""
@@ -182,7 +182,7 @@ def split_prefix(text: str) -> tuple[str, dict[str, str]]:
     return text, named
 
 
-def name_nodes(lines: Sequence[Line]) -> list[Line]:
+def name_nodes(lines: Sequence[LogLine]) -> list[LogLine]:
     """With the node of each pod; an operator's master is the first, worker 0 the second. Pure."""
     placed = []
     for line in lines:

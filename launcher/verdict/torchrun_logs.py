@@ -15,7 +15,7 @@ from launcher.plan.torchrun import parse_failures
 from launcher.runs.failure import decide_report
 from launcher.verdict.evidence import Evidence, Reading, read_error_file
 from launcher.verdict.rules.all import OF_STARTERS
-from launcher.verdict.scan import Line, name_nodes, read_stream
+from launcher.verdict.scan import LogLine, name_nodes, read_stream
 
 MOST_FILES = 2000
 NO_LOGS = re.compile(
@@ -48,14 +48,14 @@ def read_folder(folder: Path) -> Evidence:
 def read_file(path: Path) -> Evidence:
     """The evidence in one log; it raises nothing."""
     reading = Reading(1)
-    reading.read(path, Line(file=path.name, number=0, text=""))
+    reading.read(path, LogLine(file=path.name, number=0, text=""))
     return _judge(str(path), reading.lines, [_read_end(path)], reading.missing())
 
 
 def read_stdin(stream: BinaryIO) -> Evidence:
     """The evidence in what comes on ``stream``, until its end."""
     reading = Reading(1)
-    found, passed_over, tail = read_stream(stream, Line(file="stdin", number=0, text=""))
+    found, passed_over, tail = read_stream(stream, LogLine(file="stdin", number=0, text=""))
     reading.add(found, "stdin", passed_over)
     return _judge("stdin", reading.lines, [tail.decode(errors="replace")], reading.missing())
 
@@ -85,10 +85,10 @@ def _find_logs(folder: Path) -> Iterator[str]:
             yield name
 
 
-def _place_of(name: str) -> Line:
+def _place_of(name: str) -> LogLine:
     rank, node = _OF_RANK.search(name), _OF_NODE.search(name)
     number = (rank["rank"] or rank["named"]) if rank else None
-    return Line(
+    return LogLine(
         file=name,
         number=0,
         text="",
@@ -107,7 +107,7 @@ class _Code:
     node: int | None
 
 
-def _read_codes(reports: Iterable[str], lines: Iterable[Line]) -> dict[int, _Code]:
+def _read_codes(reports: Iterable[str], lines: Iterable[LogLine]) -> dict[int, _Code]:
     """By rank, those that failed first in front."""
     found: dict[int, _Code] = {}
     for text in reports:
@@ -126,12 +126,12 @@ def _read_codes(reports: Iterable[str], lines: Iterable[Line]) -> dict[int, _Cod
 
 
 def _judge(
-    subject: str, lines: Sequence[Line], reports: Iterable[str], missing: tuple[str, ...]
+    subject: str, lines: Sequence[LogLine], reports: Iterable[str], missing: tuple[str, ...]
 ) -> Evidence:
     """With the workers that failed, as ``runs.failure`` judges them."""
     lines = name_nodes(lines)
     codes = _read_codes(reports, lines)
-    said: dict[int, tuple[float, Line]] = {}
+    said: dict[int, tuple[float, LogLine]] = {}
     for order, line in enumerate(_with_ranks(lines, codes)):
         tells = line.raised or _WATCHDOG.search(line.text)
         if tells and line.rank is not None and line.text != "KeyboardInterrupt":
@@ -142,7 +142,7 @@ def _judge(
     ends = []
     interrupted = {x.rank for x in lines if x.text == "KeyboardInterrupt" and x.rank is not None}
     for order, rank in enumerate({**codes, **said, **dict.fromkeys(interrupted)}, len(lines)):
-        at, line = said.get(rank, (order, Line(file="", number=0, text="")))
+        at, line = said.get(rank, (order, LogLine(file="", number=0, text="")))
         end = codes.get(rank)
         code = end.code if end else 1
         asked = (code == -15 or end is None) and not is_own_failure(line.text)
@@ -168,7 +168,7 @@ def _judge(
     return Evidence(subject=subject, failure=failure, lines=tuple(lines), missing=tuple(missing))
 
 
-def _with_ranks(lines: Sequence[Line], codes: Mapping[int, _Code]) -> Iterator[Line]:
+def _with_ranks(lines: Sequence[LogLine], codes: Mapping[int, _Code]) -> Iterator[LogLine]:
     """The lines; an exception that no rank was named for is that of the one that ended with 1."""
     named = {line.rank for line in lines if line.raised}
     open_ranks = [rank for rank, end in codes.items() if end.code == 1 and rank not in named]

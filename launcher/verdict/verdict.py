@@ -8,15 +8,20 @@ from dataclasses import asdict, dataclass
 from launcher.contract.reasons import RunState
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
-from launcher.verdict.cause import Cause
+from launcher.verdict.cause import FailureCause
 from launcher.verdict.evidence import Evidence
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
-from launcher.verdict.rules.rule import Finding, Weight
-from launcher.verdict.scan import Line
+from launcher.verdict.rules.rule import Meaning, Weight
+from launcher.verdict.scan import LogLine
 
 _GENERAL = frozenset(
-    {Cause.SCRIPT_ERROR, Cause.MASTER_UNREACHABLE, Cause.NCCL_ERROR, Cause.STOPPED_BY_USER}
-    | {Cause.CONTAINER_START}
+    {
+        FailureCause.SCRIPT_ERROR,
+        FailureCause.MASTER_UNREACHABLE,
+        FailureCause.NCCL_ERROR,
+        FailureCause.STOPPED_BY_USER,
+    }
+    | {FailureCause.CONTAINER_START}
 )
 """What comes behind others that weigh as much."""
 MOST_SHOWN = 12
@@ -35,7 +40,7 @@ class Verdict:
 
     subject: str
     state: str
-    cause: Cause
+    cause: FailureCause
     certainty: str
     what: str
     fix: str
@@ -44,7 +49,7 @@ class Verdict:
     host: str = ""
     place: str = ""
     fell: tuple[int, ...] = ()
-    evidence: tuple[Line, ...] = ()
+    evidence: tuple[LogLine, ...] = ()
     missing: tuple[str, ...] = ()
 
     @property
@@ -95,14 +100,14 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     )
 
 
-def _place(best: Finding, line: Line, evidence: Evidence) -> tuple[int | None, int | None]:
+def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None, int | None]:
     """The rank and the node at fault, as far as they are known."""
     ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
     is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT
     if rank is None and ends and (is_its or line.text == ends[0].exception):
         rank = ends[0].rank
-    if best.cause is Cause.MISSING_COLLECTIVE and best.rank is None:
+    if best.cause is FailureCause.MISSING_COLLECTIVE and best.rank is None:
         # Those that came have given up; the one that had to be ended did not come.
         silent = [x.rank for x in ends if x.cause == "terminated" and ": " not in x.exception]
         rank = silent[0] if len(silent) == 1 else rank
@@ -114,14 +119,14 @@ def _place(best: Finding, line: Line, evidence: Evidence) -> tuple[int | None, i
     return rank, line.node if node < 0 else node
 
 
-def _order(found: Iterable[Finding], first: WorkerEnd | None) -> list[Finding]:
+def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
     """The heaviest before others; among equals the first failed worker's, then as they came."""
     all_found = list(found)
     if first and (first.cause == "hang" or first.is_collateral):
         first = None  # It only followed from what another one did.
     timed = all(one.line.at for one in all_found)
 
-    def key(one: Finding) -> tuple[float, ...]:
+    def key(one: Meaning) -> tuple[float, ...]:
         is_own = first is None or one.line.rank == first.rank
         # What others say once it is gone: they are judged, and it came before them.
         is_after = not is_own and one.line.rank is not None and one.weight < Weight.ROOT
@@ -133,13 +138,13 @@ def _order(found: Iterable[Finding], first: WorkerEnd | None) -> list[Finding]:
     return sorted(all_found, key=key)
 
 
-def _with_frame(best: Finding, found: Sequence[Finding]) -> Line:
+def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
     """The finding's line; that of the same words with the place in the code where one has it."""
     same = (one.line for one in found if one.line.text == best.line.text and one.line.frame)
     return best.line if best.line.frame else next(same, best.line)
 
 
-def _judge_certainty(best: Finding, found: Sequence[Finding]) -> str:
+def _judge_certainty(best: Meaning, found: Sequence[Meaning]) -> str:
     rivals = {one.cause for one in found if one.weight >= max(best.weight, Weight.LIKELY)}
     certainty = CERTAINTY.get(best.weight, "unclear")
     return "likely" if certainty == "certain" and rivals - {best.cause} else certainty
@@ -160,10 +165,10 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
-        cause=Cause.UNKNOWN,
+        cause=FailureCause.UNKNOWN,
         certainty="" if goes_on or evidence.state == RunState.SUCCEEDED.value else "unclear",
         what=what,
-        fix=Cause.UNKNOWN.fix,
+        fix=FailureCause.UNKNOWN.fix,
         rank=first.rank if first else None,
         node=first.node_index if first else None,
         missing=evidence.missing,

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.contract.look import Frame
-from launcher.verdict.cause import Cause
-from launcher.verdict.rules.rule import LIKELY, SIGN, Finding
-from launcher.verdict.scan import LIBRARY, Line, place_of
+from launcher.verdict.cause import FailureCause
+from launcher.verdict.rules.rule import LIKELY, SIGN, Meaning
+from launcher.verdict.scan import LIBRARY, LogLine, place_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Standing:
     ``is_busy``: it used a core meanwhile; None where nobody looked.
     """
 
-    line: Line
+    line: LogLine
     frames: tuple[Frame, ...]
     is_busy: bool | None = None
 
@@ -34,7 +34,7 @@ _KINDS = {
 """By the files of the calls between the user's code and the newest call; the first that fits."""
 
 
-def judge_standing(standing: Sequence[Standing]) -> Iterator[Finding]:
+def judge_standing(standing: Sequence[Standing]) -> Iterator[Meaning]:
     """Who keeps the others waiting: a rank outside of the collective that they are in."""
     places: dict[str, list[Standing]] = defaultdict(list)
     for one in standing:
@@ -46,22 +46,24 @@ def judge_standing(standing: Sequence[Standing]) -> Iterator[Finding]:
     elif len({_name(one) for one in waiting}) > 1:
         odd = min(waiting, key=lambda one: sum(_name(other) == _name(one) for other in waiting))
         other = next(one for one in waiting if _name(one) != _name(odd))
-        yield _find(Cause.MISMATCHED_COLLECTIVE, odd, f"rank {other.line.rank}: {_name(other)}")
+        yield _find(
+            FailureCause.MISMATCHED_COLLECTIVE, odd, f"rank {other.line.rank}: {_name(other)}"
+        )
 
 
-def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Finding:
-    cause = {"data": Cause.DATA_STALL, "wait": Cause.DEADLOCK}.get(kind)
+def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
+    cause = {"data": FailureCause.DATA_STALL, "wait": FailureCause.DEADLOCK}.get(kind)
     if cause is None:
-        cause = Cause.ENDLESS_LOOP if one.is_busy else Cause.DEADLOCK
+        cause = FailureCause.ENDLESS_LOOP if one.is_busy else FailureCause.DEADLOCK
     others = f"rank {waiting[0].line.rank}: {_name(waiting[0])}" if waiting else ""
     return _find(cause, one, others)
 
 
-def _find(cause: Cause, one: Standing, others: str) -> Finding:
+def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
     text = "; ".join(filter(None, (f"rank {one.line.rank} stands in {_name(one)}", others)))
     line = replace(one.line, text=text, frame=_own(one.frames))
-    weight = SIGN if cause is Cause.DEADLOCK and one.is_busy is None else LIKELY
-    return Finding(cause=cause, weight=weight, line=line, rank=line.rank)
+    weight = SIGN if cause is FailureCause.DEADLOCK and one.is_busy is None else LIKELY
+    return Meaning(cause=cause, weight=weight, line=line, rank=line.rank)
 
 
 def _kind_of(frames: Sequence[Frame]) -> str:

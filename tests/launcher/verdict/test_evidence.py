@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.folder import RunFolder
-from launcher.verdict.cause import Cause
+from launcher.verdict.cause import FailureCause
 from launcher.verdict.evidence import read_run
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import Verdict, decide_verdict, render_verdict
@@ -30,7 +30,7 @@ REPORT = """\
 ============================================================
 train.py FAILED
 ------------------------------------------------------------
-Root Cause (first observed failure):
+Root FailureCause (first observed failure):
 [0]:
   time      : 2026-11-25_01:44:09
   host      : n1
@@ -66,7 +66,7 @@ def test_half_a_run_without_its_plan_has_a_verdict_that_says_what_is_missing(
     tmp_path: Path,
 ) -> None:
     told = verdict_of(ended_run(tmp_path))
-    assert (told.cause, told.certainty) == (Cause.SCRIPT_ERROR, "certain")
+    assert (told.cause, told.certainty) == (FailureCause.SCRIPT_ERROR, "certain")
     assert (told.node, told.rank, told.place) == (0, 1, "train.py:12")
     assert told.fell == (0,)
     assert "plan.json is not there" in told.missing
@@ -74,7 +74,7 @@ def test_half_a_run_without_its_plan_has_a_verdict_that_says_what_is_missing(
 
 def test_an_empty_folder_has_a_verdict(tmp_path: Path) -> None:
     told = verdict_of(RunFolder(tmp_path))
-    assert (told.cause, told.certainty) == (Cause.UNKNOWN, "unclear")
+    assert (told.cause, told.certainty) == (FailureCause.UNKNOWN, "unclear")
     assert "no log of a worker or a node" in told.missing
 
 
@@ -83,7 +83,7 @@ def test_a_file_of_an_older_version_counts_as_missing(tmp_path: Path, name: str)
     run = ended_run(tmp_path)
     (run.path / name).write_text('{"schema": 0, "failure": 7}')
     told = verdict_of(run)
-    assert told.cause is Cause.SCRIPT_ERROR
+    assert told.cause is FailureCause.SCRIPT_ERROR
     assert any(name in missing for missing in told.missing)
 
 
@@ -96,7 +96,7 @@ def test_torn_ledgers_and_cut_files_are_read_as_far_as_they_go(tmp_path: Path) -
     rank = run.path / "nodes/0/0/attempt-0/rank-1"
     (rank / "error.json").write_text('{"message": {"message": "Val')
     (rank / "exit.json").write_text("")
-    assert verdict_of(run).cause is Cause.SCRIPT_ERROR
+    assert verdict_of(run).cause is FailureCause.SCRIPT_ERROR
 
 
 def test_a_clock_that_jumped_is_named_where_nothing_else_is(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_clock_that_jumped_is_named_where_nothing_else_is(tmp_path: Path) -> N
     lines = [json.dumps({**event, "at": at, "monotonic_s": since}) for at, since in times]
     ledger.write_text("\n".join(lines))
     told = verdict_of(RunFolder(tmp_path / "run"))
-    assert (told.cause, told.node) == (Cause.CLOCK_JUMP, 0)
+    assert (told.cause, told.node) == (FailureCause.CLOCK_JUMP, 0)
     assert "+3600 s" in told.what
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_may_not_be_read_is_told() -> None:
             told = verdict_of(run)
         finally:
             os.seteuid(0)
-    assert told.cause is Cause.SCRIPT_ERROR
+    assert told.cause is FailureCause.SCRIPT_ERROR
     assert "nodes/0/0/attempt-0/rank-0/stderr: Permission denied" in told.missing
 
 
@@ -161,13 +161,21 @@ def test_torchruns_own_order_does_not_hide_the_rank_that_failed_by_itself() -> N
     text = traceback(0, LOST_PEER) + traceback(1, "KeyError: 'pixels'")
     text += REPORT.format(rank=0, code=1, signal="")
     told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
-    assert (told.cause, told.rank, told.place) == (Cause.SCRIPT_ERROR, 1, "train.py:12")
+    assert (told.cause, told.rank, told.place) == (FailureCause.SCRIPT_ERROR, 1, "train.py:12")
+
+
+def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt() -> None:
+    text = (
+        traceback(0, "KeyError: 'pixels'") + "[rank1]: OSError: [Errno 28] No space left on device"
+    )
+    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    assert told.certainty == "likely"
 
 
 def test_a_killed_rank_is_told_by_torchruns_report_alone() -> None:
     text = traceback(0, LOST_PEER) + REPORT.format(rank=1, code=-9, signal="(SIGKILL)")
     told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
-    assert (told.cause, told.rank) == (Cause.KILLED, 1)
+    assert (told.cause, told.rank) == (FailureCause.KILLED, 1)
     assert told.certainty != "certain"
 
 
@@ -177,14 +185,14 @@ def test_a_folder_of_torchruns_logs_is_judged_by_its_newest_attempt(tmp_path: Pa
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text(traceback(2, f"{exception} memory. Tried to"))
     told = decide_verdict(read_folder(tmp_path))
-    assert (told.cause, told.rank) == (Cause.CUDA_OUT_OF_MEMORY, 2)
+    assert (told.cause, told.rank) == (FailureCause.CUDA_OUT_OF_MEMORY, 2)
 
 
 def test_a_log_without_a_failure_says_so(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("step 1 loss 2.0\nstep 2 loss 1.9\n")
     told = decide_verdict(read_file(log))
-    assert told.cause is Cause.UNKNOWN
+    assert told.cause is FailureCause.UNKNOWN
     assert "no line that was read tells of a failure" in told.what
 
 
@@ -199,4 +207,4 @@ def test_no_verdict_has_more_than_five_lines() -> None:
 def test_a_fifo_in_a_folder_of_logs_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.log")
     (tmp_path / "train.log").write_text(traceback(0, "ValueError: bad"))
-    assert decide_verdict(read_folder(tmp_path)).cause is Cause.SCRIPT_ERROR
+    assert decide_verdict(read_folder(tmp_path)).cause is FailureCause.SCRIPT_ERROR

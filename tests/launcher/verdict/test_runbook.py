@@ -6,15 +6,17 @@ import re
 from pathlib import Path
 
 from launcher.contract.reasons import Reason
-from launcher.verdict.cause import Cause
+from launcher.verdict.cause import FailureCause
 
 PAGE = Path(__file__).parents[3] / "docs/runbook.md"
 
 
 def test_each_cause_has_its_section_under_the_anchor_that_verdicts_link_to() -> None:
     anchors = re.findall(r"^### (\S+)$", PAGE.read_text(), re.MULTILINE)
-    assert anchors == [str(cause) for cause in Cause]
-    assert {cause.section for cause in Cause} == {f"docs/runbook.md#{name}" for name in anchors}
+    assert anchors == [str(cause) for cause in FailureCause]
+    assert {cause.section for cause in FailureCause} == {
+        f"docs/runbook.md#{name}" for name in anchors
+    }
 
 
 def test_each_section_says_how_to_be_sure_how_to_fix_it_and_how_to_avoid_it() -> None:
@@ -24,4 +26,4 @@ def test_each_section_says_how_to_be_sure_how_to_fix_it_and_how_to_avoid_it() ->
 
 
 def test_each_cause_stands_for_a_reason_and_has_a_fix() -> None:
-    assert all(cause.reason in Reason and cause.fix for cause in Cause)
+    assert all(cause.reason in Reason and cause.fix for cause in FailureCause)
