@@ -144,6 +144,11 @@ def read_collectives(folder: Path, rank: int) -> dict[str, Any]:
     return read_object(folder / COLLECTIVES.format(rank=rank))
 
 
+def render_thread(thread: ThreadStack) -> tuple[str, ...]:
+    """The calls as Python's faulthandler writes them, newest first. Pure."""
+    return tuple(f'  File "{f.file}", line {f.line} in {f.function}' for f in thread.frames)
+
+
 def cut_threads(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:
     """The main thread first, and no more than the limits. Pure."""
     found = sorted(threads, key=lambda thread: not thread.is_main)[:MOST_THREADS]

@@ -164,8 +164,6 @@ EXIT_FILE = "exit.json"
 """How the worker ended, well or not: the fields of ``WorkerEnd``, with an empty ``log``."""
 ENDED_FILE = "ended"
 """Empty; its time is when the script ended without an error. Its interpreter ends later."""
-STACKS_FILE = "stacks.txt"
-"""Python stacks of all threads, written when the watchdog found the worker hanging."""
 
 # -- stopping is a conversation; all three files lie in NODE_DIR ---------------------------------
 STOP_READY_FILE = "stop-ready"

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher.agent.worker_exit import read_ends, read_tail
+from launcher.agent.worker_exit import read_ends
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
-from launcher.contract.look import STACKS, Frame, look_dir, read_looks, read_stacks
 from launcher.contract.reasons import Reason
 from launcher.contract.records import read_object
 from launcher.contract.worker_end import WorkerEnd, show_line
@@ -24,6 +23,7 @@ from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
+from launcher.verdict.looks import Looks
 from launcher.verdict.rules.standstill import Standing
 from launcher.verdict.scan import SETTING, LogLine, find_telling, read_telling
 
@@ -38,8 +38,6 @@ _OF_RANK = re.compile(r"\brank \d+: ")
 """In an agent's line: it repeats what a worker's own files tell."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 MOST_MISSING = 3
-BUSY_SHARE = 0.3
-"""Of a core; a rank that used more of it while it hung was computing."""
 JUMP_S = 5.0
 """A wall clock that moved so much against the monotonic one has jumped."""
 
@@ -118,10 +116,12 @@ def read_run(
     failure = outcome.failure if outcome else None
     with contextlib.suppress(OSError, ValueError):
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
-    logs = list(_newest(run.worker_logs()))
-    consoles = [(n, path) for (n, i), path in run.consoles() if _is_newest(run, n, i)]
+    newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
+    looks = Looks(run, newest, logs)
+    consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = Reading(2 * len(logs) + len(consoles) + 1)
-    reading.lines += _tell_of_nodes(run, nodes)
+    reading.lines += _tell_of_nodes(run, nodes, newest)
+    reading.lines += looks.recorded()
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
             reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
@@ -147,7 +147,7 @@ def read_run(
         detail=outcome.detail if outcome else "",
         failure=failure,
         lines=tuple(reading.lines),
-        standing=tuple(_read_standing(run, logs)),
+        standing=tuple(looks.standing()),
         missing=(*missing, *reading.missing()),
         now="" if outcome else tell_now(run, time.time()),
     )
@@ -181,10 +181,6 @@ def _newest(logs: Sequence[WorkerLog]) -> Iterator[WorkerLog]:
     return (log for log in logs if last[log.node_index] == (log.incarnation, log.attempt))
 
 
-def _is_newest(run: RunFolder, node_index: int, incarnation: int) -> bool:
-    return (node_index, incarnation + 1) not in run.incarnations()
-
-
 def _inside(run: RunFolder, path: Path) -> str:
     return str(path.relative_to(run.path))
 
@@ -214,11 +210,13 @@ def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:
     return [replace(line, at=place.at) for line in found if line.raised]
 
 
-def _tell_of_nodes(run: RunFolder, nodes: Mapping[int, str]) -> Iterable[LogLine]:
+def _tell_of_nodes(
+    run: RunFolder, nodes: Mapping[int, str], newest: Mapping[int, int]
+) -> Iterable[LogLine]:
     """What the target and the cluster said of the nodes, and clocks that have jumped."""
     name = f"{protocol.LEDGER_DIR}/{POD_LEDGER}"
     for event in read_ledger(run.path / name, POD_SOURCE):
-        if _is_newest(run, event.node_index, event.incarnation):
+        if newest.get(event.node_index, event.incarnation) == event.incarnation:
             text = show_line(str(event.values.get("text", "")))
             yield LogLine(file=name, number=0, text=text, node=event.node_index, at=event.at)
     for node, said in nodes.items():
@@ -237,55 +235,10 @@ def _find_jump(events: Sequence[LedgerEvent]) -> float:
     return next((step for step in steps if abs(step) > JUMP_S), 0.0)
 
 
-def _read_standing(run: RunFolder, logs: Sequence[WorkerLog]) -> Iterator[Standing]:
-    """Where the ranks stood when they were last looked at, of the newest attempt."""
-    looked: set[tuple[int, int]] = set()
-    for node, incarnation in run.incarnations():
-        if not _is_newest(run, node, incarnation):
-            continue
-        folder = run.node_dir(node, incarnation)
-        for look in read_looks(folder)[-1:]:
-            at = look_dir(folder, look.id)
-            for one in look.ranks:
-                if stacks := read_stacks(at, one.rank):
-                    looked.add((node, one.rank))
-                    file = _inside(run, at / STACKS.format(rank=one.rank))
-                    line = LogLine(file=file, number=0, text="", node=node, rank=one.rank)
-                    frames = stacks.threads[0].frames if stacks.threads else ()
-                    yield Standing(line=line, frames=frames, is_busy=one.state == "R")
-    busy = {rank: share > BUSY_SHARE for rank, share in _cpu_shares(run)}
-    for log in logs:
-        rank = log.rank or 0
-        if (log.node_index, rank) not in looked:
-            file = f"{log.folder}/{protocol.STACKS_FILE}"
-            line = LogLine(file=file, number=0, text="", node=log.node_index, rank=rank)
-            if frames := parse_faulthandler(read_tail(run.path / file)):
-                yield Standing(line=line, frames=frames, is_busy=busy.get(rank))
-
-
-def _cpu_shares(run: RunFolder) -> Iterator[tuple[int, float]]:
-    for place in run.incarnations():
-        for event in read_ledger(agent_ledger(run, *place)):
-            if event.name == "hang":
-                yield int(event.values.get("rank", 0)), float(event.values.get("cpu_share", 0))
-
-
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.M)
-
-
-def parse_faulthandler(text: str) -> tuple[Frame, ...]:
-    """The calls of the main thread, the newest first."""
-    _, found, stack = text.partition("Current thread ")
-    frames = _FRAME.finditer(stack.partition("\n\n")[0]) if found else ()
-    return tuple(Frame(function=f["function"], file=f["file"], line=int(f["line"])) for f in frames)
-
-
 def tell_now(run: RunFolder, now: float) -> str:
     """What a run that goes on does, by its nodes' ledgers; empty where they tell nothing."""
     told = []
-    for node, incarnation in run.incarnations():
-        if not _is_newest(run, node, incarnation):
-            continue
+    for node, incarnation in dict(run.incarnations()).items():
         events = read_ledger(agent_ledger(run, node, incarnation))
         last = next((e for e in reversed(events) if e.name != "worker-ended"), None)
         if last is None or last.name not in _DOING:

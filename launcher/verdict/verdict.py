@@ -13,6 +13,7 @@ from launcher.verdict.evidence import Evidence
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Meaning, Weight
 from launcher.verdict.scan import LogLine
+from launcher.verdict.stacks import name_ranks
 
 _GENERAL = frozenset(
     {
@@ -205,15 +206,3 @@ def render_line(told: Verdict) -> str:
 def _cut(text: str) -> str:
     shown = show_line(text)
     return shown if len(shown) <= LINE_CHARACTERS else f"{shown[: LINE_CHARACTERS - 3]}..."
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``ranks 0-2, 5``."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    told = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-    return f"rank{'s' if len(ranks) > 1 else ''} {told}"
