@@ -25,7 +25,7 @@ from launcher.verdict.rules.standstill import Standing
 from launcher.verdict.scan import LogLine
 
 OLDER_STACKS = "stacks.txt"
-"""What agents before 0.2 left of a hang, by faulthandler, in the worker's folder."""
+"""What older agents left of a hang, by faulthandler, in the worker's folder."""
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.M)
 
 

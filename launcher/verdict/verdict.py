@@ -16,13 +16,11 @@ from launcher.verdict.scan import LogLine
 from launcher.verdict.stacks import name_ranks
 
 _GENERAL = frozenset(
-    {
-        FailureCause.SCRIPT_ERROR,
-        FailureCause.MASTER_UNREACHABLE,
-        FailureCause.NCCL_ERROR,
-        FailureCause.STOPPED_BY_USER,
-    }
-    | {FailureCause.CONTAINER_START}
+    (
+        *(FailureCause.SCRIPT_ERROR, FailureCause.MASTER_UNREACHABLE, FailureCause.NCCL_ERROR),
+        *(FailureCause.STOPPED_BY_USER, FailureCause.CONTAINER_START),
+        FailureCause.MISSING_COLLECTIVE,
+    )
 )
 """What comes behind others that weigh as much."""
 MOST_SHOWN = 12

@@ -28,11 +28,12 @@ MEANINGS: Meanings = {
         r"ranks? .* (?:is|are) in different collectives",
     ),
     (FailureCause.MISSING_COLLECTIVE, SURE): (
-        r"[Rr]ank (?P<rank>\d+) has not entered \w+ \d+",
         r"[Rr]anks? \[?(?P<rank>\d+)[\d, ]*\]? failed to pass monitoredBarrier",
         r"Expected to have finished reduction in the prior iteration",
     ),
     (FailureCause.MISSING_COLLECTIVE, LIKELY): (
+        # It may compute, or wait for something else: its stack tells.
+        r"[Rr]anks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+",
         r"Watchdog caught collective operation timeout",
         r"[Tt]imed out waiting \d+ms for (?:recv|send) operation",
         r"Some NCCL operations have failed or timed out",

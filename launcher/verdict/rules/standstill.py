@@ -60,7 +60,7 @@ def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
 
 
 def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
-    text = "; ".join(filter(None, (f"rank {one.line.rank} stands in {_name(one)}", others)))
+    text = "; ".join(filter(None, (f"rank {one.line.rank} stands at {_name(one)}", others)))
     line = replace(one.line, text=text, frame=_own(one.frames))
     weight = SIGN if cause is FailureCause.DEADLOCK and one.is_busy is None else LIKELY
     return Meaning(cause=cause, weight=weight, line=line, rank=line.rank)
@@ -86,6 +86,7 @@ def _name(one: Standing) -> str:
     called = ""
     for frame in one.frames:
         if not LIBRARY.search(frame.file):
-            return f"{called or frame.function} <- {place_of(frame.file, frame.line)}"
+            place = place_of(frame.file, frame.line)
+            return f"{called} <- {place}" if called else place
         called = frame.function if frame.function != "wrapper" else called
     return called

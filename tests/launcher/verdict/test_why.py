@@ -52,6 +52,30 @@ def test_a_killed_rank_is_likely_but_not_certainly_that(launcher: Runner) -> Non
     assert told["runbook"] == "docs/runbook.md#killed"
 
 
+WAITS_FOR_A_LOCK = """\
+import datetime, threading
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))
+optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
+lock = threading.Lock()
+for step in range(100):
+    optimizer.step()
+    if step == 50 and dist.get_rank() == 1:
+        lock.acquire()
+        lock.acquire()
+    dist.all_reduce(torch.ones(4))
+"""
+
+
+def test_of_a_hang_the_rank_is_named_that_the_others_wait_for(launcher: Runner) -> None:
+    launcher.write(WAITS_FOR_A_LOCK, TWO)
+    launcher(*LOCAL, "--set", "agent.hang_min_s=3", "--set", "agent.hang_max_s=4")
+    headline, where, *_ = launcher("why").stdout.splitlines()
+    assert "deadlock, likely: rank 1 stands at train.py:10; rank 0: all_reduce" in headline
+    assert where == "  where: rank 1 on node 0, train.py:10"
+    assert "rank 1 has not entered all_reduce" in launcher("why", "--evidence").stdout
+
+
 def test_a_run_that_goes_on_is_told_to_and_a_part_of_its_folder_too(launcher: Runner) -> None:
     launcher.write(WAITING)
     launcher(*LOCAL, "--detach")
