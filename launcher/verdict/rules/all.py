@@ -109,7 +109,8 @@ def judge_end(end: WorkerEnd) -> Meaning:
         raised=end.exit_code in (1, -15) and ": " in end.exception,
     )
     # An exit code alone says little where its log was not read.
-    weight = Weight.LIKELY if end.log else Weight.SIGN
+    # SIGABRT is how C++ ends a process, whatever the reason is.
+    weight = Weight.LIKELY if end.log and end.exit_code != -6 else Weight.SIGN
     cause = _OF_CODE.get(end.exit_code, FailureCause.SCRIPT_ERROR)
     cause, weight = _OF_END.get(end.cause, (cause, weight))
     told = judge_line(line)

@@ -33,9 +33,9 @@ MEANINGS: Meanings = {
         r"[Nn]ode count specification invalid|ReqNodeNotAvail|Partition(?:Node|Time)Limit",
         r"[Mm]ore processors requested than permitted|Unable to allocate resources: Requested",
         r"job (?:was )?pending .*\((?:Resources|Priority|QOS\w+|Assoc\w+)\)",
-        r"of \d+ hosts can be used",
         r"couldn't assign flavors|untolerated taint|[Nn]ot enough .*(?:slots|resources)",
     ),
+    (FailureCause.NO_ROOM, LIKELY): (r"of \d+ hosts can be used",),
     (FailureCause.NOT_ALLOWED, ROOT): (
         r"is forbidden: User|cannot (?:create|get|list|patch|delete) resource|violates PodSecurity",
         r"admission webhook \S+ denied|Invalid account or account/partition|Job violates account",
