@@ -198,7 +198,7 @@ def render_verdict(told: Verdict, *, evidence: bool = False) -> str:
 def render_line(told: Verdict) -> str:
     """The verdict in one line, for the record of a failed run."""
     where = f", {told.where}" if told.where else ""
-    return f"{told.cause} ({told.certainty}){where}; {told.cause.section}"
+    return f"{told.cause} ({told.certainty}){where}; fix: {told.fix}; {told.cause.section}"
 
 
 def _cut(text: str) -> str:

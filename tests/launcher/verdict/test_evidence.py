@@ -17,7 +17,7 @@ from launcher.runs.folder import RunFolder
 from launcher.verdict.cause import FailureCause
 from launcher.verdict.evidence import read_run
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
-from launcher.verdict.verdict import Verdict, decide_verdict, render_verdict
+from launcher.verdict.verdict import Verdict, decide_verdict, render_line, render_verdict
 
 TRACEBACK = """\
 [rank{rank}]: Traceback (most recent call last):
@@ -170,6 +170,12 @@ def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt() -> None:
     )
     told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
     assert told.certainty == "likely"
+
+
+def test_the_line_that_ends_a_failed_run_names_the_fix() -> None:
+    said = "RuntimeError: unable to allocate shared memory(shm) for file </torch_7>: Success (0)"
+    told = decide_verdict(read_stdin(io.BytesIO(said.encode())))
+    assert "fix: --set resources.shm=8Gi" in render_line(told)
 
 
 def test_a_killed_rank_is_told_by_torchruns_report_alone() -> None:

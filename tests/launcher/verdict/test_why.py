@@ -27,7 +27,8 @@ def last_line(text: str) -> str:
 def test_the_last_line_of_a_failed_run_is_its_verdict(launcher: Runner) -> None:
     launcher.write(ONE_RAISES, TWO)
     done = launcher(*LOCAL)
-    told = "missing-file (certain), rank 1 on node 0, train.py:3; docs/runbook.md#missing-file"
+    told = "missing-file (certain), rank 1 on node 0, train.py:3; fix: name a path that every node"
+    told += " has, or mount it; docs/runbook.md#missing-file"
     assert last_line(done.stderr).startswith(f"  why          {told}; ")
     assert launcher.outcome["verdict"] == told
     assert told in launcher("status").stdout
