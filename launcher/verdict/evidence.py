@@ -187,7 +187,7 @@ def _inside(run: RunFolder, path: Path) -> str:
 
 def _read_worker(reading: Reading, run: RunFolder, log: WorkerLog, plan: LaunchPlan | None) -> None:
     folder = run.path / log.folder
-    nproc = plan.nodes[0].nproc_per_node if plan else 1
+    nproc = plan.nodes[0].nproc_per_node if plan and plan.nodes else 1
     rank = log.rank_on(log.node_index, nproc)
     place = LogLine(file="", number=0, text="", node=log.node_index, rank=rank)
     reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -69,27 +70,23 @@ class Looks:
         """What is wrong between the ranks' collectives, worst first."""
         traces: dict[int, dict[str, Any]] = {}
         places: dict[int, LogLine] = {}
+        at = 0.0
         for log in self._logs:
             if trace := read_object(self._run.path / log.folder / FAILED_COLLECTIVES):
                 file, rank = f"{log.folder}/{FAILED_COLLECTIVES}", log.rank or 0
                 place = LogLine(file=file, number=0, text="", node=log.node_index, rank=rank)
                 traces[rank], places[rank] = trace, place
+                with contextlib.suppress(OSError):
+                    at = max(at, (self._run.path / file).stat().st_mtime)
         for node, look in self._looks.items():
             for one in look.ranks:
                 trace = read_collectives(self._run.path / self._places[node].file, one.rank)
                 if trace and one.rank not in traces:
                     traces[one.rank], places[one.rank] = trace, self._places[node]
-        at = max((look.at for look in self._looks.values()), default=0.0)
-        for finding in join_recorders(traces, at or _newest_call(traces)):
+        at = max((at, *(look.at for look in self._looks.values())))
+        for finding in join_recorders(traces, at):
             place, rank = places[finding.ranks[0]], finding.ranks[0]
             yield LogLine(file=place.file, number=0, text=finding.text, node=place.node, rank=rank)
-
-
-def _newest_call(traces: Mapping[int, Mapping[str, Any]]) -> float:
-    """In place of a look's time: that of the last call, and a while."""
-    calls = (entry for trace in traces.values() for entry in trace.get("entries", ()))
-    found = (call.get("time_created_ns", 0) for call in calls if isinstance(call, dict))
-    return max(found, default=0) / 1e9 + 60
 
 
 def parse_faulthandler(text: str) -> tuple[Frame, ...]:
