@@ -92,9 +92,11 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node and first.host else line.pod,
-        place=line.frame,
+        place=line.frame if line.rank in (rank, None) else "",
         fell=_fell(failure, rank),
-        evidence=tuple(one.line for one in ordered[:MOST_SHOWN]),
+        evidence=tuple({(x.line.rank, x.line.text): x.line for x in reversed(ordered)}.values())[
+            : -MOST_SHOWN - 1 : -1
+        ],
         missing=evidence.missing,
     )
 

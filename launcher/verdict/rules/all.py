@@ -114,8 +114,9 @@ def judge_end(end: WorkerEnd) -> Meaning:
     cause = _OF_CODE.get(end.exit_code, FailureCause.SCRIPT_ERROR)
     cause, weight = _OF_END.get(end.cause, (cause, weight))
     told = judge_line(line)
-    if told and told.weight >= min(weight, Weight.LIKELY):
-        return told if told.weight >= weight else replace(told, weight=weight)
+    if told and (end.is_collateral or told.weight >= min(weight, Weight.LIKELY)):
+        is_weak = told.weight < weight and not end.is_collateral
+        return replace(told, weight=weight) if is_weak else told
     return Meaning(cause=cause, weight=weight, line=line)
 
 

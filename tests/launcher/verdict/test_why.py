@@ -42,7 +42,7 @@ def test_why_tells_the_rank_that_failed_first_and_what_fell_with_it(launcher: Ru
     assert where == "  where: rank 1 on node 0, train.py:3"
     assert fix.endswith("docs/runbook.md#missing-file")
     assert fell == "  fell with it: rank 0"
-    assert "rank-1/stderr:4: FileNotFoundError" in launcher("why", "--evidence").stdout
+    assert "rank-1/error.json:4: FileNotFoundError" in launcher("why", "--evidence").stdout
 
 
 def test_a_killed_rank_is_likely_but_not_certainly_that(launcher: Runner) -> None:
