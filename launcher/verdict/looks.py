@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.agent.worker_exit import read_tail
+from launcher.agent.worker_exit import read_error, read_tail
 from launcher.contract.look import (
     FAILED_COLLECTIVES,
     STACKS,
@@ -19,6 +19,7 @@ from launcher.contract.look import (
     read_stacks,
 )
 from launcher.contract.records import read_object
+from launcher.contract.worker_end import COLLATERAL
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.verdict.collectives import join_recorders
@@ -75,6 +76,8 @@ class Looks:
             if trace := read_object(self._run.path / log.folder / FAILED_COLLECTIVES):
                 file, rank = f"{log.folder}/{FAILED_COLLECTIVES}", log.rank or 0
                 place = LogLine(file=file, number=0, text="", node=log.node_index, rank=rank)
+                if COLLATERAL.search(read_error(self._run.path / log.folder)):
+                    _open_last(trace)
                 traces[rank], places[rank] = trace, place
                 with contextlib.suppress(OSError):
                     at = max(at, (self._run.path / file).stat().st_mtime)
@@ -87,6 +90,14 @@ class Looks:
         for finding in join_recorders(traces, at):
             place, rank = places[finding.ranks[0]], finding.ranks[0]
             yield LogLine(file=place.file, number=0, text=finding.text, node=place.node, rank=rank)
+
+
+def _open_last(trace: dict[str, Any]) -> None:
+    """Marks the call that failed as not over, which torch counts as over once it has timed out."""
+    entries = trace.get("entries")
+    last = entries[-1] if isinstance(entries, list) and entries else None
+    if isinstance(last, dict):
+        last.update(retired=False, state="scheduled")
 
 
 def parse_faulthandler(text: str) -> tuple[Frame, ...]:
