@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from launcher.contract.protocol import LOOK_FILE as LOOK_FILE
+from launcher.contract.protocol import LOOK_REQUEST as LOOK_REQUEST
+from launcher.contract.protocol import LOOKS_DIR
 from launcher.contract.records import parse_record, read_object
 
-LOOK_REQUEST = "look-request"
-"""In the node's folder, written atomically: the fields of ``LookRequest``. The agent removes it."""
-LOOKS_DIR = "looks"
-LOOK_FILE = "look.json"
-"""The fields of ``Look``; once it is there, all else of the look is."""
 STACKS = "rank-{rank}.stacks.json"
 """The fields of ``RankStacks``."""
 COLLECTIVES = "rank-{rank}.collectives.json"

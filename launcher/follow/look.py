@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from launcher.runs.folder import RunFolder, write_atomically
 LIMIT_S = 5.0
 """How long the nodes have for an answer, and whoever asks waits."""
 POLL_S = 0.05
+_FILE = re.compile(r"[a-z0-9.-]{1,80}\.json")
 NOT_STARTED = "it has not started its workers yet"
 NO_ANSWER = "its agent does not answer"
 
@@ -56,6 +58,22 @@ def has_look(node_dir: Path, request: LookRequest) -> bool:
         return look.LOOK_FILE in os.listdir(look.look_dir(node_dir, request.id))
     except OSError:
         return False
+
+
+def keep_look(run: RunFolder, index: int, id: str, files: Mapping[str, str]) -> str:
+    """Writes a look that came from elsewhere into the run's folder; why it cannot be read, if so.
+
+    ``files`` are texts by the names of the look's files.
+    """
+    if look.LOOK_FILE not in files:
+        return NO_ANSWER
+    numbers = [number for node, number in run.incarnations() if node == index]
+    folder = look.look_dir(run.node_dir(index, max(numbers, default=0)), id)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in sorted(files.items(), key=lambda item: item[0] == look.LOOK_FILE):
+        if _FILE.fullmatch(name):
+            write_atomically(folder / name, text)
+    return ""
 
 
 def _explain(silent: Mapping[int, Path]) -> dict[int, str]:

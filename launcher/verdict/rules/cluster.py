@@ -73,5 +73,8 @@ MEANINGS: Meanings = {
     ),
     (FailureCause.STOPPED_BY_USER, LIKELY): (r"CANCELLED (?:AT|by) (?!.*DUE TO)|scancel: ",),
     (FailureCause.PREEMPTED, LIKELY): (r"\bEvicted\b(?!.*(?:memory|storage))",),
-    (FailureCause.CLOCK_JUMP, ROOT): (r"(?:[Ee]xpired|[Rr]ewound) credential|credential expired",),
+    (FailureCause.CLOCK_JUMP, ROOT): (
+        r"(?:[Ee]xpired|[Rr]ewound) credential|credential expired",
+        r"its clock is \d+ s (?:ahead|behind)",
+    ),
 }

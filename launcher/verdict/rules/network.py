@@ -70,6 +70,7 @@ MEANINGS: Meanings = {
         r"[Ss]ocket [Tt]imeout|recvValue failed|sendBytes failed|failed to recv, got 0 bytes",
         r"Network is unreachable|NETDEV WATCHDOG|[Ll]ink is [Dd]own",
     ),
+    (FailureCause.NETWORK_CUT, LIKELY): (r"^\[agent\] store-lost",),
     (FailureCause.NETWORK_CUT, ROOT): (
         r"kernel: .*(?:NIC Link is Down|[Ll]ost carrier)|NETDEV WATCHDOG: \S+ .*timed out",
     ),
