@@ -61,7 +61,7 @@ class Evidence:
     now: str = ""
 
 
-class Reading:
+class LogReading:
     """Reads many logs within one budget of bytes and time, and keeps count of what it could not."""
 
     def __init__(self, files: int) -> None:
@@ -119,7 +119,7 @@ def read_run(
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     looks = Looks(run, newest, logs)
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
-    reading = Reading(2 * len(logs) + len(consoles) + 1)
+    reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
     reading.lines += looks.recorded()
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
@@ -185,7 +185,9 @@ def _inside(run: RunFolder, path: Path) -> str:
     return str(path.relative_to(run.path))
 
 
-def _read_worker(reading: Reading, run: RunFolder, log: WorkerLog, plan: LaunchPlan | None) -> None:
+def _read_worker(
+    reading: LogReading, run: RunFolder, log: WorkerLog, plan: LaunchPlan | None
+) -> None:
     folder = run.path / log.folder
     nproc = plan.nodes[0].nproc_per_node if plan and plan.nodes else 1
     rank = log.rank_on(log.node_index, nproc)

@@ -13,7 +13,7 @@ from launcher.contract.errors import name_ending
 from launcher.contract.worker_end import WorkerEnd, is_own_failure
 from launcher.plan.torchrun import parse_failures
 from launcher.runs.failure import decide_report
-from launcher.verdict.evidence import Evidence, Reading, read_error_file
+from launcher.verdict.evidence import Evidence, LogReading, read_error_file
 from launcher.verdict.rules.all import OF_STARTERS
 from launcher.verdict.scan import LogLine, name_nodes, read_stream
 
@@ -32,7 +32,7 @@ _ATTEMPT = re.compile(r"attempt_(\d+)/")
 def read_folder(folder: Path) -> Evidence:
     """The evidence in a folder of logs, of the newest attempt where torchrun made several."""
     files = list(_find_logs(folder))
-    reading = Reading(len(files))
+    reading = LogReading(len(files))
     reports = []
     for name in files:
         path, place = folder / name, _place_of(name)
@@ -47,14 +47,14 @@ def read_folder(folder: Path) -> Evidence:
 
 def read_file(path: Path) -> Evidence:
     """The evidence in one log; it raises nothing."""
-    reading = Reading(1)
+    reading = LogReading(1)
     reading.read(path, LogLine(file=path.name, number=0, text=""))
     return _judge(str(path), reading.lines, [_read_end(path)], reading.missing())
 
 
 def read_stdin(stream: BinaryIO) -> Evidence:
     """The evidence in what comes on ``stream``, until its end."""
-    reading = Reading(1)
+    reading = LogReading(1)
     found, passed_over, tail = read_stream(stream, LogLine(file="stdin", number=0, text=""))
     reading.add(found, "stdin", passed_over)
     return _judge("stdin", reading.lines, [tail.decode(errors="replace")], reading.missing())

@@ -88,5 +88,5 @@ def _name(one: Standing) -> str:
         if not LIBRARY.search(frame.file):
             place = place_of(frame.file, frame.line)
             return f"{called} <- {place}" if called else place
-        called = frame.function if frame.function != "wrapper" else called
+        called = called if frame.function.endswith("wrapper") else frame.function
     return called
