@@ -163,7 +163,7 @@ ERROR_FILE = "error.json"
 EXIT_FILE = "exit.json"
 """How the worker ended, well or not: the fields of ``WorkerEnd``, with an empty ``log``."""
 ENDED_FILE = "ended"
-"""Empty; its time is when the script ended without an error. Its interpreter ends later."""
+"""The exit code with which the script ended by itself, at that time. Its interpreter ends later."""
 LOOK_REQUEST = "look-request"
 """Written atomically by whoever asks for a look at the workers: the fields of ``LookRequest`` of
 ``contract/look``. The agent removes it."""

@@ -16,7 +16,12 @@ from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
 from launcher.follow.console import Console
 from launcher.follow.nodes import FOLDER_REMOVED
 from launcher.follow.prefix import prefix_of
-from launcher.follow.requests import count_nodes, is_stop_requested, take_scale_request
+from launcher.follow.requests import (
+    count_nodes,
+    count_returned,
+    is_stop_requested,
+    take_scale_request,
+)
 from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import Target
 from launcher.job.quantity import render_bytes
@@ -261,7 +266,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
     failure = read_report(run, plan) if has_failed else None
     nodes = read_outcomes_of(run, plan) if plan.agent is not None else ()
     end = decide_reason(seen, nodes, failure.first if failure else None)
-    reason, detail = end.reason, end.detail
+    reason, detail = end.reason, plan.tell_outside(end.detail)
     if plan.agent and reason is Reason.DISK_FULL and reason not in {node.reason for node in nodes}:
         # The node's disk had no room for its own words.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
@@ -271,6 +276,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         told = f"the limit is {render_bytes(limit)}; fix: {fix}"
         detail = f"{told}; {detail}" if detail else told
     finished_at = end.finished_at or now
+    started_again = sum(node.incarnation - plan.attempt for node in plan.nodes)
     outcome = replace(
         end,
         detail=detail,
@@ -286,7 +292,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},
-        replaced_nodes=sum(node.incarnation - plan.attempt for node in plan.nodes),
+        replaced_nodes=max(0, started_again - count_returned(run)),
     )
     if has_failed and run.path.exists():
         outcome = replace(outcome, verdict=_judge(run, outcome))

@@ -146,6 +146,10 @@ class Traits:
     """Whether the job file says all that a plan needs, and nothing has to be asked."""
 
 
+SUSPENDED = "suspended"
+"""The state of a run whose object is kept and has no nodes, whoever suspended it."""
+
+
 class Suspension(Protocol):
     """A run that can be stopped and kept, and resumed later by the target's own tools."""
 
@@ -157,8 +161,8 @@ class Suspension(Protocol):
         """The command that has the suspended run go on."""
         ...
 
-    def has_resumed(self) -> bool:
-        """Whether the suspended run was resumed."""
+    def is_suspended(self) -> bool | None:
+        """Whether the run is kept without nodes; None where nothing is kept, or nobody says."""
         ...
 
 

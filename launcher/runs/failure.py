@@ -41,6 +41,10 @@ _EXCEPTION = re.compile(
     r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$"
 )
 
+_IN_COLLECTIVE = "/torch/distributed/distributed_c10d.py"
+"""Stands in the stacks of a worker that hangs because another one does not come."""
+_WAITS = "it waits for the others in a collective"
+
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of a traceback once the process group exists."""
 
@@ -184,10 +188,11 @@ class _NodeReader:
         if not folder.is_dir():
             # The log is on the cluster's claim; the node's console has a copy.
             log, tail = str(self.console), self._read_of_worker(end.rank)
+        is_waiting = end.cause == "hang" and _IN_COLLECTIVE in read_tail(Path(log))
         return replace(
             end,
             node_index=self._node.node_index,
-            exception=_describe_end(end),
+            exception=f"{name_end(end)}: {_WAITS}" if is_waiting else _describe_end(end),
             log=log,
             log_tail=tail,
         )

@@ -47,7 +47,8 @@ HOST = "targets.hosts.program"
 OF_HOSTS = ("protocol", "keeper_record", "process_stat")
 """Modules of ``contract`` that hosts have."""
 SHARED_WITH_HOSTS = {
-    f"targets.{name}" for name in ("children", "machine", "process_table", "short_command")
+    *("agent.addresses", "agent.atomic_write"),
+    *("targets.children", "targets.machine", "targets.process_table", "targets.short_command"),
 }
 
 

@@ -91,9 +91,8 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         with contextlib.suppress(BaseException):
             recorder.write_trace(script.folder / FAILED_COLLECTIVES)
         code = 1
-    if code == 0:
-        with contextlib.suppress(OSError):
-            (script.folder / protocol.ENDED_FILE).touch()
+    with contextlib.suppress(OSError):
+        (script.folder / protocol.ENDED_FILE).write_text(str(code & 0xFF))
     _finalize(code)
 
 

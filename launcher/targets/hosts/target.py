@@ -31,20 +31,10 @@ from launcher.runs.folder import RunFolder, list_runs
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.docker_options import plan_containers
 from launcher.targets.hosts import nodes
-from launcher.targets.hosts.connection import (
-    MISSING,
-    HostLine,
-    copy_once,
-    send_beats,
-)
+from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
 from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
-from launcher.targets.hosts.plan import (
-    TARGET,
-    find_caller,
-    plan_facts,
-    run_dir_on,
-)
+from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
 from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen, StartNode, TakeLook
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings

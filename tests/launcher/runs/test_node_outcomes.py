@@ -22,6 +22,7 @@ from launcher.contract.records import dump_record
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome as write_run_outcome
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
+from launcher.plan.target_facts import TargetFacts
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
@@ -161,6 +162,23 @@ def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> N
     assert report.first.log_tail == ('  File "train.py", line 3 in recv',)
 
 
+def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    waits = (
+        '  File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n' + "  y\n" * 20
+    )
+    stacks = [waits, '  File "/x/train.py", line 9 in <module>\n']
+    logs = [folder.worker(0, rank, stacks=text) for rank, text in enumerate(stacks)]
+    hung = [end(r, exit_code=-9, cause="hang", log=log) for r, log in enumerate(logs)]
+    folder.node(0, Reason.TRAINING_FAILED, *hung)
+    report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
+    assert report.first is not None
+    assert report.first.headline == "rank 1 on node 0: it hung"
+    (other,) = report.collateral
+    assert other.headline == "rank 0 on node 0: it hung: it waits for the others in a collective"
+
+
 def test_a_node_that_was_killed_is_reported_by_its_workers_files(
     folder: Folder, make_plan: MakePlan
 ) -> None:
@@ -252,6 +270,16 @@ def test_a_run_under_plain_torchrun_has_no_restarts_to_count(
 ) -> None:
     plan = make_plan(nnodes=1, engine="torchrun", max_restarts=0)
     assert write_run_outcome(folder.run, plan, Outcome(reason=Reason.COMPLETED), 3.0).restarts == {}
+
+
+def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
+    tmp_path: Path, make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    folder, plan = Folder(tmp_path / "run"), make_plan(docker_facts)
+    full = f"the disk at {protocol.CONTAINER_CHECKPOINT_DIR} is full"
+    folder.node(0, Reason.DISK_FULL, detail=full)
+    told = write_run_outcome(folder.run, plan, Outcome(reason=Reason.DISK_FULL), 9.0).detail
+    assert told == f"node 0: the disk at {plan.checkpoint_dir} is full"
 
 
 def test_a_run_that_ran_out_of_memory_names_its_limit_and_the_fix(
