@@ -32,6 +32,8 @@ from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.reason import decide_reason
+from launcher.verdict.evidence import read_run
+from launcher.verdict.verdict import decide_verdict, render_line
 
 POLL_S = 0.1
 """Seconds between two turns of a run whose nodes this process starts."""
@@ -292,11 +294,21 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         restarts=read_restarts(run) if plan.agent is not None else {},
         replaced_nodes=max(0, started_again - count_returned(run)),
     )
+    if has_failed and run.path.exists():
+        outcome = replace(outcome, verdict=_judge(run, outcome))
     # An outcome that cannot be written is returned all the same.
     with contextlib.suppress(OSError):
         if run.path.exists():
             run.write_outcome(outcome)
     return outcome
+
+
+def _judge(run: RunFolder, outcome: Outcome) -> str:
+    try:
+        return render_line(decide_verdict(read_run(run, outcome)))
+    except Exception as error:
+        # What scripts write may be anything, and a run's end must be recorded whatever it is.
+        return f"no verdict: {type(error).__name__}: {error}"
 
 
 def is_out_of_sight(run: RunFolder, target: Target) -> bool:

@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from launcher.agent import disk
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import Reason, RunState
@@ -40,7 +39,6 @@ def render_summary(
     if outcome.failure:
         lines += render_failure(outcome.failure, outcome.reason)
         lines += _fix_missing_module(outcome.failure.first, image, python)
-        lines += _fix_shared_memory(outcome.failure.first)
         lines += render_clocks(outcome.failure.clock_offsets_s)
     lines += _results(outcome)
     lines.append(f"  outcome      {folder}/outcome.json")
@@ -56,7 +54,14 @@ def render_summary(
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
     same = ("--resume", resumed) if resumed else ()
     lines.append(f"  render it    {typed.command('render', *job, *same, *after)}")
+    lines += render_why(outcome)
     return "\n".join(lines)
+
+
+def render_why(outcome: Outcome) -> list[str]:
+    """The verdict on a failed run in a line, with the command that tells more."""
+    why = typed.command("why", outcome.run_id)
+    return [f"  why          {outcome.verdict}; {why}"] if outcome.verdict else []
 
 
 def render_failure(failure: FailureReport, reason: str) -> list[str]:
@@ -103,14 +108,6 @@ def _fix_missing_module(first: WorkerEnd | None, image: str, python: str) -> lis
     fix = f"{build} puts requirements.txt into an image for --image REF"
     fix += "; or name one that has it; or --on local"
     return [f"  fix: {image} has no {missing[1]}: {fix}"]
-
-
-def _fix_shared_memory(first: WorkerEnd | None) -> list[str]:
-    """What to do where /dev/shm is too small for the batches of a DataLoader's workers."""
-    if first is None or not disk.SHARED_MEMORY.search(first.exception):
-        return []
-    fix = "--set resources.shm=8Gi, for the /dev/shm of a container; or fewer num_workers"
-    return [f"  fix: {fix}; df -h /dev/shm shows what is used"]
 
 
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'")

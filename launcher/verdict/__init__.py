@@ -1,1 +1,1 @@
-"""What is concluded from what a run left: pure."""
+"""Why a run failed, or stands still: one verdict from all that it left."""

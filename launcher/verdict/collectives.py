@@ -89,7 +89,7 @@ def parse_recorder(rank: int, data: Mapping[str, Any]) -> tuple[RankGroup, ...]:
             backend, _, op = str(entry["profiling_name"]).rpartition(":")
             group, description = (str(word) for word in entry["process_group"])
             call = _parse_call(entry, op)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             continue
         found.setdefault((backend, group), (description, {}))[1][call.seq] = call
     return tuple(
