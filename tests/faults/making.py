@@ -1,0 +1,149 @@
+"""Makes a fault for real: the script, the command that runs it, and what is done to the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import yaml
+
+from tests.faults import beds, surroundings, trim
+from tests.faults.corpus import Fault, part_of
+from tests.waiting import wait_until
+
+START = """\
+import os, sys, time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=int(os.environ.get("PATIENCE_S", "8"))))
+rank, world = dist.get_rank(), dist.get_world_size()
+"""
+LIMIT_S = 240.0
+"""A run that has not ended by then is interrupted: it hangs, and nothing ended it."""
+TARGETS = {"processes": "local"}
+
+
+def record(fault: Fault, folder: Path) -> None:
+    """Makes the fault in an empty folder and keeps what it left, in the place of an older one."""
+    made = make(fault, folder / "project")
+    recording = part_of(fault.name) / "recordings" / fault.name
+    target = recording if made.is_dir() else recording.with_name(f"{fault.name}.log")
+    trim.record(made, target, folder / "project")
+    if fault.made == "processes":
+        told = make_by_torchrun(fault, folder / "peer")
+        told = told if told.is_file() else told / "node-0.log"
+        fault.summary.write_text(trim.read_summary(told, folder / "peer"))
+
+
+def make(fault: Fault, project: Path) -> Path:
+    """What it left: a run's folder, a folder of logs, or a log."""
+    if fault.made == "torchrun":
+        return make_by_torchrun(fault, project)
+    write_project(fault, project)
+    argv = [sys.executable, "-m", "launcher", "run", "job.yaml", "--runs", "runs"]
+    with around(fault, project) as env, beds.opened(fault.made, project, env) as bed:
+        follow(fault, Started([*argv, *bed.options], project, project / "screen", bed.env, bed))
+    return find_run(project) or project / "screen"
+
+
+def find_run(project: Path) -> Path | None:
+    """None where the launcher refused before it made a run: then its words are all there is."""
+    return next((plan.parent for plan in project.glob("runs/*/plan.json")), None)
+
+
+def make_by_torchrun(fault: Fault, project: Path) -> Path:
+    """Its logs: one for each node where there are several."""
+    write_project(fault, project)
+    nnodes = int(fault.job.get("nnodes", 1))
+    with around(fault, project) as env:
+        nodes = []
+        for node in range(nnodes):
+            argv = [f"{sys.prefix}/bin/torchrun"]
+            argv += [f"--nproc-per-node={fault.job.get('nproc_per_node', 2)}"]
+            if nnodes > 1:
+                argv += [f"--nnodes={nnodes}", f"--node-rank={node}"]
+                argv += ["--master-addr=127.0.0.1", f"--master-port={env.get('PORT', '29641')}"]
+            argv += [*fault.job.get("torchrun", ()), "train.py", *fault.args]
+            log = project / "logs" / f"node-{node}.log"
+            nodes.append(Started(argv, project, log, dict(fault.job.get("env", {})) | env))
+        for started in nodes:
+            follow(fault, started)
+    return project / "logs" if nnodes > 1 else project / "logs" / "node-0.log"
+
+
+def write_project(fault: Fault, project: Path) -> None:
+    project.mkdir(parents=True)
+    (project / "logs").mkdir()
+    (project / "train.py").write_text(fault.script.replace("{START}\n", START))
+    for name, text in fault.files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    keys = {key: value for key, value in fault.job.items() if key != "torchrun"}
+    job = {"name": "fault", "command": ["train.py", *fault.args], "nproc_per_node": 2, **keys}
+    (project / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False))
+
+
+@contextmanager
+def around(fault: Fault, project: Path) -> Iterator[dict[str, str]]:
+    """All of its surroundings; gives the variables of whoever types the command."""
+    with ExitStack() as stack:
+        env = dict(fault.env)
+        for name in fault.around:
+            enter: Callable[..., object] = getattr(surroundings, name)
+            env |= stack.enter_context(enter(project))  # type: ignore[arg-type]
+        yield env
+
+
+class Started:
+    """A command that runs, and the screen on which it writes."""
+
+    def __init__(
+        self, argv: list[str], project: Path, screen: Path, env: dict[str, str], bed: object = None
+    ) -> None:
+        self.project, self.screen, self.bed = project, screen, bed
+        prefix = env.pop("COMMAND_PREFIX", "").split()
+        usual = {"PYTHONPATH": str(trim.ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        with screen.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*prefix, *argv],
+                cwd=project,
+                env=os.environ | usual | env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def told(self) -> str:
+        return self.screen.read_text(errors="replace")
+
+
+def follow(fault: Fault, started: Started) -> None:
+    """Until the command has ended; one that does not is interrupted, as a person would do."""
+    process = started.process
+    try:
+        if fault.then:
+            wait_until(
+                lambda: "ready" in started.told() or process.poll() is not None, started.told
+            )
+            getattr(surroundings, fault.then)(started)
+        deadline = time.monotonic() + LIMIT_S
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        for signum, patience_s in ((signal.SIGINT, 45.0), (signal.SIGKILL, 10.0)):
+            if process.poll() is None:
+                os.killpg(process.pid, signum)
+                try:
+                    process.wait(patience_s)
+                except subprocess.TimeoutExpired:
+                    continue
