@@ -13,9 +13,11 @@ import shutil
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.faults import corpus, making
+from tests.faults.corpus import Fault
 
 ROW = re.compile(r"^(?=[a-z0-9][a-z0-9-]*:)", re.MULTILINE)
 
@@ -30,7 +32,11 @@ def main(words: list[str]) -> int:
             for name in names:
                 print(f"{name}: {corpus.part_of(name).name}")
         case ["record", *names] if names:
-            return record(names)
+            return make(making.record, real_ones(names))
+        case ["compare", *names] if names:
+            return make(
+                making.compare, [one for one in real_ones(names) if one.made == "processes"]
+            )
         case ["place", rows, logs]:
             place(Path(rows), Path(logs))
         case _:
@@ -39,16 +45,20 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def record(names: list[str]) -> int:
-    """1 if one could not be made."""
+def real_ones(words: list[str]) -> list[Fault]:
+    """Those of these names and kinds."""
     known = [*corpus.read_faults("open"), *corpus.read_faults("held_out")]
-    chosen = [one for one in known if one.is_real and (one.name in names or one.made in names)]
+    return [one for one in known if one.is_real and (one.name in words or one.made in words)]
+
+
+def make(how: Callable[[Fault, Path], None], faults: list[Fault]) -> int:
+    """1 if one could not be made."""
     failed = 0
-    for fault in chosen:
+    for fault in faults:
         with tempfile.TemporaryDirectory(prefix="fault-", ignore_cleanup_errors=True) as folder:
             try:
-                making.record(fault, Path(folder))
-                print(f"{fault.name}: recorded", flush=True)
+                how(fault, Path(folder))
+                print(f"{fault.name}: {how.__name__} done", flush=True)
             except Exception:
                 failed = 1
                 print(f"{fault.name}: not made\n{traceback.format_exc()}", flush=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,9 @@ class Bed:
     at: Any = None
 
 
-@contextmanager
-def opened(on: str, project: Path, env: dict[str, str]) -> Iterator[Bed]:
-    """A bed of this kind; it is gone afterwards. ``env`` is what else the command is given."""
-    with BEDS[on](project) as bed:
-        yield Bed(options=bed.options, env=bed.env | env, at=bed.at)
+def opened(made: str, project: Path) -> AbstractContextManager[Bed]:
+    """A bed of this kind; it is gone afterwards."""
+    return BEDS[made](project)
 
 
 @contextmanager
@@ -32,7 +32,67 @@ def processes(project: Path) -> Iterator[Bed]:
 
 @contextmanager
 def containers(project: Path) -> Iterator[Bed]:
-    yield Bed(options=("--on", "docker"))
+    """This machine's engine; images run as another user, who has to read the project."""
+    import docker
+
+    for folder in (project.parent, project):
+        folder.chmod(0o755)
+    yield Bed(options=("--on", "docker"), at=docker.from_env())
 
 
-BEDS = {"processes": processes, "docker": containers}
+@contextmanager
+def hosts(project: Path) -> Iterator[Bed]:
+    """Two hosts, ``gpu1`` and ``gpu2``."""
+    from tests.hosts.places import Network
+
+    network = Network(project.parent / "hosts", 2)
+    inventory = {
+        "ssh_config": str(network.ssh_config),
+        "defaults": {"python": sys.executable},
+        "hosts": [host.name for host in network.hosts],
+    }
+    (project / "hosts.yaml").write_text(json.dumps(inventory))
+    connections = project.parent / "ssh"  # a socket's path is short
+    connections.mkdir(mode=0o700)
+    try:
+        network.make()
+        env = {"XDG_RUNTIME_DIR": str(connections)}
+        yield Bed(options=("--on", "hosts", "--hosts", "hosts.yaml"), env=env, at=network)
+    finally:
+        network.remove()
+
+
+@contextmanager
+def slurm(project: Path) -> Iterator[Bed]:
+    """Three nodes of two cores."""
+    from tests.slurm.cluster import Cluster
+
+    cluster = Cluster()
+    try:
+        cluster.start()
+        env = {name: cluster.env[name] for name in ("SLURM_CONF", "PATH")}
+        yield Bed(options=("--on", "slurm"), env=env, at=cluster)
+    finally:
+        cluster.close()
+
+
+@contextmanager
+def kubernetes(project: Path) -> Iterator[Bed]:
+    """The server of the tests: ``surroundings`` puts pods in place, as controllers do."""
+    from tests.launcher.fake_cluster import FakeCluster
+
+    server = FakeCluster()
+    try:
+        config = server.write_kubeconfig(project / "kubeconfig")
+        yield Bed(options=("--on", "kubernetes"), env={"KUBECONFIG": str(config)}, at=server)
+    finally:
+        server.close()
+
+
+BEDS: dict[str, Callable[[Path], AbstractContextManager[Bed]]] = {
+    "processes": processes,
+    "docker": containers,
+    "hosts": hosts,
+    "slurm": slurm,
+    "kubernetes": kubernetes,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from tests.faults import beds, surroundings, trim
+from tests.faults.beds import Bed
 from tests.faults.corpus import Fault, part_of
 from tests.waiting import wait_until
 
@@ -26,10 +28,13 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=int(os.environ.get("PATIENCE_S", "8"))))
 rank, world = dist.get_rank(), dist.get_world_size()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 """
 LIMIT_S = 240.0
 """A run that has not ended by then is interrupted: it hangs, and nothing ended it."""
-TARGETS = {"processes": "local"}
+PEER_LIMIT_S = 40.0
+"""The same for torchrun, which would wait for ever."""
 
 
 def record(fault: Fault, folder: Path) -> None:
@@ -38,10 +43,13 @@ def record(fault: Fault, folder: Path) -> None:
     recording = part_of(fault.name) / "recordings" / fault.name
     target = recording if made.is_dir() else recording.with_name(f"{fault.name}.log")
     trim.record(made, target, folder / "project")
-    if fault.made == "processes":
-        told = make_by_torchrun(fault, folder / "peer")
-        told = told if told.is_file() else told / "node-0.log"
-        fault.summary.write_text(trim.read_summary(told, folder / "peer"))
+
+
+def compare(fault: Fault, folder: Path) -> None:
+    """Makes the same under torchrun, and keeps what that tells at its end."""
+    told = make_by_torchrun(fault, folder / "peer")
+    told = told if told.is_file() else told / "node-0.log"
+    fault.summary.write_text(trim.read_summary(told, folder / "peer"))
 
 
 def make(fault: Fault, project: Path) -> Path:
@@ -50,34 +58,44 @@ def make(fault: Fault, project: Path) -> Path:
         return make_by_torchrun(fault, project)
     write_project(fault, project)
     argv = [sys.executable, "-m", "launcher", "run", "job.yaml", "--runs", "runs"]
-    with around(fault, project) as env, beds.opened(fault.made, project, env) as bed:
-        follow(fault, Started([*argv, *bed.options], project, project / "screen", bed.env, bed))
+    with beds.opened(fault.made, project) as bed, around(fault, project, bed) as env:
+        env = bed.env | env
+        follow(fault, Started([*argv, *bed.options], project, project / "screen", env, bed))
     return find_run(project) or project / "screen"
 
 
 def find_run(project: Path) -> Path | None:
     """None where the launcher refused before it made a run: then its words are all there is."""
-    return next((plan.parent for plan in project.glob("runs/*/plan.json")), None)
+    return next((plan.resolve().parent for plan in project.glob("runs/*/plan.json")), None)
 
 
 def make_by_torchrun(fault: Fault, project: Path) -> Path:
-    """Its logs: one for each node where there are several."""
+    """Its log, or a folder: where there are several nodes, or torchrun has logs of its own.
+
+    An option with a number before it, as in ``1:--master-port=9``, is for that node alone.
+    """
     write_project(fault, project)
     nnodes = int(fault.job.get("nnodes", 1))
-    with around(fault, project) as env:
+    bed = Bed(options=())
+    with around(fault, project, bed) as env, surroundings.free_port(project, bed) as free:
         nodes = []
         for node in range(nnodes):
             argv = [f"{sys.prefix}/bin/torchrun"]
             argv += [f"--nproc-per-node={fault.job.get('nproc_per_node', 2)}"]
             if nnodes > 1:
                 argv += [f"--nnodes={nnodes}", f"--node-rank={node}"]
-                argv += ["--master-addr=127.0.0.1", f"--master-port={env.get('PORT', '29641')}"]
-            argv += [*fault.job.get("torchrun", ()), "train.py", *fault.args]
+                argv += ["--master-addr=127.0.0.1", f"--master-port={free['PORT']}"]
+            for option in fault.job.get("torchrun", ()):
+                one, _, rest = option.partition(":-")
+                if one == str(node) or not one.isdigit():
+                    argv.append((f"-{rest}" if one.isdigit() else option).format(**env))
+            argv += ["train.py", *fault.args]
             log = project / "logs" / f"node-{node}.log"
             nodes.append(Started(argv, project, log, dict(fault.job.get("env", {})) | env))
         for started in nodes:
-            follow(fault, started)
-    return project / "logs" if nnodes > 1 else project / "logs" / "node-0.log"
+            follow(fault, started, PEER_LIMIT_S)
+    logs = list((project / "logs").iterdir())
+    return logs[0] if len(logs) == 1 else project / "logs"
 
 
 def write_project(fault: Fault, project: Path) -> None:
@@ -93,13 +111,13 @@ def write_project(fault: Fault, project: Path) -> None:
 
 
 @contextmanager
-def around(fault: Fault, project: Path) -> Iterator[dict[str, str]]:
+def around(fault: Fault, project: Path, bed: Bed) -> Iterator[dict[str, str]]:
     """All of its surroundings; gives the variables of whoever types the command."""
     with ExitStack() as stack:
         env = dict(fault.env)
         for name in fault.around:
             enter: Callable[..., object] = getattr(surroundings, name)
-            env |= stack.enter_context(enter(project))  # type: ignore[arg-type]
+            env |= stack.enter_context(enter(project, bed))  # type: ignore[arg-type]
         yield env
 
 
@@ -107,10 +125,15 @@ class Started:
     """A command that runs, and the screen on which it writes."""
 
     def __init__(
-        self, argv: list[str], project: Path, screen: Path, env: dict[str, str], bed: object = None
+        self,
+        argv: list[str],
+        project: Path,
+        screen: Path,
+        env: dict[str, str],
+        bed: Bed | None = None,
     ) -> None:
         self.project, self.screen, self.bed = project, screen, bed
-        prefix = env.pop("COMMAND_PREFIX", "").split()
+        prefix = shlex.split(env.pop("COMMAND_PREFIX", ""))
         usual = {"PYTHONPATH": str(trim.ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with screen.open("wb") as file:
             self.process = subprocess.Popen(
@@ -126,17 +149,28 @@ class Started:
     def told(self) -> str:
         return self.screen.read_text(errors="replace")
 
+    @property
+    def run_id(self) -> str:
+        """Of the run that the launcher has made."""
+        run = find_run(self.project)
+        assert run is not None, self.told()
+        return run.name
 
-def follow(fault: Fault, started: Started) -> None:
+    def is_ready(self) -> bool:
+        """Its script has said so, or its pods are awaited."""
+        if self.bed is not None and "kubernetes" in self.bed.options:
+            return bool(list(self.project.glob("runs/*/submitted.json")))
+        return any(line.split()[-1:] == ["ready"] for line in self.told().splitlines())
+
+
+def follow(fault: Fault, started: Started, limit_s: float = LIMIT_S) -> None:
     """Until the command has ended; one that does not is interrupted, as a person would do."""
     process = started.process
     try:
         if fault.then:
-            wait_until(
-                lambda: "ready" in started.told() or process.poll() is not None, started.told
-            )
+            wait_until(lambda: started.is_ready() or process.poll() is not None, started.told)
             getattr(surroundings, fault.then)(started)
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
     finally:
