@@ -33,7 +33,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 """
 LIMIT_S = 240.0
 """A run that has not ended by then is interrupted: it hangs, and nothing ended it."""
-PEER_LIMIT_S = 40.0
+PEER_LIMIT_S = 90.0
 """The same for torchrun, which would wait for ever."""
 
 
@@ -47,7 +47,7 @@ def record(fault: Fault, folder: Path) -> None:
 
 def compare(fault: Fault, folder: Path) -> None:
     """Makes the same under torchrun, and keeps what that tells at its end."""
-    told = make_by_torchrun(fault, folder / "peer")
+    told = make_by_torchrun(fault, folder / "peer", PEER_LIMIT_S)
     told = told if told.is_file() else told / "node-0.log"
     fault.summary.write_text(trim.read_summary(told, folder / "peer"))
 
@@ -69,7 +69,7 @@ def find_run(project: Path) -> Path | None:
     return next((plan.resolve().parent for plan in project.glob("runs/*/plan.json")), None)
 
 
-def make_by_torchrun(fault: Fault, project: Path) -> Path:
+def make_by_torchrun(fault: Fault, project: Path, limit_s: float = LIMIT_S) -> Path:
     """Its log, or a folder: where there are several nodes, or torchrun has logs of its own.
 
     An option with a number before it, as in ``1:--master-port=9``, is for that node alone.
@@ -93,7 +93,7 @@ def make_by_torchrun(fault: Fault, project: Path) -> Path:
             log = project / "logs" / f"node-{node}.log"
             nodes.append(Started(argv, project, log, dict(fault.job.get("env", {})) | env))
         for started in nodes:
-            follow(fault, started, PEER_LIMIT_S)
+            follow(fault, started, limit_s)
     logs = list((project / "logs").iterdir())
     return logs[0] if len(logs) == 1 else project / "logs"
 

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.contract.protocol import LABEL_NODE_INDEX, LABEL_RUN_ID
+from launcher.contract.protocol import LABEL_NODE_INDEX, LABEL_RUN_ID, NODE_INDEX, RUN_ID
+from launcher.targets import process_table
 from tests.disks import mounted
 from tests.launcher.fake_cluster import ended, pod
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tests.faults.beds import Bed
     from tests.faults.making import Started
 
+ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -56,15 +58,13 @@ def small_shm(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def other_user(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
-    """The command is another user's, and so is the project, but for ``secret.bin``."""
+def without_capabilities(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
+    """As root in most containers: files of others and limits hold; ``secret.bin`` is another's."""
     (project / "secret.bin").write_bytes(bytes(8))
     (project / "secret.bin").chmod(0o600)
-    project.parent.chmod(0o755)
-    for path in (project, *(path for path in project.iterdir() if path.name != "secret.bin")):
-        os.chown(path, NOBODY, NOBODY)
-    prefix = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups"
-    yield {"COMMAND_PREFIX": prefix, "HOME": str(project), "USER": "nobody"}
+    os.chown(project / "secret.bin", NOBODY, NOBODY)
+    lost = ("dac_override", "dac_read_search", "sys_resource", "sys_admin")
+    yield {"COMMAND_PREFIX": f"setpriv --bounding-set={','.join(f'-{name}' for name in lost)}"}
 
 
 @contextmanager
@@ -82,15 +82,12 @@ def free_port(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def moved_clock(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
-    """A clock that ``move_clock`` moves, but not that which counts since the machine's start."""
-    (project / "clock").write_text("+0")
-    yield {
-        "LD_PRELOAD": "/usr/$LIB/faketime/libfaketimeMT.so.1",
-        "FAKETIME_TIMESTAMP_FILE": str(project / "clock"),
-        "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
+def late_clock(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
+    """The first host's sessions have a clock that is a minute late."""
+    source, library = ROOT / "tests/launcher/agent/skewed_clock.c", project.parent / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source], check=True)
+    bed.at.hosts[0].set_session_env(LD_PRELOAD=str(library), CLOCK_SKEW_S="-60")
+    yield {}
 
 
 @contextmanager
@@ -122,15 +119,17 @@ def stop(started: Started) -> None:
         started.process.terminate()
 
 
-def move_clock(started: Started) -> None:
-    """By an hour."""
-    (started.project / "clock").write_text("+3600")
-
-
 def kill_launcher(started: Started) -> None:
     """SIGKILL; its nodes' agents end with it."""
     started.process.kill()
     started.process.wait()
+
+
+def kill_node(started: Started) -> None:
+    """All processes of node 1 at once."""
+    pids = process_table.find(**{RUN_ID: started.run_id, NODE_INDEX: "1"})
+    assert pids, "node 1 has no process"
+    process_table.send(pids, signal.SIGKILL)
 
 
 # Docker
@@ -227,12 +226,13 @@ def no_place(started: Started) -> None:
 
 
 def no_mount(started: Started) -> None:
-    """Both pods wait for a claim that cannot be attached."""
+    """Both pods wait for a volume that cannot be mounted, until the job's deadline."""
     for index in (0, 1):
         state = {"waiting": {"reason": "ContainerCreating"}}
         name = put(started, index, phase="Pending", state=state)["metadata"]["name"]
         words = 'MountVolume.SetUp failed for volume "data" : mount failed: exit status 32'
         started.bed.at.event("Pod", name, "FailedMount", words)
+    fail_job(started, reason="DeadlineExceeded", message="Job was active longer than its deadline")
 
 
 def out_of_memory(started: Started) -> None:

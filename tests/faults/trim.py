@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = (
+    "code",
     "agent.pyz",
     "code.tar.gz",
     "artifact.sh",
