@@ -57,7 +57,8 @@ def hosts(project: Path) -> Iterator[Bed]:
     try:
         network.make()
         env = {"XDG_RUNTIME_DIR": str(connections)}
-        yield Bed(options=("--on", "hosts", "--hosts", "hosts.yaml"), env=env, at=network)
+        words = ("--on", "hosts", "--hosts", "hosts.yaml", "--set", "hosts.runtime=python")
+        yield Bed(options=words, env=env, at=network)
     finally:
         network.remove()
 

@@ -63,6 +63,9 @@ class Fault:
     then: str = ""
     """What is done to the run once the script has written ``ready`` (a function there, too)."""
 
+    limit_s: int = 240
+    """From ``then``, or the start. A run that goes on is recorded as it is by then, and ended."""
+
     @property
     def recording(self) -> Path:
         """A run's folder, a folder of torchrun's logs, or one log: what ``why`` is given."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,10 +32,8 @@ rank, world = dist.get_rank(), dist.get_world_size()
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 """
-LIMIT_S = 240.0
-"""A run that has not ended by then is interrupted: it hangs, and nothing ended it."""
 PEER_LIMIT_S = 90.0
-"""The same for torchrun, which would wait for ever."""
+"""Of torchrun, which may wait for ever where the launcher ends what hangs."""
 
 
 def record(fault: Fault, folder: Path) -> None:
@@ -60,16 +59,18 @@ def make(fault: Fault, project: Path) -> Path:
     argv = [sys.executable, "-m", "launcher", "run", "job.yaml", "--runs", "runs"]
     with beds.opened(fault.made, project) as bed, around(fault, project, bed) as env:
         env = bed.env | env
-        follow(fault, Started([*argv, *bed.options], project, project / "screen", env, bed))
+        started = Started([*argv, *bed.options], project, project / "screen", env, bed)
+        follow(fault, started, fault.limit_s)
     return find_run(project) or project / "screen"
 
 
 def find_run(project: Path) -> Path | None:
     """None where the launcher refused before it made a run: then its words are all there is."""
-    return next((plan.resolve().parent for plan in project.glob("runs/*/plan.json")), None)
+    plans = [*project.glob("left/*/plan.json"), *project.glob("runs/*/plan.json")]
+    return next((plan.resolve().parent for plan in plans), None)
 
 
-def make_by_torchrun(fault: Fault, project: Path, limit_s: float = LIMIT_S) -> Path:
+def make_by_torchrun(fault: Fault, project: Path, limit_s: float = 0.0) -> Path:
     """Its log, or a folder: where there are several nodes, or torchrun has logs of its own.
 
     An option with a number before it, as in ``1:--master-port=9``, is for that node alone.
@@ -93,7 +94,7 @@ def make_by_torchrun(fault: Fault, project: Path, limit_s: float = LIMIT_S) -> P
             log = project / "logs" / f"node-{node}.log"
             nodes.append(Started(argv, project, log, dict(fault.job.get("env", {})) | env))
         for started in nodes:
-            follow(fault, started, limit_s)
+            follow(fault, started, limit_s or fault.limit_s)
     logs = list((project / "logs").iterdir())
     return logs[0] if len(logs) == 1 else project / "logs"
 
@@ -163,7 +164,7 @@ class Started:
         return any(line.split()[-1:] == ["ready"] for line in self.told().splitlines())
 
 
-def follow(fault: Fault, started: Started, limit_s: float = LIMIT_S) -> None:
+def follow(fault: Fault, started: Started, limit_s: float) -> None:
     """Until the command has ended; one that does not is interrupted, as a person would do."""
     process = started.process
     try:
@@ -173,6 +174,8 @@ def follow(fault: Fault, started: Started, limit_s: float = LIMIT_S) -> None:
         deadline = time.monotonic() + limit_s
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
+        if process.poll() is None and (run := find_run(started.project)):
+            shutil.copytree(run, started.project / "left" / run.name)
     finally:
         for signum, patience_s in ((signal.SIGINT, 45.0), (signal.SIGKILL, 10.0)):
             if process.poll() is None:
