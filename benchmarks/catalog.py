@@ -14,6 +14,7 @@ from benchmarks.manifests import manifests
 from benchmarks.output import outputs
 from benchmarks.own_script import own_scripts
 from benchmarks.plan import plans
+from benchmarks.recorder import recorders
 from benchmarks.recovery import losses, recoveries
 from benchmarks.rendezvous import rendezvous
 from benchmarks.save import resumes, saves
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "check": Benchmark(trials=checks, limit_s=300),
     "output": Benchmark(trials=outputs, limit_s=180),
     "step": Benchmark(trials=steps, limit_s=120),
+    "recorder": Benchmark(trials=recorders, limit_s=120),
     "strategies": Benchmark(trials=strategies, limit_s=120),
     "save": Benchmark(trials=saves, limit_s=120),
     "resume": Benchmark(trials=resumes, limit_s=120),

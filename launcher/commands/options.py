@@ -241,6 +241,20 @@ def _add_to_why(why: ArgumentParser) -> None:
     why.add_argument("--json", action="store_true")
 
 
+def _add_to_stacks(stacks: ArgumentParser) -> None:
+    add_run(stacks)
+    stacks.epilog = (
+        "Ranks that stand at the same place are one group; what is wrong between their collectives"
+        " comes first. The run goes on as before. docs/hangs.md tells what a container needs."
+    )
+    stacks.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
+    stacks.add_argument(
+        "--native", action="store_true", help="the frames of C too; pauses workers for a moment"
+    )
+    stacks.add_argument("--all-threads", action="store_true", help="not the main threads alone")
+    stacks.add_argument("--json", action="store_true")
+
+
 def _add_to_logs(logs: ArgumentParser) -> None:
     add_run(logs)
     logs.epilog = (
@@ -347,6 +361,12 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         _add_to_why,
     ),
     ("logs", "runs:logs", "print a run's output, each line with its node and rank", _add_to_logs),
+    (
+        "stacks",
+        "stacks:stacks",
+        "show where all ranks of a run stand, and which one the others wait for",
+        _add_to_stacks,
+    ),
     ("stop", "runs:stop", "end a run and remove what is left of it", _add_to_stop),
     ("scale", "runs:scale", "change the number of nodes of an elastic run", _add_to_scale),
     (

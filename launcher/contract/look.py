@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from launcher.contract.protocol import LOOK_FILE as LOOK_FILE
+from launcher.contract.protocol import LOOK_REQUEST as LOOK_REQUEST
+from launcher.contract.protocol import LOOKS_DIR
 from launcher.contract.records import parse_record, read_object
 
-LOOK_REQUEST = "look-request"
-"""In the node's folder, written atomically: the fields of ``LookRequest``. The agent removes it."""
-LOOKS_DIR = "looks"
-LOOK_FILE = "look.json"
-"""The fields of ``Look``; once it is there, all else of the look is."""
 STACKS = "rank-{rank}.stacks.json"
 """The fields of ``RankStacks``."""
 COLLECTIVES = "rank-{rank}.collectives.json"
@@ -142,6 +140,11 @@ def read_stacks(folder: Path, rank: int) -> RankStacks | None:
 def read_collectives(folder: Path, rank: int) -> dict[str, Any]:
     """What torch's recorder of one worker wrote; empty where there is nothing to be read."""
     return read_object(folder / COLLECTIVES.format(rank=rank))
+
+
+def render_thread(thread: ThreadStack) -> tuple[str, ...]:
+    """The calls as Python's faulthandler writes them, newest first. Pure."""
+    return tuple(f'  File "{f.file}", line {f.line} in {f.function}' for f in thread.frames)
 
 
 def cut_threads(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:

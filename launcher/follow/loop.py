@@ -289,12 +289,20 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         replaced_nodes=sum(node.incarnation - plan.attempt for node in plan.nodes),
     )
     if has_failed and run.path.exists():
-        outcome = replace(outcome, verdict=render_line(decide_verdict(read_run(run, outcome))))
+        outcome = replace(outcome, verdict=_judge(run, outcome))
     # An outcome that cannot be written is returned all the same.
     with contextlib.suppress(OSError):
         if run.path.exists():
             run.write_outcome(outcome)
     return outcome
+
+
+def _judge(run: RunFolder, outcome: Outcome) -> str:
+    try:
+        return render_line(decide_verdict(read_run(run, outcome)))
+    except Exception as error:
+        # What scripts write may be anything, and a run's end must be recorded whatever it is.
+        return f"no verdict: {type(error).__name__}: {error}"
 
 
 def is_out_of_sight(run: RunFolder, target: Target) -> bool:

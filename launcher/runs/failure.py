@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent.worker_exit import read_ends, read_error, read_tail
-from launcher.contract import protocol
+from launcher.contract import look, protocol
 from launcher.contract.errors import ExitCode, name_ending
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
@@ -176,10 +176,11 @@ class _NodeReader:
         return [failure]
 
     def _of_end(self, end: WorkerEnd) -> WorkerEnd:
-        # For a hang the stacks come first: its output simply stops.
-        names = [protocol.STACKS_FILE] if end.cause == "hang" else []
         folder = self._run.path / end.log
-        log, tail = _read_first(folder, [*names, protocol.STDERR_FILE, protocol.STDOUT_FILE])
+        log, tail = _read_first(folder, [protocol.STDERR_FILE, protocol.STDOUT_FILE])
+        if end.cause == "hang":
+            # Its output simply stops.
+            log, tail = self._read_stacks(end) or (log, tail)
         if not folder.is_dir():
             # The log is on the cluster's claim; the node's console has a copy.
             log, tail = str(self.console), self._read_of_worker(end.rank)
@@ -190,6 +191,16 @@ class _NodeReader:
             log=log,
             log_tail=tail,
         )
+
+    def _read_stacks(self, end: WorkerEnd) -> tuple[str, tuple[str, ...]] | None:
+        """The main thread's last calls when the watchdog found the hang, and the file of them."""
+        for one in reversed(look.read_looks(self._folder)):
+            folder = look.look_dir(self._folder, one.id)
+            stacks = look.read_stacks(folder, end.rank)
+            if one.why == "hang" and one.attempt == end.attempt and stacks and stacks.threads:
+                file = folder / look.STACKS.format(rank=end.rank)
+                return str(file), look.render_thread(stacks.threads[0])[:TAIL_LINES]
+        return None
 
     def _read_of_worker(self, rank: int) -> tuple[str, ...]:
         """A worker's last lines on its node's console."""

@@ -14,7 +14,7 @@ _UNMET, _TARGET = Reason.RENDEZVOUS_UNREACHABLE, Reason.TARGET_UNREACHABLE
 _MEMORY = Reason.OUT_OF_MEMORY
 
 
-class Cause(enum.StrEnum):
+class FailureCause(enum.StrEnum):
     """Why a run failed or stands still; finer than ``Reason``."""
 
     reason: Reason
@@ -118,7 +118,7 @@ class Cause(enum.StrEnum):
     UNKNOWN = "unknown", _FAILED, "once more, with NCCL_DEBUG=INFO"
     """Nothing that was read tells it."""
 
-    def __new__(cls, text: str, reason: Reason, fix: str) -> Cause:
+    def __new__(cls, text: str, reason: Reason, fix: str) -> FailureCause:
         cause = str.__new__(cls, text)
         cause._value_, cause.reason, cause.fix = text, reason, fix
         return cause

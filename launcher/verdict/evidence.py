@@ -23,7 +23,9 @@ from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.verdict.scan import SETTING, Line, find_telling, read_telling
+from launcher.verdict.looks import Looks
+from launcher.verdict.rules.standstill import Standing
+from launcher.verdict.scan import SETTING, LogLine, find_telling, read_telling
 
 MOST_BYTES = 48 << 20
 """Read of all logs together; each has its share, from both ends."""
@@ -53,11 +55,10 @@ class Evidence:
     reason: Reason | None = None
     detail: str = ""
     failure: FailureReport | None = None
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LogLine, ...] = ()
+    standing: tuple[Standing, ...] = ()
     missing: tuple[str, ...] = ()
     now: str = ""
-    knows_nodes: bool = True
-    """Whether the workers of ``failure`` are told with their nodes."""
 
 
 class Reading:
@@ -69,9 +70,9 @@ class Reading:
         self._until = time.monotonic() + LIMIT_S
         self._unread: list[str] = []
         self._late = 0
-        self.lines: list[Line] = []
+        self.lines: list[LogLine] = []
 
-    def read(self, path: Path, place: Line) -> None:
+    def read(self, path: Path, place: LogLine) -> None:
         """Adds the telling lines of a file; one that cannot be read counts as missing."""
         if time.monotonic() > self._until:
             self._late += 1
@@ -85,11 +86,11 @@ class Reading:
             return
         self.add(found, place.file, passed_over)
 
-    def add(self, found: Sequence[Line], file: str, passed_over: int) -> None:
+    def add(self, found: Sequence[LogLine], file: str, passed_over: int) -> None:
         """Adds lines that were read of a file."""
         self.lines += found[: MOST_LINES - len(self.lines)]
         if passed_over:
-            self._unread.append(f"{render_bytes(passed_over)} in the middle of {file}")
+            self._unread.append(f"{render_bytes(passed_over)}B in the middle of {file}")
 
     def missing(self) -> tuple[str, ...]:
         """What was not read, in words."""
@@ -115,25 +116,28 @@ def read_run(
     failure = outcome.failure if outcome else None
     with contextlib.suppress(OSError, ValueError):
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
-    logs = list(_newest(run.worker_logs()))
-    consoles = [(n, path) for (n, i), path in run.consoles() if _is_newest(run, n, i)]
+    newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
+    looks = Looks(run, newest, logs)
+    consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = Reading(2 * len(logs) + len(consoles) + 1)
-    reading.lines += _tell_of_nodes(run, nodes)
+    reading.lines += _tell_of_nodes(run, nodes, newest)
+    reading.lines += looks.recorded()
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
-            reading.lines.append(Line(file=SETTING, number=0, text=f"{name} is set"))
+            reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
     for log in logs:
         _read_worker(reading, run, log, plan)
     for node, path in consoles:
         before = len(reading.lines)
-        reading.read(path, Line(file=_inside(run, path), number=0, text="", node=node))
+        reading.read(path, LogLine(file=_inside(run, path), number=0, text="", node=node))
         if logs:  # which hold the workers' lines too
             own = (
                 x for x in reading.lines[before:] if x.rank is None and not _OF_RANK.search(x.text)
             )
             reading.lines[before:] = list(own)
-    launcher_log = run.path / protocol.LAUNCHER_LOG_FILE
-    reading.read(launcher_log, Line(file=protocol.LAUNCHER_LOG_FILE, number=0, text=""))
+    for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
+        # The target's own logs, such as a batch script's, lie in a folder of its name.
+        reading.read(path, LogLine(file=_inside(run, path), number=0, text=""))
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
     return Evidence(
@@ -143,6 +147,7 @@ def read_run(
         detail=outcome.detail if outcome else "",
         failure=failure,
         lines=tuple(reading.lines),
+        standing=tuple(looks.standing()),
         missing=(*missing, *reading.missing()),
         now="" if outcome else tell_now(run, time.time()),
     )
@@ -176,25 +181,21 @@ def _newest(logs: Sequence[WorkerLog]) -> Iterator[WorkerLog]:
     return (log for log in logs if last[log.node_index] == (log.incarnation, log.attempt))
 
 
-def _is_newest(run: RunFolder, node_index: int, incarnation: int) -> bool:
-    return (node_index, incarnation + 1) not in run.incarnations()
-
-
 def _inside(run: RunFolder, path: Path) -> str:
     return str(path.relative_to(run.path))
 
 
 def _read_worker(reading: Reading, run: RunFolder, log: WorkerLog, plan: LaunchPlan | None) -> None:
     folder = run.path / log.folder
-    nproc = plan.nodes[0].nproc_per_node if plan else 1
+    nproc = plan.nodes[0].nproc_per_node if plan and plan.nodes else 1
     rank = log.rank_on(log.node_index, nproc)
-    place = Line(file="", number=0, text="", node=log.node_index, rank=rank)
+    place = LogLine(file="", number=0, text="", node=log.node_index, rank=rank)
     reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
     for name in reversed(log.streams):
         reading.read(folder / name, replace(place, file=f"{log.folder}/{name}"))
 
 
-def read_error_file(path: Path, place: Line, root: Path) -> list[Line]:
+def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:
     """The lines of the exception that a worker left, with the time at which it was raised."""
     message = read_object(path).get("message")
     if not isinstance(message, dict):
@@ -209,20 +210,22 @@ def read_error_file(path: Path, place: Line, root: Path) -> list[Line]:
     return [replace(line, at=place.at) for line in found if line.raised]
 
 
-def _tell_of_nodes(run: RunFolder, nodes: Mapping[int, str]) -> Iterable[Line]:
+def _tell_of_nodes(
+    run: RunFolder, nodes: Mapping[int, str], newest: Mapping[int, int]
+) -> Iterable[LogLine]:
     """What the target and the cluster said of the nodes, and clocks that have jumped."""
     name = f"{protocol.LEDGER_DIR}/{POD_LEDGER}"
     for event in read_ledger(run.path / name, POD_SOURCE):
-        if _is_newest(run, event.node_index, event.incarnation):
+        if newest.get(event.node_index, event.incarnation) == event.incarnation:
             text = show_line(str(event.values.get("text", "")))
-            yield Line(file=name, number=0, text=text, node=event.node_index, at=event.at)
+            yield LogLine(file=name, number=0, text=text, node=event.node_index, at=event.at)
     for node, said in nodes.items():
-        yield Line(file="the target", number=0, text=show_line(said), node=node)
+        yield LogLine(file="the target", number=0, text=show_line(said), node=node)
     for place in run.incarnations():
         path = agent_ledger(run, *place)
         if jump_s := _find_jump(read_ledger(path)):
             text = f"the clock jumped by {jump_s:+.0f} s"
-            yield Line(file=_inside(run, path), number=0, text=text, node=place[0])
+            yield LogLine(file=_inside(run, path), number=0, text=text, node=place[0])
 
 
 def _find_jump(events: Sequence[LedgerEvent]) -> float:
@@ -235,9 +238,7 @@ def _find_jump(events: Sequence[LedgerEvent]) -> float:
 def tell_now(run: RunFolder, now: float) -> str:
     """What a run that goes on does, by its nodes' ledgers; empty where they tell nothing."""
     told = []
-    for node, incarnation in run.incarnations():
-        if not _is_newest(run, node, incarnation):
-            continue
+    for node, incarnation in dict(run.incarnations()).items():
         events = read_ledger(agent_ledger(run, node, incarnation))
         last = next((e for e in reversed(events) if e.name != "worker-ended"), None)
         if last is None or last.name not in _DOING:

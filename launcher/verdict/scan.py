@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +20,7 @@ MOST_LINES = 2000
 """Kept of one file: the first half of them and the last."""
 
 _TELLING = re.compile(
-    rb"error|exception|no module|low on|not responding|deadline|fail"
+    rb"^name:|error|exception|no module|low on|not responding|deadline|fail"
     rb"|fatal|kill|abort|denied|refused|unable|cannot|could not|not found"
     rb"|no such|not available|invalid|illegal|time.?out|timed out|time limit|unreach|no route"
     rb"|warn|xid|ecc |nvlink|nan\b|\binf\b|oom|out of memory|no space|quota|too many|mismatch"
@@ -32,17 +32,25 @@ _TELLING = re.compile(
 """In a line in lower case; what holds none of these is not looked at again."""
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|^<|/launcher/agent|agent\.pyz")
+LIBRARY = re.compile(
+    r"site-packages|dist-packages|/lib/python3|/bin/\w+$|^<|launcher(?:_node)?/agent|agent\.pyz"
+)
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::|$)")
 _PREFIXES = (
     re.compile(r"\[(?P<node>\d+)/(?P<rank>\d+)\] ?"),  # the launcher's
     re.compile(r"\[(?:rank|default|[a-z]\w*?)(?P<rank>\d+)\]: ?"),  # torch's, torchrun's
     re.compile(r" ?(?P<node>\d+): "),  # srun --label
-    re.compile(r"\[pod/\S*?-(?P<node>\d+)(?:-\w{5})?/\S+\] "),  # kubectl logs --prefix
+    re.compile(r"\[pod/(?P<pod>[^/]+)/\S+\] "),  # kubectl logs --prefix
 )
+_RANK_INSIDE = re.compile(r"\[(?:PG [^\]]*)?Rank (\d+)\]")
+"""torch's own name of it, where nothing else names it."""
+_POD_NAMED = re.compile(
+    r"^Name: +(\S+)|\bpod/(\S+)|^([a-z0-9][a-z0-9-]*-\d+) +\d+/\d+ |pods? \"([a-z0-9-]+-\d+)\""
+)
+_POD = re.compile(r"(?:-(?P<role>master|worker))?-(?P<index>\d+)$")
 _TIMES = (
     re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"),
-    re.compile(r"\b[IWEFC]()(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"),
+    re.compile(r"\b[IWEFC]()(\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"),
 )
 
 
@@ -51,7 +59,7 @@ SETTING = "settings"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class LogLine:
     """One telling line. ``number`` counts from 1 and is 0 behind a gap; ``at`` is 0 if not told.
 
     ``node`` and ``rank`` are those that wrote it. ``raised``: it names a traceback's exception,
@@ -67,9 +75,11 @@ class Line:
     frame: str = ""
     is_own: bool = False
     raised: bool = False
+    pod: str = ""
+    """The pod that it is about or of, as Kubernetes' own commands name it."""
 
 
-def read_telling(path: Path, place: Line, most_bytes: int) -> tuple[list[Line], int]:
+def read_telling(path: Path, place: LogLine, most_bytes: int) -> tuple[list[LogLine], int]:
     """The telling lines of a file, and how many bytes of it were passed over.
 
     ``place`` says whose file it is, for lines that do not. Raises ``OSError``.
@@ -84,7 +94,7 @@ def read_telling(path: Path, place: Line, most_bytes: int) -> tuple[list[Line], 
         return tell_both(head, file.read(tail), place), size - len(head) - tail
 
 
-def read_stream(stream: BinaryIO, place: Line) -> tuple[list[Line], int, bytes]:
+def read_stream(stream: BinaryIO, place: LogLine) -> tuple[list[LogLine], int, bytes]:
     """As ``read_telling``, of what comes until its writer has ended, or Ctrl-C ends the wait.
 
     The third is the end of the text.
@@ -105,16 +115,16 @@ def read_stream(stream: BinaryIO, place: Line) -> tuple[list[Line], int, bytes]:
     return tell_both(head, tail, place), passed_over, tail or head
 
 
-def tell_both(head: bytes, tail: bytes, place: Line) -> list[Line]:
+def tell_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
     """The telling lines of a text's begin and end, those that say something new."""
     found = list(find_telling(head.split(b"\n"), place))
     behind = tail.split(b"\n")[1:]
     return _keep([*found, *(replace(line, number=0) for line in find_telling(behind, place))])
 
 
-def _keep(found: Iterable[Line]) -> list[Line]:
+def _keep(found: Iterable[LogLine]) -> list[LogLine]:
     """The first and the last of those that say something new, whatever their numbers are."""
-    new: dict[tuple[object, ...], Line] = {}
+    new: dict[tuple[object, ...], LogLine] = {}
     for line in found:
         key = (line.node, line.rank, re.sub(r"[\d.]+", "0", line.text))
         new.setdefault(key, line)
@@ -123,21 +133,29 @@ def _keep(found: Iterable[Line]) -> list[Line]:
     return kept if len(kept) <= MOST_LINES else kept[:half] + kept[-half:]
 
 
-def find_telling(lines: Iterable[bytes], place: Line) -> Iterator[Line]:
+def find_telling(lines: Iterable[bytes], place: LogLine) -> Iterator[LogLine]:
     """The telling lines of a text, each with its place."""
     traces: dict[tuple[int | None, int | None], tuple[str, bool]] = {}
+    described = ""
     for number, raw in enumerate(lines, 1):
         if not traces and not _TELLING.search(raw.lower()) and _TRACEBACK.encode() not in raw:
             continue
-        text, node, rank = split_prefix(raw.decode(errors="backslashreplace").rstrip("\r"))
-        who = (place.node if node is None else node, place.rank if rank is None else rank)
-        here = replace(place, number=number, node=who[0], rank=who[1])
+        text, named = split_prefix(raw.decode(errors="backslashreplace").rstrip("\r"))
+        if told := _POD_NAMED.search(text):
+            pod = next(filter(None, told.groups()))
+            described = pod if told[1] else described
+        else:
+            pod = described
+        node = int(named["node"]) if "node" in named else place.node
+        rank = int(named["rank"]) if "rank" in named else place.rank
+        who, pod = (node, rank), named.get("pod") or pod
+        here = replace(place, number=number, node=node, rank=rank, pod=pod)
         if _TRACEBACK in text:
             traces[who] = ("", False)
         elif who in traces and text.startswith((" ", "\t")):
             if frame := _FRAME.match(text):
-                is_own = not _LIBRARY.search(frame["file"])
-                at = f"{os.path.basename(frame['file'])}:{frame['line']}"
+                is_own = not LIBRARY.search(frame["file"])
+                at = place_of(frame["file"], int(frame["line"]))
                 traces[who] = (at if is_own else traces[who][0], is_own)
         elif who in traces and _RAISED.match(text):
             frame_at, is_own = traces.pop(who)
@@ -149,16 +167,30 @@ def find_telling(lines: Iterable[bytes], place: Line) -> Iterator[Line]:
             yield replace(here, text=_COLOUR.sub("", text[:MOST_CHARACTERS]), at=read_time(text))
 
 
-def split_prefix(text: str) -> tuple[str, int | None, int | None]:
-    """A line without what was put before it, and the node and rank that this names."""
-    node: int | None = None
-    rank: int | None = None
-    for prefix in _PREFIXES:
-        if found := prefix.match(text):
-            text, numbers = text[found.end() :], found.groupdict()
-            node = int(numbers["node"]) if numbers.get("node") else node
-            rank = int(numbers["rank"]) if numbers.get("rank") else rank
-    return text, node, rank
+def place_of(file: str, line: int) -> str:
+    """``train.py:88``, as people name a line of their own code."""
+    return f"{os.path.basename(file)}:{line}"
+
+
+def split_prefix(text: str) -> tuple[str, dict[str, str]]:
+    """A line without what was put before it; and what this names: ``node``, ``rank``, ``pod``."""
+    named: dict[str, str] = {}
+    while found := next(filter(None, (prefix.match(text) for prefix in _PREFIXES)), None):
+        text, named = text[found.end() :], {**found.groupdict(), **named}
+    if "rank" not in named and (inside := _RANK_INSIDE.search(text)):
+        named["rank"] = inside[1]
+    return text, named
+
+
+def name_nodes(lines: Sequence[LogLine]) -> list[LogLine]:
+    """With the node of each pod; an operator's master is the first, worker 0 the second. Pure."""
+    placed = []
+    for line in lines:
+        if line.node is None and (found := _POD.search(line.pod)):
+            node = int(found["index"]) + (found["role"] == "worker")
+            line = replace(line, node=node)
+        placed.append(line)
+    return placed
 
 
 def read_time(text: str) -> float:
@@ -167,7 +199,8 @@ def read_time(text: str) -> float:
         if found := form.search(text[:120]):
             y, *rest, part = found.groups()
             with contextlib.suppress(ValueError):
-                form_of = "{}-{}-{}T{}:{}:{}+00:00".format(y or 1970, *rest)
+                month, *others = rest
+                form_of = "{}-{:0>2}-{}T{}:{}:{}+00:00".format(y or 1970, month, *others)
                 at = datetime.datetime.fromisoformat(form_of).timestamp()
                 return at + float(f"0.{part or 0}")
     return 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +14,8 @@ from launcher.contract.worker_end import WorkerEnd, is_own_failure
 from launcher.plan.torchrun import parse_failures
 from launcher.runs.failure import decide_report
 from launcher.verdict.evidence import Evidence, Reading, read_error_file
-from launcher.verdict.scan import Line, read_stream
+from launcher.verdict.rules.all import OF_STARTERS
+from launcher.verdict.scan import LogLine, name_nodes, read_stream
 
 MOST_FILES = 2000
 NO_LOGS = re.compile(
@@ -21,6 +23,9 @@ NO_LOGS = re.compile(
 )
 _OF_RANK = re.compile(r"attempt_\d+/(?P<rank>\d+)/|[-_./]?rank[-_]?(?P<named>\d+)\b")
 _OF_NODE = re.compile(r"\bnode[-_]?(?P<node>\d+)\b")
+_FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
+_AGENT = re.compile(r"^[IWE]\d{4} [\d:.]+ (\d+) \S*torch/distributed")
+_WATCHDOG = re.compile(r"Watchdog caught collective|watchdog thread terminated")
 _ATTEMPT = re.compile(r"attempt_(\d+)/")
 
 
@@ -37,22 +42,22 @@ def read_folder(folder: Path) -> Evidence:
             reading.read(path, place)
             reports.append(_read_end(path))
     missing = reading.missing() if files else ("a log: the folder holds none",)
-    return _judge(str(folder), reading.lines, "\n".join(reports), missing)
+    return _judge(str(folder), reading.lines, reports, missing)
 
 
 def read_file(path: Path) -> Evidence:
     """The evidence in one log; it raises nothing."""
     reading = Reading(1)
-    reading.read(path, Line(file=path.name, number=0, text=""))
-    return _judge(str(path), reading.lines, _read_end(path), reading.missing())
+    reading.read(path, LogLine(file=path.name, number=0, text=""))
+    return _judge(str(path), reading.lines, [_read_end(path)], reading.missing())
 
 
 def read_stdin(stream: BinaryIO) -> Evidence:
     """The evidence in what comes on ``stream``, until its end."""
     reading = Reading(1)
-    found, passed_over, tail = read_stream(stream, Line(file="stdin", number=0, text=""))
+    found, passed_over, tail = read_stream(stream, LogLine(file="stdin", number=0, text=""))
     reading.add(found, "stdin", passed_over)
-    return _judge("stdin", reading.lines, tail.decode(errors="replace"), reading.missing())
+    return _judge("stdin", reading.lines, [tail.decode(errors="replace")], reading.missing())
 
 
 def _read_end(path: Path) -> str:
@@ -80,10 +85,10 @@ def _find_logs(folder: Path) -> Iterator[str]:
             yield name
 
 
-def _place_of(name: str) -> Line:
+def _place_of(name: str) -> LogLine:
     rank, node = _OF_RANK.search(name), _OF_NODE.search(name)
     number = (rank["rank"] or rank["named"]) if rank else None
-    return Line(
+    return LogLine(
         file=name,
         number=0,
         text="",
@@ -92,40 +97,84 @@ def _place_of(name: str) -> Line:
     )
 
 
-def _judge(subject: str, lines: Sequence[Line], console: str, missing: tuple[str, ...]) -> Evidence:
+@dataclass(frozen=True, kw_only=True)
+class _Code:
+    """How torchrun's report says that a rank ended; ``node`` is counted from its local rank."""
+
+    rank: int
+    local_rank: int
+    code: int
+    node: int | None
+
+
+def _read_codes(reports: Iterable[str], lines: Iterable[LogLine]) -> dict[int, _Code]:
+    """By rank, those that failed first in front."""
+    found: dict[int, _Code] = {}
+    for text in reports:
+        failures = parse_failures(text)
+        nproc = 1 + max((local for _, local, _ in failures), default=0)
+        for rank, local, code in failures:
+            node, rest = divmod(rank - local, nproc)
+            place = None if rest else node
+            found[rank] = _Code(rank=rank, local_rank=local, code=code, node=place)
+    for line in lines if not found else ():  # It was ended before its report.
+        if told := _FAILED.search(line.text):
+            rank = int(told["rank"])
+            code = int(told["code"])
+            found[rank] = _Code(rank=rank, local_rank=rank, code=code, node=line.node)
+    return found
+
+
+def _judge(
+    subject: str, lines: Sequence[LogLine], reports: Iterable[str], missing: tuple[str, ...]
+) -> Evidence:
     """With the workers that failed, as ``runs.failure`` judges them."""
-    codes = {rank: code for rank, _, code in parse_failures(console)}
-    # torch stops all others as soon as it sees one that failed.
-    first = next(iter(codes), None)
-    raised: dict[int, tuple[int, Line]] = {}
-    for order, line in enumerate(lines):
-        if line.raised and line.rank is not None:
-            kept = raised.get(line.rank)
+    lines = name_nodes(lines)
+    codes = _read_codes(reports, lines)
+    said: dict[int, tuple[float, LogLine]] = {}
+    for order, line in enumerate(_with_ranks(lines, codes)):
+        tells = line.raised or _WATCHDOG.search(line.text)
+        if tells and line.rank is not None and line.text != "KeyboardInterrupt":
+            kept = said.get(line.rank)
             if kept is None or not is_own_failure(kept[1].text):
-                raised[line.rank] = (order, line)
+                said[line.rank] = (order, line)
+    timed = all(line.at for _, line in said.values())
     ends = []
-    for rank in {**codes, **raised}:
-        order, line = raised.get(rank, (len(lines), Line(file="", number=0, text="")))
-        code = codes.get(rank, 1)
-        asked = code == -15 and not is_own_failure(line.text)
+    interrupted = {x.rank for x in lines if x.text == "KeyboardInterrupt" and x.rank is not None}
+    for order, rank in enumerate({**codes, **said, **dict.fromkeys(interrupted)}, len(lines)):
+        at, line = said.get(rank, (order, LogLine(file="", number=0, text="")))
+        end = codes.get(rank)
+        code = end.code if end else 1
+        asked = (code == -15 or end is None) and not is_own_failure(line.text)
+        node = end.node if end and line.node is None else line.node
         ends.append(
             WorkerEnd(
                 attempt=0,
                 rank=rank,
-                local_rank=rank,
-                node_index=line.node or 0,
+                local_rank=end.local_rank if end else rank,
+                node_index=-1 if node is None else node,
                 exit_code=code,
-                failed_at=line.at or float(order if line.text or rank != first else -1),
+                failed_at=line.at if timed and line.at else at,
                 cause="terminated" if asked else "signal" if code < 0 else "exit",
                 exception=line.text or name_ending(code),
                 log=line.file,
             )
         )
+    # Rank 0 is on node 0, and so are all others of the same agent.
+    agents = {found[1] for line in lines if (found := _AGENT.search(line.text))}
+    if len(agents) <= 1 and 0 in {end.rank for end in ends}:
+        ends = [replace(end, node_index=max(0, end.node_index)) for end in ends]
     failure = decide_report(ends, ()) if ends else None
-    return Evidence(
-        subject=subject,
-        failure=failure,
-        lines=tuple(lines),
-        missing=tuple(missing),
-        knows_nodes=any(line.node is not None for line in lines),
-    )
+    return Evidence(subject=subject, failure=failure, lines=tuple(lines), missing=tuple(missing))
+
+
+def _with_ranks(lines: Sequence[LogLine], codes: Mapping[int, _Code]) -> Iterator[LogLine]:
+    """The lines; an exception that no rank was named for is that of the one that ended with 1."""
+    named = {line.rank for line in lines if line.raised}
+    open_ranks = [rank for rank, end in codes.items() if end.code == 1 and rank not in named]
+    for line in lines:
+        nameless = line.raised and line.rank is None and not OF_STARTERS.search(line.text)
+        if nameless and open_ranks and is_own_failure(line.text):
+            yield replace(line, rank=open_ranks[0])
+        else:
+            yield line

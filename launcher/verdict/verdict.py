@@ -8,12 +8,21 @@ from dataclasses import asdict, dataclass
 from launcher.contract.reasons import RunState
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
-from launcher.verdict.cause import Cause
+from launcher.verdict.cause import FailureCause
 from launcher.verdict.evidence import Evidence
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
-from launcher.verdict.rules.rule import Finding, Weight
-from launcher.verdict.scan import Line
+from launcher.verdict.rules.rule import Meaning, Weight
+from launcher.verdict.scan import LogLine
+from launcher.verdict.stacks import name_ranks
 
+_GENERAL = frozenset(
+    (
+        *(FailureCause.SCRIPT_ERROR, FailureCause.MASTER_UNREACHABLE, FailureCause.NCCL_ERROR),
+        *(FailureCause.STOPPED_BY_USER, FailureCause.CONTAINER_START),
+        FailureCause.MISSING_COLLECTIVE,
+    )
+)
+"""What comes behind others that weigh as much."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
 CERTAINTY = {Weight.ROOT: "certain", Weight.SURE: "certain", Weight.LIKELY: "likely"}
@@ -30,7 +39,7 @@ class Verdict:
 
     subject: str
     state: str
-    cause: Cause
+    cause: FailureCause
     certainty: str
     what: str
     fix: str
@@ -39,7 +48,7 @@ class Verdict:
     host: str = ""
     place: str = ""
     fell: tuple[int, ...] = ()
-    evidence: tuple[Line, ...] = ()
+    evidence: tuple[LogLine, ...] = ()
     missing: tuple[str, ...] = ()
 
     @property
@@ -59,7 +68,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     """The first cause of what the evidence holds."""
     failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned")
     first = failure.first if failure else None
-    found = list(judge_lines(evidence.lines))
+    found = list(judge_lines(evidence.lines, evidence.standing))
     if first:
         found.append(judge_end(first))
     found += judge_reason(evidence.reason, evidence.detail)
@@ -72,10 +81,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         return _nothing(evidence, first, goes_on=goes_on)
     best = ordered[0]
     line = _with_frame(best, ordered)
-    rank = line.rank if line.rank is not None or best.weight == Weight.ROOT else _rank(first)
-    node = line.node
-    if node is None and first and evidence.knows_nodes and rank in (first.rank, None):
-        node = first.node_index
+    rank, node = _place(best, line, evidence)
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
@@ -85,40 +91,61 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
         rank=rank,
-        host=first.host if first and first.node_index == node else "",
-        place=line.frame,
+        host=first.host if first and first.node_index == node and first.host else line.pod,
+        place=line.frame if line.rank in (rank, None) else "",
         fell=_fell(failure, rank),
-        evidence=tuple(one.line for one in ordered[:MOST_SHOWN]),
+        evidence=tuple({(x.line.rank, x.line.text): x.line for x in reversed(ordered)}.values())[
+            : -MOST_SHOWN - 1 : -1
+        ],
         missing=evidence.missing,
     )
 
 
-def _rank(first: WorkerEnd | None) -> int | None:
-    return first.rank if first else None
+def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None, int | None]:
+    """The rank and the node at fault, as far as they are known."""
+    ends = evidence.failure.ranks if evidence.failure else ()
+    rank = line.rank if best.rank is None else best.rank
+    is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT
+    if rank is None and ends and (is_its or line.text == ends[0].exception):
+        rank = ends[0].rank
+    if best.cause is FailureCause.MISSING_COLLECTIVE and best.rank is None:
+        # Those that came have given up; the one that had to be ended did not come.
+        silent = [x.rank for x in ends if x.cause == "terminated" and ": " not in x.exception]
+        rank = silent[0] if len(silent) == 1 else rank
+    if rank == line.rank and best.rank is None and line.node is not None:
+        return rank, line.node
+    # Of a fact of the machine: the node, where there is but one.
+    nodes = {end.node_index for end in ends if rank in (end.rank, None)}
+    node = nodes.pop() if len(nodes) == 1 else -1
+    return rank, line.node if node < 0 else node
 
 
-def _order(found: Iterable[Finding], first: WorkerEnd | None) -> list[Finding]:
+def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
     """The heaviest before others; among equals the first failed worker's, then as they came."""
     all_found = list(found)
+    if first and (first.cause == "hang" or first.is_collateral):
+        first = None  # It only followed from what another one did.
     timed = all(one.line.at for one in all_found)
 
-    def key(one: Finding) -> tuple[float, ...]:
+    def key(one: Meaning) -> tuple[float, ...]:
         is_own = first is None or one.line.rank == first.rank
         # What others say once it is gone: they are judged, and it came before them.
         is_after = not is_own and one.line.rank is not None and one.weight < Weight.ROOT
-        is_general = one.cause is Cause.SCRIPT_ERROR
-        return (is_after, -one.weight, not is_own, is_general, one.line.at if timed else 0.0)
+        is_general = one.cause in _GENERAL
+        nowhere = one.weight is Weight.ROOT and one.line.node is None
+        at = one.line.at if timed else 0.0
+        return (is_after, -one.weight, not is_own, is_general, nowhere, at)
 
     return sorted(all_found, key=key)
 
 
-def _with_frame(best: Finding, found: Sequence[Finding]) -> Line:
+def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
     """The finding's line; that of the same words with the place in the code where one has it."""
     same = (one.line for one in found if one.line.text == best.line.text and one.line.frame)
     return best.line if best.line.frame else next(same, best.line)
 
 
-def _judge_certainty(best: Finding, found: Sequence[Finding]) -> str:
+def _judge_certainty(best: Meaning, found: Sequence[Meaning]) -> str:
     rivals = {one.cause for one in found if one.weight >= max(best.weight, Weight.LIKELY)}
     certainty = CERTAINTY.get(best.weight, "unclear")
     return "likely" if certainty == "certain" and rivals - {best.cause} else certainty
@@ -139,10 +166,10 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
-        cause=Cause.UNKNOWN,
+        cause=FailureCause.UNKNOWN,
         certainty="" if goes_on or evidence.state == RunState.SUCCEEDED.value else "unclear",
         what=what,
-        fix=Cause.UNKNOWN.fix,
+        fix=FailureCause.UNKNOWN.fix,
         rank=first.rank if first else None,
         node=first.node_index if first else None,
         missing=evidence.missing,
@@ -173,21 +200,9 @@ def render_verdict(told: Verdict, *, evidence: bool = False) -> str:
 def render_line(told: Verdict) -> str:
     """The verdict in one line, for the record of a failed run."""
     where = f", {told.where}" if told.where else ""
-    return f"{told.cause} ({told.certainty}){where}; {told.cause.section}"
+    return f"{told.cause} ({told.certainty}){where}; fix: {told.fix}; {told.cause.section}"
 
 
 def _cut(text: str) -> str:
     shown = show_line(text)
     return shown if len(shown) <= LINE_CHARACTERS else f"{shown[: LINE_CHARACTERS - 3]}..."
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``ranks 0-2, 5``."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    told = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
-    return f"rank{'s' if len(ranks) > 1 else ''} {told}"

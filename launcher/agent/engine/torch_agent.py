@@ -26,7 +26,7 @@ from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.rendezvous import NodeEnding, register_handler
 from launcher.agent.roster.handler import ReplacedError
 from launcher.agent.roster.membership import FENCED_OUT
-from launcher.agent.worker import guard
+from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import name_signal
@@ -218,6 +218,8 @@ class RunFolderLogs(LogsSpecs):
             env[protocol.GENERATION] = str(membership.generation)
         if self._interface and GLOO_INTERFACE not in os.environ:
             env[GLOO_INTERFACE] = self._interface
+        if not any(name in os.environ for name in recorder.VARIABLES):
+            env |= dict.fromkeys(recorder.VARIABLES, recorder.BUFFER)
         # torch sets it in the agent, after the warm process was forked.
         if signals := os.environ.get(_SIGNALS):
             env[_SIGNALS] = signals

@@ -114,6 +114,7 @@ def _run(
             processes.die_with_parent(guard_pid)
         except processes.ParentGoneError:
             os._exit(128 + signal.SIGKILL)
+        processes.let_trace(place.agent_pid)
         for name in PRIVATE_VARIABLES:
             os.environ.pop(name, None)
         start.run(start.Script(argv=argv, sys_path=sys_path, folder=place.folder), prepare)
@@ -123,8 +124,7 @@ def _run(
     code = os.waitstatus_to_exitcode(status)
     processes.end_children(polite_s=_POLITE_S if code == 0 else 0.0)
     _write_exit(place, code, watch)
-    for name in (protocol.STACKS_FILE, protocol.ENDED_FILE):
-        _remove_if_empty(place.folder / name)
+    _remove_if_empty(place.folder / protocol.ENDED_FILE)
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     if code != 0:
         _end_like(code)

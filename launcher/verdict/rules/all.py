@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure
-from launcher.verdict.cause import Cause
+from launcher.verdict.cause import FailureCause
 from launcher.verdict.rules import (
     cluster,
     data,
@@ -19,95 +19,119 @@ from launcher.verdict.rules import (
     versions,
     workers,
 )
-from launcher.verdict.rules.rule import Finding, Weight, table
-from launcher.verdict.scan import Line
+from launcher.verdict.rules.rule import Meaning, Weight, table
+from launcher.verdict.rules.standstill import Standing, judge_standing
+from launcher.verdict.scan import LogLine
 
 _FAMILIES = (gpu, memory_and_disk, cluster, network, hangs, data, versions, workers)
 RULES = tuple(rule for family in _FAMILIES for rule in table(family.MEANINGS))
 """Where several fit a line equally well, the first one."""
-_WARNS = re.compile(r"\b\w*Warning: |^\[?W(?:\d{4})? |\bWARNING\b")
+OF_STARTERS = re.compile(r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception")
+"""Exceptions by which a starter tells of its workers'."""
+_WARNS = re.compile(r"\b\w*Warning: |^\[?W\d* |NCCL INFO|\bWARNING\b")
 
 
-def judge_line(line: Line) -> Finding | None:
+def judge_line(line: LogLine) -> Meaning | None:
     """What a line means by the rules; None where it says nothing. Pure."""
-    best: Finding | None = None
+    best: Meaning | None = None
     for rule in RULES:
         if (best is None or rule.weight > best.weight) and (found := rule.search.search(line.text)):
-            package = found.groupdict().get("package") or ""
-            best = Finding(cause=rule.cause, weight=rule.weight, line=line, package=package)
+            named = found.groupdict()
+            node = int(named["node"]) if named.get("node") else line.node
+            best = Meaning(
+                cause=rule.cause,
+                weight=rule.weight,
+                line=replace(line, node=node),
+                package=named.get("package") or "",
+                rank=int(named["rank"]) if named.get("rank") else None,
+            )
     if best and not line.raised and _WARNS.search(line.text):
         # The program went on after it.
         return replace(best, weight=min(best.weight, Weight.SIGN))
-    if (best is None or best.weight < Weight.LIKELY) and line.raised and is_own_failure(line.text):
+    if (best is None or best.weight < Weight.LIKELY) and _is_own(line):
         weight = Weight.SURE if line.is_own else Weight.LIKELY
-        return Finding(cause=Cause.SCRIPT_ERROR, weight=weight, line=line)
+        return Meaning(cause=FailureCause.SCRIPT_ERROR, weight=weight, line=line)
     return best
 
 
-def judge_lines(lines: Sequence[Line]) -> Iterator[Finding]:
+def _is_own(line: LogLine) -> bool:
+    return line.raised and is_own_failure(line.text) and not OF_STARTERS.search(line.text)
+
+
+def judge_lines(lines: Sequence[LogLine], standing: Sequence[Standing]) -> Iterator[Meaning]:
     """What all lines mean, each by itself and beside those of other ranks. Pure."""
+    yield from judge_standing(standing)
     yield from filter(None, map(judge_line, lines))
     yield from hangs.join_ranks(lines)
     yield from versions.find_differences(lines)
     yield from network.find_proxy(lines)
+    yield from network.find_name(lines)
 
 
 _OF_END = {
-    "out-of-memory": (Cause.HOST_OUT_OF_MEMORY, Weight.ROOT),
-    "disk-full": (Cause.DISK_FULL, Weight.ROOT),
-    LEFT_EARLY: (Cause.EXITED_EARLY, Weight.SURE),
-    "hang": (Cause.DEADLOCK, Weight.SIGN),
+    "out-of-memory": (FailureCause.HOST_OUT_OF_MEMORY, Weight.ROOT),
+    "disk-full": (FailureCause.DISK_FULL, Weight.ROOT),
+    LEFT_EARLY: (FailureCause.EXITED_EARLY, Weight.SURE),
+    "hang": (FailureCause.DEADLOCK, Weight.SIGN),
 }
 _OF_CODE = {
-    -9: Cause.KILLED,
-    -2: Cause.STOPPED_BY_USER,
-    -15: Cause.KILLED,
-    **dict.fromkeys((-4, -6, -7, -8, -11), Cause.CRASHED),
+    -9: FailureCause.KILLED,
+    -2: FailureCause.STOPPED_BY_USER,
+    -15: FailureCause.KILLED,
+    **dict.fromkeys((-4, -6, -7, -8, -11), FailureCause.CRASHED),
 }
 _OF_REASON = {
-    Reason.NODE_LOST: (Cause.NODE_LOST, Weight.LIKELY),
-    Reason.PREEMPTED: (Cause.PREEMPTED, Weight.LIKELY),
-    Reason.STOP_REQUESTED: (Cause.STOPPED_BY_USER, Weight.ROOT),
-    Reason.INTERRUPTED: (Cause.STOPPED_BY_USER, Weight.ROOT),
-    Reason.DISK_FULL: (Cause.DISK_FULL, Weight.ROOT),
-    Reason.GPU_BUSY: (Cause.GPU_BUSY, Weight.ROOT),
-    Reason.OUT_OF_MEMORY: (Cause.HOST_OUT_OF_MEMORY, Weight.ROOT),
-    Reason.TARGET_UNREACHABLE: (Cause.TARGET_UNREACHABLE, Weight.LIKELY),
-    Reason.RENDEZVOUS_UNREACHABLE: (Cause.MASTER_UNREACHABLE, Weight.LIKELY),
-    Reason.STORE_LOST: (Cause.NODE_LOST, Weight.SIGN),
-    Reason.BAD_INPUT: (Cause.WRONG_ARGUMENT, Weight.LIKELY),
-    Reason.KILLED: (Cause.KILLED, Weight.SIGN),
+    Reason.NODE_LOST: (FailureCause.NODE_LOST, Weight.LIKELY),
+    Reason.PREEMPTED: (FailureCause.PREEMPTED, Weight.LIKELY),
+    Reason.STOP_REQUESTED: (FailureCause.STOPPED_BY_USER, Weight.LIKELY),
+    Reason.INTERRUPTED: (FailureCause.STOPPED_BY_USER, Weight.LIKELY),
+    Reason.DISK_FULL: (FailureCause.DISK_FULL, Weight.ROOT),
+    Reason.GPU_BUSY: (FailureCause.GPU_BUSY, Weight.ROOT),
+    Reason.OUT_OF_MEMORY: (FailureCause.HOST_OUT_OF_MEMORY, Weight.ROOT),
+    Reason.TARGET_UNREACHABLE: (FailureCause.TARGET_UNREACHABLE, Weight.LIKELY),
+    Reason.RENDEZVOUS_UNREACHABLE: (FailureCause.MASTER_UNREACHABLE, Weight.LIKELY),
+    Reason.STORE_LOST: (FailureCause.NODE_LOST, Weight.SIGN),
+    Reason.BAD_INPUT: (FailureCause.WRONG_ARGUMENT, Weight.LIKELY),
+    Reason.KILLED: (FailureCause.KILLED, Weight.SIGN),
 }
 """Of an end, an exit code or a run's reason, where no line says more."""
 
 
-def judge_end(end: WorkerEnd) -> Finding:
+def judge_end(end: WorkerEnd) -> Meaning:
     """What the first failed worker's end means by itself. Pure."""
-    line = Line(
+    line = LogLine(
         file=end.log,
         number=0,
         text=end.exception,
         node=end.node_index,
         rank=end.rank,
         at=end.failed_at,
-        raised=end.exit_code == 1 and ": " in end.exception,
+        raised=end.exit_code in (1, -15) and ": " in end.exception,
     )
     # An exit code alone says little where its log was not read.
-    weight = Weight.LIKELY if end.log else Weight.SIGN
-    cause = _OF_CODE.get(end.exit_code, Cause.SCRIPT_ERROR)
+    # SIGABRT is how C++ ends a process, whatever the reason is.
+    weight = Weight.LIKELY if end.log and end.exit_code != -6 else Weight.SIGN
+    cause = _OF_CODE.get(end.exit_code, FailureCause.SCRIPT_ERROR)
     cause, weight = _OF_END.get(end.cause, (cause, weight))
     told = judge_line(line)
-    if told and told.weight >= min(weight, Weight.LIKELY):
-        return told if told.weight >= weight else replace(told, weight=weight)
-    return Finding(cause=cause, weight=weight, line=line)
+    if told and (end.is_collateral or told.weight >= min(weight, Weight.LIKELY)):
+        is_weak = told.weight < weight and not end.is_collateral
+        return replace(told, weight=weight) if is_weak else told
+    return Meaning(cause=cause, weight=weight, line=line)
 
 
-def judge_reason(reason: Reason | None, detail: str) -> Iterable[Finding]:
+_NODE = re.compile(r"\bnode (?P<node>\d+)\b|^\S+-(?P<pod>\d+)-\w{5}: ")
+"""How a detail names a node, or its pod."""
+
+
+def judge_reason(reason: Reason | None, detail: str) -> Iterable[Meaning]:
     """What the launcher's own word for a run's end means. Pure."""
-    line = Line(file="outcome.json", number=0, text=detail or str(reason))
+    node = _NODE.search(detail)
+    number = int(node["node"] or node["pod"]) if node else None
+    line = LogLine(file="outcome.json", number=0, text=detail or str(reason), node=number)
     told = judge_line(line) if detail else None
     if told and told.weight >= Weight.LIKELY:
         yield replace(told, weight=Weight.LIKELY)
     elif reason in _OF_REASON:
         cause, weight = _OF_REASON[reason]
-        yield Finding(cause=cause, weight=weight, line=line)
+        yield Meaning(cause=cause, weight=weight, line=line)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.verdict.cause import Cause
-from launcher.verdict.scan import Line
+from launcher.verdict.cause import FailureCause
+from launcher.verdict.scan import LogLine
 
 
 class Weight(enum.IntEnum):
@@ -28,10 +28,13 @@ class Weight(enum.IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    """``pattern`` is searched in a line; its group ``package`` is what the fix has to name."""
+class LineRule:
+    """``pattern`` is searched in a line.
 
-    cause: Cause
+    Its groups may be ``package``, which the fix names, and ``rank`` and ``node``, those at fault.
+    """
+
+    cause: FailureCause
     weight: Weight
     pattern: str
 
@@ -41,26 +44,28 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Meaning:
     """A line, what it means and how much it weighs."""
 
-    cause: Cause
+    cause: FailureCause
     weight: Weight
-    line: Line
+    line: LogLine
     package: str = ""
+    rank: int | None = None
+    """The rank at fault, where another one tells of it."""
 
 
 HINT, SIGN, LIKELY, SURE, ROOT = Weight
 
 
-Meanings = Mapping[tuple[Cause, Weight], tuple[str, ...]]
+Meanings = Mapping[tuple[FailureCause, Weight], tuple[str, ...]]
 """Of a family: the patterns of lines that mean a cause, and what they weigh."""
 
 
-def table(meanings: Meanings) -> tuple[Rule, ...]:
+def table(meanings: Meanings) -> tuple[LineRule, ...]:
     """A rule for each pattern."""
     return tuple(
-        Rule(cause=cause, weight=weight, pattern=pattern)
+        LineRule(cause=cause, weight=weight, pattern=pattern)
         for (cause, weight), patterns in meanings.items()
         for pattern in patterns
     )

@@ -13,10 +13,12 @@ import pytest
 
 from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node.outcome import write_outcome
-from launcher.contract import protocol
+from launcher.contract import look, protocol
 from launcher.contract.clock import SystemClock
+from launcher.contract.look import Frame, Look, RankStacks, ThreadStack
 from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
 from launcher.contract.reasons import Reason
+from launcher.contract.records import dump_record
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome as write_run_outcome
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
@@ -45,7 +47,7 @@ class Folder:
         """Writes files (``exit`` is exit.json) of one worker; returns its folder's name."""
         folder = self.run.node_dir(node, 0) / f"attempt-{attempt}" / f"rank-{rank}"
         folder.mkdir(parents=True)
-        names = {"exit": protocol.EXIT_FILE, "error": protocol.ERROR_FILE, "stacks": "stacks.txt"}
+        names = {"exit": protocol.EXIT_FILE, "error": protocol.ERROR_FILE}
         for name, text in files.items():
             (folder / names.get(name, name)).write_text(text)
         return str(folder.relative_to(self.run.path))
@@ -58,6 +60,16 @@ class Folder:
         told = {"reason": reason, "first": next(iter(ends), None), "collateral": ends[1:]}
         outcome = NodeOutcome(node_index=node, incarnation=0, **told, **times, **fields)
         write_outcome(folder / protocol.OUTCOME_FILE, outcome)
+
+    def hang(self, node: int, rank: int, *frames: Frame) -> None:
+        """What a node's agent leaves of a hang."""
+        folder = look.look_dir(self.run.node_dir(node, 0), "hang-1")
+        folder.mkdir(parents=True)
+        thread = ThreadStack(name="MainThread", is_main=True, frames=frames)
+        stacks = RankStacks(rank=rank, pid=1, taken_by="py-spy", threads=(thread,))
+        (folder / look.STACKS.format(rank=rank)).write_text(dump_record(stacks))
+        told = Look(id="hang-1", at=1.0, why="hang", attempt=0)
+        (folder / look.LOOK_FILE).write_text(dump_record(told))
 
     def ledger(self, node: int, *causes: str) -> None:
         ledger = AgentLedger(
@@ -141,11 +153,12 @@ def test_every_cause_has_words(
 
 
 def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> None:
-    log = folder.worker(0, 0, stderr="", stdout="epoch 1\n", stacks="Thread 1\n  in recv\n")
+    log = folder.worker(0, 0, stderr="", stdout="epoch 1\n")
+    folder.hang(0, 0, Frame(function="recv", file="train.py", line=3))
     folder.node(0, Reason.TRAINING_FAILED, end(0, exit_code=-9, cause="hang", log=log))
     report = read_report(folder.run, make_plan(nnodes=1))
     assert report.first is not None
-    assert report.first.log_tail == ("Thread 1", "  in recv")
+    assert report.first.log_tail == ('  File "train.py", line 3 in recv',)
 
 
 def test_a_node_that_was_killed_is_reported_by_its_workers_files(

@@ -192,7 +192,7 @@ def test_a_script_sees_nothing_of_the_archive_nor_of_the_agent_s_variables(
     )
     assert guarded.run("script.py")[1].decode().splitlines() == [
         "[]",
-        "['_AfterImport']",  # which waits for torch, and leaves with it
+        "['_AfterImport', '_AfterImport']",  # which wait for torch, and leave with it
         "[]",
     ]
 
