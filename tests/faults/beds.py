@@ -20,11 +20,6 @@ class Bed:
     at: Any = None
 
 
-def opened(made: str, project: Path) -> AbstractContextManager[Bed]:
-    """A bed of this kind; it is gone afterwards."""
-    return BEDS[made](project)
-
-
 @contextmanager
 def processes(project: Path) -> Iterator[Bed]:
     yield Bed(options=("--on", "local"))

@@ -34,7 +34,7 @@ def part_of(name: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One row. What the fields mean, and how a row is added, is in CONTRIBUTING.md."""
+    """One row. ``python -m tests.faults`` tells how a row is placed and recorded."""
 
     name: str
     done: str

@@ -57,7 +57,7 @@ def make(fault: Fault, project: Path) -> Path:
         return make_by_torchrun(fault, project)
     write_project(fault, project)
     argv = [sys.executable, "-m", "launcher", "run", "job.yaml", "--runs", "runs"]
-    with beds.opened(fault.made, project) as bed, around(fault, project, bed) as env:
+    with beds.BEDS[fault.made](project) as bed, around(fault, project, bed) as env:
         env = bed.env | env
         started = Started([*argv, *bed.options], project, project / "screen", env, bed)
         follow(fault, started, fault.limit_s)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.faults import corpus
+from tests.faults import corpus, making
 
 PARTS = ("open", "held_out")
 FAULTS = [fault for part in PARTS for fault in corpus.read_faults(part)]
-OF_A_MACHINE = re.compile(r"/tmp/(?:w|fault-|pytest)[\w/-]*|/work/\w+|/root/\w+")
+OF_A_MACHINE = re.compile(r"/tmp/(?:w|fault-|pytest)[\w/-]*|/work/\w+|\.pyenv|\bvm\b")
 MAX_BYTES = 64_000
 MAX_ALL_BYTES = 4_000_000
 
@@ -65,3 +66,26 @@ def test_recordings_name_nothing_of_this_machine() -> None:
     files = [one for fault in FAULTS for one in files_of(fault.recording)]
     left = {str(path): OF_A_MACHINE.findall(path.read_text()) for path in files}
     assert {path: names for path, names in left.items() if names} == {}
+
+
+def reason_of(left: Path) -> str:
+    """Of a run's outcome; empty for logs, and where the run went on."""
+    outcome = left / "outcome.json"
+    return str(json.loads(outcome.read_text())["reason"]) if outcome.exists() else ""
+
+
+@pytest.mark.parametrize("name", ["raise-in-rank-1", "unknown-option", "kubernetes-oom-killed-pod"])
+def test_a_fault_made_anew_ends_as_its_recording_does(name: str, tmp_path: Path) -> None:
+    fault = corpus.find_fault(name)
+    assert reason_of(making.make(fault, tmp_path / "project")) == reason_of(fault.recording) != ""
+
+
+@pytest.mark.slow
+@pytest.mark.mount
+@pytest.mark.parametrize(
+    "fault", [one for one in FAULTS if one.made == "processes"], ids=lambda one: one.name
+)
+def test_each_fault_on_processes_made_anew_ends_as_its_recording_does(
+    fault: corpus.Fault, tmp_path: Path
+) -> None:
+    assert reason_of(making.make(fault, tmp_path / "project")) == reason_of(fault.recording)

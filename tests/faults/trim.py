@@ -9,15 +9,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = (
-    "code",
-    "agent.pyz",
-    "code.tar.gz",
-    "artifact.sh",
-    ".kept",
-    ".owner",
-    "checkpoints",
-    "keeper.json",
+LEFT_OUT = re.compile(
+    r"code|agent\.pyz|code\.tar\.gz|artifact\.sh|\.kept|\.owner|checkpoints|keeper\.json"
 )
 """Large, or of use to a run that goes on alone."""
 MAX_BYTES = 24_000
@@ -27,9 +20,9 @@ FOLDER, VENV, PROJECT = "/home/me/project", "/opt/venv", "/opt/launcher"
 
 def replace_paths(text: str, folder: Path | None = None) -> str:
     """The text as it would be on a machine of its own; ``folder`` is where the run was typed."""
-    here = {str(Path(sys.prefix)): VENV, str(ROOT): PROJECT}
+    here = {sys.prefix: VENV, sys.base_prefix: "/usr/local", str(ROOT): PROJECT}
     if folder is not None:
-        here = {str(folder.resolve()): FOLDER, str(folder): FOLDER} | here
+        here = {str(folder): FOLDER, str(folder.parent): str(Path(FOLDER).parent)} | here
     for path, instead in here.items():
         text = text.replace(path, instead)
     for name, instead in machine_names().items():
@@ -60,7 +53,7 @@ def record(made: Path, recording: Path, folder: Path) -> None:
         return
     for path in sorted(made.rglob("*")):
         inner = path.relative_to(made)
-        if any(part in LEFT_OUT for part in inner.parts) or not path.is_file():
+        if any(map(LEFT_OUT.fullmatch, inner.parts)) or not path.is_file():
             continue
         if path.stat().st_size == 0 and path.name == "stdout":
             continue  # says nothing, and there is one for each rank
