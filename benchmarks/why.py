@@ -129,6 +129,9 @@ def is_found_by_analyser(fault: Fault) -> bool:
         for rank, path in recorders_of(fault).items():
             dump = json.loads(path.read_text())
             dump["entries"] = [{"frames": [], **entry} for entry in dump.get("entries", ())]
+            # gloo's recorder leaves its group without a name, at which the analyser breaks down.
+            groups = dump.get("pg_config") or {}
+            dump["pg_config"] = {name or "0": group for name, group in groups.items()}
             Path(folder, f"rank_{rank}").write_bytes(pickle.dumps({"host_name": "", **dump}))
         said = io.StringIO()
         streams = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)

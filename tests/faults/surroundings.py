@@ -91,6 +91,14 @@ def late_clock(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
+def without_python(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
+    """The inventory names another Python than there is."""
+    inventory = project / "hosts.yaml"
+    inventory.write_text(inventory.read_text().replace(sys.executable, "/opt/conda/bin/python"))
+    yield {}
+
+
+@contextmanager
 def without_rights(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
     """The user may look at jobs and not create them."""
     bed.at.denied |= {("create", "jobs"), ("patch", "jobs")}
