@@ -6,11 +6,11 @@ that are held out only numbers are told, so that nobody builds rules from them.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import pickle
 import re
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Mapping
@@ -29,7 +29,7 @@ PARTS = {"open": "two thirds that rules are built from", "held_out": "third that
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", re.DOTALL)
 SIGNALS = {-9: "killed", -15: "killed", -6: "crashed", -7: "crashed", -11: "crashed"}
 """What the exit code in torchrun's summary tells; any other stands for an error of the script."""
-_ANALYSED = re.compile(r"Not all ranks|missing ranks|mismatch|did not match|Culprit", re.IGNORECASE)
+_ANALYSED = re.compile(r"missing ranks: \{[\d, ]+\}|Culprit rank \d+")
 
 
 def why() -> Generator[Trial]:
@@ -74,12 +74,12 @@ def describe(told: Counter[str], faults: list[Fault]) -> str:
     summaries = [fault for fault in faults if read_summary(fault)]
     by_torchrun = sum(is_right_in_summary(fault) for fault in summaries)
     recorded = [fault for fault in faults if recorders_of(fault)]
-    analysed = sum(is_found_by_analyser(fault) for fault in recorded)
+    analysed = sum(is_right_in_analysis(fault) for fault in recorded)
     return (
         f"right {told['right']}, wrong and certain {told['wrong']}, unclear {told['unclear']}. "
         f"torchrun's summary has the cause (of its exit code) and the rank right in {by_torchrun} "
         f"of the {len(summaries)} faults of which there is one. Torch's flight recorder analyser "
-        f"alone tells of something in {analysed} of {len(recorded)} with recorders"
+        f"alone names the rank in {analysed} of {len(recorded)} with recorders"
     )
 
 
@@ -121,10 +121,8 @@ def recorders_of(fault: Fault) -> dict[int, Path]:
     return found
 
 
-def is_found_by_analyser(fault: Fault) -> bool:
-    """Whether torch's own analyser names ranks that differ or are missing."""
-    from torch.distributed.flight_recorder import fr_trace
-
+def is_right_in_analysis(fault: Fault) -> bool:
+    """Whether torch's own analyser names ranks that differ or are missing, and the true one."""
     with tempfile.TemporaryDirectory() as folder:
         for rank, path in recorders_of(fault).items():
             dump = json.loads(path.read_text())
@@ -133,9 +131,9 @@ def is_found_by_analyser(fault: Fault) -> bool:
             groups = dump.get("pg_config") or {}
             dump["pg_config"] = {name or "0": group for name, group in groups.items()}
             Path(folder, f"rank_{rank}").write_bytes(pickle.dumps({"host_name": "", **dump}))
-        said = io.StringIO()
-        streams = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
-        # It ends the process, or breaks down, on much that it does not expect.
-        with streams[0], streams[1], contextlib.suppress(Exception, SystemExit):
-            fr_trace.main([folder, "--prefix", "rank_"])
-    return bool(_ANALYSED.search(said.getvalue()))
+        argv = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", folder]
+        done = subprocess.run(
+            [*argv, "--prefix", "rank_"], capture_output=True, text=True, check=False, timeout=120
+        )
+    named = " ".join(_ANALYSED.findall(done.stdout + done.stderr))
+    return bool(named) and fault.rank in ("any", *map(int, re.findall(r"\d+", named)))
