@@ -23,6 +23,7 @@ from benchmarks.start import starts
 from benchmarks.step import steps
 from benchmarks.strategies import strategies
 from benchmarks.trials import Benchmark
+from benchmarks.why import why
 
 BENCHMARKS: dict[str, Benchmark] = {
     "start": Benchmark(trials=starts, limit_s=300),
@@ -45,5 +46,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "rendezvous": Benchmark(trials=rendezvous, limit_s=300),
     "hosts": Benchmark(trials=hosts, limit_s=300),
     "slurm": Benchmark(trials=runs_on_slurm, limit_s=300),
+    "why": Benchmark(trials=why, limit_s=60, pairs=2),
 }
 """Names are what the command line takes and what docs/benchmarks.md explains, in this order."""
