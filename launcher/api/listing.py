@@ -25,7 +25,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import Outcome
-from launcher.runs.summary import render_clocks, render_failure
+from launcher.runs.summary import render_clocks, render_failure, render_why
 
 POLL_S = 0.1
 ORPHANED = "orphaned"
@@ -215,6 +215,7 @@ def render_status(status: RunStatus) -> str:
         if failure := outcome.failure:
             lines += render_failure(failure, outcome.reason)
             lines += render_clocks(failure.clock_offsets_s)
+        lines += render_why(outcome)
     for node in status.nodes:
         code = node.exit_code
         ended = "" if code is None else f", exit code {name_exit_code(code)}"

@@ -27,6 +27,8 @@ from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.reason import decide_reason
+from launcher.verdict.evidence import read_run
+from launcher.verdict.verdict import decide_verdict, render_line
 
 POLL_S = 0.1
 """Seconds between two turns of a run whose nodes this process starts."""
@@ -286,6 +288,8 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         restarts=read_restarts(run) if plan.agent is not None else {},
         replaced_nodes=sum(node.incarnation - plan.attempt for node in plan.nodes),
     )
+    if has_failed and run.path.exists():
+        outcome = replace(outcome, verdict=render_line(decide_verdict(read_run(run, outcome))))
     # An outcome that cannot be written is returned all the same.
     with contextlib.suppress(OSError):
         if run.path.exists():

@@ -55,7 +55,14 @@ def render_summary(
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
     same = ("--resume", resumed) if resumed else ()
     lines.append(f"  render it    {typed.command('render', *job, *same, *after)}")
+    lines += render_why(outcome)
     return "\n".join(lines)
+
+
+def render_why(outcome: Outcome) -> list[str]:
+    """The verdict on a failed run in a line, with the command that tells more."""
+    why = typed.command("why", outcome.run_id)
+    return [f"  why          {outcome.verdict}; {why}"] if outcome.verdict else []
 
 
 def render_failure(failure: FailureReport, reason: str) -> list[str]:

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "launcher"
 
 ROOMS = (
-    *("contract", "yamlfile", "agent", "job", "code", "plan", "runs", "follow", "doctor"),
-    *("targets", "manifests", "api", "commands"),
+    *("contract", "yamlfile", "agent", "job", "code", "plan", "runs", "verdict", "follow"),
+    *("doctor", "targets", "manifests", "api", "commands"),
 )
 """A module imports from its own room, or from rooms before it."""
 OF_A_TARGET = ("local", "docker", "hosts", "kubernetes", "slurm", "starter")
