@@ -313,7 +313,7 @@ def _add_to_check(check: ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="manifests that are applied together, or batch scripts; - is stdin",
+        help="training scripts, batch scripts, or manifests that are applied together; - is stdin",
     )
     check.add_argument("--json", action="store_true")
 
@@ -384,7 +384,7 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
     (
         "check",
         "check:check",
-        "find the mistakes of Kubernetes manifests and batch scripts before they are submitted",
+        "find what breaks in a training script, a batch script or Kubernetes manifests",
         _add_to_check,
     ),
     (
