@@ -92,7 +92,10 @@ def judge(fault: Fault) -> str:
     is_there = fault.node == "any" or told.node == fault.node
     if told.cause.value in (fault.cause, *fault.also) and is_there:
         return "right"
-    return "wrong" if told.certainty == "certain" else "unclear"
+    # Who tells no node has not told a wrong one.
+    is_false = not is_there and told.node is not None
+    is_wrong = is_false or told.cause.value not in (fault.cause, *fault.also)
+    return "wrong" if is_wrong and told.certainty == "certain" else "unclear"
 
 
 def read_summary(fault: Fault) -> str:

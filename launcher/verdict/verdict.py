@@ -148,7 +148,10 @@ def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
 def _judge_certainty(best: Meaning, found: Sequence[Meaning]) -> str:
     rivals = {one.cause for one in found if one.weight >= max(best.weight, Weight.LIKELY)}
     certainty = CERTAINTY.get(best.weight, "unclear")
-    return "likely" if certainty == "certain" and rivals - {best.cause} else certainty
+    # Each side of a broken link blames the other.
+    sides = {one.line.node for one in found if one.cause is FailureCause.INFINIBAND_FAULT}
+    is_disputed = rivals - {best.cause} or len(sides) > 1
+    return "likely" if certainty == "certain" and is_disputed else certainty
 
 
 def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:

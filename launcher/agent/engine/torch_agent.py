@@ -9,6 +9,7 @@ import sys
 import traceback
 from typing import Any
 
+import torch
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException, Std
@@ -218,8 +219,7 @@ class RunFolderLogs(LogsSpecs):
             env[protocol.GENERATION] = str(membership.generation)
         if self._interface and GLOO_INTERFACE not in os.environ:
             env[GLOO_INTERFACE] = self._interface
-        if not any(name in os.environ for name in recorder.VARIABLES):
-            env |= dict.fromkeys(recorder.VARIABLES, recorder.BUFFER)
+        env |= recorder.settings(torch._C._distributed_c10d)
         # torch sets it in the agent, after the warm process was forked.
         if signals := os.environ.get(_SIGNALS):
             env[_SIGNALS] = signals

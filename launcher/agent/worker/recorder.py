@@ -21,11 +21,22 @@ BUFFER = "200"
 """Collectives that each worker remembers, unless the user's variables say otherwise."""
 VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """The size, as newer and older versions of torch read it; either says that the user chose one."""
+_NEWER = "_dump_fr_trace"
 GROUPS = "torch.distributed.distributed_c10d"
 _C = "torch._C._distributed_c10d"
 _MAKES_GROUP = "_new_process_group_helper"
-_DUMPS = ("_dump_nccl_trace", "_dump_fr_trace")
+_DUMPS = ("_dump_nccl_trace", _NEWER)
 """NCCL's recorder, and that of all other backends."""
+
+
+def settings(c10d: Any) -> dict[str, str]:
+    """The variable that switches the recorder on; ``c10d`` is ``torch._C._distributed_c10d``.
+
+    Only the one that this torch reads: a newer one warns of the older name.
+    """
+    if any(name in os.environ for name in VARIABLES):
+        return {}
+    return {VARIABLES[0 if hasattr(c10d, _NEWER) else 1]: BUFFER}
 
 
 def asking(heartbeat: Path) -> Path:

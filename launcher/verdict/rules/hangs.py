@@ -14,17 +14,19 @@ from launcher.verdict.scan import LogLine
 MEANINGS: Meanings = {
     (FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE, SURE): (
         r"ProcessGroupGloo::\w+: invalid tensor (?:size|type)",
-        r"op\.preamble\.length <= op\.nbytes|enforce fail at .*nbytes",
-        r"Detected mismatch between collectives .*OpType=(\w+),.*OpType=\1\b|sizes differ in \w+",
         r"appears not to match (?:sizes|strides|shape) of the same param in process",
-        r"Received data size doesn't match expected size|[Mm]essage truncated",
-        r"NCCL WARN .*(?:mismatch|Mismatch).*(?:count|size|bytes)",
     ),
     (FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE, LIKELY): (
+        # A rank that has left one out is in the next of the same kind, which has another size.
+        r"op\.preamble\.length <= op\.nbytes|enforce fail at .*nbytes",
+        r"Detected mismatch between collectives .*OpType=(\w+),.*OpType=\1\b|sizes differ in \w+",
+        r"Received data size doesn't match expected size|[Mm]essage truncated",
+        r"NCCL WARN .*(?:mismatch|Mismatch).*(?:count|size|bytes)",
         r"DDP expects same model across all ranks|params? .*in process \d+ .*mismatch",
     ),
     (FailureCause.MISMATCHED_COLLECTIVE, SURE): (
-        r"Detected mismatch between collectives on ranks|Mismatched collective detected",
+        r"Detected mismatch between collectives on ranks(?!.*OpType=(\w+),.*OpType=\1\b)",
+        r"Mismatched collective detected",
         r"ranks? .* (?:is|are) in different collectives",
     ),
     (FailureCause.MISSING_COLLECTIVE, SURE): (

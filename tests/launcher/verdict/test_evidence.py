@@ -30,7 +30,7 @@ REPORT = """\
 ============================================================
 train.py FAILED
 ------------------------------------------------------------
-Root FailureCause (first observed failure):
+Root Cause (first observed failure):
 [0]:
   time      : 2026-11-25_01:44:09
   host      : n1
@@ -169,6 +169,23 @@ def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt() -> None:
         traceback(0, "KeyError: 'pixels'") + "[rank1]: OSError: [Errno 28] No space left on device"
     )
     told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    assert told.certainty == "likely"
+
+
+def test_two_ends_of_a_link_that_blame_each_other_leave_a_doubt() -> None:
+    said = "NCCL WARN NET/IB: Got completion from peer 10.1.0.2<51100> with status=12 opcode=32697"
+    one_side = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}".encode())))
+    both = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}\n[0/0] {said}".encode())))
+    assert one_side.cause is both.cause is FailureCause.INFINIBAND_FAULT
+    assert (one_side.certainty, both.certainty) == ("certain", "likely")
+
+
+def test_another_size_in_a_collective_may_be_one_that_a_rank_has_left_out() -> None:
+    said = (
+        "op.preamble.length <= op.nbytes. 348 vs 4. Received data size doesn't match expected size"
+    )
+    told = decide_verdict(read_stdin(io.BytesIO(said.encode())))
+    assert told.cause is FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE
     assert told.certainty == "likely"
 
 
