@@ -181,10 +181,8 @@ def test_two_ends_of_a_link_that_blame_each_other_leave_a_doubt() -> None:
 
 
 def test_another_size_in_a_collective_may_be_one_that_a_rank_has_left_out() -> None:
-    said = (
-        "op.preamble.length <= op.nbytes. 348 vs 4. Received data size doesn't match expected size"
-    )
-    told = decide_verdict(read_stdin(io.BytesIO(said.encode())))
+    said = "RuntimeError: [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 348 vs 4."
+    told = decide_verdict(read_stdin(io.BytesIO(traceback(1, said).encode())))
     assert told.cause is FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE
     assert told.certainty == "likely"
 
