@@ -41,14 +41,7 @@ from fabric_train.memory import (
 from fabric_train.parts import as_pieces, is_sharded
 from fabric_train.ranks import Ranks
 from fabric_train.retention import Interval, Keep, Timer, observe_mtbf_s
-from fabric_train.snapshot import (
-    Snapshot,
-    capture,
-    is_state,
-    read_shards,
-    read_tensors,
-    restore,
-)
+from fabric_train.snapshot import Snapshot, capture, is_state, read_shards, read_tensors, restore
 
 if TYPE_CHECKING:
     from fabric_train.strategies.strategy import Strategy

@@ -1,4 +1,7 @@
-"""Waits for what a process does. A busy machine takes its time, so the limit is pytest's own."""
+"""Waits for what a process does, and a clock for what need not be waited for.
+
+A busy machine takes its time, so the limit is pytest's own.
+"""
 
 from __future__ import annotations
 
@@ -19,3 +22,21 @@ def wait_until(
             told = what() if callable(what) else what
             raise AssertionError(f"not within {limit_s:g} s: {told or condition}")
         time.sleep(0.02)
+
+
+class StoppedClock:
+    """Time that moves only by what is slept; ``on_sleep`` is told each time."""
+
+    def __init__(self, now: float = 0.0, on_sleep: Callable[[float], object] | None = None) -> None:
+        self.now, self.on_sleep = now, on_sleep
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+    def sleep(self, duration_s: float) -> None:
+        self.now += duration_s
+        if self.on_sleep:
+            self.on_sleep(self.now)

@@ -1,4 +1,7 @@
-"""The addresses of this machine, and which of them other nodes reach. Standard library only."""
+"""The addresses of this machine, and which of them other nodes reach.
+
+Standard library only; the program on hosts has this module too.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,13 @@ def own_addresses() -> tuple[str, ...]:
     found: list[tuple[bool, bool, str]] = []
     for _, name in socket.if_nameindex():
         is_local = name.startswith(_LOCAL_NETWORKS)
-        found += [(is_local, ":" in text, text) for text in _addresses_of(name)]
+        found += [(is_local, ":" in text, text) for text in addresses_of(name)]
     found.sort(key=lambda entry: entry[:2])
     return tuple(dict.fromkeys(text for *_, text in found if not is_loopback(text)))
 
 
-def _addresses_of(interface: str) -> Iterable[str]:
+def addresses_of(interface: str) -> Iterable[str]:
+    """All addresses of a network interface that mean something on other machines too."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         request = struct.pack("256s", interface.encode()[:15])
         yield socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
@@ -63,7 +67,7 @@ def interface_of(address: str) -> str:
     except ValueError:  # a name
         return ""
     names = (name for _, name in socket.if_nameindex())
-    return next((name for name in names if address in _addresses_of(name)), "")
+    return next((name for name in names if address in addresses_of(name)), "")
 
 
 def choose_address(peers: Iterable[str]) -> str:

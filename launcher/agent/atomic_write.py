@@ -1,4 +1,4 @@
-"""Files that are replaced in one step. Standard library only."""
+"""Files that are replaced in one step. Standard library only; the program on hosts has this too."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replaces a file in one step, so that no reader sees half of it.
 
     Raises OSError where it could not be written; the file is then as it was before.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{new_number()}")
+    data = content.encode() if isinstance(content, str) else content
     try:
-        temporary.write_text(text)
+        temporary.write_bytes(data)
         temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def new_number() -> int:
+    """For a name that no other process takes: one of a host with the same home may have this id."""
+    return int.from_bytes(os.urandom(6), "big")

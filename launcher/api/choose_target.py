@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from launcher.targets.starter.node import StartedNode
 
 ROOMS = {
-    "docker": "launcher.targets.docker.room:DockerRoom",
-    "local": "launcher.targets.local.room:LocalRoom",
+    "docker": "launcher.targets.docker.target:DockerTarget",
+    "local": "launcher.targets.local.target:LocalTarget",
     "kubernetes": "launcher.targets.kubernetes.room:KubernetesRoom",
     "hosts": "launcher.targets.hosts.room:HostsRoom",
     "slurm": "launcher.targets.slurm.room:SlurmRoom",
     "starter": "launcher.targets.starter.room:StarterRoom",
 }
-"""Where each target's room is, as ``MODULE:CLASS``."""
+"""Where each target's room is, as ``MODULE:CLASS``, or the target itself that needs none."""
 CONTAINERS, PROCESSES = "docker", "local"
 """Where a job may run that names no target."""
 STARTED_BY_OTHERS = ("starter",)
@@ -48,7 +48,8 @@ def room_of(name: str) -> Room:
         close = closest(name, targets_of_jobs())
         fix = f"did you mean --on {close}?" if close else f"one of: {', '.join(targets_of_jobs())}"
         raise InputError(f"--on {name}: no such target", fix)
-    room: Room = load(ROOMS[name])()
+    named = ROOMS[name]
+    room: Room = load(named)() if named.endswith("Room") else Room(name, named)
     return room
 
 

@@ -25,13 +25,7 @@ from launcher.api.report import report_run
 from launcher.api.scaling import scale_run
 from launcher.api.stopping import stop_run
 from launcher.contract import protocol
-from launcher.contract.errors import (
-    DiskFullError,
-    ExitCode,
-    InputError,
-    LauncherError,
-    TargetError,
-)
+from launcher.contract.errors import DiskFullError, ExitCode, InputError, LauncherError, TargetError
 from launcher.follow.requests import request_stop
 from launcher.job.command import parse_command
 from launcher.job.file import check_job

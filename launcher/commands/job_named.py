@@ -8,13 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.api.choose_target import choose_engine, room_of
-from launcher.api.planning import (
-    PlannedRun,
-    note_no_checkpoint,
-    plan_job,
-    read_job_of,
-    resume_job,
-)
+from launcher.api.planning import PlannedRun, note_no_checkpoint, plan_job, read_job_of, resume_job
 from launcher.commands.arguments import open_named, run_root
 from launcher.job import script
 from launcher.job.file import Override, find_place, option_override, parse_job, parse_override

@@ -11,13 +11,7 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, name_exit_code
 from launcher.contract.node_plan import Env
 from launcher.contract.reasons import RETRY_FROM
-from launcher.manifests.play_values import (
-    PlayedMount,
-    Surroundings,
-    expand,
-    read_env,
-    read_mounts,
-)
+from launcher.manifests.play_values import PlayedMount, Surroundings, expand, read_env, read_mounts
 from launcher.manifests.pytorchjob import CONTAINER, MASTER, PyTorchJob, Replica, operator_env
 from launcher.manifests.source import Together, Value, count_gpus, shm_volume
 from launcher.targets.kubernetes.pod_states import Ending, is_oom, last_words, order_of_failure

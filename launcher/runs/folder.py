@@ -34,8 +34,6 @@ SUBMITTED_FILE = "submitted.json"
 KEPT_DIR = ".kept"
 """The launcher's copies of files that it reads again: in RUN_DIR a script may write others of the
 same names."""
-METRICS_DEPTH = 8
-"""How deep the metrics of a script may be nested."""
 BORROWED_FILE = "borrowed"
 """Marks the temporary folder of a run that somebody else submitted; it lasts for one command."""
 MOST_NAMED = 5
@@ -139,16 +137,11 @@ class RunFolder:
         path = self.path / protocol.METRICS_FILE
         try:
             read = parse_object(read_limited(path))
-            found = {k: plan.outside(v) if isinstance(v, str) else v for k, v in read.items()}
+            return {k: plan.outside(v) if isinstance(v, str) else v for k, v in read.items()}
         except OSError:
             return {}
         except ValueError as error:
             return {"left_out": f"all of {path.name}: {error}"}
-        deep = [name for name, value in found.items() if not _is_shallow(value, METRICS_DEPTH)]
-        if not deep:
-            return found
-        why = f"{', '.join(deep)} of {path.name}: nested deeper than {METRICS_DEPTH}"
-        return {**{k: v for k, v in found.items() if k not in deep}, "left_out": why}
 
     def write_outcome(self, outcome: Outcome) -> None:
         """On a full disk the agent's archive makes room, as the nodes have ended.
@@ -244,12 +237,6 @@ class RunFolder:
         if mark.get("sees") != process_space() or self.read_outcome() is not None:
             return ""
         return "" if lives(mark) else f"its process {mark['pid']} is not there any more"
-
-
-def _is_shallow(value: object, most: int) -> bool:
-    """Whether JSON data is nested at most so deep."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return most >= 0 and all(_is_shallow(one, most - 1) for one in inner)
 
 
 def process_space() -> str:

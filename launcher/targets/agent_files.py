@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -118,9 +117,7 @@ def write_agent_files(files: AgentFiles | None) -> None:
         return
     archive = Path(files.archive_path)
     if files.read_archive is not None and not archive.exists():
-        temporary = archive.with_name(f".{archive.name}.{os.getpid()}")
-        temporary.write_bytes(files.read_archive())
-        temporary.replace(archive)
+        write_atomically(archive, files.read_archive())
     for task in files.tasks:
         write_atomically(Path(task.path), task.text)
 

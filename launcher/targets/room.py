@@ -52,13 +52,17 @@ class Plugin(NamedTuple):
 class Room:
     """One target's room. ``arguments`` are of a command that takes the target's options."""
 
-    name: ClassVar[str]
-    opens: ClassVar[str] = ""
+    name: str
+    opens: str = ""
     """The target, as ``MODULE:CLASS``, where its class takes the runs' folder alone."""
     plugin: ClassVar[Plugin | None] = None
     finds_runs: ClassVar[Literal["", "beside", "alone"]] = ""
     """Whether the target can find runs that have no folder on this machine. A list shows them
     ``beside`` those that have one, or ``alone``."""
+
+    def __init__(self, name: str = "", opens: str = "") -> None:
+        """A target that only has to be opened needs no class of its own."""
+        self.name, self.opens = name or self.name, opens or self.opens
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
         """The target, with what the command line says of it."""

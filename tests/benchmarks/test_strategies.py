@@ -10,14 +10,7 @@ import pytest
 from benchmarks import strategies, strategy_ranks
 from benchmarks.measure import BenchmarkError
 from benchmarks.peers import plain_strategies
-from benchmarks.strategies import (
-    ACTIVATIONS,
-    BATCH,
-    FORMULAS,
-    TENSOR,
-    UNIT_WEIGHTS,
-    WEIGHTS,
-)
+from benchmarks.strategies import ACTIVATIONS, BATCH, FORMULAS, TENSOR, UNIT_WEIGHTS, WEIGHTS
 from benchmarks.strategy_ranks import start, take_pair, take_rounds
 from fabric_train.strategies import STRATEGIES
 from train.config import parse_config

@@ -8,15 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 import pytest
 
 from benchmarks.measure import BenchmarkError, Goal, Row
-from benchmarks.trials import (
-    Benchmark,
-    Comparison,
-    Sample,
-    Trial,
-    compare,
-    measure,
-    run_benchmark,
-)
+from benchmarks.trials import Benchmark, Comparison, Sample, Trial, compare, measure, run_benchmark
 
 HALF = Goal(of="ratio", most=0.5)
 

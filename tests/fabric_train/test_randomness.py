@@ -5,10 +5,7 @@ import random
 import numpy as np
 import torch
 
-from fabric_train.randomness import (
-    derive_seed,
-    seed_generators,
-)
+from fabric_train.randomness import derive_seed, seed_generators
 
 CPU = torch.device("cpu")
 

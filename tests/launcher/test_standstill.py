@@ -40,7 +40,7 @@ from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.kubernetes import api
 from tests.launcher.runner import WAITING, Runner
-from tests.waiting import wait_until
+from tests.waiting import StoppedClock, wait_until
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """#!/bin/sh
@@ -150,7 +150,7 @@ def test_a_cluster_that_accepts_and_never_answers_is_asked_once(
         cluster = api.Cluster()
         cluster.namespace  # noqa: B018 - the client and the configuration are read before
         with soon(), pytest.raises(TargetError, match="does not answer"):
-            cluster.read_version(1.0)
+            cluster.read_version()
         with soon(), pytest.raises(TargetError, match="does not answer"):
             next(cluster.watch_pods("a=b", "1"))
         with soon(), pytest.raises(TargetError, match="does not answer"):
@@ -180,11 +180,13 @@ def test_a_host_that_never_says_its_first_word_is_not_waited_for(
         client.open(host)
 
 
+@pytest.mark.parametrize("shared", [255, 0], ids=["first connection", "shared connection"])
 def test_an_interrupt_does_not_wait_for_a_host_that_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host, shared: int
 ) -> None:
     monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 300.0)
-    client = open_ssh(tmp_path, monkeypatch, "[ $1 = -O ] && exit 255; exec sleep 600")
+    # One through a connection that is shared is tried once more, but not after an interrupt.
+    client = open_ssh(tmp_path, monkeypatch, f"[ $1 = -O ] && exit {shared}; exec sleep 600")
     before = threading.active_count()
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt), client.sessions([host]):
@@ -215,7 +217,7 @@ def test_a_host_that_stands_still_is_not_waited_for(
     talk: dict[str, Callable[[], object]] = {
         "question": lambda: frozen_session.call(messages.ReadClock(), limit_s=0.5),
         "bytes": lambda: frozen_session.send(messages.ImageChunk(), bytes(1 << 20), limit_s=0.5),
-        "copy": lambda: host_line.copy_once(frozen_session, facts_of(host), [0], "r", tmp_path),
+        "copy": lambda: host_line.copy_once(frozen_session, facts_of(host), 0, "r", tmp_path),
     }
     with soon(), pytest.raises(TargetError, match="gpu1"):
         talk[way]()
@@ -426,26 +428,10 @@ def test_a_launcher_that_takes_up_no_request_is_told_after_the_limit(
     run = RunFolder(tmp_path / "run")
     run.create(plan, "", 0.0)
     run.write_launcher()
-    clock = Hours()
+    clock = StoppedClock(5e6)
     with soon(), pytest.raises(TargetError, match="has not answered"):
         scaling.scale_run(run, 1, clock)
     assert clock.now > scaling.ANSWER_LIMIT_S
-
-
-class Hours:
-    """A clock that goes as fast as it is asked to."""
-
-    def __init__(self) -> None:
-        self.now = 5e6
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-    def sleep(self, duration_s: float) -> None:
-        self.now += duration_s
 
 
 def test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time(

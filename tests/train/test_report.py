@@ -8,12 +8,7 @@ import pytest
 from fabric_train.worker_env import WorkerEnv, World
 from train.config import TrainConfig
 from train.metrics import write_metrics
-from train.report import (
-    RankDevice,
-    format_devices,
-    format_hardware_table,
-    format_rendezvous,
-)
+from train.report import RankDevice, format_devices, format_hardware_table, format_rendezvous
 
 WORLD = World(
     rank=0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import socket
 from collections.abc import Mapping
@@ -84,20 +83,25 @@ def source_of(task: NodeTask) -> Source:
 def claim_incarnation(task: NodeTask) -> NodeTask:
     """The task with the first incarnation that no earlier start of this node has taken.
 
-    Only for nodes that share a plan: nothing tells how often a pod or a task was replaced. An
-    incarnation is taken by creating its folder. Raises OSError where that fails.
+    Only for nodes that share a plan: nothing tells how often a pod or a task was replaced.
+    Raises OSError where that fails.
     """
     if not source_of(task).shares_plan:
         return task
-    node_folder = Path(task.node.log_dir).parent
+    number = take_incarnation(Path(task.node.log_dir).parent)
+    return replace(task, node=place_node(task.node, task.node.node_index, number))
+
+
+def take_incarnation(node_folder: Path) -> int:
+    """The first incarnation that no earlier start of a node has taken; makes its folder."""
     node_folder.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count():
+    number = 0
+    while True:
         try:
             (node_folder / str(number)).mkdir()
+            return number
         except FileExistsError:
-            continue
-        return replace(task, node=place_node(task.node, task.node.node_index, number))
-    raise AssertionError("there is always another number")
+            number += 1
 
 
 def _as_told(task: NodeTask, environ: Mapping[str, str], addr: str) -> NodeTask:

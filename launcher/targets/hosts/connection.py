@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
+from launcher.agent.atomic_write import write_atomically
 from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.targets.hosts.plan import run_dir_on
@@ -232,15 +233,8 @@ def write_at(run_dir: Path, part: FilePart, blob: bytes) -> None:
     is_shorter = path.exists() and path.stat().st_size > len(blob)
     if part.new and (path.suffix == ".json" or is_shorter):
         # The file was replaced: a reader sees either the old or the new one.
-        temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
-        try:
-            temporary.write_bytes(blob)
-            os.utime(temporary, (part.at, part.at))
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        write_atomically(path, blob)
+        os.utime(path, (part.at, part.at))
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:

@@ -19,13 +19,7 @@ from launcher.job.git_source import GitSource
 from launcher.job.storage import EPHEMERAL, Claim, Volume, parse_claim, parse_volume
 from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
 from launcher.plan.nodes import plan_node_like
-from launcher.plan.target_facts import (
-    RUN_ID,
-    Folders,
-    MachineFacts,
-    NodeFacts,
-    TargetFacts,
-)
+from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
 from launcher.plan.target_settings import TargetSettings
 from launcher.targets.agent_files import OWN_IMAGE, is_own_image
 

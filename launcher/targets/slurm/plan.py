@@ -13,13 +13,7 @@ from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import Mount
 from launcher.plan.nodes import absolute
-from launcher.plan.target_facts import (
-    RUN_ID,
-    Folders,
-    MachineFacts,
-    NodeFacts,
-    TargetFacts,
-)
+from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
 from launcher.targets.agent_files import is_own_image
 from launcher.targets.shared_folder import MEET_DIR, PLACEHOLDER_PORT, check_meeting
 from launcher.targets.slurm.settings import SlurmSettings

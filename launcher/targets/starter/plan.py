@@ -13,13 +13,7 @@ from launcher.follow.requests import count_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.nodes import plan_node_like
-from launcher.plan.target_facts import (
-    RUN_ID,
-    Folders,
-    MachineFacts,
-    NodeFacts,
-    TargetFacts,
-)
+from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
 from launcher.targets.processes import ProcessSettings
 from launcher.targets.shared_folder import MEET_DIR, PLACEHOLDER_PORT
 

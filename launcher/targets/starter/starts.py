@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.agent.node.identity import take_incarnation
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, LauncherError, TargetError
@@ -132,15 +133,9 @@ def check_same_job(run: RunFolder, job_text: str, place: NodePlace, *, is_named:
 
 def claim_incarnation(run: RunFolder, index: int) -> int:
     """The first incarnation of the node that no earlier start has taken; makes its folder."""
-    for number in itertools.count():
-        folder = run.node_dir(index, number)
-        make_folders((str(folder.parent),))
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return number
-    raise AssertionError("there is always another number")
+    folder = run.node_dir(index, 0).parent
+    make_folders((str(folder),))
+    return take_incarnation(folder)
 
 
 def set_outcome_aside(run: RunFolder) -> None:

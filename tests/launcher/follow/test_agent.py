@@ -27,23 +27,10 @@ from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import read_ledger
 from launcher.runs.outcome import Outcome
+from tests.waiting import StoppedClock
 
 MakePlan = Callable[..., LaunchPlan]
 RUNS = "runs"
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def wall(self) -> float:
-        return self.now_s
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, duration_s: float) -> None:
-        self.now_s += duration_s
 
 
 class ScriptedTarget(Target):
@@ -51,7 +38,7 @@ class ScriptedTarget(Target):
 
     name = "local"
 
-    def __init__(self, clock: FakeClock, course: list[tuple[float, list[int | str]]]) -> None:
+    def __init__(self, clock: StoppedClock, course: list[tuple[float, list[int | str]]]) -> None:
         self._clock, self._course, self._until = clock, course, 0.0
         super().__init__()
         self.started: list[tuple[int, ...] | None] = []
@@ -62,9 +49,9 @@ class ScriptedTarget(Target):
         self.plans.append(plan)
 
     def observe(self, plan: LaunchPlan) -> Observation:
-        if self._clock.now_s >= self._until:
+        if self._clock.now >= self._until:
             lasts_s, self._now = self._course.pop(0)
-            self._until = self._clock.now_s + lasts_s
+            self._until = self._clock.now + lasts_s
         nodes = tuple(
             NodeObservation(
                 node_index=index,
@@ -101,7 +88,7 @@ def follow(tmp_path: Path, make_plan: MakePlan) -> Follow:
         nnodes: int | str, *course: tuple[float, list[int | str]], scale: int | None = None
     ) -> tuple[Outcome, ScriptedTarget, str]:
         plan = make_plan(nnodes=nnodes, nproc_per_node=1, engine="agent", max_restarts=0)
-        clock = FakeClock()
+        clock = StoppedClock()
         target = ScriptedTarget(clock, [*course])
         run = RunFolder(tmp_path / plan.run_id)
         run.create(plan, "", 0.0)
@@ -219,7 +206,7 @@ def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
     write_size(run, 1)
-    target = ScriptedTarget(FakeClock(), [(1, [0, 143])])
+    target = ScriptedTarget(StoppedClock(), [(1, [0, 143])])
     found = fold(run, target, 1.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.reason == "completed"
@@ -228,12 +215,12 @@ def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(
 class AwayTarget(ScriptedTarget):
     """Cannot be asked for some seconds, from its first on."""
 
-    def __init__(self, clock: FakeClock, away_s: float) -> None:
+    def __init__(self, clock: StoppedClock, away_s: float) -> None:
         super().__init__(clock, [(1, [RUNS]), (1, [0])])
         self._away_s = away_s
 
     def observe(self, plan: LaunchPlan) -> Observation:
-        if 1 <= self._clock.now_s < 1 + self._away_s:
+        if 1 <= self._clock.now < 1 + self._away_s:
             raise TargetError("no engine answers")
         return super().observe(plan)
 
@@ -241,7 +228,7 @@ class AwayTarget(ScriptedTarget):
 def test_an_interrupt_before_the_submission_starts_nothing(
     tmp_path: Path, make_plan: MakePlan
 ) -> None:
-    plan, clock = make_plan(nnodes=1, engine="agent"), FakeClock()
+    plan, clock = make_plan(nnodes=1, engine="agent"), StoppedClock()
     target = ScriptedTarget(clock, [(0, [RUNS])])
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
@@ -256,19 +243,19 @@ def test_an_interrupt_before_the_submission_starts_nothing(
 class FailingFolder(RunFolder):
     """On a file server that is started anew for some seconds, from its first on."""
 
-    def __init__(self, path: Path, clock: FakeClock, fails_s: float) -> None:
+    def __init__(self, path: Path, clock: StoppedClock, fails_s: float) -> None:
         super().__init__(path)
         self._clock, self._fails_s = clock, fails_s
 
     def worker_logs(self) -> tuple[WorkerLog, ...]:
-        if 1 <= self._clock.now_s < 1 + self._fails_s:
+        if 1 <= self._clock.now < 1 + self._fails_s:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.path))
         return super().worker_logs()
 
 
 def follow_through(tmp_path: Path, plan: LaunchPlan, away_s: float, fails_s: float) -> str:
     """What was said of a run whose target was away, or whose folder failed, for so long."""
-    clock, said = FakeClock(), io.StringIO()
+    clock, said = StoppedClock(), io.StringIO()
     run = FailingFolder(tmp_path / plan.run_id, clock, fails_s)
     run.create(plan, "", 0.0)
     console = Console(said)
@@ -305,7 +292,7 @@ class SlowToEnd(ScriptedTarget):
     """A node that writes a last line when it is stopped, and ends once that was seen."""
 
     def __init__(self, run: RunFolder, said: io.StringIO) -> None:
-        super().__init__(FakeClock(), [(99, [RUNS])])
+        super().__init__(StoppedClock(), [(99, [RUNS])])
         self._run, self._said, self.was_shown = run, said, False
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:

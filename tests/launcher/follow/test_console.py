@@ -4,22 +4,7 @@ import io
 
 from launcher.follow.console import PROGRESS_INTERVAL_S, Console
 from launcher.follow.lines import LineBlock
-
-
-class StoppedClock:
-    """Time that moves only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-    def sleep(self, duration_s: float) -> None:
-        self.now += duration_s
+from tests.waiting import StoppedClock
 
 
 class Terminal(io.StringIO):

@@ -14,12 +14,7 @@ from pydantic import ValidationError
 
 from launcher.job.refused import NotAcceptedError
 from launcher.job.spec import JobSpec, RdzvConfSpec
-from launcher.job.values import (
-    NodeRange,
-    parse_nodes,
-    parse_quantity_bytes,
-    parse_variable,
-)
+from launcher.job.values import NodeRange, parse_nodes, parse_quantity_bytes, parse_variable
 
 
 def make(**keys: object) -> JobSpec:

@@ -14,13 +14,7 @@ from launcher.contract.errors import InputError
 from launcher.contract.process_stat import start_of
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt
 from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import (
-    LAUNCHER_FILE,
-    RunFolder,
-    find_run,
-    list_runs,
-    process_space,
-)
+from launcher.runs.folder import LAUNCHER_FILE, RunFolder, find_run, list_runs, process_space
 from tests.waiting import wait_until
 
 MakePlan = Callable[..., LaunchPlan]
@@ -102,16 +96,6 @@ def test_unreadable_metrics_count_as_none(make_run: Callable[..., RunFolder], te
     run = make_run("a")
     (run.path / "metrics.json").write_text(text)
     assert list(run.read_metrics(run.read_plan())) == ["left_out"]
-
-
-def test_metrics_that_are_nested_too_deep_are_left_out_by_name(
-    make_run: Callable[..., RunFolder],
-) -> None:
-    run = make_run("a")
-    deep = "[" * 300 + "]" * 300
-    (run.path / "metrics.json").write_text(f'{{"steps": 3, "by": [[1]], "curve": {deep}}}')
-    told = "curve of metrics.json: nested deeper than 8"
-    assert run.read_metrics(run.read_plan()) == {"steps": 3, "by": [[1]], "left_out": told}
 
 
 def test_a_scripts_own_files_of_the_launchers_names_do_not_break_its_run(

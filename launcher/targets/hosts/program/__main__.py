@@ -15,12 +15,7 @@ from signal import alarm
 
 from launcher.contract import protocol
 from launcher.targets.hosts.program import messages
-from launcher.targets.hosts.program.messages import (
-    IDLE_LIMIT_S,
-    Answered,
-    Refusal,
-    RequestError,
-)
+from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Answered, Refusal, RequestError
 from launcher.targets.hosts.program.records import (
     MAGIC,
     TYPE_CHECKING,
@@ -52,6 +47,7 @@ HANDLERS = {
     messages.FindImage: "requests.find_image",
     messages.AskLauncher: "requests.ask_launcher",
     messages.ListRuns: "requests.list_runs",
+    messages.TakeLook: "requests.take_look",
 }
 """The function that answers each request that the conversation itself does not."""
 BRING_BYTES = (messages.StoreCode, messages.PrepareRun, messages.RunProbe)

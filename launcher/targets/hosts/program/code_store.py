@@ -8,6 +8,7 @@ import tarfile
 from contextlib import suppress
 from pathlib import Path
 
+from launcher.agent.atomic_write import new_number, write_atomically
 from launcher.targets.hosts.program.messages import (
     CODE_DIR,
     HasCode,
@@ -36,7 +37,7 @@ def store_code(asked: StoreCode, archive: bytes) -> None:
     """Keeps an archive of code by its hash, and removes the oldest ones."""
     path = Path(_archive(asked.state_dir, asked.hash))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, archive)
+    write_atomically(path, archive)
     kept = sorted(path.parent.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
     for old in kept[:-KEPT_ARCHIVES]:
         old.unlink(missing_ok=True)
@@ -47,7 +48,7 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> None:
     for folder in (run_dir, *map(Path, asked.folders)):
         folder.mkdir(parents=True, exist_ok=True)
     if asked.agent and not Path(asked.agent).exists():
-        write(Path(asked.agent), agent)
+        write_atomically(Path(asked.agent), agent)
     code = run_dir / CODE_DIR
     if asked.code and not code.exists():
         archive = Path(_archive(asked.state_dir, asked.code))
@@ -58,24 +59,7 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> None:
             temporary.rename(code)
         shutil.rmtree(temporary, ignore_errors=True)
     for path, text in asked.files:
-        write(Path(path), text.encode("utf-8", "surrogateescape"))
+        write_atomically(Path(path), text.encode("utf-8", "surrogateescape"))
     missing = [path for path in asked.needed if not os.path.exists(path)]
     if missing:
         raise RequestError(f"{missing[0]} is not there")
-
-
-def new_number() -> int:
-    """For a name that no other process takes: one of a host with the same home may have this id."""
-    return int.from_bytes(os.urandom(6), "big")
-
-
-def write(path: Path, data: bytes) -> None:
-    """Replaces a file at once; on an error the old one stays."""
-    temporary = path.with_name(f".{path.name}.{new_number()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise

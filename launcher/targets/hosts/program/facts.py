@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import socket
-import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
 
+from launcher.agent.addresses import addresses_of
 from launcher.contract.process_stat import name_machine
 from launcher.targets.hosts.program import leases, messages
 from launcher.targets.hosts.program.messages import Address, HostReport, ProbeResult
@@ -19,7 +18,6 @@ from launcher.targets.hosts.program.reach import nearest_folder
 from launcher.targets.machine import is_free, read_gpus
 from launcher.targets.short_command import read_output
 
-SIOCGIFADDR = 0x8915
 NVIDIA_HOOK = "nvidia-container-runtime-hook"
 SKIPPED = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "kube")
 """Interfaces with such names lead only to this host."""
@@ -70,20 +68,8 @@ def read_engine() -> tuple[str, list[str]]:
 
 def read_interfaces() -> list[Address]:
     """Every address that another host might reach."""
-    found = []
-    for _, name in socket.if_nameindex():
-        if not name.startswith(SKIPPED):
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, suppress(OSError):
-                request = struct.pack("256s", name.encode()[:15])
-                answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, request)
-                found.append(_address(name, socket.inet_ntoa(answer[20:24])))
-    with suppress(OSError), open("/proc/net/if_inet6") as table:
-        for line in table:
-            digits, _, _, scope, _, name = line.split()
-            if scope == "00" and not name.startswith(SKIPPED):
-                binary = bytes.fromhex(digits)
-                found.append(_address(name, socket.inet_ntop(socket.AF_INET6, binary)))
-    return found
+    names = [name for _, name in socket.if_nameindex() if not name.startswith(SKIPPED)]
+    return [_address(name, address) for name in names for address in addresses_of(name)]
 
 
 def _address(interface: str, address: str) -> Address:

@@ -9,9 +9,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
 from launcher.targets.hosts.program import keeper, messages, processes
-from launcher.targets.hosts.program.code_store import write
 from launcher.targets.hosts.program.messages import CODE_DIR, RUNS_DIR, RequestError, RunOnHost
 from launcher.targets.hosts.program.node_state import is_followed, read_state
 from launcher.targets.hosts.program.records import TYPE_CHECKING
@@ -31,7 +31,9 @@ TAKE_UP_LIMIT_S = 30.0
 def stop_nodes(asked: messages.StopNodes) -> None:
     if asked.tell_launcher:
         with suppress(OSError):
-            write(Path(asked.run_dir, protocol.STOP_RUN_FILE), b"stopped from elsewhere\n")
+            write_atomically(
+                Path(asked.run_dir, protocol.STOP_RUN_FILE), "stopped from elsewhere\n"
+            )
     end_nodes(asked.run_id, asked.node, asked.grace_s, in_containers=asked.containers)
 
 
@@ -69,11 +71,24 @@ def ask_launcher(asked: messages.AskLauncher) -> bool:
     path = Path(asked.run_dir, asked.name)
     if asked.name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
         raise RequestError(f"no launcher follows {path.parent.name}")
-    write(path, asked.text.encode())
+    write_atomically(path, asked.text)
     deadline = time.monotonic() + TAKE_UP_LIMIT_S
     while path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     return not path.exists()
+
+
+def take_look(asked: messages.TakeLook) -> dict[str, str]:
+    folders = Path(asked.run_dir, protocol.NODES_DIR, str(asked.node)).glob("[0-9]*")
+    newest = max(folders, key=lambda path: int(path.name), default=None)
+    if newest is None:
+        return {}
+    write_atomically(newest / protocol.LOOK_REQUEST, asked.request)
+    found = newest / protocol.LOOKS_DIR / asked.id
+    deadline = time.monotonic() + asked.wait_s
+    while not (found / protocol.LOOK_FILE).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {path.name: path.read_text() for path in found.glob("*.json")}
 
 
 def list_runs(asked: messages.ListRuns) -> messages.RunsFound:

@@ -41,6 +41,7 @@ from launcher.contract.node_plan import Elastic, NodePlan, Static
 from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
 from launcher.contract.worker_end import WorkerEnd, is_out_of_memory, name_cause, sort_ends
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
+from tests.waiting import StoppedClock
 
 NODE = NodePlan(
     node_index=0,
@@ -400,29 +401,15 @@ def test_code_that_was_sent_to_a_node_is_given_to_whoever_knows_its_hash(tmp_pat
 # -- GPUs --------------------------------------------------------------------------------------
 
 
-class Ticking:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-    def sleep(self, duration_s: float) -> None:
-        self.now += duration_s
-
-
 def test_a_restart_waits_until_the_dead_workers_memory_is_free() -> None:
     used = iter([{"0": 1 << 30}, {"0": 5 << 30}, {"0": 4 << 30}, {"0": 1 << 30}])
-    gate = GpuGate(lambda: next(used), 10, Ticking())
+    gate = GpuGate(lambda: next(used), 10, StoppedClock())
     assert gate.wait() == pytest.approx(0.2)
 
 
 def test_memory_that_stays_in_use_is_a_clear_error() -> None:
     used = iter([{"0": 0}])
-    gate = GpuGate(lambda: next(used, {"0": 3 << 30}), 2, Ticking())
+    gate = GpuGate(lambda: next(used, {"0": 3 << 30}), 2, StoppedClock())
     with pytest.raises(GpuBusyError, match="device 0: 3072 MiB"):
         gate.wait()
 
@@ -559,7 +546,7 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path: Path) ->
 
 
 def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path: Path) -> None:
-    files, clock = StopFiles(tmp_path), Ticking()
+    files, clock = StopFiles(tmp_path), StoppedClock()
     roster = SimpleNamespace(head=Head(origin="", leader="", newcomers=1), admit=lambda: None)
     admission = Admission(files, roster, clock)  # type: ignore[arg-type]
     (tmp_path / protocol.STOP_READY_FILE).touch()

@@ -16,12 +16,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from launcher.agent.roster.events import Enlist, Fetch, Swap, Swapped, Values, Write
 from launcher.agent.roster.leaving import EXIT_BARRIER, AgentStore
 from launcher.agent.roster.membership import Head, close, format_head
-from launcher.agent.roster.store import (
-    Endpoint,
-    StoreClient,
-    find_store,
-    serve_forked,
-)
+from launcher.agent.roster.store import Endpoint, StoreClient, find_store, serve_forked
 from tests.waiting import wait_until
 
 

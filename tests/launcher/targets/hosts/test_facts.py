@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.job.spec import JobSpec
-from launcher.targets.hosts.program.facts import (
-    read_engine,
-    run_probe,
-)
+from launcher.targets.hosts.program.facts import read_engine, run_probe
 from launcher.targets.hosts.program.messages import (
     CallHosts,
     FindTokens,

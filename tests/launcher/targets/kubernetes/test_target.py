@@ -21,6 +21,7 @@ from launcher.targets.kubernetes.target import KubernetesTarget
 from launcher.targets.kubernetes.watch import PodWatch
 from tests.launcher.cluster_run import ClusterRun, plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
+from tests.waiting import StoppedClock
 
 pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
@@ -456,28 +457,12 @@ def test_a_stopped_run_is_deleted_and_its_claims_are_not_touched(
     assert not [path for method, path, _ in server.requests if "persistentvolumeclaims" in path]
 
 
-class Hours:
-    """A clock that goes as fast as it is asked to."""
-
-    def __init__(self) -> None:
-        self.now = 5e6
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-    def sleep(self, duration_s: float) -> None:
-        self.now += duration_s
-
-
 def test_pods_that_do_not_end_are_told_after_the_limit(
     server: FakeCluster, plan: Callable[..., LaunchPlan], tmp_path: Path
 ) -> None:
     made = plan()
     RunFolder(Path(made.run_dir)).create(made, "", 1.0)
-    target = KubernetesTarget(tmp_path / "runs", clock=Hours())
+    target = KubernetesTarget(tmp_path / "runs", clock=StoppedClock(5e6))
     target.submit(made)
     # Nobody's: it stays when the job goes, as one does whose machine stands still.
     server.put("pods", pod("digits-0-a", labelled(0)))

@@ -33,25 +33,9 @@ from launcher.targets.starter.starts import (
     name_run,
 )
 from launcher.targets.starter.target import LEFT_BEHIND_S, SILENT_S, StarterTarget
+from tests.waiting import StoppedClock
 
 OWN = StarterSettings(python="/opt/python", starter="srun", scheduler="77")
-
-
-class StepClock:
-    """Moves on by what is slept; ``on_sleep`` is called each time."""
-
-    def __init__(self, on_sleep: Callable[[float], None] = lambda now: None) -> None:
-        self.now, self.on_sleep = 1000.0, on_sleep
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self.on_sleep(self.now)
 
 
 def place(**fields: Any) -> NodePlace:
@@ -81,13 +65,13 @@ def test_others_take_the_plan_once_node_0_says_that_it_is_there(
 ) -> None:
     files = StartFiles(run=run, key="77-0")
     files.begin()
-    clock = StepClock(lambda now: files.tell() if now > 1005 else None)
+    clock = StoppedClock(1000.0, lambda now: files.tell() if now > 1005 else None)
     assert files.wait_for_plan(clock) == plan
     assert clock.now < 1010
 
 
 def test_others_give_up_where_node_0_says_nothing(run: RunFolder) -> None:
-    clock = StepClock()
+    clock = StoppedClock(1000.0)
     with pytest.raises(TargetError, match=r"77-0\.json within 300 s") as caught:
         StartFiles(run=run, key="77-0").wait_for_plan(clock)
     assert "--runs DIR on a shared file system" in caught.value.hint
@@ -95,7 +79,7 @@ def test_others_give_up_where_node_0_says_nothing(run: RunFolder) -> None:
 
 
 def test_others_end_with_what_kept_node_0_from_a_plan(run: RunFolder) -> None:
-    files, clock = StartFiles(run=run, key="77-0"), StepClock()
+    files, clock = StartFiles(run=run, key="77-0"), StoppedClock(1000.0)
     files.tell(InputError("no such file gone.py", "check the path"))
     with pytest.raises(InputError, match="node 0 did not start: no such file") as caught:
         files.wait_for_plan(clock)
@@ -113,7 +97,7 @@ def test_an_error_of_an_earlier_start_of_that_name_does_not_count(
             files.begin()
             files.tell()
 
-    assert files.wait_for_plan(StepClock(start)) == plan
+    assert files.wait_for_plan(StoppedClock(1000.0, start)) == plan
 
 
 def test_all_starts_of_a_job_have_one_run_and_files_of_their_own(tmp_path: Path) -> None:
@@ -289,7 +273,7 @@ def test_a_stop_that_no_node_answers_says_what_ends_it(
     files.tell()
     for index in (0, 1):
         claim_incarnation(run, index)
-    clock = StepClock()
+    clock = StoppedClock(1000.0)
     target = StarterTarget(tmp_path, clock=clock)
     target.stop(run.run_id, 10)
     assert files.stop.read_text() == Reason.STOP_REQUESTED.value
