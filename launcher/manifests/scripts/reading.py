@@ -126,9 +126,11 @@ class TrainingScript:
 
     def values(self, node: ast.AST) -> list[ast.expr]:
         """What is assigned to a name, given for a parameter, or returned by a call."""
-        self.steps -= 1
-        if self.steps < 0:
-            return []
+        found = self._values(node) if self.steps > 0 else []
+        self.steps -= 1 + len(found)
+        return found
+
+    def _values(self, node: ast.AST) -> list[ast.expr]:
         if isinstance(node, ast.Attribute):
             return self._assigned.get((None, self.name(node)), [])
         if isinstance(node, ast.Name):

@@ -408,13 +408,13 @@ def test_names_that_lead_to_themselves_end(text: str) -> None:
     assert check_training_script(whole, "train.py") is not None
 
 
-def test_names_with_many_values_are_followed_for_a_second_or_two() -> None:
+def test_names_with_many_values_are_end_soon() -> None:
     text = "def f(x):\n" + "    x = x.a(x + x + x)\n" * 200 + "    x.cuda(x)\n    x.backward()\n"
     text += "class A(torch.nn.Module):\n    def __init__(self, x):\n"
     text += "        x = x.a(x + x)\n" * 200 + "        self.x = x\n"
     began = time.process_time()
     check_training_script(f"{read('right/imagenet')}\n{text}", "train.py")
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 5
 
 
 # -- what Lightning has --------------------------------------------------------------------------
