@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from launcher.manifests.checks.rules import Breach, Breaches
 from launcher.manifests.scripts import checkpoints, data, devices, lightning, processes
 from launcher.manifests.scripts.ranks import is_distributed, trains
-from launcher.manifests.scripts.reading import Script
+from launcher.manifests.scripts.reading import ScriptTree
 from launcher.manifests.scripts.rules import ScriptRule
 
 MAX_BYTES = 2**20
@@ -24,7 +24,7 @@ PYTHON = re.compile(
 )
 
 FAMILIES = (devices, data, processes, checkpoints, lightning)
-CHECKS: tuple[Callable[[Script], Breaches], ...] = tuple(
+CHECKS: tuple[Callable[[ScriptTree], Breaches], ...] = tuple(
     check
     for family in FAMILIES
     for name, check in vars(family).items()
@@ -58,7 +58,7 @@ def check_training_script(text: str, file: str) -> list[Breach]:
         what = "the file is empty"
     else:
         try:
-            return _check(Script(text, file))
+            return _check(ScriptTree(text, file))
         except SyntaxError as error:
             version = "Python 2" if error.msg.startswith(PYTHON_2) else ""
             what, line = f"{version or _this_python()}: {error.msg}", error.lineno or 1
@@ -73,7 +73,7 @@ def _this_python() -> str:
     return f"not Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _check(script: Script) -> list[Breach]:
+def _check(script: ScriptTree) -> list[Breach]:
     is_training = trains(script) or is_distributed(script)
     checks = CHECKS if is_training else OF_ALL
     found = dict.fromkeys(breach for check in checks for breach in check(script))
