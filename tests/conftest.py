@@ -21,6 +21,9 @@ import pytest.__main__
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
+# A shell starts what runs in its background with interrupts ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 DOCKER_IMAGE = "fabric-train:cpu"
 WHY_NOT_BUILT = Path(__file__).parents[1] / ".image/cpu.reason"
 """Left by ``make test``, which builds the image if that is possible."""

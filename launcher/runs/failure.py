@@ -182,29 +182,32 @@ class _NodeReader:
     def _of_end(self, end: WorkerEnd) -> WorkerEnd:
         folder = self._run.path / end.log
         log, tail = _read_first(folder, [protocol.STDERR_FILE, protocol.STDOUT_FILE])
-        if end.cause == "hang":
+        exception = _describe_end(end)
+        if end.cause == "hang" and (found := self._read_stacks(end)):
             # Its output simply stops.
-            log, tail = self._read_stacks(end) or (log, tail)
+            log, calls = found
+            tail = calls[:TAIL_LINES]
+            if any(_IN_COLLECTIVE in call for call in calls):
+                exception = f"{name_end(end)}: {_WAITS}"
         if not folder.is_dir():
             # The log is on the cluster's claim; the node's console has a copy.
             log, tail = str(self.console), self._read_of_worker(end.rank)
-        is_waiting = end.cause == "hang" and _IN_COLLECTIVE in read_tail(Path(log))
         return replace(
             end,
             node_index=self._node.node_index,
-            exception=f"{name_end(end)}: {_WAITS}" if is_waiting else _describe_end(end),
+            exception=exception,
             log=log,
             log_tail=tail,
         )
 
     def _read_stacks(self, end: WorkerEnd) -> tuple[str, tuple[str, ...]] | None:
-        """The main thread's last calls when the watchdog found the hang, and the file of them."""
+        """Of the look that found the hang: the file of its stacks, and its main thread's calls."""
         for one in reversed(look.read_looks(self._folder)):
             folder = look.look_dir(self._folder, one.id)
             stacks = look.read_stacks(folder, end.rank)
             if one.why == "hang" and one.attempt == end.attempt and stacks and stacks.threads:
                 file = folder / look.STACKS.format(rank=end.rank)
-                return str(file), look.render_thread(stacks.threads[0])[:TAIL_LINES]
+                return str(file), look.render_thread(stacks.threads[0])
         return None
 
     def _read_of_worker(self, rank: int) -> tuple[str, ...]:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import corpus, making
+from tests.faults import corpus, making, trim
 
 PARTS = ("open", "held_out")
 FAULTS = [fault for part in PARTS for fault in corpus.read_faults(part)]
-OF_A_MACHINE = re.compile(r"/tmp/(?:w|fault-|pytest)[\w/-]*|/work/\w+|\.pyenv|\bvm\b")
+OF_A_MACHINE = re.compile(
+    rf"/tmp/(?:fault-|pytest)[\w/-]*|\.pyenv|{re.escape(str(trim.ROOT))}(?![\w-])"
+)
 MAX_BYTES = 64_000
 MAX_ALL_BYTES = 4_000_000
 

@@ -15,6 +15,10 @@ LEFT_OUT = re.compile(
 """Large, or of use to a run that goes on alone."""
 MAX_BYTES = 24_000
 """Of a file; of a longer one the first and last halves are kept."""
+IDS = {
+    "/etc/machine-id": "0123456789abcdef0123456789abcdef",
+    "/proc/sys/kernel/random/boot_id": "01234567-89ab-cdef-0123-456789abcdef",
+}
 FOLDER, VENV, PROJECT = "/home/me/project", "/opt/venv", "/opt/launcher"
 
 
@@ -25,6 +29,10 @@ def replace_paths(text: str, folder: Path | None = None) -> str:
         here = {str(folder): FOLDER, str(folder.parent): str(Path(FOLDER).parent)} | here
     for path, instead in here.items():
         text = text.replace(path, instead)
+    for path, instead in IDS.items():
+        text = (
+            text.replace(Path(path).read_text().strip(), instead) if Path(path).exists() else text
+        )
     for name, instead in machine_names().items():
         text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.[a-z])", instead, text)
     return text

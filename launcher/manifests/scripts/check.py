@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from launcher.manifests.checks.rules import Breach, Breaches
 from launcher.manifests.scripts import checkpoints, data, devices, lightning, processes
 from launcher.manifests.scripts.ranks import is_distributed, trains
-from launcher.manifests.scripts.reading import MAX_STEPS, TrainingScript
+from launcher.manifests.scripts.reading import MAX_STEPS, ScriptTree
 from launcher.manifests.scripts.rules import ScriptRule
 
 MAX_BYTES = 2**20
@@ -26,7 +26,7 @@ PYTHON = re.compile(
 )
 
 FAMILIES = (devices, data, processes, checkpoints, lightning)
-CHECKS: tuple[Callable[[TrainingScript], Breaches], ...] = tuple(
+CHECKS: tuple[Callable[[ScriptTree], Breaches], ...] = tuple(
     check
     for family in FAMILIES
     for name, check in vars(family).items()
@@ -60,7 +60,7 @@ def check_training_script(text: str, file: str, steps: int = MAX_STEPS) -> list[
         what = "the file is empty"
     else:
         try:
-            return _check(TrainingScript(text, file, steps))
+            return _check(ScriptTree(text, file, steps))
         except SyntaxError as error:
             version = "Python 2" if error.msg.startswith(PYTHON_2) else ""
             what, line = f"{version or _this_python()}: {error.msg}", error.lineno or 1
@@ -75,7 +75,7 @@ def _this_python() -> str:
     return f"not Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _check(script: TrainingScript) -> list[Breach]:
+def _check(script: ScriptTree) -> list[Breach]:
     is_training = trains(script) or is_distributed(script)
     checks = CHECKS if is_training else OF_ALL
     found = dict.fromkeys(breach for check in checks for breach in check(script))

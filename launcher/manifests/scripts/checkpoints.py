@@ -7,7 +7,7 @@ import re
 
 from launcher.manifests.checks.rules import Breaches
 from launcher.manifests.scripts.ranks import frameworks, has_to_do_with_ranks, is_guarded, trains
-from launcher.manifests.scripts.reading import TrainingScript, argument, is_open, shown
+from launcher.manifests.scripts.reading import ScriptTree, argument, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 SAVES = re.compile(r"save|checkpoint|commit|Continuity", re.I)
@@ -18,7 +18,7 @@ LOADS = re.compile(
 )
 
 
-def check_save_by_all(script: TrainingScript) -> Breaches:
+def check_save_by_all(script: ScriptTree) -> Breaches:
     """``torch.save`` to a path that is the same for all ranks, by all of them."""
     for call in script.calls("save", "torch"):
         path = argument(call, "f", 1)
@@ -30,7 +30,7 @@ def check_save_by_all(script: TrainingScript) -> Breaches:
             yield from script.hit(ScriptRule.SAVE_BY_ALL, call, what, fix)
 
 
-def check_load_without_weights_only(script: TrainingScript) -> Breaches:
+def check_load_without_weights_only(script: ScriptTree) -> Breaches:
     """``torch.load`` that does not say whether it may run code."""
     for call in script.calls("load", "torch"):
         is_said = argument(call, "weights_only") or argument(call, "pickle_module", 2)
@@ -39,7 +39,7 @@ def check_load_without_weights_only(script: TrainingScript) -> Breaches:
             yield from script.hit(ScriptRule.LOAD_WITHOUT_WEIGHTS_ONLY, call, shown(call), fix)
 
 
-def check_no_checkpoint(script: TrainingScript) -> Breaches:
+def check_no_checkpoint(script: ScriptTree) -> Breaches:
     """A training loop in a script that writes no checkpoint, or that never reads one."""
     names = {script.name(call) for calls in script.called.values() for call in calls}
     saves, loads = (any(one.search(name) for name in names) for one in (SAVES, LOADS))
@@ -55,7 +55,7 @@ def check_no_checkpoint(script: TrainingScript) -> Breaches:
         yield from script.hit(ScriptRule.NO_CHECKPOINT, loop, what, fix)
 
 
-def _trains(script: TrainingScript, loop: ast.AST, depth: int = 3) -> bool:
+def _trains(script: ScriptTree, loop: ast.AST, depth: int = 3) -> bool:
     """Whether a loop trains, itself or in the functions that it calls."""
     called = {
         script.name(one).rpartition(".")[2] for one in ast.walk(loop) if isinstance(one, ast.Call)

@@ -14,7 +14,7 @@ from launcher.manifests.scripts.ranks import (
     is_guarded,
     rank_conditions,
 )
-from launcher.manifests.scripts.reading import TrainingScript, argument, constant, is_open, shown
+from launcher.manifests.scripts.reading import ScriptTree, argument, constant, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 LOADER = (
@@ -33,7 +33,7 @@ SPAWNS = ("spawn", "forkserver")
 DOWNLOADS = ("urllib.request.urlretrieve", "wget.download", "gdown.download")
 
 
-def loaders(script: TrainingScript) -> list[ast.Call]:
+def loaders(script: ScriptTree) -> list[ast.Call]:
     """The calls that make a DataLoader of torch, all of whose arguments are written out."""
     return [call for call in script.calls("DataLoader", "torch") if not is_open(call)]
 
@@ -44,7 +44,7 @@ def given(call: ast.Call, name: str) -> ast.expr | None:
     return None if isinstance(found, ast.Constant) and found.value is None else found
 
 
-def splits_data(script: TrainingScript) -> bool:
+def splits_data(script: ScriptTree) -> bool:
     """Whether a library splits the data of the loaders over ranks, and counts the epochs."""
     hands_over = {
         "accelerate": "prepare",
@@ -57,13 +57,13 @@ def splits_data(script: TrainingScript) -> bool:
     )
 
 
-def _classes(script: TrainingScript, data: ast.expr | None) -> list[ast.ClassDef]:
+def _classes(script: ScriptTree, data: ast.expr | None) -> list[ast.ClassDef]:
     """The classes of this script that an expression makes objects of."""
     made = {script.name(one) for one in script.reach(data) if isinstance(one, ast.Call)}
     return [one for one in script.classes if one.name in made]
 
 
-def _is_trained_on(script: TrainingScript, call: ast.Call) -> bool:
+def _is_trained_on(script: ScriptTree, call: ast.Call) -> bool:
     """Whether a loop that goes backward takes its batches from this loader."""
     back = [loop for loop in script.loops if isinstance(loop, ast.For) and _goes_back(loop)]
     return any(one is call for loop in back for one in script.reach(loop.iter))
@@ -73,7 +73,7 @@ def _goes_back(loop: ast.AST) -> bool:
     return any(getattr(one, "attr", "") == "backward" for one in ast.walk(loop))
 
 
-def check_loader_without_sampler(script: TrainingScript) -> Breaches:
+def check_loader_without_sampler(script: ScriptTree) -> Breaches:
     """A loader for training whose batches are the same on every rank."""
     for call in [] if splits_data(script) else loaders(script):
         is_training = constant(given(call, "shuffle")) is True or _is_trained_on(script, call)
@@ -91,14 +91,14 @@ def check_loader_without_sampler(script: TrainingScript) -> Breaches:
         yield from script.hit(ScriptRule.LOADER_WITHOUT_SAMPLER, call, what, fix)
 
 
-def _is_split(script: TrainingScript, data: ast.AST) -> bool:
+def _is_split(script: ScriptTree, data: ast.AST) -> bool:
     """Whether a data set has to do with ranks."""
     words = {script.word(one) for one in script.reach(data)}
     is_part = bool(words & {"shard", "split_dataset_by_node", "get_world_size", "WORLD_SIZE"})
     return is_part or has_to_do_with_ranks(script, data)
 
 
-def check_sampler_with_shuffle(script: TrainingScript) -> Breaches:
+def check_sampler_with_shuffle(script: ScriptTree) -> Breaches:
     """A sampler and ``shuffle=True`` in one loader."""
     for call in loaders(script):
         sampler = given(call, "sampler")
@@ -108,7 +108,7 @@ def check_sampler_with_shuffle(script: TrainingScript) -> Breaches:
             yield from script.hit(ScriptRule.SAMPLER_WITH_SHUFFLE, call, what, fix)
 
 
-def check_no_set_epoch(script: TrainingScript) -> Breaches:
+def check_no_set_epoch(script: ScriptTree) -> Breaches:
     """A distributed sampler that shuffles, in epochs that it is never told of."""
     epochs = any("epoch" in shown(getattr(loop, "target", loop)) for loop in script.loops)
     if script.called.get("set_epoch") or not epochs or splits_data(script):
@@ -128,7 +128,7 @@ def _has_workers(call: ast.Call) -> bool:
     return workers is not None and constant(workers) != 0
 
 
-def check_worker_seeds(script: TrainingScript) -> Breaches:
+def check_worker_seeds(script: ScriptTree) -> Breaches:
     """Random numbers of a data set that loader workers repeat, or that no seed reaches."""
     seeds = [call for call in script.calls("seed") if script.root(call) in ("random", "numpy")]
     is_seeded = not seeds or any(script.called.get(name) for name in SEEDS)
@@ -152,7 +152,7 @@ def check_worker_seeds(script: TrainingScript) -> Breaches:
                 yield from script.hit(ScriptRule.WORKER_SEEDS, seeds[0], what, fix)
 
 
-def check_pickled_function(script: TrainingScript) -> Breaches:
+def check_pickled_function(script: ScriptTree) -> Breaches:
     """Lambdas and local functions that go to a process which is spawned."""
     sent = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
     starts = [*script.calls("set_start_method"), *script.calls("get_context")]
@@ -179,7 +179,7 @@ def check_pickled_function(script: TrainingScript) -> Breaches:
 # -- downloads ------------------------------------------------------------------------------------
 
 
-def check_download(script: TrainingScript) -> Breaches:
+def check_download(script: ScriptTree) -> Breaches:
     """A download by every rank, or by one rank for which the others do not wait."""
     for call in (one for calls in script.called.values() for one in calls):
         asked = argument(call, "download")
@@ -210,7 +210,7 @@ def check_download(script: TrainingScript) -> Breaches:
             yield from script.hit(ScriptRule.DOWNLOAD_BY_ALL, call, what, fix)
 
 
-def _is_waited_for(script: TrainingScript, call: ast.Call) -> bool:
+def _is_waited_for(script: ScriptTree, call: ast.Call) -> bool:
     """Whether ranks wait for each other after a call, in its function."""
     function = script.function_of(call)
     later = [one for one in barriers(script) if one.lineno > call.lineno]

@@ -12,7 +12,7 @@ from launcher.manifests.scripts.ranks import (
     rank_conditions,
     wrapped_models,
 )
-from launcher.manifests.scripts.reading import TrainingScript, argument, constant, is_open, shown
+from launcher.manifests.scripts.reading import ScriptTree, argument, constant, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 GIVEN = {"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
@@ -34,13 +34,13 @@ OPTIONS = re.compile(
 """In a condition: without that option, or under a launcher, it does not happen."""
 
 
-def is_optional(script: TrainingScript, node: ast.AST) -> bool:
+def is_optional(script: ScriptTree, node: ast.AST) -> bool:
     """Whether a node, or a call of its function, stands under an option."""
     callers = (test for call in script.callers(node) for test in script.conditions(call))
     return any(OPTIONS.search(ast.unparse(one)) for one, _ in (*script.conditions(node), *callers))
 
 
-def check_variables(script: TrainingScript) -> Breaches:
+def check_variables(script: ScriptTree) -> Breaches:
     """Variables that the launcher gives, or its address, set in the script."""
     for call in script.calls("init_process_group"):
         address = constant(argument(call, "init_method", 1))
@@ -66,7 +66,7 @@ def check_variables(script: TrainingScript) -> Breaches:
                 yield from script.hit(ScriptRule.ADDRESS_SET, node, what, fix)  # type: ignore[arg-type]
 
 
-def check_own_world(script: TrainingScript) -> Breaches:
+def check_own_world(script: ScriptTree) -> Breaches:
     """``mp.spawn``, or processes that join a group, in a script that is started for each GPU."""
     calls = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
     processes = [(call, argument(call, "target", 1)) for call in script.calls("Process")]
@@ -78,7 +78,7 @@ def check_own_world(script: TrainingScript) -> Breaches:
             yield from script.hit(ScriptRule.OWN_WORLD, call, what, fix)
 
 
-def _joins(script: TrainingScript, target: ast.expr | None, depth: int = 3) -> bool:
+def _joins(script: ScriptTree, target: ast.expr | None, depth: int = 3) -> bool:
     """Whether a function of this script, or one that it calls, makes a process group."""
     name = script.name(target)
     if name.endswith("init_process_group"):
@@ -92,7 +92,7 @@ def _joins(script: TrainingScript, target: ast.expr | None, depth: int = 3) -> b
     return depth > 0 and any(_joins(script, one, depth - 1) for one in called)
 
 
-def check_world_size_of_node(script: TrainingScript) -> Breaches:
+def check_world_size_of_node(script: ScriptTree) -> Breaches:
     """The number of this node's GPUs, taken for the number of processes."""
     for call in script.calls("device_count"):
         above = script.parents[call]
@@ -107,7 +107,7 @@ def check_world_size_of_node(script: TrainingScript) -> Breaches:
 # -- who waits for whom ---------------------------------------------------------------------------
 
 
-def _waits_for_all(script: TrainingScript, call: ast.Call) -> bool:
+def _waits_for_all(script: ScriptTree, call: ast.Call) -> bool:
     """Whether all ranks have to make a call; not for one of a smaller group."""
     name = script.name(call)
     last = name.rpartition(".")[2]
@@ -124,7 +124,7 @@ def _waits_for_all(script: TrainingScript, call: ast.Call) -> bool:
     return not is_part and any(OF_ALL[one].fullmatch(last) for one in makers & OF_ALL.keys())
 
 
-def check_some_ranks_only(script: TrainingScript) -> Breaches:
+def check_some_ranks_only(script: ScriptTree) -> Breaches:
     """A barrier or collective that only some ranks reach."""
     names = [name for name in script.called if any(one.fullmatch(name) for one in OF_ALL.values())]
     for name in names:
@@ -146,7 +146,7 @@ def check_some_ranks_only(script: TrainingScript) -> Breaches:
                 yield from script.hit(ScriptRule.SOME_RANKS_ONLY, call, what, fix)
 
 
-def check_group_destroyed_early(script: TrainingScript) -> Breaches:
+def check_group_destroyed_early(script: ScriptTree) -> Breaches:
     """The group's end in a function whose DDP model is still alive, or still used."""
     joins = script.calls("init_process_group")
     is_gloo = any(constant(argument(call, "backend", 0)) == "gloo" for call in joins)
@@ -173,7 +173,7 @@ def check_group_destroyed_early(script: TrainingScript) -> Breaches:
             yield from script.hit(ScriptRule.GROUP_DESTROYED_EARLY, call, what, fix)
 
 
-def check_fabric_cpu(script: TrainingScript) -> Breaches:
+def check_fabric_cpu(script: ScriptTree) -> Breaches:
     """``Fabric(accelerator="cpu")`` that does not say how many processes there are."""
     for call in script.calls("Fabric", *LIGHTNING):
         devices = argument(call, "devices", 2)

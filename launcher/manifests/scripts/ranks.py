@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from launcher.manifests.scripts.reading import DEPTH, TrainingScript, constant
+from launcher.manifests.scripts.reading import DEPTH, ScriptTree, constant
 
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 HOROVOD = ("horovod", "fabric_train")
@@ -26,7 +26,7 @@ OTHERS = {"composer", "ray", "ignite", "colossalai", "fastai", "mmengine", "torc
 """Libraries that are asked for by their import alone."""
 
 
-def has_to_do_with_ranks(script: TrainingScript, node: ast.AST) -> bool:
+def has_to_do_with_ranks(script: ScriptTree, node: ast.AST) -> bool:
     """Whether an expression, or what its names hold, mentions ranks at all. For precision."""
     return any(
         WORDS.search(script.word(one))
@@ -36,7 +36,7 @@ def has_to_do_with_ranks(script: TrainingScript, node: ast.AST) -> bool:
     )
 
 
-def is_global_rank(script: TrainingScript, node: ast.AST, depth: int = DEPTH) -> bool:
+def is_global_rank(script: ScriptTree, node: ast.AST, depth: int = DEPTH) -> bool:
     """Whether an expression is the rank among all workers, by what is assigned and called."""
     name = script.name(node)
     if GLOBAL.match(script.word(node)) and not isinstance(node, ast.Name):
@@ -50,11 +50,11 @@ def is_global_rank(script: TrainingScript, node: ast.AST, depth: int = DEPTH) ->
     return depth > 0 and any(is_global_rank(script, o, depth - 1) for o in script.values(node))
 
 
-def _is_rank(script: TrainingScript, node: ast.AST) -> bool:
+def _is_rank(script: ScriptTree, node: ast.AST) -> bool:
     return any(RANK.search(script.word(one)) for one in script.reach(node, 2))
 
 
-def is_rank_check(script: TrainingScript, test: ast.AST, depth: int = DEPTH) -> bool:
+def is_rank_check(script: ScriptTree, test: ast.AST, depth: int = DEPTH) -> bool:
     """Whether a condition holds on some ranks and not on others."""
     if isinstance(test, ast.BoolOp):
         return any(is_rank_check(script, one, depth) for one in test.values)
@@ -77,9 +77,7 @@ def is_rank_check(script: TrainingScript, test: ast.AST, depth: int = DEPTH) -> 
     return depth > 0 and any(is_rank_check(script, o, depth - 1) for o in script.values(test))
 
 
-def rank_conditions(
-    script: TrainingScript, node: ast.AST, depth: int = 3
-) -> list[tuple[str, bool]]:
+def rank_conditions(script: ScriptTree, node: ast.AST, depth: int = 3) -> list[tuple[str, bool]]:
     """What lets only some ranks reach a node, here or at all calls of its function."""
     tests = [one for one in script.conditions(node) if is_rank_check(script, one[0])]
     own = [(ast.unparse(test), way) for test, way in tests]
@@ -91,7 +89,7 @@ def rank_conditions(
     return found[0] if all(one == found[0] for one in found) else []
 
 
-def is_guarded(script: TrainingScript, node: ast.AST, depth: int = 3) -> bool:
+def is_guarded(script: ScriptTree, node: ast.AST, depth: int = 3) -> bool:
     """Whether one rank reaches a node alone or first, as far as words tell. For precision."""
     tests = (test for test, _ in script.conditions(node))
     if any(is_rank_check(script, one) or has_to_do_with_ranks(script, one) for one in tests):
@@ -102,7 +100,7 @@ def is_guarded(script: TrainingScript, node: ast.AST, depth: int = 3) -> bool:
     return bool(callers) and all(is_guarded(script, call, depth - 1) for call in callers)
 
 
-def contexts(script: TrainingScript, node: ast.AST) -> Iterator[str]:
+def contexts(script: ScriptTree, node: ast.AST) -> Iterator[str]:
     """The names of the context managers and decorators around a node."""
     while (above := script.parents.get(node)) is not None:
         if isinstance(above, ast.With):
@@ -112,13 +110,13 @@ def contexts(script: TrainingScript, node: ast.AST) -> Iterator[str]:
         node = above
 
 
-def barriers(script: TrainingScript) -> list[ast.Call]:
+def barriers(script: ScriptTree) -> list[ast.Call]:
     """All calls at which ranks wait for each other, and do no more."""
     return [*script.calls("barrier"), *script.calls("monitored_barrier"),
             *script.calls("wait_for_everyone")]  # fmt: skip
 
 
-def frameworks(script: TrainingScript) -> set[str]:
+def frameworks(script: ScriptTree) -> set[str]:
     """Which of the libraries that take ranks, devices or data into their hands are used."""
     bases = {base for one in script.classes for base in script.bases(one)}
     roots = {name.partition(".")[0] for name in script.imports.values()}
@@ -134,18 +132,18 @@ def frameworks(script: TrainingScript) -> set[str]:
     return {name for name, is_used in used.items() if is_used} | (roots & OTHERS)
 
 
-def wrapped_models(script: TrainingScript) -> list[ast.Call]:
+def wrapped_models(script: ScriptTree) -> list[ast.Call]:
     """The calls that make a DDP or FSDP model."""
     names = ("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard")
     return [call for name in names for call in script.calls(name, "torch")]
 
 
-def trains(script: TrainingScript) -> bool:
+def trains(script: ScriptTree) -> bool:
     """Whether the script has a loop of its own that trains."""
     return bool(script.called.get("backward") and script.called.get("step") and script.loops)
 
 
-def is_distributed(script: TrainingScript) -> bool:
+def is_distributed(script: ScriptTree) -> bool:
     """Whether a script joins a group of ranks, by itself or with a library."""
     joins = script.calls("init_process_group") or wrapped_models(script) or frameworks(script)
     return bool(joins or script.calls("init", *HOROVOD))

@@ -22,7 +22,7 @@ DEPTH = 4
 """How many names a value is followed through: enough for ``args.gpu``, a parameter, a helper."""
 
 
-class TrainingScript:
+class ScriptTree:
     """A script's tree, and what is known of each name in it. Raises what ``ast.parse`` raises."""
 
     def __init__(self, text: str, file: str, steps: int = MAX_STEPS) -> None:

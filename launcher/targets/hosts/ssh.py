@@ -187,6 +187,7 @@ class Ssh:
         """
         opened: dict[str, Session] = {}
         errors: dict[str, TargetError] = {}
+        self._is_interrupted = False
 
         def open_one(host: Host) -> None:
             try:

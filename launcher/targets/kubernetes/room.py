@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KINDS = ("pytorchjob", "trainjob", "jobset", "job")
 OVERRIDES = ("kind", "namespace")
 """Options that stand for ``kubernetes.KEY`` of the job file."""
-PLACE = ("context", "namespace", "kubeconfig")
+PLACE = ("kubeconfig", "context", "namespace")
 
 
 class KubernetesRoom(Room):

@@ -18,7 +18,8 @@ import pytest
 
 from launcher.agent import heartbeat
 from launcher.agent.engine.attempts import Attempts
-from launcher.agent.engine.watchdog import PROOF_S, Look, Watchdog
+from launcher.agent.engine.look import Looker
+from launcher.agent.engine.watchdog import PROOF_S, Reading, Watchdog
 from launcher.agent.heartbeat import HeartbeatWriter, WorkerBeat, create_heartbeat, read_heartbeat
 from launcher.agent.ledger import AgentLedger
 from launcher.contract.agent_settings import AgentSettings
@@ -106,7 +107,8 @@ def test_a_worker_that_beats_all_the_time_is_never_ended_as_hung(
     (worker,) = attempts.begin({0: 0})
     race(worker.heartbeat, "process")
     ledger = AgentLedger(tmp_path / "ledger", far_clock, node_index=0, incarnation=0)
-    watchdog = Watchdog(attempts, AgentSettings(), ledger, far_clock)
+    looker = Looker(attempts, far_clock)
+    watchdog = Watchdog(attempts, AgentSettings(), ledger, looker, far_clock)
     end = time.monotonic() + RACE_S
     while time.monotonic() < end:
         watchdog.look()
@@ -151,11 +153,11 @@ def beat(number: int, rank: int = 0) -> WorkerBeat:
 @pytest.mark.parametrize(
     ("second", "proves"),
     [
-        (Look(at=PROOF_S, beats={0: beat(7), 1: beat(3, 1)}, cpu_s=10.5), True),
-        (Look(at=PROOF_S / 2, beats={0: beat(7), 1: beat(3, 1)}, cpu_s=10.0), False),
-        (Look(at=60.0, beats={0: beat(7), 1: beat(4, 1)}, cpu_s=10.0), False),
+        (Reading(at=PROOF_S, beats={0: beat(7), 1: beat(3, 1)}, cpu_s=10.5), True),
+        (Reading(at=PROOF_S / 2, beats={0: beat(7), 1: beat(3, 1)}, cpu_s=10.0), False),
+        (Reading(at=60.0, beats={0: beat(7), 1: beat(4, 1)}, cpu_s=10.0), False),
     ],
 )
-def test_only_two_looks_that_find_the_same_beats_prove_a_hang(second: Look, proves: bool) -> None:
-    first = Look(at=0.0, beats={0: beat(7), 1: beat(3, 1)}, cpu_s=10.0)
+def test_only_two_looks_at_the_same_beats_prove_a_hang(second: Reading, proves: bool) -> None:
+    first = Reading(at=0.0, beats={0: beat(7), 1: beat(3, 1)}, cpu_s=10.0)
     assert second.share_since(first) == (0.25 if proves else None)

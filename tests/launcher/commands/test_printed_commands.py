@@ -232,7 +232,9 @@ def test_what_detached_and_orphaned_runs_print_is_typed(
     assert code == 0, text
     gone.join(60)
     assert "[0/0] up" in attached.communicate(timeout=60)[0]
-    for words in (("ps", *where), ("status", "letters", *where), ("scale", run_id, "1", *where)):
+    # Nothing of the run is left on the cluster, whose runs a kubeconfig would ask for.
+    here = ("--runs", RUNS)
+    for words in (("ps", *here), ("status", "letters", *here), ("scale", run_id, "1", *here)):
         _, text = terminal.type(*words)
         listed = commands_in(text)
         assert listed, text

@@ -65,7 +65,7 @@ class Folder:
     def hang(self, node: int, rank: int, *frames: Frame) -> None:
         """What a node's agent leaves of a hang."""
         folder = look.look_dir(self.run.node_dir(node, 0), "hang-1")
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         thread = ThreadStack(name="MainThread", is_main=True, frames=frames)
         stacks = RankStacks(rank=rank, pid=1, taken_by="py-spy", threads=(thread,))
         (folder / look.STACKS.format(rank=rank)).write_text(dump_record(stacks))
@@ -165,11 +165,11 @@ def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> N
 def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
     folder: Folder, make_plan: MakePlan
 ) -> None:
-    waits = (
-        '  File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n' + "  y\n" * 20
-    )
-    stacks = [waits, '  File "/x/train.py", line 9 in <module>\n']
-    logs = [folder.worker(0, rank, stacks=text) for rank, text in enumerate(stacks)]
+    script = Frame(function="<module>", file="/x/train.py", line=9)
+    torch = "/x/torch/distributed/distributed_c10d.py"
+    folder.hang(0, 0, *[script] * 20, Frame(function="all_reduce", file=torch, line=1), script)
+    folder.hang(0, 1, script)
+    logs = [folder.worker(0, rank) for rank in range(2)]
     hung = [end(r, exit_code=-9, cause="hang", log=log) for r, log in enumerate(logs)]
     folder.node(0, Reason.TRAINING_FAILED, *hung)
     report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
