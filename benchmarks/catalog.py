@@ -14,6 +14,7 @@ from benchmarks.manifests import manifests
 from benchmarks.output import outputs
 from benchmarks.own_script import own_scripts
 from benchmarks.plan import plans
+from benchmarks.recorder import recorders
 from benchmarks.recovery import losses, recoveries
 from benchmarks.rendezvous import rendezvous
 from benchmarks.save import resumes, saves
@@ -22,6 +23,7 @@ from benchmarks.start import starts
 from benchmarks.step import steps
 from benchmarks.strategies import strategies
 from benchmarks.trials import Benchmark
+from benchmarks.why import why
 
 BENCHMARKS: dict[str, Benchmark] = {
     "start": Benchmark(trials=starts, limit_s=300),
@@ -34,6 +36,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "check": Benchmark(trials=checks, limit_s=300),
     "output": Benchmark(trials=outputs, limit_s=180),
     "step": Benchmark(trials=steps, limit_s=120),
+    "recorder": Benchmark(trials=recorders, limit_s=120),
     "strategies": Benchmark(trials=strategies, limit_s=120),
     "save": Benchmark(trials=saves, limit_s=120),
     "resume": Benchmark(trials=resumes, limit_s=120),
@@ -43,5 +46,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "rendezvous": Benchmark(trials=rendezvous, limit_s=300),
     "hosts": Benchmark(trials=hosts, limit_s=300),
     "slurm": Benchmark(trials=runs_on_slurm, limit_s=300),
+    "why": Benchmark(trials=why, limit_s=60, pairs=2),
 }
 """Names are what the command line takes and what docs/benchmarks.md explains, in this order."""

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def render_rules(rules: Iterable[AnyRule]) -> str:
-    """Rules as a table of docs/manifests.md."""
+    """Rules as a table of docs/manifests.md or docs/check-scripts.md."""
     rows = [f"| `{rule.id}` | {rule.severity} | {rule.why} |\n" for rule in rules]
     return "".join(["| rule | severity | why |\n|---|---|---|\n", *rows])
 
@@ -31,15 +31,16 @@ def main() -> None:
     from launcher.job.schema import render_schema
     from launcher.manifests.batch.check import BatchRule
     from launcher.manifests.checks.rules import Rule
+    from launcher.manifests.scripts.rules import ScriptRule
 
     reference = ROOT / "docs/job-file.md"
     reference.write_text(fill_reference(reference.read_text("utf-8")), "utf-8")
     (ROOT / "jobs/job.schema.json").write_text(render_schema(), encoding="utf-8")
-    manifests = ROOT / "docs/manifests.md"
     table = re.compile(r"\| rule \|.*\n(\|.*\n)*")
-    rules = iter((Rule, BatchRule))
-    text = table.sub(lambda _: render_rules(next(rules)), manifests.read_text("utf-8"))
-    manifests.write_text(text, "utf-8")
+    rules = iter((Rule, BatchRule, ScriptRule))
+    for page in (ROOT / "docs/manifests.md", ROOT / "docs/check-scripts.md"):
+        text = table.sub(lambda _: render_rules(next(rules)), page.read_text("utf-8"))
+        page.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

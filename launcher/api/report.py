@@ -23,11 +23,11 @@ def report_run(run: RunFolder, now: float) -> Postmortem:
         with contextlib.suppress(TargetError):
             list(open_target(plan.target, run.path.parent).bring_output(run, plan, follow=False))
     state, outcome = read_state(run, plan)
-    states = _read_node_states(run, plan) if state in GOES_ON else {}
+    states = read_node_states(run, plan) if state in GOES_ON else {}
     return read_postmortem(run, plan, state, outcome, now, states)
 
 
-def _read_node_states(run: RunFolder, plan: LaunchPlan) -> dict[tuple[int, int], tuple[str, str]]:
+def read_node_states(run: RunFolder, plan: LaunchPlan) -> dict[tuple[int, int], tuple[str, str]]:
     """Each node's state and the target's words for it now, by (node index, incarnation).
 
     Empty if the target is silent.

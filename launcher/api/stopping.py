@@ -106,17 +106,23 @@ def _describe(kept: Suspension) -> str:
 
 
 def read_outcome_now(run: RunFolder, plan: LaunchPlan) -> Outcome | None:
-    """The run's outcome; None also where its job was kept and has been resumed.
+    """The run's outcome; None also where its job was kept and has been resumed."""
+    return read_kept(run, plan)[0]
 
-    The outcome of the stop is set aside then: the run goes on.
+
+def read_kept(run: RunFolder, plan: LaunchPlan) -> tuple[Outcome | None, bool]:
+    """As ``read_outcome_now``, and whether the job of the stopped run is kept, suspended.
+
+    Where it was resumed, the outcome of the stop is set aside: the run goes on.
     """
     outcome = run.read_outcome()
     if outcome is None or not is_to_be_kept(run):
-        return outcome
+        return outcome, False
     kept = open_target(plan.target, run.path.parent).suspension(plan)
-    if kept is None or not kept.has_resumed():
-        return outcome
+    is_suspended = kept.is_suspended() if kept else None
+    if is_suspended is not False:
+        return outcome, is_suspended is True
     forget_stop(run)
     path = run.path / protocol.OUTCOME_FILE
     path.replace(path.with_name("outcome-of-stop.json"))
-    return None
+    return None, False

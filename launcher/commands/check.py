@@ -1,4 +1,4 @@
-"""``check``: mistakes of Kubernetes manifests and batch scripts, before they cost GPU hours."""
+"""``check``: mistakes of manifests and scripts, before they cost GPU hours."""
 
 from __future__ import annotations
 

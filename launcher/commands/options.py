@@ -26,6 +26,9 @@ environment which node it is, and how many there are. Under any other starter se
 LAUNCHER_NODE_INDEX to 0, 1, ... on the nodes, with the same --nnodes and --run-id on all. All nodes
 must see the folder of the runs. The exit code is that of the node's agent.
 docs/inside-an-allocation.md"""
+OF_WHY = """RUN may also be a folder, such as a part of a run's or torchrun's --log-dir, or one
+log; - is stdin: torchrun ... 2>&1 | tee log | launcher why -. It reads long logs from both ends,
+and says what it did not read. docs/runbook.md has a section for each cause."""
 OF_BUILD = """The tag goes to stdout, all else to stderr. The requirements are those beside the
 script, or at the top of its repository: requirements.txt, else pyproject.toml. A torch that the
 base holds stays as it is."""
@@ -231,6 +234,27 @@ def _add_to_report(report: ArgumentParser) -> None:
     )
 
 
+def _add_to_why(why: ArgumentParser) -> None:
+    add_run(why)
+    why.epilog = OF_WHY
+    why.add_argument("--evidence", action="store_true", help="also the lines that it rests on")
+    why.add_argument("--json", action="store_true")
+
+
+def _add_to_stacks(stacks: ArgumentParser) -> None:
+    add_run(stacks)
+    stacks.epilog = (
+        "Ranks that stand at the same place are one group; what is wrong between their collectives"
+        " comes first. The run goes on as before. docs/hangs.md tells what a container needs."
+    )
+    stacks.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
+    stacks.add_argument(
+        "--native", action="store_true", help="the frames of C too; pauses workers for a moment"
+    )
+    stacks.add_argument("--all-threads", action="store_true", help="not the main threads alone")
+    stacks.add_argument("--json", action="store_true")
+
+
 def _add_to_logs(logs: ArgumentParser) -> None:
     add_run(logs)
     logs.epilog = (
@@ -289,7 +313,7 @@ def _add_to_check(check: ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="manifests that are applied together, or batch scripts; - is stdin",
+        help="training scripts, batch scripts, or manifests that are applied together; - is stdin",
     )
     check.add_argument("--json", action="store_true")
 
@@ -330,7 +354,19 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "tell what happened: first cause, restarts, nodes, timeline",
         _add_to_report,
     ),
+    (
+        "why",
+        "why:why",
+        "tell in five lines what happened first, where, why, and what to do",
+        _add_to_why,
+    ),
     ("logs", "runs:logs", "print a run's output, each line with its node and rank", _add_to_logs),
+    (
+        "stacks",
+        "stacks:stacks",
+        "show where all ranks of a run stand, and which one the others wait for",
+        _add_to_stacks,
+    ),
     ("stop", "runs:stop", "end a run and remove what is left of it", _add_to_stop),
     ("scale", "runs:scale", "change the number of nodes of an elastic run", _add_to_scale),
     (
@@ -348,7 +384,7 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
     (
         "check",
         "check:check",
-        "find the mistakes of Kubernetes manifests and batch scripts before they are submitted",
+        "find what breaks in a training script, a batch script or Kubernetes manifests",
         _add_to_check,
     ),
     (

@@ -17,6 +17,7 @@ from launcher.commands.printed_commands import options_of_job
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, TargetError
 from launcher.follow.console import Console
+from launcher.manifests.scripts.check import count_findings
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_summary
@@ -37,7 +38,7 @@ def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
     run, choice = _create(planned_run, console), planned_run.choice
     with launch.ended_if_interrupted(run):
         launch.follow_in_background(run, planned_run.plan, choice.target, console.note)
-        _note_left_behind(choice, run.path.parent, console.note)
+        _note_after_start(planned_run, run.path.parent, console.note)
     console.note(f"detached; see: {typed.command('logs', '--follow', run.run_id)}")
     print(run.run_id, flush=True)
     return int(ExitCode.OK)
@@ -51,8 +52,10 @@ def _run_here(arguments: argparse.Namespace, planned_run: PlannedRun, console: C
         choice.target,
         console,
         verbose=arguments.verbose,
-        # Looks at every process of the machine: while the agent starts, that costs no time.
-        on_submitted=functools.partial(_note_left_behind, choice, run.path.parent, console.note),
+        # While the agent starts, what these look at costs no time.
+        on_submitted=functools.partial(
+            _note_after_start, planned_run, run.path.parent, console.note
+        ),
     )
     summary = render_summary(
         outcome,
@@ -82,6 +85,15 @@ def _create(planned_run: PlannedRun, console: Console) -> RunFolder:
         console.note(choice.target.notes.pop(0))
     console.note(f"run {run.run_id}: {_size_of(plan)}; folder {shown(run.path)}")
     return run
+
+
+def _note_after_start(planned_run: PlannedRun, runs: Path, note: Callable[[str], None]) -> None:
+    _note_left_behind(planned_run.choice, runs, note)
+    job = planned_run.job
+    script = Path(job.workdir or "", job.command[0])
+    if script.suffix == ".py" and (count := count_findings(script)):
+        found = f"{count} finding{'' if count == 1 else 's'}"
+        note(f"{found}: {typed.command('check', str(script))}")
 
 
 def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -> None:

@@ -163,9 +163,14 @@ ERROR_FILE = "error.json"
 EXIT_FILE = "exit.json"
 """How the worker ended, well or not: the fields of ``WorkerEnd``, with an empty ``log``."""
 ENDED_FILE = "ended"
-"""Empty; its time is when the script ended without an error. Its interpreter ends later."""
-STACKS_FILE = "stacks.txt"
-"""Python stacks of all threads, written when the watchdog found the worker hanging."""
+"""The exit code with which the script ended by itself, at that time. Its interpreter ends later."""
+LOOK_REQUEST = "look-request"
+"""Written atomically by whoever asks for a look at the workers: the fields of ``LookRequest`` of
+``contract/look``. The agent removes it."""
+LOOKS_DIR = "looks"
+"""Holds a folder for each look."""
+LOOK_FILE = "look.json"
+"""The fields of ``Look``; once it is there, all else of the look is."""
 
 # -- stopping is a conversation; all three files lie in NODE_DIR ---------------------------------
 STOP_READY_FILE = "stop-ready"

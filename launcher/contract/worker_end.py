@@ -12,11 +12,12 @@ from launcher.contract.errors import ExitCode, name_ending
 COLLATERAL = re.compile(
     r"closed by peer|reset by peer|refused|Broken pipe|DistNetworkError|DistStoreError"
     r"|DistBackendError|Timed out waiting|recvValue failed|sendBytes failed"
-    r"|remote process exited|ncclRemoteError|Connection closed"
+    r"|remote process exited|ncclRemoteError|Connection closed|Watchdog caught collective"
+    r"|waits for the others"
 )
 """What a worker says when another one is gone. It is not the cause."""
 
-_ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15")
+_ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15|KeyboardInterrupt")
 _LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
 LEFT_EARLY = "left-early"

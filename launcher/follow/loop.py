@@ -16,7 +16,12 @@ from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
 from launcher.follow.console import Console
 from launcher.follow.nodes import FOLDER_REMOVED
 from launcher.follow.prefix import prefix_of
-from launcher.follow.requests import count_nodes, is_stop_requested, take_scale_request
+from launcher.follow.requests import (
+    count_nodes,
+    count_returned,
+    is_stop_requested,
+    take_scale_request,
+)
 from launcher.follow.tails import Output, RunTails
 from launcher.follow.target import Target
 from launcher.job.quantity import render_bytes
@@ -27,6 +32,8 @@ from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.reason import decide_reason
+from launcher.verdict.evidence import read_run
+from launcher.verdict.verdict import decide_verdict, render_line
 
 POLL_S = 0.1
 """Seconds between two turns of a run whose nodes this process starts."""
@@ -259,7 +266,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
     failure = read_report(run, plan) if has_failed else None
     nodes = read_outcomes_of(run, plan) if plan.agent is not None else ()
     end = decide_reason(seen, nodes, failure.first if failure else None)
-    reason, detail = end.reason, end.detail
+    reason, detail = end.reason, plan.tell_outside(end.detail)
     if plan.agent and reason is Reason.DISK_FULL and reason not in {node.reason for node in nodes}:
         # The node's disk had no room for its own words.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
@@ -269,6 +276,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         told = f"the limit is {render_bytes(limit)}; fix: {fix}"
         detail = f"{told}; {detail}" if detail else told
     finished_at = end.finished_at or now
+    started_again = sum(node.incarnation - plan.attempt for node in plan.nodes)
     outcome = replace(
         end,
         detail=detail,
@@ -284,13 +292,23 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         checkpoint_dir=plan.checkpoint_dir,
         torch_version=plan.torch_version,
         restarts=read_restarts(run) if plan.agent is not None else {},
-        replaced_nodes=sum(node.incarnation - plan.attempt for node in plan.nodes),
+        replaced_nodes=max(0, started_again - count_returned(run)),
     )
+    if has_failed and run.path.exists():
+        outcome = replace(outcome, verdict=_judge(run, outcome))
     # An outcome that cannot be written is returned all the same.
     with contextlib.suppress(OSError):
         if run.path.exists():
             run.write_outcome(outcome)
     return outcome
+
+
+def _judge(run: RunFolder, outcome: Outcome) -> str:
+    try:
+        return render_line(decide_verdict(read_run(run, outcome)))
+    except Exception as error:
+        # What scripts write may be anything, and a run's end must be recorded whatever it is.
+        return f"no verdict: {type(error).__name__}: {error}"
 
 
 def is_out_of_sight(run: RunFolder, target: Target) -> bool:

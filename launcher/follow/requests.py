@@ -17,7 +17,8 @@ from launcher.runs.folder import RunFolder, write_atomically
 KEEP = "keep\n"
 """The text of a request to stop that keeps what resumes the run."""
 SCALE_FILE = "scale.json"
-"""``{"nodes": N}`` in the run folder: the size last asked for; absent if no size was asked for."""
+"""``{"nodes": N, "returned": M}`` in the run folder: the size last asked for, and how many nodes
+have come back by scaling; absent if no size was asked for."""
 
 
 def request_stop(run: RunFolder, *, keep: bool) -> None:
@@ -58,7 +59,7 @@ def render_scale(nodes: int) -> str:
 def take_scale_request(run: RunFolder) -> int | None:
     """The number of nodes asked for since the last call; None if none was asked for."""
     path = run.path / protocol.SCALE_REQUEST
-    nodes = _read_nodes(path)
+    nodes = _read_number(path, "nodes")
     if nodes is not None:
         write_size(run, nodes)
         path.unlink(missing_ok=True)
@@ -67,12 +68,20 @@ def take_scale_request(run: RunFolder) -> int | None:
 
 def write_size(run: RunFolder, nodes: int) -> None:
     """Remembers the size that the run is meant to have."""
-    write_atomically(run.path / SCALE_FILE, render_scale(nodes))
+    before = _read_number(run.path / SCALE_FILE, "nodes")
+    back = 0 if before is None else max(0, nodes - before)
+    told = {"nodes": nodes, "returned": count_returned(run) + back}
+    write_atomically(run.path / SCALE_FILE, json.dumps(told))
+
+
+def count_returned(run: RunFolder) -> int:
+    """How many nodes have come back by scaling; each is a later incarnation that was not lost."""
+    return _read_number(run.path / SCALE_FILE, "returned") or 0
 
 
 def read_withdrawn(run: RunFolder, plan: LaunchPlan) -> frozenset[int]:
     """Indices of the planned nodes that the run is not meant to have now: the highest ones."""
-    nodes = _read_nodes(run.path / SCALE_FILE)
+    nodes = _read_number(run.path / SCALE_FILE, "nodes")
     return frozenset() if nodes is None else frozenset(range(nodes, len(plan.nodes)))
 
 
@@ -82,9 +91,9 @@ def without(observation: Observation, withdrawn: frozenset[int]) -> Observation:
     return replace(observation, nodes=nodes)
 
 
-def _read_nodes(path: Path) -> int | None:
+def _read_number(path: Path, key: str) -> int | None:
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return int(read_object(path)["nodes"])
+        return int(read_object(path)[key])
     return None
 
 

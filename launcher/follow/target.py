@@ -6,7 +6,7 @@ Only a target's own room and the table in ``api/choose_target`` know its name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -18,6 +18,7 @@ from launcher.plan.target_facts import TargetFacts
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
     from launcher.contract.clock import Clock
+    from launcher.contract.look import LookRequest
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
@@ -145,6 +146,10 @@ class Traits:
     """Whether the job file says all that a plan needs, and nothing has to be asked."""
 
 
+SUSPENDED = "suspended"
+"""The state of a run whose object is kept and has no nodes, whoever suspended it."""
+
+
 class Suspension(Protocol):
     """A run that can be stopped and kept, and resumed later by the target's own tools."""
 
@@ -156,8 +161,8 @@ class Suspension(Protocol):
         """The command that has the suspended run go on."""
         ...
 
-    def has_resumed(self) -> bool:
-        """Whether the suspended run was resumed."""
+    def is_suspended(self) -> bool | None:
+        """Whether the run is kept without nodes; None where nothing is kept, or nobody says."""
         ...
 
 
@@ -267,6 +272,22 @@ class Target(ABC):
     def bring_output(self, run: RunFolder, plan: LaunchPlan, *, follow: bool) -> Iterator[None]:
         """Brings the run's output into its folder, in turns; with ``follow`` until the run ends."""
         return iter(())
+
+    def look(
+        self,
+        run: RunFolder,
+        plan: LaunchPlan,
+        request: LookRequest,
+        limit_s: float,
+        clock: Clock,
+    ) -> Mapping[int, str]:
+        """Has all nodes look at their workers, and brings what they saw into the run's folder.
+
+        Returns why nodes did not, by index.
+        """
+        from launcher.follow.look import ask_nodes
+
+        return ask_nodes(run, request, limit_s, clock)
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         """Changes the number of nodes; False where only the run's own launcher could."""

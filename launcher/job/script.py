@@ -30,7 +30,8 @@ def check_script(word: str, otherwise: str = "") -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError(f"{word}: no file, but a pipe or a device", "write the script into a file")
     if not path.exists():
-        raise InputError(f"{word}: no such file", f"{similar_file(path)}{otherwise}")
+        what = f"a link to {path.readlink()}, which is not there" if path.is_symlink() else ""
+        raise InputError(f"{word}: {what or 'no such file'}", f"{similar_file(path)}{otherwise}")
 
 
 def write_job(command: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""``launcher check``: mistakes of manifests and batch scripts, before they cost GPU hours. Pure."""
+"""``launcher check``: mistakes of manifests and scripts, before they cost GPU hours. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from launcher.manifests.checks.jobs import check_job, check_jobset, check_runtim
 from launcher.manifests.checks.pods import check_pod
 from launcher.manifests.checks.pytorchjob import check_pytorchjob
 from launcher.manifests.checks.rules import ERROR, Breach, Breaches, Rule
+from launcher.manifests.scripts.check import check_training_script, is_training_script
 from launcher.manifests.source import Together, Value, object_name, parse_manifest
 from launcher.yamlfile.problem import FileError
 
@@ -27,13 +28,14 @@ STDIN_NAME = "<stdin>"
 class Checked:
     """The result of a check: the breaches by file and line, and how many objects have rules.
 
-    ``scripts`` counts the batch scripts.
+    ``scripts`` counts the batch scripts, ``trainings`` the training scripts.
     """
 
     breaches: tuple[Breach, ...]
     known: int
     others: int
     scripts: int = 0
+    trainings: int = 0
 
     @property
     def is_good(self) -> bool:
@@ -64,15 +66,19 @@ CHECKS: Mapping[str, Callable[[Value, Together], Breaches]] = {
 def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
     """Checks files, given as name and text, that are applied together in that order.
 
-    A file may be a batch script, which is checked by itself. Raises ``InputError`` for a job file,
-    which other commands check.
+    A file may be a batch or training script, which is checked by itself. Raises ``InputError`` for
+    a job file, which other commands check.
     """
     objects: list[Value] = []
     found: list[Breach] = []
     files = []
-    scripts = 0
+    scripts = trainings = 0
     for file, text in texts:
         files.append(file)
+        if is_training_script(text, file):
+            trainings += 1
+            found += check_training_script(text, file)
+            continue
         if is_batch_script(text, file):
             scripts += 1
             found += check_batch_script(text, file)
@@ -96,6 +102,7 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
         known=len(known),
         others=len(objects) - len(known),
         scripts=scripts,
+        trainings=trainings,
     )
 
 
@@ -119,12 +126,14 @@ def render_checked(checked: Checked) -> str:
     errors = sum(one.rule.severity == ERROR for one in checked.breaches)
     counts = f"{_count(errors, 'error')}, {_count(len(blocks) - errors, 'warning')}"
     looked_at = []
-    if checked.known or checked.others or not checked.scripts:
+    if checked.known or checked.others or not (checked.scripts or checked.trainings):
         looked_at.append(
             f"{_count(checked.known, 'object')} checked, {checked.others} without rules"
         )
     if checked.scripts:
         looked_at.append(f"{_count(checked.scripts, 'batch script')} checked")
+    if checked.trainings:
+        looked_at.append(f"{_count(checked.trainings, 'training script')} checked")
     return "".join(blocks) + f"{counts}; {', '.join(looked_at)}\n"
 
 

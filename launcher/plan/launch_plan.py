@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 """Of the plan as JSON."""
+_PATH = re.compile(r"/[\w./-]*\w")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,10 @@ class LaunchPlan:
             return path
         mount = max(fits, key=lambda m: len(m.target))
         return str(PurePosixPath(mount.source, inside.relative_to(mount.target)))
+
+    def tell_outside(self, text: str) -> str:
+        """A text, with each path of the nodes' containers as where it lies outside."""
+        return _PATH.sub(lambda found: self.outside(found[0]), text)
 
     def to_json(self) -> str:
         """The plan as text, a field or a node on each line, without what has its default.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent.worker_exit import read_ends, read_error, read_tail
-from launcher.contract import protocol
+from launcher.contract import look, protocol
 from launcher.contract.errors import ExitCode, name_ending
 from launcher.contract.keeper_record import RECORD, read_record
 from launcher.contract.node_plan import NodePlan
@@ -40,6 +40,10 @@ TEARDOWN_S = 5.0
 _EXCEPTION = re.compile(
     r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$"
 )
+
+_IN_COLLECTIVE = "/torch/distributed/distributed_c10d.py"
+"""Stands in the stacks of a worker that hangs because another one does not come."""
+_WAITS = "it waits for the others in a collective"
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of a traceback once the process group exists."""
@@ -176,20 +180,32 @@ class _NodeReader:
         return [failure]
 
     def _of_end(self, end: WorkerEnd) -> WorkerEnd:
-        # For a hang the stacks come first: its output simply stops.
-        names = [protocol.STACKS_FILE] if end.cause == "hang" else []
         folder = self._run.path / end.log
-        log, tail = _read_first(folder, [*names, protocol.STDERR_FILE, protocol.STDOUT_FILE])
+        log, tail = _read_first(folder, [protocol.STDERR_FILE, protocol.STDOUT_FILE])
+        if end.cause == "hang":
+            # Its output simply stops.
+            log, tail = self._read_stacks(end) or (log, tail)
         if not folder.is_dir():
             # The log is on the cluster's claim; the node's console has a copy.
             log, tail = str(self.console), self._read_of_worker(end.rank)
+        is_waiting = end.cause == "hang" and _IN_COLLECTIVE in read_tail(Path(log))
         return replace(
             end,
             node_index=self._node.node_index,
-            exception=_describe_end(end),
+            exception=f"{name_end(end)}: {_WAITS}" if is_waiting else _describe_end(end),
             log=log,
             log_tail=tail,
         )
+
+    def _read_stacks(self, end: WorkerEnd) -> tuple[str, tuple[str, ...]] | None:
+        """The main thread's last calls when the watchdog found the hang, and the file of them."""
+        for one in reversed(look.read_looks(self._folder)):
+            folder = look.look_dir(self._folder, one.id)
+            stacks = look.read_stacks(folder, end.rank)
+            if one.why == "hang" and one.attempt == end.attempt and stacks and stacks.threads:
+                file = folder / look.STACKS.format(rank=end.rank)
+                return str(file), look.render_thread(stacks.threads[0])[:TAIL_LINES]
+        return None
 
     def _read_of_worker(self, rank: int) -> tuple[str, ...]:
         """A worker's last lines on its node's console."""

@@ -76,6 +76,8 @@ class Outcome:
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Restarts of workers by cause, over all nodes: a lost node counts once on each of the others.
     Empty under plain torchrun."""
+    verdict: str = ""
+    """The first cause of a failed run, how sure it is, where, and the section of the runbook."""
     replaced_nodes: int = 0
     """How often one node was started again, as it was lost, while the others went on or waited."""
 

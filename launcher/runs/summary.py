@@ -39,7 +39,6 @@ def render_summary(
     if outcome.failure:
         lines += render_failure(outcome.failure, outcome.reason)
         lines += _fix_missing_module(outcome.failure.first, image, python)
-        lines += _fix_shared_memory(outcome.failure.first)
         lines += render_clocks(outcome.failure.clock_offsets_s)
     lines += _results(outcome)
     lines.append(f"  outcome      {folder}/outcome.json")
@@ -55,7 +54,14 @@ def render_summary(
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
     same = ("--resume", resumed) if resumed else ()
     lines.append(f"  render it    {typed.command('render', *job, *same, *after)}")
+    lines += render_why(outcome)
     return "\n".join(lines)
+
+
+def render_why(outcome: Outcome) -> list[str]:
+    """The verdict on a failed run in a line, with the command that tells more."""
+    why = typed.command("why", outcome.run_id)
+    return [f"  why          {outcome.verdict}; {why}"] if outcome.verdict else []
 
 
 def render_failure(failure: FailureReport, reason: str) -> list[str]:
@@ -104,15 +110,6 @@ def _fix_missing_module(first: WorkerEnd | None, image: str, python: str) -> lis
     return [f"  fix: {image} has no {missing[1]}: {fix}"]
 
 
-def _fix_shared_memory(first: WorkerEnd | None) -> list[str]:
-    """What to do where /dev/shm is too small for the batches of a DataLoader's workers."""
-    if first is None or not _NO_SHARED_MEMORY.search(first.exception):
-        return []
-    fix = "--set resources.shm=8Gi, for the /dev/shm of a container; or fewer num_workers"
-    return [f"  fix: {fix}; df -h /dev/shm shows what is used"]
-
-
-_NO_SHARED_MEMORY = re.compile(r"unable to (?:allocate|open) shared memory|out of shared memory")
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'")
 
 

@@ -28,7 +28,7 @@ from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.api import Cluster
 from launcher.targets.kubernetes.code import PART_BYTES
 from launcher.targets.kubernetes.plan import parse_kept_plan
-from launcher.targets.kubernetes.pod_states import event_time, message_of
+from launcher.targets.kubernetes.pod_states import event_time, is_suspended, message_of
 from launcher.targets.kubernetes.send_code import RECEIVE
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, pod
@@ -142,6 +142,37 @@ def refused(call: Callable[[], object]) -> tuple[int, str, str]:
     body = json.loads(told.value.body)
     assert (body["kind"], body["status"], body["code"]) == ("Status", "Failure", told.value.status)
     return told.value.status, body["reason"], body["message"]
+
+
+# -- the cluster itself ---------------------------------------------------------------------------
+
+
+def test_a_cluster_is_known_by_its_kube_system_and_by_its_address_where_that_may_not_be_read(
+    server: Server,
+) -> None:
+    if server.fake is not None:
+        system = {"metadata": {"name": "kube-system", "uid": "0a1b"}}
+        server.fake.objects["namespaces", "kube-system"] = system
+    cluster = Cluster(namespace=server.namespace)
+    found = cluster.read_identity()
+    assert found == Cluster(namespace=server.namespace).read_identity()
+    assert found["uid"]
+    assert found["server"] == server.api.configuration.host
+    if server.fake is not None:
+        del server.fake.objects["namespaces", "kube-system"]
+    else:
+        cluster._client.set_default_header("Impersonate-User", "nobody-at-all")
+    assert cluster.read_identity() == {key: found[key] for key in ("server", "authority")}
+
+
+def test_a_job_that_is_suspended_has_no_pods_and_says_so_whoever_suspended_it(
+    server: Server,
+) -> None:
+    server.create_job(job())
+    assert server.core.list_namespaced_pod(server.namespace).items == []
+    found = server.patch_job({"spec": {"suspend": False}})
+    assert not is_suspended(found)
+    assert is_suspended(server.patch_job({"spec": {"suspend": True}}))
 
 
 # -- objects --------------------------------------------------------------------------------------

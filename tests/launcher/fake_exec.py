@@ -38,9 +38,16 @@ def serve_exec(
     handler.end_headers()
     reader = threading.Thread(target=_pass_on, args=(handler, program, cut_after), daemon=True)
     reader.start()
+    told: list[bytes] = []
+    stdout = program.stdout
+    # Read while it runs: a pipe holds little.
+    listener = threading.Thread(target=lambda: told.append(stdout.read() if stdout else b""))
+    listener.start()
     code = program.wait(60)
     assert program.stderr is not None
     with contextlib.suppress(OSError):
+        listener.join(10)
+        _write(handler, BINARY, b"\x01" + b"".join(told))
         _write(handler, BINARY, b"\x02" + program.stderr.read())
         status: dict[str, object] = {"metadata": {}, "status": "Success"}
         if code:

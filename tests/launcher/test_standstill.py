@@ -180,11 +180,13 @@ def test_a_host_that_never_says_its_first_word_is_not_waited_for(
         client.open(host)
 
 
+@pytest.mark.parametrize("shared", [255, 0], ids=["first connection", "shared connection"])
 def test_an_interrupt_does_not_wait_for_a_host_that_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host, shared: int
 ) -> None:
     monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 300.0)
-    client = open_ssh(tmp_path, monkeypatch, "[ $1 = -O ] && exit 255; exec sleep 600")
+    # One through a connection that is shared is tried once more, but not after an interrupt.
+    client = open_ssh(tmp_path, monkeypatch, f"[ $1 = -O ] && exit {shared}; exec sleep 600")
     before = threading.active_count()
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt), client.sessions([host]):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher.agent import disk, signals
 from launcher.agent.heartbeat import WorkerBeat, create_heartbeat, read_heartbeat
+from launcher.agent.worker.start import stacks_file
 from launcher.agent.worker_exit import has_succeeded, judge_exit, read_ends, read_oom_kills
 from launcher.contract import protocol
 from launcher.contract.worker_end import WorkerEnd, sort_ends
@@ -31,6 +32,11 @@ class WorkerPlace:
     def asked(self) -> Path:
         """Made by the guard once the agent has asked this worker to end."""
         return self.heartbeat.with_name(f"asked-{self.heartbeat.name}")
+
+    @property
+    def stacks(self) -> Path:
+        """Where its faulthandler writes."""
+        return stacks_file(self.heartbeat)
 
     @property
     def exit_file(self) -> Path:

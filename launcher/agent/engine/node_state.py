@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
 from launcher.agent.engine.gpu_memory import GpuGate
+from launcher.agent.engine.look import Looker
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
@@ -37,6 +38,7 @@ class Node:
         self.roster: RosterHandler | None = None
         """This node's part in the group; None in a static group, and before the first store."""
         self.on_first_round: Callable[[], None] = lambda: None
+        self.looker = Looker(attempts, clock)
         self._gate, self._clock = gate, clock
 
     def enter(self, phase: str) -> None:

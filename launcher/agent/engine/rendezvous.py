@@ -119,9 +119,12 @@ class NodeHandler(RosterHandler):
         else:
             node.on_restart(verdict.cause, ends)
 
-    def _tell_losses(self) -> None:
-        for text in self.take_losses():
+    def _tell_losses(self) -> bool:
+        """Whether nodes were lost since the last call."""
+        losses = self.take_losses()
+        for text in losses:
             self._node.on_node_lost(text)
+        return bool(losses)
 
     def _tell_lost_peer(self) -> None:
         """Counts a restart after workers blamed a peer; by now it is known if a node left."""
@@ -155,7 +158,9 @@ class NodeHandler(RosterHandler):
     def num_nodes_waiting(self) -> int:
         self._admission.look()
         waiting = super().num_nodes_waiting()
-        self._tell_losses()
+        if self._tell_losses():
+            # Now, as the workers are ended next: they alone know in which collective they wait.
+            self._node.looker.take("loss", stacks=False)
         self._regroups = self._regroups or waiting > 0
         return waiting
 

@@ -53,7 +53,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         open_devices(os.environ.get("CUDA_VISIBLE_DEVICES")), settings.gpu_free_limit_s, clock
     )
     node = Node(attempts, book, ledger, gate, clock)
-    watchdog = Watchdog(attempts, settings, ledger, clock)
+    watchdog = Watchdog(attempts, settings, ledger, node.looker, clock)
     _start_health(settings, node, watchdog, clock, run_dir)
 
     def run_once(planned: NodeTask) -> tuple[Reason, str]:

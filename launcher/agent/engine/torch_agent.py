@@ -9,6 +9,7 @@ import sys
 import traceback
 from typing import Any
 
+import torch
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException, Std
@@ -26,7 +27,7 @@ from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.rendezvous import NodeEnding, register_handler
 from launcher.agent.roster.handler import ReplacedError
 from launcher.agent.roster.membership import FENCED_OUT
-from launcher.agent.worker import guard
+from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import name_signal
@@ -218,6 +219,7 @@ class RunFolderLogs(LogsSpecs):
             env[protocol.GENERATION] = str(membership.generation)
         if self._interface and GLOO_INTERFACE not in os.environ:
             env[GLOO_INTERFACE] = self._interface
+        env |= recorder.settings(torch._C._distributed_c10d)
         # torch sets it in the agent, after the warm process was forked.
         if signals := os.environ.get(_SIGNALS):
             env[_SIGNALS] = signals

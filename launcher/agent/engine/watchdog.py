@@ -13,17 +13,14 @@ from dataclasses import dataclass
 
 from launcher.agent import processes
 from launcher.agent.engine.attempts import Attempts, WorkerPlace
+from launcher.agent.engine.look import Looker
 from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.streams import say
-from launcher.agent.worker.start import STACKS_SIGNAL
-from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import Clock
 
 POLL_S = 0.25
-STACKS_LIMIT_S = 1.0
-"""How long stacks may take to be written before the workers are killed."""
 BUSY_SHARE = 0.05
 """Of one processor. A worker whose processes use more is computing and does not hang."""
 PROOF_S = 1.0
@@ -42,14 +39,14 @@ class Silence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class Reading:
     """What was read at one instant while all workers were silent; ``at`` is monotonic."""
 
     at: float
     beats: Mapping[int, WorkerBeat]
     cpu_s: float
 
-    def share_since(self, first: Look | None) -> float | None:
+    def share_since(self, first: Reading | None) -> float | None:
         """What each worker has used of a core since an earlier look. Pure.
 
         None where a worker has beaten since, or where the two looks are too close to tell.
@@ -128,15 +125,21 @@ class Watchdog:
     """Watches the present attempt from a thread of the agent."""
 
     def __init__(
-        self, attempts: Attempts, settings: AgentSettings, ledger: AgentLedger, clock: Clock
+        self,
+        attempts: Attempts,
+        settings: AgentSettings,
+        ledger: AgentLedger,
+        looker: Looker,
+        clock: Clock,
     ) -> None:
         self._max_s = settings.hang_max_s
         self.book = SilenceBook(settings)
         self._attempts, self._ledger, self._clock = attempts, ledger, clock
+        self._looker = looker
         self._attempt = -1
         self._ended_attempt = -1
         self._has_stepped = False
-        self._first: Look | None = None
+        self._first: Reading | None = None
         self._looked_at = clock.monotonic()
         self._stopping = threading.Event()
 
@@ -151,6 +154,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._stopping.wait(POLL_S):
             self.look()
+            self._looker.answer()
 
     def look(self) -> None:
         """One look at the present attempt; kills its workers where they hang."""
@@ -181,7 +185,9 @@ class Watchdog:
         if first is None or share is None:
             return
         if hung := decide_hung(silent, len(workers), share > BUSY_SHARE, self._max_s):
-            self._tell(hung, (first.at, now_read.at), share, beats[hung.rank])
+            # Before anybody is told, who could end the workers.
+            looked = self._looker.take("hang") or "no file: they could not be written"
+            self._tell(hung, (first.at, now_read.at), share, beats[hung.rank], looked)
             self._end(beats, workers)
 
     def _note_first_step(self, beats: Mapping[int, WorkerBeat]) -> None:
@@ -189,24 +195,25 @@ class Watchdog:
             self._has_stepped = True
             self._ledger.write("first-step", attempt=self._attempt)
 
-    def _read(self, beats: Mapping[int, WorkerBeat]) -> Look:
+    def _read(self, beats: Mapping[int, WorkerBeat]) -> Reading:
         trees = [processes.tree_of(beat.pid) for beat in beats.values()]
         cpu_s = sum(processes.cpu_seconds(tree) for tree in trees)
-        return Look(at=self._clock.monotonic(), beats=beats, cpu_s=cpu_s)
+        return Reading(at=self._clock.monotonic(), beats=beats, cpu_s=cpu_s)
 
     def _end(self, beats: Mapping[int, WorkerBeat], workers: tuple[WorkerPlace, ...]) -> None:
         for worker in workers:
             self._attempts.mark_hung(worker.rank)
         for beat in beats.values():
-            processes.send(beat.pid, signal.SIGCONT)
-            processes.send(beat.pid, STACKS_SIGNAL)
-        self._wait_for_stacks(workers)
-        for beat in beats.values():
             processes.send(beat.pid, signal.SIGKILL)
         self._ended_attempt = self._attempt
 
     def _tell(
-        self, hung: Silence, read_at: tuple[float, float], cpu_share: float, beat: WorkerBeat
+        self,
+        hung: Silence,
+        read_at: tuple[float, float],
+        cpu_share: float,
+        beat: WorkerBeat,
+        looked: object,
     ) -> None:
         limit_s = self._max_s if cpu_share > BUSY_SHARE else hung.limit_s
         first, second = read_at
@@ -214,7 +221,7 @@ class Watchdog:
             f"rank {hung.rank} has hung for {hung.silent_s:.1f} s "
             f"(limit {limit_s:.1f} s): beat {beat.number}, at step {beat.steps}, was its last in "
             f"two reads {second - first:.1f} s apart, between which each worker used "
-            f"{cpu_share:.1%} of a core; stacks are in {self._attempts.folder()}"
+            f"{cpu_share:.1%} of a core; stacks are in {looked}"
         )
         self._ledger.write(
             "hang",
@@ -228,13 +235,3 @@ class Watchdog:
             read_at=read_at,
             cpu_share=cpu_share,
         )
-
-    def _wait_for_stacks(self, workers: tuple[WorkerPlace, ...]) -> None:
-        deadline = self._clock.monotonic() + STACKS_LIMIT_S
-        files = [worker.folder / protocol.STACKS_FILE for worker in workers]
-        while self._clock.monotonic() < deadline:
-            if all(file.exists() and file.stat().st_size for file in files):
-                # Writing is several calls; the last one is not announced.
-                self._stopping.wait(0.1)
-                return
-            self._stopping.wait(0.02)

@@ -24,7 +24,7 @@ from launcher.agent.heartbeat import read_heartbeat
 from launcher.agent.roster.settings import IDENTICAL
 from launcher.agent.stopping import StopFiles
 from launcher.agent.worker import start
-from launcher.agent.worker_exit import judge_exit, read_oom_kills, write_end
+from launcher.agent.worker_exit import judge_exit, own_code, read_oom_kills, write_end
 from launcher.contract import protocol
 from launcher.contract.worker_end import WorkerEnd
 
@@ -114,6 +114,7 @@ def _run(
             processes.die_with_parent(guard_pid)
         except processes.ParentGoneError:
             os._exit(128 + signal.SIGKILL)
+        processes.let_trace(place.agent_pid)
         for name in PRIVATE_VARIABLES:
             os.environ.pop(name, None)
         start.run(start.Script(argv=argv, sys_path=sys_path, folder=place.folder), prepare)
@@ -123,8 +124,8 @@ def _run(
     code = os.waitstatus_to_exitcode(status)
     processes.end_children(polite_s=_POLITE_S if code == 0 else 0.0)
     _write_exit(place, code, watch)
-    for name in (protocol.STACKS_FILE, protocol.ENDED_FILE):
-        _remove_if_empty(place.folder / name)
+    with contextlib.suppress(OSError):
+        (place.folder / protocol.ENDED_FILE).unlink()
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
     if code != 0:
         _end_like(code)
@@ -164,7 +165,8 @@ class _Watch:
         # What reaches all processes of the node is the supervisor's business.
         elif signum in signals.ENDING and sender == self._place.agent_pid:
             if not self.was_asked:
-                self.had_failed = (self._place.folder / protocol.ERROR_FILE).exists()
+                folder = self._place.folder
+                self.had_failed = (folder / protocol.ERROR_FILE).exists() or own_code(folder) != 0
                 with contextlib.suppress(OSError):
                     self._place.asked.touch()
             self.was_asked = True
@@ -225,12 +227,6 @@ def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
     # A full disk must not turn a good ending into a bad one.
     with contextlib.suppress(OSError):
         write_end(place.folder, judged)
-
-
-def _remove_if_empty(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.stat().st_size == 0:
-            path.unlink()
 
 
 def _end_like(code: int) -> NoReturn:

@@ -29,10 +29,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher.agent import processes
+from launcher.agent.after_import import after_import
 from launcher.agent.atomic_write import write_atomically
 from launcher.agent.heartbeat import HeartbeatWriter, beat_after_steps
+from launcher.agent.worker import recorder
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
+from launcher.contract.look import FAILED_COLLECTIVES
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -65,7 +68,7 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         prepare()
         _open_streams()
         _show_crashes()
-        _open_stacks(script.folder)
+        _open_stacks()
         _start_heartbeat()
     except BaseException:
         # Must not return into the frames that forked this process.
@@ -85,10 +88,11 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
     except BaseException as error:
         _write_error_file(error)
         _show(error)
+        with contextlib.suppress(BaseException):
+            recorder.write_trace(script.folder / FAILED_COLLECTIVES)
         code = 1
-    if code == 0:
-        with contextlib.suppress(OSError):
-            (script.folder / protocol.ENDED_FILE).touch()
+    with contextlib.suppress(OSError):
+        (script.folder / protocol.ENDED_FILE).write_text(str(code & 0xFF))
     _finalize(code)
 
 
@@ -240,17 +244,24 @@ def _show_crashes() -> None:
         faulthandler.disable()
 
 
-def _open_stacks(folder: Path) -> None:
+def stacks_file(heartbeat: Path) -> Path:
+    """Where a worker's faulthandler writes, beside its heartbeat."""
+    return heartbeat.with_name(f"stacks-{heartbeat.name}")
+
+
+def _open_stacks() -> None:
     """Python stacks on demand, also while a thread is stuck in C code."""
-    with contextlib.suppress(OSError, ValueError):
-        file = (folder / protocol.STACKS_FILE).open("w")
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        file = stacks_file(Path(os.environ[protocol.HEARTBEAT])).open("w")
         _kept_open.append(file)
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
 
 
 def _start_heartbeat() -> None:
     with contextlib.suppress(OSError, KeyError):
-        beat_after_steps(HeartbeatWriter(Path(os.environ[protocol.HEARTBEAT])))
+        path = Path(os.environ[protocol.HEARTBEAT])
+        beat_after_steps(HeartbeatWriter(path))
+        after_import(recorder.GROUPS, lambda module: recorder.answer_from_first_group(module, path))
 
 
 # -- only where forked from the warm process ---------------------------------------------------

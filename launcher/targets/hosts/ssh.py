@@ -85,6 +85,7 @@ class Ssh:
         self._inventory = inventory
         self._control = make_control_dir()
         self._opening: set[Session] = set()
+        self._is_interrupted = False
         self.machines: dict[str, str] = {}
         """The machine that must answer, by the host's name; any other may have that name now."""
 
@@ -126,6 +127,8 @@ class Ssh:
         session = Session(host, argv, self.machines.get(host.name, ""))
         self._opening.add(session)
         try:
+            if self._is_interrupted:
+                raise TargetError(f"{host.name}: interrupted")
             session.begin()
         finally:
             self._opening.discard(session)
@@ -201,6 +204,7 @@ class Ssh:
             yield opened
         except KeyboardInterrupt:
             # Threads may still open or send, and the end of this process waits for them.
+            self._is_interrupted = True
             for session in (*opened.values(), *self._opening):
                 session.kill()
             raise

@@ -20,7 +20,9 @@ from launcher.contract import protocol, typed
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
+from launcher.contract.records import dump_record
 from launcher.contract.worker_end import is_out_of_memory
+from launcher.follow.look import keep_look
 from launcher.follow.requests import render_scale
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
@@ -33,7 +35,7 @@ from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send
 from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
 from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
-from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen, StartNode
+from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen, StartNode, TakeLook
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -42,11 +44,15 @@ from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
+    from launcher.contract.clock import Clock
+    from launcher.contract.look import LookRequest
     from launcher.job.spec import JobSpec
 
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: they have ended there before (FOLLOWED_S)."""
 FIRST_WORD_LIMIT_S = 20.0
+ANSWER_MARGIN_S = 5.0
+"""What a host may need beyond the time in which its node has to look."""
 AWAY_S = 30.0
 """For so long a host that was not reached is not tried again, but by a launcher that follows a run:
 one command may look at many runs."""
@@ -233,6 +239,31 @@ class HostsTarget(Target):
                     typed.command("status", plan.run_id),
                 )
         return True
+
+    def look(
+        self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
+    ) -> Mapping[int, str]:
+        """As ``Target.look``; a host that is not reached is one that did not answer."""
+        hosts = nodes.hosts_of(plan)
+
+        def ask(item: tuple[HostFacts, int]) -> str:
+            host, index = item
+            asked = TakeLook(
+                run_dir=run_dir_on(host, plan.run_id),
+                node=index,
+                id=request.id,
+                request=dump_record(request),
+                wait_s=limit_s,
+            )
+            try:
+                with self._connect(plan).open(host.host) as session:
+                    files = session.call(asked, limit_s=limit_s + ANSWER_MARGIN_S)
+            except TargetError as error:
+                return error.what
+            return keep_look(run, index, request.id, files)
+
+        told = self._connect(plan).each(ask, hosts)
+        return {index: why for (_, index), why in zip(hosts, told, strict=True) if why}
 
     def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
         ssh, run_dir = self._connect(plan), Path(plan.run_dir)

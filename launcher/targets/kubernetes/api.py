@@ -328,8 +328,8 @@ class Cluster:
         with self._open(path, query, "read a log") as chunks:
             yield from chunks
 
-    def send(self, pod: str, container: str, argv: Sequence[str], data: bytes) -> None:
-        """Runs a program in a container with this input, whose end it has to know itself."""
+    def send(self, pod: str, container: str, argv: Sequence[str], data: bytes = b"") -> str:
+        """Runs a program with this input, whose end it has to know itself; returns its stdout."""
         client, _ = official_client()
         from kubernetes.stream import stream
         from websocket import WebSocketException
@@ -337,7 +337,7 @@ class Cluster:
         # A client of its own: while it asks, ``stream`` changes how its client sends.
         core = client.CoreV1Api(self._open_client())
         call, words = core.connect_get_namespaced_pod_exec, {"command": list(argv)}
-        streams = {"stdin": True, "stdout": False, "stderr": True, "tty": False}
+        streams = {"stdin": True, "stdout": True, "stderr": True, "tty": False}
         with api_errors(f"send to {container} of pod {pod}", self):
             try:
                 talk = stream(
@@ -358,7 +358,8 @@ class Cluster:
                         break
                 talk.run_forever(timeout=REQUEST_LIMIT_S)
                 if talk.returncode != 0:
-                    raise OSError(talk.read_all().strip() or "it did not take all")
+                    raise OSError(talk.read_stderr().strip() or "it did not take all")
+                return str(talk.read_stdout())
             except (WebSocketException, LookupError, TypeError) as error:
                 raise OSError(str(error)) from error
             finally:

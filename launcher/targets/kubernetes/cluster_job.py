@@ -278,12 +278,12 @@ class ClusterJob:
         """Ends the pods and keeps the object, which may be resumed."""
         self.cluster.merge(self._place, self._suspension(True))
 
-    def has_resumed(self) -> bool:
-        """Whether the job is there and not suspended; False where the cluster does not say."""
+    def is_suspended(self) -> bool | None:
+        """As ``Suspension.is_suspended``."""
         with contextlib.suppress(TargetError), self.cluster.answers_within(ANSWER_LIMIT_S):
-            item = self.read()
-            return item is not None and not is_suspended(item)
-        return False
+            if (item := self.read()) is not None and parse_job_end(item) is None:
+                return is_suspended(item)
+        return None
 
     def remove(self) -> None:
         """Deletes the job, and with it what was made for it; its pods end later. Idempotent."""

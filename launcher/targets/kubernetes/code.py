@@ -64,12 +64,18 @@ def check_size(code: PackedCode) -> None:
 
 def check_sending(cluster: Cluster) -> None:
     """Raises ``InputError`` where this user may not send code into pods."""
+    check_exec(
+        cluster, f"code of more than {_kilobytes(MAX_BYTES)} packed is sent into a pod", OTHER_WAYS
+    )
+
+
+def check_exec(cluster: Cluster, what: str, other_ways: str = "") -> None:
+    """Raises ``InputError`` where this user may not start programs in pods, as ``what`` needs."""
     if all(cluster.may(verb, "pods/exec") for verb in SENDING_VERBS):
         return
     raise InputError(
-        f"code of more than {_kilobytes(MAX_BYTES)} packed is sent into a pod, and you may not "
-        f"create and get pods/exec in namespace {cluster.namespace}",
-        f"k8s/base/rbac.yaml grants it; or {OTHER_WAYS}",
+        f"{what}, and you may not create and get pods/exec in namespace {cluster.namespace}",
+        "k8s/base/rbac.yaml grants it" + (f"; or {other_ways}" if other_ways else ""),
     )
 
 

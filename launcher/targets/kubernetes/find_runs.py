@@ -12,7 +12,7 @@ from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import RunState
 from launcher.follow.requests import write_size
-from launcher.follow.target import ListedRun
+from launcher.follow.target import SUSPENDED, ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
 from launcher.runs.folder import find_run as find_in_folder
@@ -39,7 +39,6 @@ from launcher.targets.kubernetes.pod_states import is_suspended, parse_job_end, 
 from launcher.targets.room import Note
 
 RUNNING = RunState.RUNNING.value
-SUSPENDED = "suspended"
 ON = "kubernetes"
 
 

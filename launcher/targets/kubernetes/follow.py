@@ -121,9 +121,7 @@ class ClusterDriver:
         if self._look is None:
             if now < self._next_look_at:
                 return None
-            planned = frozenset(node.node_index for node in self.plan.nodes)
-            wanted = planned - read_withdrawn(self._run, self.plan)
-            self._look = _Look(self._job, self._missing, watch.pods(), wanted, now)
+            self._look = _Look(self._job, self._missing, watch.pods(), self._wanted(), now)
             self._look.start()
         self._look.join(0.1)
         if self._look.is_alive():
@@ -138,7 +136,15 @@ class ClusterDriver:
             pods = self._read_last_pods()
             reason, detail = reason_of_end(end, pods, self._job.cluster.kubectl_there)
             return Outcome(reason=reason, detail=detail)
+        least = self.plan.nodes[0].min_nodes
+        for line in self._progress.tell_losses(watch.seen(), watch.pods(), self._wanted(), least):
+            self._console.note(line)
         return None
+
+    def _wanted(self) -> frozenset[int]:
+        """The nodes that the run is meant to have now."""
+        planned = frozenset(node.node_index for node in self.plan.nodes)
+        return planned - read_withdrawn(self._run, self.plan)
 
     def scale(self, nodes: int) -> None:
         self._job.scale(self._run, nodes)

@@ -77,11 +77,13 @@ class PodRecorder:
             index = pod.node_index
             if index is None or pod.uid in self._done:
                 continue
-            number = self._incarnations.upcoming(index)
-            for source, ending in containers_of(pod):
+            first = number = self._incarnations.upcoming(index)
+            for n, (source, ending) in enumerate(containers_of(pod)):
                 number = self._incarnations.number(index, pod.uid, source.restarts)
+                first = number if n == 0 else first
                 self._save_container(source, self._run.node_dir(index, number), ending)
-            self._tell(_moments(pod), index, number)
+                self._tell(_container_moments(pod, source, ending), index, number)
+            self._tell(_moments(pod), index, first)
             if pod.uid not in left:
                 gone = (f"{pod.uid}/gone", self._clock.wall(), f"pod {pod.name} is gone")
                 self._tell([gone], index, number)
@@ -124,21 +126,26 @@ def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
         stamp, word = pod.ending.finished, pod.ending.word
         text = f"pod {pod.name} could not be prepared: {word}"
         yield f"{pod.uid}/{stamp}/unprepared", seconds_of(stamp or pod.created), text
-    for source, ending in containers_of(pod):
-        key = f"{pod.uid}/{source.restarts}"
-        present = pod.started if source.restarts == pod.restarts else ""
-        started = ending.started if ending else present
-        if started:
-            yield f"{key}/started", seconds_of(started), f"container of {pod.name} started"
-        if ending is not None:
-            # These two add nothing to the exit code.
-            word = "" if ending.word in ("Error", "Completed") else ending.word
-            if outcome := parse_node_outcome(ending.message):
-                word = outcome.reason.value
-                if first := outcome.first:
-                    words = f"rank {first.rank} ended: {first.exception or first.cause}"
-                    yield f"{key}/first", first.failed_at, words
-            why = f" ({word})" if word else ""
-            at = seconds_of(ending.finished) or seconds_of(pod.created)
-            code = name_exit_code(ending.exit_code)
-            yield f"{key}/ended", at, f"container of {pod.name} ended: exit code {code}{why}"
+
+
+def _container_moments(
+    pod: PodView, source: LogSource, ending: Ending | None
+) -> Iterator[tuple[str, float, str]]:
+    """The same of one of its containers."""
+    key = f"{pod.uid}/{source.restarts}"
+    present = pod.started if source.restarts == pod.restarts else ""
+    started = ending.started if ending else present
+    if started:
+        yield f"{key}/started", seconds_of(started), f"container of {pod.name} started"
+    if ending is not None:
+        # These two add nothing to the exit code.
+        word = "" if ending.word in ("Error", "Completed") else ending.word
+        if outcome := parse_node_outcome(ending.message):
+            word = outcome.reason.value
+            if first := outcome.first:
+                words = f"rank {first.rank} ended: {first.exception or first.cause}"
+                yield f"{key}/first", first.failed_at, words
+        why = f" ({word})" if word else ""
+        at = seconds_of(ending.finished) or seconds_of(pod.created)
+        code = name_exit_code(ending.exit_code)
+        yield f"{key}/ended", at, f"container of {pod.name} ended: exit code {code}{why}"

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from launcher.contract.errors import name_exit_code
+from launcher.contract.errors import ExitCode, name_exit_code
 from launcher.contract.reasons import NodeState, Reason
 from launcher.targets.kubernetes.pod_states import (
     NOT_STARTED,
@@ -55,6 +55,8 @@ class PodProgress:
     def __init__(self, limit_s: int, kubectl: str = "kubectl") -> None:
         self._limit_s, self._kubectl = limit_s, kubectl
         self._words: dict[str, str] = {}
+        self._lost: set[str] = set()
+        """Uids of pods."""
         self._troubles: set[tuple[str, Trouble, int]] = set()
 
     def tell(self, pods: tuple[PodView, ...]) -> Iterator[str]:
@@ -75,6 +77,31 @@ class PodProgress:
             elif self._words.get(pod.uid) != (word := _word(pod)):
                 self._words[pod.uid] = word
                 yield word
+
+    def tell_losses(
+        self,
+        seen: tuple[PodView, ...],
+        there: tuple[PodView, ...],
+        wanted: frozenset[int],
+        min_nodes: int,
+    ) -> Iterator[str]:
+        """Lines about nodes of ``wanted`` whose pods were lost while they ran.
+
+        ``seen`` are all pods, ``there`` those that are not gone.
+        """
+        left = {pod.uid for pod in there}
+        well = (pod for pod in there if pod.state is NodeState.RUNNING and pod.trouble is None)
+        live = {pod.node_index for pod in well}
+        others = "go on" if len(live) >= min_nodes else "wait for its next pod"
+        for pod in seen:
+            is_gone = pod.uid not in left and pod.state is not NodeState.EXITED
+            is_away = pod.trouble in (Trouble.EVICTED, Trouble.DISRUPTED)
+            is_lost = is_gone or is_away or pod.exit_code == ExitCode.KILLED
+            is_new = pod.node_index in wanted and pod.has_started and pod.uid not in self._lost
+            if is_new and is_lost:
+                self._lost.add(pod.uid)
+                others_do = f"; the others {others}" if len(wanted) > 1 else ""
+                yield f"node {pod.node_index} is lost with its pod {pod.name}{others_do}"
 
 
 def _word(pod: PodView) -> str:

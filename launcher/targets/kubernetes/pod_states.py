@@ -330,7 +330,10 @@ def reason_of_end(
         last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
         # The agent knows more than its exit code tells: running out of memory has none of its own.
         outcome = parse_node_outcome(pod.message)
-        reason = outcome.reason if outcome else reason_of_exit_code(pod.exit_code or 0)
+        # One that was killed after it had said that its workers were done has not completed.
+        reason = outcome.reason if outcome else Reason.COMPLETED
+        if reason is Reason.COMPLETED:
+            reason = reason_of_exit_code(pod.exit_code or 0)
         return reason, f"{pod.name}: {last}"
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message

@@ -6,7 +6,7 @@ Rendering imports nothing that speaks to a cluster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from launcher.targets.kubernetes.send_code import CodeSender
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
+    from launcher.contract.look import LookRequest
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
 
@@ -142,6 +143,13 @@ class KubernetesTarget(Target):
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         return self.job(plan).pods.as_run(plan)
+
+    def look(
+        self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
+    ) -> Mapping[int, str]:
+        from launcher.targets.kubernetes.look import look
+
+        return look(self.job(plan), run, plan, request, limit_s)
 
     def collect(self, plan: LaunchPlan) -> None:
         self.job(plan).pods.collect()

@@ -30,6 +30,12 @@ def test_other_errors_are_not(error: BaseException | None) -> None:
     assert not disk.says_full(str(error))
 
 
+@pytest.mark.parametrize("said", ["unable to allocate shared memory(shm)", "unable to write to"])
+def test_shared_memory_that_is_full_is_no_full_disk(said: str) -> None:
+    end = f"file </torch_15_253034065_0>: {os.strerror(errno.ENOSPC)} (28)"
+    assert not disk.says_full(f"RuntimeError: {said} for {end}")
+
+
 def test_a_full_disk_is_told_by_its_mount_and_the_three_largest_entries(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     for number in range(1, 5):

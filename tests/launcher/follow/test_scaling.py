@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import InputError
-from launcher.follow.requests import check_scale, read_withdrawn, request_scale, take_scale_request
+from launcher.follow.requests import (
+    check_scale,
+    count_returned,
+    read_withdrawn,
+    request_scale,
+    take_scale_request,
+    write_size,
+)
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from tests.launcher.runner import Runner
@@ -47,6 +54,10 @@ def test_the_nodes_above_the_size_last_asked_for_are_withdrawn(
     assert take_scale_request(run) == 3
     assert read_withdrawn(run, plan) == {3}
     assert take_scale_request(run) is None
+    assert count_returned(run) == 0
+    for nodes in (1, 2, 2, 4):
+        write_size(run, nodes)
+    assert count_returned(run) == 3
 
 
 def test_a_run_shrinks_and_grows_again_and_no_restart_is_used(launcher: Runner) -> None:
@@ -62,3 +73,4 @@ def test_a_run_shrinks_and_grows_again_and_no_restart_is_used(launcher: Runner) 
     assert process.returncode == 0, stderr.decode()
     assert "worker-fault" not in launcher.outcome["restarts"]
     assert launcher.outcome["attempts"] == 1
+    assert b"survived" not in stderr, "no node was lost"

@@ -58,6 +58,9 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     assert caught.value.hint == "check the path; or another way"
     with pytest.raises(InputError, match="without __main__"):
         check_script(str(tmp_path))
+    (tmp_path / "gone.py").symlink_to("moved.py")
+    with pytest.raises(InputError, match=r"gone.py: a link to moved.py, which is not there"):
+        check_script(str(tmp_path / "gone.py"))
 
 
 def test_the_job_file_that_the_guide_shows_is_one() -> None:

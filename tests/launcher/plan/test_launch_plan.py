@@ -321,3 +321,5 @@ def test_a_path_of_a_container_is_told_as_what_it_is_outside(
     assert plan.outside(inside) == f"{plan.checkpoint_dir}/step-4"
     assert plan.outside("/elsewhere/step-4") == "/elsewhere/step-4"
     assert plan.outside("relative") == "relative"
+    told = plan.tell_outside(f"the disk at {protocol.CONTAINER_CHECKPOINT_DIR} is full: 0/9 MB")
+    assert told == f"the disk at {plan.checkpoint_dir} is full: 0/9 MB"

@@ -54,6 +54,7 @@ class Difference:
             "on CPUs, without containers": True,
             "with one process for each node": nproc == 1,
             "with `engine: torchrun`": mode == "torchrun",
+            "with the agent": mode != "torchrun",
         }.get(self.where, False)
 
 

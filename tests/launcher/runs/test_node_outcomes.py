@@ -13,13 +13,16 @@ import pytest
 
 from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node.outcome import write_outcome
-from launcher.contract import protocol
+from launcher.contract import look, protocol
 from launcher.contract.clock import SystemClock
+from launcher.contract.look import Frame, Look, RankStacks, ThreadStack
 from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
 from launcher.contract.reasons import Reason
+from launcher.contract.records import dump_record
 from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome as write_run_outcome
 from launcher.plan.launch_plan import LaunchPlan, plan_replacement
+from launcher.plan.target_facts import TargetFacts
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
@@ -45,7 +48,7 @@ class Folder:
         """Writes files (``exit`` is exit.json) of one worker; returns its folder's name."""
         folder = self.run.node_dir(node, 0) / f"attempt-{attempt}" / f"rank-{rank}"
         folder.mkdir(parents=True)
-        names = {"exit": protocol.EXIT_FILE, "error": protocol.ERROR_FILE, "stacks": "stacks.txt"}
+        names = {"exit": protocol.EXIT_FILE, "error": protocol.ERROR_FILE}
         for name, text in files.items():
             (folder / names.get(name, name)).write_text(text)
         return str(folder.relative_to(self.run.path))
@@ -58,6 +61,16 @@ class Folder:
         told = {"reason": reason, "first": next(iter(ends), None), "collateral": ends[1:]}
         outcome = NodeOutcome(node_index=node, incarnation=0, **told, **times, **fields)
         write_outcome(folder / protocol.OUTCOME_FILE, outcome)
+
+    def hang(self, node: int, rank: int, *frames: Frame) -> None:
+        """What a node's agent leaves of a hang."""
+        folder = look.look_dir(self.run.node_dir(node, 0), "hang-1")
+        folder.mkdir(parents=True)
+        thread = ThreadStack(name="MainThread", is_main=True, frames=frames)
+        stacks = RankStacks(rank=rank, pid=1, taken_by="py-spy", threads=(thread,))
+        (folder / look.STACKS.format(rank=rank)).write_text(dump_record(stacks))
+        told = Look(id="hang-1", at=1.0, why="hang", attempt=0)
+        (folder / look.LOOK_FILE).write_text(dump_record(told))
 
     def ledger(self, node: int, *causes: str) -> None:
         ledger = AgentLedger(
@@ -141,11 +154,29 @@ def test_every_cause_has_words(
 
 
 def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> None:
-    log = folder.worker(0, 0, stderr="", stdout="epoch 1\n", stacks="Thread 1\n  in recv\n")
+    log = folder.worker(0, 0, stderr="", stdout="epoch 1\n")
+    folder.hang(0, 0, Frame(function="recv", file="train.py", line=3))
     folder.node(0, Reason.TRAINING_FAILED, end(0, exit_code=-9, cause="hang", log=log))
     report = read_report(folder.run, make_plan(nnodes=1))
     assert report.first is not None
-    assert report.first.log_tail == ("Thread 1", "  in recv")
+    assert report.first.log_tail == ('  File "train.py", line 3 in recv',)
+
+
+def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    waits = (
+        '  File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n' + "  y\n" * 20
+    )
+    stacks = [waits, '  File "/x/train.py", line 9 in <module>\n']
+    logs = [folder.worker(0, rank, stacks=text) for rank, text in enumerate(stacks)]
+    hung = [end(r, exit_code=-9, cause="hang", log=log) for r, log in enumerate(logs)]
+    folder.node(0, Reason.TRAINING_FAILED, *hung)
+    report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
+    assert report.first is not None
+    assert report.first.headline == "rank 1 on node 0: it hung"
+    (other,) = report.collateral
+    assert other.headline == "rank 0 on node 0: it hung: it waits for the others in a collective"
 
 
 def test_a_node_that_was_killed_is_reported_by_its_workers_files(
@@ -239,6 +270,16 @@ def test_a_run_under_plain_torchrun_has_no_restarts_to_count(
 ) -> None:
     plan = make_plan(nnodes=1, engine="torchrun", max_restarts=0)
     assert write_run_outcome(folder.run, plan, Outcome(reason=Reason.COMPLETED), 3.0).restarts == {}
+
+
+def test_an_end_names_the_paths_of_containers_as_what_they_are_outside(
+    tmp_path: Path, make_plan: MakePlan, docker_facts: TargetFacts
+) -> None:
+    folder, plan = Folder(tmp_path / "run"), make_plan(docker_facts)
+    full = f"the disk at {protocol.CONTAINER_CHECKPOINT_DIR} is full"
+    folder.node(0, Reason.DISK_FULL, detail=full)
+    told = write_run_outcome(folder.run, plan, Outcome(reason=Reason.DISK_FULL), 9.0).detail
+    assert told == f"node 0: the disk at {plan.checkpoint_dir} is full"
 
 
 def test_a_run_that_ran_out_of_memory_names_its_limit_and_the_fix(

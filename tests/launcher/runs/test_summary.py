@@ -162,12 +162,6 @@ def test_arguments_that_no_worker_takes_are_told_once() -> None:
     assert "rank 1" not in text
 
 
-def test_a_dev_shm_that_is_too_small_is_told_with_the_fix() -> None:
-    said = "RuntimeError: unable to allocate shared memory(shm) for file </torch_7>: Success (0)"
-    failure = FailureReport(first=rank(0, said), collateral=(), console_tail=())
-    assert "  fix: --set resources.shm=8Gi" in summary(Reason.TRAINING_FAILED, failure=failure)
-
-
 def test_workers_that_missed_a_lost_node_are_not_told_as_the_first_failure() -> None:
     lost = {"detail": "node 1 ended with exit code 137"}
     failure = report(rank(0, "RuntimeError: Connection closed by peer"))

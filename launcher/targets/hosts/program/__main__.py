@@ -47,6 +47,7 @@ HANDLERS = {
     messages.FindImage: "requests.find_image",
     messages.AskLauncher: "requests.ask_launcher",
     messages.ListRuns: "requests.list_runs",
+    messages.TakeLook: "requests.take_look",
 }
 """The function that answers each request that the conversation itself does not."""
 BRING_BYTES = (messages.StoreCode, messages.PrepareRun, messages.RunProbe)

@@ -210,6 +210,16 @@ class AskLauncher(HostRequest[bool]):
     text: str
 
 
+class TakeLook(HostRequest["Mapping[str, str]"]):
+    """Has a node look at its workers; answers with the look's files by name, or nothing."""
+
+    run_dir: str
+    node: int
+    id: str
+    request: str
+    wait_s: float
+
+
 class ListRuns(HostRequest["RunsFound"]):
     state_dir: str
     run_id: str

@@ -78,6 +78,19 @@ def ask_launcher(asked: messages.AskLauncher) -> bool:
     return not path.exists()
 
 
+def take_look(asked: messages.TakeLook) -> dict[str, str]:
+    folders = Path(asked.run_dir, protocol.NODES_DIR, str(asked.node)).glob("[0-9]*")
+    newest = max(folders, key=lambda path: int(path.name), default=None)
+    if newest is None:
+        return {}
+    write_atomically(newest / protocol.LOOK_REQUEST, asked.request)
+    found = newest / protocol.LOOKS_DIR / asked.id
+    deadline = time.monotonic() + asked.wait_s
+    while not (found / protocol.LOOK_FILE).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {path.name: path.read_text() for path in found.glob("*.json")}
+
+
 def list_runs(asked: messages.ListRuns) -> messages.RunsFound:
     folder = Path(os.path.expanduser(asked.state_dir)) / RUNS_DIR
     paths = sorted(folder.glob(f"*/{protocol.PLAN_FILE}"))

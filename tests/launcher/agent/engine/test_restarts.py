@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher.contract import look
 from tests.launcher.agent.place import LIMIT_S, Place
 from tests.waiting import wait_until
 
@@ -134,8 +135,11 @@ def test_a_hang_is_restarted_after_every_rank_s_stacks_were_written(
     place.plan(nproc=2, start=start, hang_min_s=1.5, hang_factor=3)
     assert place.run() == 0
     for rank in (0, 1):
-        assert "wait_for_ever" in (place.rank(rank) / "stacks.txt").read_text()
-        assert not (place.rank(rank, attempt=1) / "stacks.txt").exists()
+        (hang,) = look.read_looks(place.node_dir)
+        assert (hang.why, hang.attempt) == ("hang", 0)
+        stacks = look.read_stacks(look.look_dir(place.node_dir, hang.id), rank)
+        assert stacks
+        assert "wait_for_ever" in [frame.function for frame in stacks.threads[0].frames]
     assert place.outcome()["restarts"] == {"hang": 1}
     assert place.stdout(attempt=1) == "steps done\n"
     events = [e["event"] for e in place.events()]

@@ -33,7 +33,6 @@ def main():
         for n in os.listdir("/proc/self/fd")
         if int(n) > 2 and os.path.exists(f"/proc/self/fd/{n}")
         and "heartbeat-" not in os.readlink(f"/proc/self/fd/{n}")
-        and "stacks.txt" not in os.readlink(f"/proc/self/fd/{n}")
     )
     seen["session"] = os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()
     seen["signals"] = [str(signal.getsignal(n)) for n in (2, 13, 15, 17)]
@@ -82,7 +81,7 @@ if __name__ == "__main__":
 """
 MODES = ("torchrun", "fresh", "fork")
 OURS = {"LAUNCHER_NODE_DIR", "LAUNCHER_NODE_ATTEMPT", "LAUNCHER_HEARTBEAT", "LAUNCHER_NODE_INDEX"}
-OURS |= {"OLDPWD", "_", "PWD"}
+OURS |= {"OLDPWD", "_", "PWD", "TORCH_FR_BUFFER_SIZE"}
 OURS |= {"LAUNCHER_RDZV_ENDPOINT"}  # the store of this round, which may have taken over
 """What the agent adds; anything else would be a leak."""
 OTHERWISE = {

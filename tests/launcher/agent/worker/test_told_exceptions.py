@@ -51,11 +51,18 @@ def test_of_an_exception_of_another_process_the_inner_one_is_told(tmp_path: Path
     assert read_error(tmp_path) == "KeyError: 'sample 13 corrupt'"
 
 
-@pytest.mark.parametrize("file", ["memory.events", "memory/memory.oom_control"])
+@pytest.mark.parametrize("path", ["", "user.slice/job 7"], ids=["container", "process"])
+@pytest.mark.parametrize(
+    ("file", "told"), [("{}memory.events", "0::"), ("memory/{}memory.oom_control", "9:memory:")]
+)
 def test_kills_for_memory_are_counted_by_either_version_of_cgroups(
-    tmp_path: Path, file: str
+    tmp_path: Path, file: str, told: str, path: str
 ) -> None:
-    assert read_oom_kills(tmp_path) == 0
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
-    assert read_oom_kills(tmp_path) == 3
+    own = tmp_path / "own"
+    # A container is told a path that it does not see.
+    own.write_text(f"4:cpu,cpuacct:/x\n{told}/{path or 'docker/0a1b'}\n")
+    assert read_oom_kills(tmp_path, own) == 0
+    counts = tmp_path / file.format(f"{path}/" if path else "")
+    counts.parent.mkdir(parents=True, exist_ok=True)
+    counts.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert read_oom_kills(tmp_path, own) == 3

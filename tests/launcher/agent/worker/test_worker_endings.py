@@ -192,7 +192,7 @@ def test_a_script_sees_nothing_of_the_archive_nor_of_the_agent_s_variables(
     )
     assert guarded.run("script.py")[1].decode().splitlines() == [
         "[]",
-        "['_AfterImport']",  # which waits for torch, and leaves with it
+        "['_AfterImport', '_AfterImport']",  # which wait for torch, and leave with it
         "[]",
     ]
 
@@ -256,6 +256,23 @@ def test_sigterm_without_a_stop_request_does_not_wait_for_a_slow_handler(
     out, _ = process.communicate(timeout=30)
     assert (process.returncode, out) == (-signal.SIGKILL, b"flag set\n")
     assert guarded.exit_record()["cause"] == "terminated"
+
+
+def test_a_script_that_had_ended_by_itself_before_it_was_asked_is_told_by_its_own_code(
+    guarded: Guarded,
+) -> None:
+    # As Horovod's shutdown does: at its end it waits for the other ranks.
+    (guarded.folder / "script.py").write_text(
+        "import atexit, sys, time\natexit.register(time.sleep, 60)\nsys.exit(3)\n"
+    )
+    process = guarded.start("script.py")
+    ended = guarded.rank_dir / protocol.ENDED_FILE
+    wait_until(lambda: ended.exists() and ended.read_text())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    record = guarded.exit_record()
+    assert (record["exit_code"], record["cause"]) == (3, "exit")
+    assert not ended.exists()
 
 
 def test_the_guard_passes_both_signals_for_scripts_on(guarded: Guarded) -> None:

@@ -29,11 +29,13 @@ from launcher.targets.hosts.program.messages import (
     PrepareRun,
     RemoveRun,
     StoreCode,
+    TakeLook,
     WatchRun,
 )
 from launcher.targets.hosts.program.node_state import mark_followed, read_state
 from launcher.targets.hosts.program.records import read_frame
 from launcher.targets.hosts.program.watch import Watch
+from tests.launcher.looks import answering
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -268,3 +270,17 @@ def test_a_node_whose_launcher_is_not_heard_ends_and_gives_back_what_it_held(
     assert keeper.wait(20) == 0
     assert read_state(tmp_path / "nodes/0/0").detail == protocol.LAUNCHER_GONE
     assert leases.read(str(tmp_path / "leases")) == []
+
+
+def test_a_node_s_look_is_answered_with_its_files(run_dir: Path) -> None:
+    node_dir = run_dir / "nodes/2/1"
+    asked = TakeLook(run_dir=str(run_dir), node=2, id="x", request='{"id": "x"}', wait_s=30)
+    with answering(node_dir, 5):
+        files = requests.take_look(asked)
+    assert sorted(files) == ["look.json", "rank-5.stacks.json"]
+
+
+def test_a_node_that_does_not_look_in_time_is_answered_for_with_nothing(run_dir: Path) -> None:
+    (run_dir / "nodes/2/0").mkdir(parents=True)
+    asked = TakeLook(run_dir=str(run_dir), node=2, id="x", request='{"id": "x"}', wait_s=0.2)
+    assert requests.take_look(asked) == {}

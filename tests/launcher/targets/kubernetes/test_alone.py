@@ -283,7 +283,9 @@ def test_a_run_that_was_stopped_and_kept_goes_on_once_it_is_resumed(
     said = capsys.readouterr().err
     resuming = said.partition("resume it: ")[2]
     assert resuming.startswith(f"kubectl patch {kind} digits -n team --context fake --type merge")
-    assert read_state(run, plan)[0] == "stopped"
+    assert read_state(run, plan)[0] == "suspended"
+    assert run_command(["ps", "--runs", root]) == 0
+    assert " suspended " in capsys.readouterr().out, "as the cluster's own list has it"
     assert run_command(["logs", "--runs", root]) == 0
     # As the command that was printed does it.
     patch = json.loads(shlex.split(resuming)[-1])

@@ -493,18 +493,45 @@ def test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline(
         assert report.count(line) == 1, report
 
 
-def test_a_container_that_starts_again_in_its_place_leaves_its_outcome(
+def test_a_lost_node_is_told_beside_what_the_others_say_of_it(
     server: FakeCluster, start: Start
 ) -> None:
     run = start()
     run.put("digits-0-a")
+    run.put("digits-1-a", 1)
+    run.said("digits-0-a runs")
+    run.said("digits-1-a runs")
+    server.remove("pods", "digits-0-a")
+    run.said("node 0 is lost with its pod digits-0-a; the others go on")
+    run.condition("Complete")
+    assert run.end().reason == "completed"
+
+
+def test_a_container_that_starts_again_in_its_place_leaves_its_outcome(
+    server: FakeCluster, start: Start, typed: Typed
+) -> None:
+    run = start()
+    run.put("digits-0-a", made="01")
     server.log("digits-0-a", (at(1), "[0/0] one"), ended=True)
     run.said("one")
     message = agents_outcome(at=100.0, message="ValueError: no data")
-    run.put("digits-0-a", restarts=1, last=ended(1, message=message))
+    last = ended(1, message=message, startedAt="2026-01-01T00:00:02Z",
+                 finishedAt="2026-01-01T00:00:09Z")  # fmt: skip
+    state = {"running": {"startedAt": "2026-01-01T00:00:11Z"}}
+    run.put("digits-0-a", made="01", restarts=1, last=last, state=state)
     server.log("digits-0-a", (at(2), "[0/0] two"), restart=1)
     run.said("two")
     server.until(lambda: (run.folder.node_dir(0, 0) / "outcome.json").is_file())
+    report = typed("report", RUN_ID)[1]
+    assert "0.0: 4 attempts, restarts-exhausted, exit code 1" in report
+    # Each has its own times, and none those of its pod.
+    for place, text in (
+        ("0.0", "pod digits-0-a made"),
+        ("0.0", "container of digits-0-a started"),
+        ("0.0", "container of digits-0-a ended: exit code 1"),
+        ("0.1", "container of digits-0-a started"),
+    ):
+        assert report.count(f"{place}  {text}") == 1, report
 
 
 def test_what_is_saved_is_not_told_twice_by_the_next_process(

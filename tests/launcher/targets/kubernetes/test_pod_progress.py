@@ -140,6 +140,35 @@ def test_a_trouble_is_told_once_for_a_pod_whatever_its_words_are_later() -> None
     assert tell("ErrImagePull", "no such host, 2nd try") == []
 
 
+DRAINED = [{"type": "DisruptionTarget", "status": "True", "message": "drained"}]
+
+
+@pytest.mark.parametrize(
+    ("lost", "there", "nodes", "told"),
+    [
+        (view(), False, 2, "node 0 is lost with its pod d-0-a; the others go on"),
+        (view(phase="Failed", state=ended(137)), True, 2, "the others go on"),
+        (view(conditions=DRAINED), True, 2, "the others go on"),
+        (view(), False, 3, "the others wait for its next pod"),
+        (view(), True, 2, ""),
+        # Neither were lost: one has failed, one had not begun, one was withdrawn.
+        (view(phase="Failed", state=ended(1)), False, 2, ""),
+        (waits(NO_IMAGE), False, 2, ""),
+        (view(index=9), False, 2, ""),
+    ],
+    ids=["gone", "killed", "drained", "too few", "there", "failed", "not begun", "withdrawn"],
+)
+def test_a_node_that_is_lost_is_told_once_with_what_the_others_do(
+    lost: PodView, there: bool, nodes: int, told: str
+) -> None:
+    notes, other, wanted = PodProgress(600), view(index=1, uid="b"), frozenset({0, 1, 2})
+    left = (other, lost) if there else (other,)
+    said = [*notes.tell_losses((lost, other), left, wanted, nodes - 1)]
+    assert "".join(said).endswith(told)
+    assert len(said) == bool(told)
+    assert [*notes.tell_losses((lost, other), left, wanted, nodes - 1)] == []
+
+
 def test_messages_that_differ_by_names_and_numbers_alone_are_the_same() -> None:
     one = 'pods "d-0-x7k2p" is forbidden: used: pods=3'
     assert same_words(one) == same_words('pods "d-1-aaaaa" is forbidden: used: pods=14')

@@ -229,6 +229,12 @@ def test_an_agents_own_reason_counts_before_the_exit_code_of_its_pod() -> None:
     assert reason_of_end(FAILED, (view,)) == told
 
 
+def test_a_pod_that_was_killed_after_its_workers_were_done_has_not_completed() -> None:
+    message = agents_outcome(at=100.1, message="", reason="completed", exit_code=0)
+    view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, message=message)))
+    assert reason_of_end(FAILED, (view,))[0] is Reason.KILLED
+
+
 def test_the_termination_message_comes_home() -> None:
     state = ended(1, message="Traceback\nValueError: no such file\n")
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=state))

@@ -1,0 +1,192 @@
+"""Takes a look at this node's workers: their stacks, and what torch's flight recorders remember.
+
+Nothing here waits for a worker longer than the look's limit, whatever state it is in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.agent.atomic_write import write_atomically
+from launcher.agent.engine.attempts import Attempts, WorkerPlace
+from launcher.agent.engine.stacks import Faulthandler, PySpy
+from launcher.agent.heartbeat import WorkerBeat
+from launcher.agent.worker import recorder
+from launcher.contract import look
+from launcher.contract.clock import Clock
+from launcher.contract.look import Look, LookRequest, RankLook, RankStacks, Why
+from launcher.contract.process_stat import read_stat
+from launcher.contract.records import dump_record, parse_record, read_object
+
+LIMIT_S = 4.0
+"""How long a look may take; whoever asked waits for 5 s."""
+LOSS_LIMIT_S = 0.3
+"""The same where a lost node is told: the restart waits for it."""
+PY_SPY_LEAVES_S, NATIVE_LEAVES_S = 1.5, 0.7
+"""Of the limit, for workers whose stacks py-spy did not get. It takes longer for those of C."""
+POLL_S = 0.02
+NO_ANSWER = "no answer in time: something in the process holds Python's lock"
+KEPT = 5
+"""Looks that somebody asked for; older ones are removed."""
+
+
+class Looker:
+    """Looks at the workers of the present attempt, one look at a time."""
+
+    def __init__(self, attempts: Attempts, clock: Clock) -> None:
+        self._attempts, self._clock = attempts, clock
+        self._request = attempts.node_dir / look.LOOK_REQUEST
+        self._busy = threading.Lock()
+
+    def answer(self) -> None:
+        """Takes a look if somebody has asked for one. Cheap where nobody has."""
+        if not os.path.exists(self._request):
+            return
+        with contextlib.suppress(OSError, ValueError):
+            request = parse_record(LookRequest, read_object(self._request))
+            self._request.unlink()
+            self._forget_old()
+            self.take("asked", id=request.id, native=request.native)
+            return
+        with contextlib.suppress(OSError):
+            self._request.unlink()
+
+    def take(
+        self, why: Why, *, id: str = "", native: bool = False, stacks: bool = True
+    ) -> Path | None:
+        """Takes a look and returns its folder; None where it could not, or another one goes on.
+
+        Blocks for ``LIMIT_S`` at most, without stacks for ``LOSS_LIMIT_S``.
+        """
+        # Ended by itself: the other thread's look is enough, and this one does not wait for it.
+        if not self._busy.acquire(blocking=False):
+            return None
+        try:
+            return self._take(why, id or f"{why}-{self._clock.wall():.3f}", native, stacks)
+        except OSError:
+            # Such as a full disk: a look is worth no restart, and no longer hang.
+            return None
+        finally:
+            self._busy.release()
+
+    def _take(self, why: Why, id: str, native: bool, stacks: bool) -> Path:
+        now, at = self._clock.monotonic(), self._clock.wall()
+        end = now + (LIMIT_S if stacks else LOSS_LIMIT_S)
+        folder = look.look_dir(self._attempts.node_dir, id)
+        folder.mkdir(parents=True, exist_ok=True)
+        attempt, beats = self._attempts.number, self._attempts.beats()
+        workers = tuple(w for w in self._attempts.running() if w.rank in beats)
+        seen = [_describe(worker.rank, beats[worker.rank], now) for worker in workers]
+        asked = {w.rank: _ask_recorder(w, one.state) for w, one in zip(workers, seen, strict=True)}
+        found = self._take_stacks(workers, beats, native, end) if stacks else {}
+        no_collectives = self._take_collectives(folder, workers, asked, end)
+        ranks = tuple(
+            replace(
+                one,
+                no_stacks=_write_stacks(folder, found.get(one.rank)),
+                no_collectives=no_collectives[one.rank],
+            )
+            for one in seen
+        )
+        told = Look(id=id, at=at, why=why, attempt=attempt, native=native, ranks=ranks)
+        write_atomically(folder / look.LOOK_FILE, dump_record(told))
+        return folder
+
+    def _take_stacks(
+        self,
+        workers: tuple[WorkerPlace, ...],
+        beats: dict[int, WorkerBeat],
+        native: bool,
+        end: float,
+    ) -> dict[int, RankStacks]:
+        pids = {worker.rank: beats[worker.rank].pid for worker in workers}
+        spied = PySpy(pids, native=native)
+        self._wait(spied.are_done, end - (NATIVE_LEAVES_S if native else PY_SPY_LEAVES_S))
+        found = spied.read()
+        asked = {
+            worker.rank: Faulthandler(found[worker.rank], worker.stacks)
+            for worker in workers
+            if not found[worker.rank].taken_by
+        }
+        self._wait(lambda: all(one.is_done() for one in asked.values()), end)
+        return found | {rank: one.read() for rank, one in asked.items()}
+
+    def _take_collectives(
+        self,
+        folder: Path,
+        workers: tuple[WorkerPlace, ...],
+        asked: dict[int, str],
+        end: float,
+    ) -> dict[int, str]:
+        """Why each rank's are missing; empty where they are in the folder."""
+        answers = {w.rank: recorder.answer(w.heartbeat) for w in workers if not asked[w.rank]}
+        self._wait(lambda: all(path.exists() for path in answers.values()), end)
+        missing = dict(asked)
+        for rank, path in answers.items():
+            missing[rank] = _move_answer(path, folder / look.COLLECTIVES.format(rank=rank))
+        return missing
+
+    def _wait(self, is_done: Callable[[], bool], end: float) -> None:
+        while not is_done() and self._clock.monotonic() < end:
+            self._clock.sleep(POLL_S)
+
+    def _forget_old(self) -> None:
+        found = [one for one in look.read_looks(self._attempts.node_dir) if one.why == "asked"]
+        for one in found[: 1 - KEPT]:
+            shutil.rmtree(look.look_dir(self._attempts.node_dir, one.id), ignore_errors=True)
+
+
+def _describe(rank: int, beat: WorkerBeat, now: float) -> RankLook:
+    state = read_stat(beat.pid)[:1]
+    return RankLook(
+        rank=rank,
+        pid=beat.pid,
+        state=state[0] if state else "",
+        steps=beat.steps,
+        silent_s=max(0.0, now - beat.at),
+    )
+
+
+def _ask_recorder(worker: WorkerPlace, state: str) -> str:
+    """Why the worker cannot be asked; empty where it was."""
+    if state == "T":
+        return "a signal has stopped the process"
+    recorder.answer(worker.heartbeat).unlink(missing_ok=True)
+    try:
+        # Fails at once where no thread waits.
+        os.close(os.open(recorder.asking(worker.heartbeat), os.O_WRONLY | os.O_NONBLOCK))
+    except FileNotFoundError:
+        return "the script has made no process group with torch.distributed"
+    except OSError:
+        return NO_ANSWER
+    return ""
+
+
+def _move_answer(answer: Path, to: Path) -> str:
+    try:
+        text = answer.read_text()
+    except OSError:
+        return NO_ANSWER
+    answer.unlink(missing_ok=True)
+    with contextlib.suppress(ValueError, AttributeError):
+        if missing := json.loads(text).get("missing"):
+            return str(missing)
+    write_atomically(to, text)
+    return ""
+
+
+def _write_stacks(folder: Path, found: RankStacks | None) -> str:
+    """Why there are none; empty where they are written."""
+    if found is None:
+        return "not taken, so that the restart need not wait"
+    if not found.taken_by:
+        return found.missing
+    write_atomically(folder / look.STACKS.format(rank=found.rank), dump_record(found))
+    return ""

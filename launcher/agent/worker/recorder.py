@@ -1,0 +1,109 @@
+"""The worker's side of a look: has torch's flight recorder written to a file when the agent asks.
+
+A thread waits until somebody opens a FIFO. It holds no descriptor meanwhile, which a script could
+close or use again, takes no signals, and starts with the first process group, as torch's own do.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.agent.atomic_write import write_atomically
+
+BUFFER = "200"
+"""Collectives that each worker remembers, unless the user's variables say otherwise."""
+VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""The size, as newer and older versions of torch read it; either says that the user chose one."""
+_NEWER = "_dump_fr_trace"
+GROUPS = "torch.distributed.distributed_c10d"
+_C = "torch._C._distributed_c10d"
+_MAKES_GROUP = "_new_process_group_helper"
+_DUMPS = ("_dump_nccl_trace", _NEWER)
+"""NCCL's recorder, and that of all other backends."""
+
+
+def settings(c10d: Any) -> dict[str, str]:
+    """The variable that switches the recorder on; ``c10d`` is ``torch._C._distributed_c10d``.
+
+    Only the one that this torch reads: a newer one warns of the older name.
+    """
+    if any(name in os.environ for name in VARIABLES):
+        return {}
+    return {VARIABLES[0 if hasattr(c10d, _NEWER) else 1]: BUFFER}
+
+
+def asking(heartbeat: Path) -> Path:
+    """The FIFO by which the agent asks, beside the worker's heartbeat."""
+    return heartbeat.with_name(f"asking-{heartbeat.name}")
+
+
+def answer(heartbeat: Path) -> Path:
+    """What the worker answers with: torch's trace as JSON, or ``{"missing": why}``."""
+    return heartbeat.with_name(f"collectives-{heartbeat.name}")
+
+
+def answer_from_first_group(module: Any, heartbeat: Path) -> None:
+    """``module`` is ``torch.distributed.distributed_c10d``, just imported or long there."""
+    make: Callable[..., Any] | None = getattr(module, _MAKES_GROUP, None)
+    if make is None:
+        return
+
+    def make_first(*given: Any, **named: Any) -> Any:
+        setattr(module, _MAKES_GROUP, make)
+        with contextlib.suppress(OSError, RuntimeError):
+            _start(heartbeat)
+        return make(*given, **named)
+
+    setattr(module, _MAKES_GROUP, make_first)
+
+
+def _start(heartbeat: Path) -> None:
+    os.mkfifo(asking(heartbeat))
+    # The new thread inherits this. A signal for the process must not end up with it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        # Not of ``threading``: scripts count those.
+        _thread.start_new_thread(_answer_always, (heartbeat,))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _answer_always(heartbeat: Path) -> None:
+    while True:
+        try:
+            # Ended by whoever asks, or with the process.
+            os.close(os.open(asking(heartbeat), os.O_RDONLY))
+        except OSError:
+            # The agent has gone, and its folder with it.
+            return
+        # Whatever is wrong with torch's recorder must not end in the script's output.
+        with contextlib.suppress(Exception):
+            write_trace(answer(heartbeat))
+
+
+def write_trace(path: Path) -> None:
+    """Writes what this process remembers; nothing where torch has made no group. Raises OSError."""
+    if _C not in sys.modules or GROUPS not in sys.modules:
+        return
+    import json
+
+    write_atomically(path, json.dumps(_read_trace(sys.modules[_C]), default=str))
+
+
+def _read_trace(c10d: Any) -> dict[str, Any]:
+    import pickle
+
+    found: dict[str, Any] = {}
+    for name in _DUMPS:
+        if dump := getattr(c10d, name, None):
+            # Without stacks: to name their frames torch would import torch._inductor, for seconds.
+            trace = pickle.loads(dump(includeStackTraces=False))
+            found = {**trace, **found, "entries": [*found.get("entries", ()), *trace["entries"]]}
+    return found or {"missing": f"torch {sys.modules['torch'].__version__} has no recorder here"}

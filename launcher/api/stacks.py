@@ -1,0 +1,154 @@
+"""What all ranks of a run do now: their stacks and collectives, or the last ones of a run's end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.api.choose_target import open_target
+from launcher.api.listing import read_state
+from launcher.contract import look, typed
+from launcher.contract.clock import Clock
+from launcher.contract.errors import InputError
+from launcher.contract.look import Look, LookRequest, RankStacks
+from launcher.follow.look import LIMIT_S, present_nodes
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+from launcher.verdict.collectives import Mismatch, join_recorders
+from launcher.verdict.stacks import merge_stacks, name_ranks, render_group
+
+_STATES = {
+    "T": "stopped by a signal; kill -CONT continues it",
+    "D": "waits in the kernel, for a disk or a driver",
+    "Z": "has ended",
+    "": "has ended",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStacks:
+    """One look at all nodes. ``ended``: the run's end in a word, where it is an earlier look.
+
+    ``silent`` says why nodes did not answer, by index; traces and stacks are by rank.
+    """
+
+    run_id: str
+    at: float
+    ended: str = ""
+    looks: Mapping[int, Look] = field(default_factory=dict)
+    silent: Mapping[int, str] = field(default_factory=dict)
+    stacks: Mapping[int, RankStacks] = field(default_factory=dict)
+    findings: tuple[Mismatch, ...] = ()
+
+    def to_jsonable(self) -> dict[str, Any]:
+        """Plain data."""
+        groups = [asdict(group) for group in merge_stacks(self.stacks.values(), all_threads=True)]
+        return {**asdict(self), "groups": groups}
+
+
+def take_stacks(
+    run: RunFolder, clock: Clock, *, rank: int | None = None, native: bool = False
+) -> RunStacks:
+    """Looks at all ranks, or at one. Blocks for ``LIMIT_S``, and what reaching the nodes takes.
+
+    Of a run that has ended it is the last look that its agents left. Raises ``InputError`` where
+    there is none, or no agent that could look.
+    """
+    plan = run.read_plan()
+    _, outcome = read_state(run, plan)
+    if outcome is not None:
+        return _read_last(run, outcome.reason, rank)
+    if plan.agent is None:
+        raise InputError(*_without_agent(plan))
+    at = clock.wall()
+    request = LookRequest(id=f"asked-{at:.3f}-{os.getpid()}", native=native)
+    target = open_target(plan.target, run.path.parent)
+    silent = target.look(run, plan, request, LIMIT_S, clock)
+    nodes = present_nodes(run)
+    folders = {index: look.look_dir(folder, request.id) for index, folder in nodes.items()}
+    return _read(run, folders, at, silent, rank)
+
+
+def _without_agent(plan: LaunchPlan) -> tuple[str, str]:
+    what = f"{plan.run_id} runs under plain torchrun, which has no agent that looks"
+    return what, "on each node: pgrep -f SCRIPT, then py-spy dump --pid PID (pip install py-spy)"
+
+
+def _read_last(run: RunFolder, ended: str, rank: int | None) -> RunStacks:
+    """The newest look that agents took by themselves, or else that somebody asked for."""
+    found: dict[int, tuple[bool, float, Path]] = {}
+    for index, number in run.incarnations():
+        node_dir = run.node_dir(index, number)
+        for one in look.read_looks(node_dir):
+            this = (one.why == "hang", one.at, look.look_dir(node_dir, one.id))
+            found[index] = max(found.get(index, this), this)
+    if not found:
+        what = f"{run.run_id} has ended ({ended}), and no look at its workers was left"
+        raise InputError(what, typed.command("report", run.run_id))
+    folders = {index: folder for index, (_, _, folder) in found.items()}
+    return _read(run, folders, max(at for _, at, _ in found.values()), {}, rank, ended)
+
+
+def _read(
+    run: RunFolder,
+    folders: Mapping[int, Path],
+    at: float,
+    silent: Mapping[int, str],
+    rank: int | None,
+    ended: str = "",
+) -> RunStacks:
+    looks = {index: one for index, folder in folders.items() if (one := look.read_look(folder))}
+    stacks: dict[int, RankStacks] = {}
+    traces: dict[int, dict[str, Any]] = {}
+    for index, one in looks.items():
+        for seen in one.ranks:
+            traces[seen.rank] = look.read_collectives(folders[index], seen.rank)
+            if read := look.read_stacks(folders[index], seen.rank):
+                stacks[seen.rank] = read
+    if rank is not None and rank not in traces and traces:
+        raise InputError(f"--rank {rank}: {run.run_id} has {name_ranks(traces)} there")
+    newest = max((one.at for one in looks.values()), default=at)
+    return RunStacks(
+        run_id=run.run_id,
+        at=at,
+        ended=ended,
+        looks={
+            index: replace(one, ranks=tuple(r for r in one.ranks if rank in (None, r.rank)))
+            for index, one in looks.items()
+        },
+        silent=silent,
+        stacks={r: one for r, one in stacks.items() if rank in (None, r)},
+        findings=join_recorders({r: trace for r, trace in traces.items() if trace}, newest),
+    )
+
+
+def render_stacks(told: RunStacks, *, all_threads: bool = False) -> str:
+    """What is wrong first, then the groups of ranks, then what is missing, each with its reason."""
+    lines = [finding.text for finding in told.findings]
+    if told.ended:
+        lines.insert(0, f"{told.run_id} has ended ({told.ended}); this is the last look at it")
+    lines += [
+        render_group(group) for group in merge_stacks(told.stacks.values(), all_threads=all_threads)
+    ]
+    lines += _by_reason(told)
+    lines += [f"node {index}: no look: {why}" for index, why in sorted(told.silent.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _by_reason(told: RunStacks) -> list[str]:
+    """What could not be taken, one line for each reason; states that say why a rank stands."""
+    found: dict[str, list[int]] = {}
+    for one in (seen for each in told.looks.values() for seen in each.ranks):
+        if one.state in _STATES:
+            found.setdefault(_STATES[one.state], []).append(one.rank)
+        if one.no_stacks:
+            found.setdefault(f"no stacks: {one.no_stacks}", []).append(one.rank)
+        if one.no_collectives:
+            found.setdefault(f"no collectives: {one.no_collectives}", []).append(one.rank)
+    for rank, stacks in told.stacks.items():
+        if stacks.missing:
+            found.setdefault(f"by faulthandler, as {stacks.missing}", []).append(rank)
+    return [f"{name_ranks(ranks)}: {why}" for why, ranks in found.items()]

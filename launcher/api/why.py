@@ -1,0 +1,32 @@
+"""Why a run failed, or stands still: the evidence from its folder and its target, and a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.api.listing import GOES_ON, read_state
+from launcher.api.report import read_node_states
+from launcher.contract import protocol
+from launcher.contract.errors import InputError
+from launcher.runs.folder import RunFolder
+from launcher.verdict.evidence import Evidence, read_run
+from launcher.verdict.torchrun_logs import read_file, read_folder
+
+
+def read_named_run(run: RunFolder) -> Evidence:
+    """Of a run with its plan; one that ended unseen gets its outcome."""
+    plan = run.read_plan()
+    state, outcome = read_state(run, plan)
+    states = read_node_states(run, plan) if state in GOES_ON else {}
+    nodes = {index: f"{state}: {said}" for (index, _), (state, said) in states.items() if said}
+    return read_run(run, outcome, state, nodes)
+
+
+def read_path(path: Path) -> Evidence:
+    """Of a run's folder, whole or not, of a folder of logs, or of one log."""
+    if path.is_file():
+        return read_file(path)
+    if not path.is_dir():
+        raise InputError(f"{path}: no log and no folder", "name a run, a folder of logs, or a log")
+    is_run = (path / protocol.NODES_DIR).is_dir() or (path / protocol.OUTCOME_FILE).exists()
+    return read_run(RunFolder(path.resolve())) if is_run else read_folder(path)

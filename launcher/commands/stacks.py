@@ -1,0 +1,26 @@
+"""``stacks``: where all ranks of a run stand now."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from launcher.api.stacks import render_stacks, take_stacks
+from launcher.commands.runs import find
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import ExitCode, TargetError
+
+
+def stacks(arguments: argparse.Namespace) -> int:
+    """Shows the stacks of all ranks, and which rank is missing in a collective."""
+    run = find(arguments)
+    told = take_stacks(run, SystemClock(), rank=arguments.rank, native=arguments.native)
+    if arguments.json:
+        print(json.dumps(told.to_jsonable(), indent=2))
+    else:
+        sys.stdout.write(render_stacks(told, all_threads=arguments.all_threads))
+    if not told.looks:
+        why = "; ".join(f"node {index}: {said}" for index, said in told.silent.items())
+        raise TargetError(f"no node of {run.run_id} could be looked at: {why or 'none is there'}")
+    return int(ExitCode.OK)

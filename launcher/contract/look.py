@@ -1,0 +1,155 @@
+"""A look at the workers of one node: stacks and collectives, and where both lie in its folder.
+
+Whoever asks writes LOOK_REQUEST; the agent leaves ``looks/<id>/`` and writes LOOK_FILE last. It
+looks unasked too, before it ends workers that hang. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.contract.protocol import LOOK_FILE as LOOK_FILE
+from launcher.contract.protocol import LOOK_REQUEST as LOOK_REQUEST
+from launcher.contract.protocol import LOOKS_DIR
+from launcher.contract.records import parse_record, read_object
+
+STACKS = "rank-{rank}.stacks.json"
+"""The fields of ``RankStacks``."""
+COLLECTIVES = "rank-{rank}.collectives.json"
+"""What torch's flight recorder wrote, as torch writes it."""
+FAILED_COLLECTIVES = "collectives.json"
+"""The same, in the folder of a worker that ended by an exception, such as a timeout of torch's."""
+
+Why = Literal["asked", "hang", "loss"]
+TakenBy = Literal["py-spy", "faulthandler", ""]
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+MOST_FRAMES, MOST_THREADS = 200, 500
+"""Of one thread, and of one worker, in what is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookRequest:
+    """``id`` names the look's folder; ``native``: with the frames of C too."""
+
+    id: str
+    native: bool = False
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.id):
+            raise ValueError(f"{self.id[:100]!r} is no name of a folder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One call; ``line`` is 0 where it is not known, as in C."""
+
+    function: str
+    file: str
+    line: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadStack:
+    """``frames`` begin with the newest call; ``name`` is empty where nobody told it."""
+
+    name: str = ""
+    is_main: bool = False
+    frames: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStacks:
+    """The stacks of one worker, its main thread first.
+
+    ``taken_by`` is empty where there are none; ``missing`` then says why, and else why py-spy could
+    not take them.
+    """
+
+    rank: int
+    pid: int
+    taken_by: TakenBy = ""
+    missing: str = ""
+    threads: tuple[ThreadStack, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLook:
+    """What one look found of one worker.
+
+    ``state`` is of its main thread, as ``/proc`` has it: R runs, S sleeps, D waits in the kernel
+    for a disk or a driver, T was stopped by a signal, Z has ended; empty where it is gone.
+    ``silent_s`` are the seconds since its last beat, at its start and after each optimizer step.
+    ``no_stacks`` and ``no_collectives`` say why there are none; empty where the file is there.
+    """
+
+    rank: int
+    pid: int
+    state: str = ""
+    steps: int = 0
+    silent_s: float = 0.0
+    no_stacks: str = ""
+    no_collectives: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """One look at the workers of one node; ``at`` is in seconds since the epoch.
+
+    ``why``: somebody asked, the watchdog found a hang, or another node was lost.
+    ``attempt`` is the one that the workers are of, -1 before the first.
+    """
+
+    id: str
+    at: float
+    why: Why
+    attempt: int
+    native: bool = False
+    ranks: tuple[RankLook, ...] = ()
+
+
+def look_dir(node_dir: Path, id: str) -> Path:
+    """The folder of one look at the node."""
+    return node_dir / LOOKS_DIR / id
+
+
+def read_look(folder: Path) -> Look | None:
+    """The look in a folder; None where it is not finished, or cannot be read."""
+    with contextlib.suppress(ValueError):
+        return parse_record(Look, read_object(folder / LOOK_FILE))
+    return None
+
+
+def read_looks(node_dir: Path) -> tuple[Look, ...]:
+    """All finished looks at one incarnation of a node, oldest first."""
+    found = (read_look(path) for path in (node_dir / LOOKS_DIR).glob("*/"))
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.at))
+
+
+def read_stacks(folder: Path, rank: int) -> RankStacks | None:
+    """The stacks of one worker from a look's folder; None where there are none to be read."""
+    with contextlib.suppress(ValueError):
+        return parse_record(RankStacks, read_object(folder / STACKS.format(rank=rank)))
+    return None
+
+
+def read_collectives(folder: Path, rank: int) -> dict[str, Any]:
+    """What torch's recorder of one worker wrote; empty where there is nothing to be read."""
+    return read_object(folder / COLLECTIVES.format(rank=rank))
+
+
+def render_thread(thread: ThreadStack) -> tuple[str, ...]:
+    """The calls as Python's faulthandler writes them, newest first. Pure."""
+    return tuple(f'  File "{f.file}", line {f.line} in {f.function}' for f in thread.frames)
+
+
+def cut_threads(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:
+    """The main thread first, and no more than the limits. Pure."""
+    found = sorted(threads, key=lambda thread: not thread.is_main)[:MOST_THREADS]
+    return tuple(
+        ThreadStack(name=t.name, is_main=t.is_main, frames=t.frames[:MOST_FRAMES]) for t in found
+    )

@@ -1,0 +1,86 @@
+"""Asks the agents of a run for a look at their workers, by files of the run's folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.contract import look, protocol
+from launcher.contract.clock import Clock
+from launcher.contract.look import LookRequest
+from launcher.contract.records import dump_record
+from launcher.runs.folder import RunFolder, write_atomically
+
+LIMIT_S = 5.0
+"""How long the nodes have for an answer, and whoever asks waits."""
+POLL_S = 0.05
+_FILE = re.compile(r"[a-z0-9.-]{1,80}\.json")
+NOT_STARTED = "it has not started its workers yet"
+NO_ANSWER = "its agent does not answer"
+
+
+def present_nodes(run: RunFolder) -> dict[int, Path]:
+    """The folder of the newest incarnation of each node, by index, of those that have not ended."""
+    newest = {index: run.node_dir(index, number) for index, number in run.incarnations()}
+    return {
+        index: folder
+        for index, folder in newest.items()
+        if not (folder / protocol.OUTCOME_FILE).exists()
+    }
+
+
+def ask_nodes(run: RunFolder, request: LookRequest, limit_s: float, clock: Clock) -> dict[int, str]:
+    """Has each node of the folder look at its workers, and waits until all have, or the limit.
+
+    Returns why those that have not did not, by node index.
+    """
+    end = clock.monotonic() + limit_s
+    nodes = present_nodes(run)
+    failed: dict[int, str] = {}
+    for index, folder in nodes.items():
+        try:
+            write_atomically(folder / look.LOOK_REQUEST, dump_record(request))
+        except OSError as error:
+            failed[index] = f"the request cannot be written: {error.strerror}: {folder}"
+    waits = {index: folder for index, folder in nodes.items() if index not in failed}
+    while waits and clock.monotonic() < end:
+        clock.sleep(POLL_S)
+        waits = {index: folder for index, folder in waits.items() if not has_look(folder, request)}
+    return failed | _explain(waits)
+
+
+def has_look(node_dir: Path, request: LookRequest) -> bool:
+    """Whether the look is finished."""
+    try:
+        # Listed: clients of network file systems remember for long that a file was not there.
+        return look.LOOK_FILE in os.listdir(look.look_dir(node_dir, request.id))
+    except OSError:
+        return False
+
+
+def keep_look(run: RunFolder, index: int, id: str, files: Mapping[str, str]) -> str:
+    """Writes a look that came from elsewhere into the run's folder; why it cannot be read, if so.
+
+    ``files`` are texts by the names of the look's files.
+    """
+    if look.LOOK_FILE not in files:
+        return NO_ANSWER
+    numbers = [number for node, number in run.incarnations() if node == index]
+    folder = look.look_dir(run.node_dir(index, max(numbers, default=0)), id)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in sorted(files.items(), key=lambda item: item[0] == look.LOOK_FILE):
+        if _FILE.fullmatch(name):
+            write_atomically(folder / name, text)
+    return ""
+
+
+def _explain(silent: Mapping[int, Path]) -> dict[int, str]:
+    """Why nodes did not answer; takes the request back, which is of no use to anybody later."""
+    told = {}
+    for index, folder in silent.items():
+        (folder / look.LOOK_REQUEST).unlink(missing_ok=True)
+        has_begun = any(folder.glob("attempt-*/*"))
+        told[index] = NO_ANSWER if has_begun else NOT_STARTED
+    return told

@@ -1,0 +1,1 @@
+"""Training scripts that anybody wrote, and the rules that ``launcher check`` has for them. Pure."""

@@ -1,0 +1,94 @@
+"""All rules of training scripts, applied to one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path, PurePath
+
+from launcher.manifests.checks.rules import Breach, Breaches
+from launcher.manifests.scripts import checkpoints, data, devices, lightning, processes
+from launcher.manifests.scripts.ranks import is_distributed, trains
+from launcher.manifests.scripts.reading import Script
+from launcher.manifests.scripts.rules import ScriptRule
+
+MAX_BYTES = 2**20
+"""Larger is no script that a person wrote."""
+MAX_AT_START = 6000
+"""Words and signs of a script that is read at the start of a run, so that it costs no 50 ms."""
+NOTEBOOK = re.compile(r'\s*\{.*"(cells|nbformat)"\s*:', re.DOTALL)
+PYTHON_2 = ("Missing parentheses in call to", "multiple exception types must be")
+PYTHON = re.compile(
+    r"\A#!.*\bpython|^(import [\w.]+( as \w+)?|from [\w.]+ import [\w, (]+)\s*$", re.MULTILINE
+)
+
+FAMILIES = (devices, data, processes, checkpoints, lightning)
+CHECKS: tuple[Callable[[Script], Breaches], ...] = tuple(
+    check
+    for family in FAMILIES
+    for name, check in vars(family).items()
+    if name.startswith("check_")
+)
+"""The functions of the families that are called ``check_``, in the order of the files."""
+OF_ALL = (
+    devices.check_tensor_not_buffer,
+    processes.check_own_world,
+    processes.check_fabric_cpu,
+    lightning.check_lightning,
+)
+"""Those for every file that is given, a module of a training too."""
+
+
+def is_training_script(text: str, file: str) -> bool:
+    """By its suffix, or by its content where the suffix tells nothing."""
+    suffix = PurePath(file).suffix.lower()
+    is_open = suffix == "" and "#SBATCH" not in text
+    return suffix in (".py", ".ipynb") or (is_open and bool(PYTHON.search(text)))
+
+
+def check_training_script(text: str, file: str) -> list[Breach]:
+    """The breaches of one training script, in the order of its lines."""
+    line, fix = 1, "name the script that is started"
+    if NOTEBOOK.match(text[:MAX_BYTES]):
+        what, fix = "a notebook, and no script", f"jupyter nbconvert --to script {file}"
+    elif len(text) > MAX_BYTES:
+        what = f"larger than {MAX_BYTES // 2**20} MiB"
+    elif not text.strip():
+        what = "the file is empty"
+    else:
+        try:
+            return _check(Script(text, file))
+        except SyntaxError as error:
+            version = "Python 2" if error.msg.startswith(PYTHON_2) else ""
+            what, line = f"{version or _this_python()}: {error.msg}", error.lineno or 1
+            fix = "port it to Python 3" if version else "mend the line, or check it with its Python"
+        except (ValueError, RecursionError, MemoryError) as error:
+            what = f"cannot be read: {error}"
+    where = f"{file}:{line}"
+    return [Breach(rule=ScriptRule.UNREADABLE, where=where, line=line, what=what, fix=fix)]
+
+
+def _this_python() -> str:
+    return f"not Python {sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _check(script: Script) -> list[Breach]:
+    is_training = trains(script) or is_distributed(script)
+    checks = CHECKS if is_training else OF_ALL
+    found = dict.fromkeys(breach for check in checks for breach in check(script))
+    return sorted(found, key=lambda one: one.line)
+
+
+def count_findings(path: Path) -> int:
+    """How many findings a script has; 0 where reading it would cost more than a glance.
+
+    Never raises: a run does not depend on it.
+    """
+    try:
+        text = path.read_text("utf-8-sig") if path.stat().st_size < MAX_BYTES else ""
+        if not 0 < len(re.findall(r"\w+|[^\w\s]", text)) <= MAX_AT_START:
+            return 0
+        return len(check_training_script(text, str(path)))
+    except Exception:  # whatever it is, the run has to start
+        return 0

@@ -1,0 +1,64 @@
+"""Rules of training scripts about what they save and load."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from launcher.manifests.checks.rules import Breaches
+from launcher.manifests.scripts.ranks import frameworks, has_to_do_with_ranks, is_guarded, trains
+from launcher.manifests.scripts.reading import Script, argument, is_open, shown
+from launcher.manifests.scripts.rules import ScriptRule
+
+SAVES = re.compile(r"save|checkpoint|commit|Continuity", re.I)
+LOADS = re.compile(
+    r"resume|restore|load_?(latest_|last_)?(checkpoint|ckpt|state|snapshot)|torch\.load$"
+    r"|fabric\.load$|checkpoint\.load|elastic",
+    re.I,
+)
+
+
+def check_save_by_all(script: Script) -> Breaches:
+    """``torch.save`` to a path that is the same for all ranks, by all of them."""
+    for call in script.calls("save", "torch"):
+        path = argument(call, "f", 1)
+        if script.name(call) != "torch.save" or path is None or is_guarded(script, call):
+            continue
+        in_memory = any("BytesIO" in script.word(one) for one in script.reach(path))
+        if not in_memory and not has_to_do_with_ranks(script, path):
+            what, fix = f"{shown(call)} by every rank", "if rank == 0:, the rank of all nodes"
+            yield from script.hit(ScriptRule.SAVE_BY_ALL, call, what, fix)
+
+
+def check_load_without_weights_only(script: Script) -> Breaches:
+    """``torch.load`` that does not say whether it may run code."""
+    for call in script.calls("load", "torch"):
+        is_said = argument(call, "weights_only") or argument(call, "pickle_module", 2)
+        if script.name(call) == "torch.load" and not is_said and not is_open(call):
+            fix = "weights_only=True for tensors and states, False for files that you trust"
+            yield from script.hit(ScriptRule.LOAD_WITHOUT_WEIGHTS_ONLY, call, shown(call), fix)
+
+
+def check_no_checkpoint(script: Script) -> Breaches:
+    """A training loop in a script that writes no checkpoint, or that never reads one."""
+    names = {script.name(call) for calls in script.called.values() for call in calls}
+    saves, loads = (any(one.search(name) for name in names) for one in (SAVES, LOADS))
+    loops = [loop for loop in script.loops if _trains(script, loop)]
+    is_started = any(script.word(node) == "__name__" for node in script.nodes)
+    tops = [*loops, *(one for name in script.functions for one in script.called.get(name, ()))]
+    is_started |= any(script.function_of(one) is None for one in tops)
+    is_own = trains(script) and not frameworks(script) & {"lightning", "transformers", "composer"}
+    if loops and is_own and is_started and not (saves and loads):
+        what = "checkpoints are written and never read" if saves else "no checkpoint is written"
+        fix = "save model, optimiser and step now and then, and load what is there at the start"
+        loop = min(loops, key=lambda one: one.lineno)
+        yield from script.hit(ScriptRule.NO_CHECKPOINT, loop, what, fix)
+
+
+def _trains(script: Script, loop: ast.AST, depth: int = 3) -> bool:
+    """Whether a loop trains, itself or in the functions that it calls."""
+    called = {
+        script.name(one).rpartition(".")[2] for one in ast.walk(loop) if isinstance(one, ast.Call)
+    }
+    inner = [function for name in called for function in script.functions.get(name, ())]
+    return "backward" in called or (depth > 0 and any(_trains(script, f, depth - 1) for f in inner))

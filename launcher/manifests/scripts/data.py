@@ -1,0 +1,218 @@
+"""Rules of training scripts about data: loaders, samplers, seeds, downloads."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from launcher.manifests.checks.rules import Breaches
+from launcher.manifests.scripts.ranks import (
+    barriers,
+    contexts,
+    frameworks,
+    has_to_do_with_ranks,
+    is_guarded,
+    rank_conditions,
+)
+from launcher.manifests.scripts.reading import Script, argument, constant, is_open, shown
+from launcher.manifests.scripts.rules import ScriptRule
+
+LOADER = (
+    "dataset",
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "num_workers",
+    "collate_fn",
+)
+SEEDS = ("manual_seed", "seed_everything", "set_seed", "seed_all", "manual_seed_all")
+HELD = re.compile(r"default_rng|RandomState|random\.Random|torch\.Generator")
+RANDOM = re.compile(r"(random|numpy\.random)\.(?!seed|default_rng|RandomState|Random$)\w+")
+SPAWNS = ("spawn", "forkserver")
+DOWNLOADS = ("urllib.request.urlretrieve", "wget.download", "gdown.download")
+
+
+def loaders(script: Script) -> list[ast.Call]:
+    """The calls that make a DataLoader of torch, all of whose arguments are written out."""
+    return [call for call in script.calls("DataLoader", "torch") if not is_open(call)]
+
+
+def given(call: ast.Call, name: str) -> ast.expr | None:
+    """An argument of a DataLoader, None where it is left out or a literal None."""
+    found = argument(call, name, LOADER.index(name))
+    return None if isinstance(found, ast.Constant) and found.value is None else found
+
+
+def splits_data(script: Script) -> bool:
+    """Whether a library splits the data of the loaders over ranks, and counts the epochs."""
+    hands_over = {
+        "accelerate": "prepare",
+        "fabric": "setup_dataloaders",
+        "deepspeed": "deepspeed_io",
+    }
+    used = frameworks(script)
+    return bool(
+        {one for one in used if one not in hands_over or script.called.get(hands_over[one])}
+    )
+
+
+def _classes(script: Script, data: ast.expr | None) -> list[ast.ClassDef]:
+    """The classes of this script that an expression makes objects of."""
+    made = {script.name(one) for one in script.reach(data) if isinstance(one, ast.Call)}
+    return [one for one in script.classes if one.name in made]
+
+
+def _is_trained_on(script: Script, call: ast.Call) -> bool:
+    """Whether a loop that goes backward takes its batches from this loader."""
+    back = [loop for loop in script.loops if isinstance(loop, ast.For) and _goes_back(loop)]
+    return any(one is call for loop in back for one in script.reach(loop.iter))
+
+
+def _goes_back(loop: ast.AST) -> bool:
+    return any(getattr(one, "attr", "") == "backward" for one in ast.walk(loop))
+
+
+def check_loader_without_sampler(script: Script) -> Breaches:
+    """A loader for training whose batches are the same on every rank."""
+    for call in [] if splits_data(script) else loaders(script):
+        is_training = constant(given(call, "shuffle")) is True or _is_trained_on(script, call)
+        data = given(call, "dataset")
+        if given(call, "sampler") or given(call, "batch_sampler") or not is_training or not data:
+            continue
+        classes = _classes(script, data)
+        if any(_is_split(script, one) for one in (data, *classes)):
+            continue
+        what = f"{shown(call)} without a distributed sampler"
+        fix = "sampler=DistributedSampler(dataset), and no shuffle"
+        if any(base.endswith("IterableDataset") for one in classes for base in script.bases(one)):
+            what = f"{shown(data)} is an IterableDataset that knows no rank"
+            fix = "in __iter__: itertools.islice(rows, rank, None, world_size)"
+        yield from script.hit(ScriptRule.LOADER_WITHOUT_SAMPLER, call, what, fix)
+
+
+def _is_split(script: Script, data: ast.AST) -> bool:
+    """Whether a data set has to do with ranks."""
+    words = {script.word(one) for one in script.reach(data)}
+    is_part = bool(words & {"shard", "split_dataset_by_node", "get_world_size", "WORLD_SIZE"})
+    return is_part or has_to_do_with_ranks(script, data)
+
+
+def check_sampler_with_shuffle(script: Script) -> Breaches:
+    """A sampler and ``shuffle=True`` in one loader."""
+    for call in loaders(script):
+        sampler = given(call, "sampler")
+        if sampler is not None and constant(given(call, "shuffle")) is True:
+            what = f"sampler={shown(sampler)} and shuffle=True"
+            fix = "leave out shuffle=True; set_epoch gives each epoch its order"
+            yield from script.hit(ScriptRule.SAMPLER_WITH_SHUFFLE, call, what, fix)
+
+
+def check_no_set_epoch(script: Script) -> Breaches:
+    """A distributed sampler that shuffles, in epochs that it is never told of."""
+    epochs = any("epoch" in shown(getattr(loop, "target", loop)) for loop in script.loops)
+    if script.called.get("set_epoch") or not epochs or splits_data(script):
+        return
+    for call in script.calls("DistributedSampler", "torch"):
+        shuffle = argument(call, "shuffle", 3)
+        if (shuffle is None or constant(shuffle) is True) and not is_open(call):
+            what, fix = f"{shown(call)} without set_epoch", "sampler.set_epoch(epoch) in each epoch"
+            yield from script.hit(ScriptRule.NO_SET_EPOCH, call, what, fix)
+
+
+# -- loader workers -------------------------------------------------------------------------------
+
+
+def _has_workers(call: ast.Call) -> bool:
+    workers = given(call, "num_workers")
+    return workers is not None and constant(workers) != 0
+
+
+def check_worker_seeds(script: Script) -> Breaches:
+    """Random numbers of a data set that loader workers repeat, or that no seed reaches."""
+    seeds = [call for call in script.calls("seed") if script.root(call) in ("random", "numpy")]
+    is_seeded = not seeds or any(script.called.get(name) for name in SEEDS)
+    for call in loaders(script):
+        if not _has_workers(call) or argument(call, "worker_init_fn") is not None:
+            continue
+        for one in _classes(script, given(call, "dataset")):
+            nodes = list(ast.walk(one))
+            names = {script.name(n): n for n in nodes if isinstance(n, ast.Call)}
+            for node in nodes:
+                held = shown(node.targets[0]) if isinstance(node, ast.Assign) else ""
+                is_drawn = any(name.startswith(f"{held}.") for name in names)
+                if held.startswith("self.") and is_drawn and HELD.search(script.name(node.value)):  # type: ignore[attr-defined]
+                    what = f"{held} is copied into each loader worker, with its state"
+                    fix = "worker_init_fn= that makes one from torch.initial_seed()"
+                    yield from script.hit(ScriptRule.WORKER_SEEDS, node, what, fix)  # type: ignore[arg-type]
+            drawn = [shown(n) for name, n in names.items() if RANDOM.match(name)]
+            if drawn and not is_seeded:
+                what = f"{shown(seeds[0])} does not reach {drawn[0]} in loader workers"
+                fix = "torch.manual_seed(SEED): workers seed random and numpy from it"
+                yield from script.hit(ScriptRule.WORKER_SEEDS, seeds[0], what, fix)
+
+
+def check_pickled_function(script: Script) -> Breaches:
+    """Lambdas and local functions that go to a process which is spawned."""
+    sent = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
+    starts = [*script.calls("set_start_method"), *script.calls("get_context")]
+    is_spawned = any(constant(argument(call, "method", 0)) in SPAWNS for call in starts)
+    for call in loaders(script):
+        context = constant(argument(call, "multiprocessing_context"))
+        if _has_workers(call) and (is_spawned or context in SPAWNS):
+            sent += [(call, given(call, "collate_fn")), (call, argument(call, "worker_init_fn"))]
+            for made in script.reach(given(call, "dataset")):
+                if isinstance(made, ast.Call) and script.name(made).endswith(".Lambda"):
+                    sent.append((made, argument(made, "lambd", 0)))
+    for call, one in sent:
+        values = [one, *script.values(one)] if one is not None else []
+        made_here = script.functions.get(one.id, []) if isinstance(one, ast.Name) else []
+        is_local = any(script.function_of(function) is not None for function in made_here)
+        if one is not None and (is_local or any(isinstance(v, ast.Lambda) for v in values)):
+            what, fix = (
+                f"{shown(one)} goes to a spawned process",
+                "a function at the top of the file",
+            )
+            yield from script.hit(ScriptRule.PICKLED_FUNCTION, call, what, fix)
+
+
+# -- downloads ------------------------------------------------------------------------------------
+
+
+def check_download(script: Script) -> Breaches:
+    """A download by every rank, or by one rank for which the others do not wait."""
+    for call in (one for calls in script.called.values() for one in calls):
+        asked = argument(call, "download")
+        is_data = script.root(call) in ("torchvision", "torchaudio", "torchtext") and asked
+        is_asked = is_data and not isinstance(asked, ast.Constant)
+        is_some = is_asked and has_to_do_with_ranks(script, asked)  # type: ignore[arg-type]
+        function = script.function_of(call)
+        is_one = script.name(call) in DOWNLOADS or (is_data and constant(asked) is True)
+        if not (is_one or is_some) or (function and function.name == "prepare_data"):
+            continue
+        first = [
+            one
+            for one in barriers(script)
+            if script.function_of(one) is function
+            and one.lineno < call.lineno
+            and rank_conditions(script, one)
+        ]  # if rank != 0: barrier(); download; if rank == 0: barrier()
+        if is_some or is_guarded(script, call):
+            if not any(_is_waited_for(script, one) for one in (call, *script.callers(call))):
+                what, fix = (
+                    f"{shown(call)} by some ranks, and no barrier after it",
+                    "dist.barrier()",
+                )
+                yield from script.hit(ScriptRule.DOWNLOAD_WITHOUT_BARRIER, call, what, fix)
+        elif not first:
+            fix = "if local_rank == 0: download; dist.barrier(); then download=False for all"
+            what = f"{shown(call)} by every rank"
+            yield from script.hit(ScriptRule.DOWNLOAD_BY_ALL, call, what, fix)
+
+
+def _is_waited_for(script: Script, call: ast.Call) -> bool:
+    """Whether ranks wait for each other after a call, in its function."""
+    function = script.function_of(call)
+    later = [one for one in barriers(script) if one.lineno > call.lineno]
+    is_later = any(script.function_of(one) is function for one in later)
+    return is_later or any("first" in name for name in contexts(script, call))

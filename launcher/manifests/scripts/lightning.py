@@ -1,0 +1,89 @@
+"""What Lightning 2 has dropped, and what to write today."""
+
+from __future__ import annotations
+
+import ast
+
+from launcher.manifests.checks.rules import Breaches
+from launcher.manifests.scripts.ranks import LIGHTNING
+from launcher.manifests.scripts.reading import Script, constant, shown
+from launcher.manifests.scripts.rules import ScriptRule
+
+DDP, MIXED, SPLIT = 'strategy="ddp"', 'precision="16-mixed"', "a step's end is part of the step"
+ARGUMENTS = {
+    "gpus": 'accelerator="gpu", devices=N',
+    "tpu_cores": 'accelerator="tpu", devices=N',
+    "ipus": "nothing: Lightning runs on no IPU any more",
+    "num_processes": "devices=N",
+    "distributed_backend": DDP,
+    "auto_select_gpus": 'devices="auto"',
+    "replace_sampler_ddp": "use_distributed_sampler=...",
+    "use_amp": MIXED,
+    "amp_backend": MIXED,
+    "amp_level": MIXED,
+    "resume_from_checkpoint": "trainer.fit(model, ckpt_path=...)",
+    "checkpoint_callback": "enable_checkpointing=...",
+    "weights_save_path": "default_root_dir=...",
+    "progress_bar_refresh_rate": "callbacks=[TQDMProgressBar(refresh_rate=N)]",
+    "weights_summary": "enable_model_summary=..., or callbacks=[ModelSummary(max_depth=N)]",
+    "terminate_on_nan": "detect_anomaly=True",
+    "track_grad_norm": "self.log_dict(grad_norm(self, 2)) in on_before_optimizer_step",
+    "auto_lr_find": "Tuner(trainer).lr_find(model)",
+    "auto_scale_batch_size": "Tuner(trainer).scale_batch_size(model)",
+}
+"""Keywords of Trainer."""
+VALUES = {
+    ("strategy", "dp"): DDP,
+    ("strategy", "ddp2"): DDP,
+    ("strategy", "horovod"): DDP,
+    ("strategy", "ddp_sharded"): 'strategy="fsdp"',
+    ("accelerator", "dp"): DDP,
+    ("accelerator", "ddp"): DDP,
+    ("accelerator", "ddp2"): DDP,
+    ("accelerator", "horovod"): DDP,
+    ("accelerator", "ddp_cpu"): f'accelerator="cpu", {DDP}',
+}
+"""Values of keywords that are still there."""
+METHODS = {
+    "training_step_end": SPLIT,
+    "validation_step_end": SPLIT,
+    "test_step_end": SPLIT,
+    "training_epoch_end": "on_train_epoch_end(self), with outputs that the module has kept",
+    "validation_epoch_end": "on_validation_epoch_end(self), with outputs that the module has kept",
+    "test_epoch_end": "on_test_epoch_end(self), with outputs that the module has kept",
+    "on_epoch_start": "on_train_epoch_start",
+    "on_epoch_end": "on_train_epoch_end",
+}
+"""Methods of modules and callbacks that nothing calls."""
+NAMES = {
+    "metrics": "torchmetrics",
+    "DDPPlugin": "lightning.pytorch.strategies.DDPStrategy",
+    "LightningLite": "lightning.fabric.Fabric",
+    "from_argparse_args": "LightningCLI, or Trainer(max_epochs=args.max_epochs, ...)",
+    "add_argparse_args": "LightningCLI, or arguments of your own",
+}
+"""What is imported from Lightning, or called there."""
+
+
+def check_lightning(script: Script) -> Breaches:
+    """Everything that Lightning has dropped, with what to write today."""
+    found: list[tuple[ast.expr | ast.stmt, str, str | None]] = []
+    for call in script.calls("Trainer", *LIGHTNING):
+        for one in call.keywords:
+            name, value = one.arg or "", constant(one.value)
+            fix = ARGUMENTS.get(name) or VALUES.get((name, str(value)))
+            found.append((one.value, f"{name}={shown(one.value)}", fix))
+    for cls in script.classes:
+        if any(base.partition(".")[0] in LIGHTNING for base in script.bases(cls)):
+            functions = [one for one in cls.body if isinstance(one, ast.FunctionDef)]
+            found += [(one, f"def {one.name}", METHODS.get(one.name)) for one in functions]
+    for node in script.nodes:
+        names = [script.name(node)] if isinstance(node, ast.Attribute) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in (one for one in names if one.partition(".")[0] in LIGHTNING):
+            fix = next((NAMES[part] for part in name.split(".")[1:] if part in NAMES), None)
+            found.append((node, name, fix))  # type: ignore[arg-type]
+    for at, what, fix in found:
+        if fix:
+            yield from script.hit(ScriptRule.LIGHTNING_DROPPED, at, what, f"write {fix}")

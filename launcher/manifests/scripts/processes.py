@@ -1,0 +1,183 @@
+"""Rules of training scripts about processes and groups: who starts them, who waits for whom."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from launcher.manifests.checks.rules import Breaches
+from launcher.manifests.scripts.ranks import (
+    LIGHTNING,
+    has_to_do_with_ranks,
+    rank_conditions,
+    wrapped_models,
+)
+from launcher.manifests.scripts.reading import Script, argument, constant, is_open, shown
+from launcher.manifests.scripts.rules import ScriptRule
+
+GIVEN = {"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+"""What each worker finds in its environment."""
+OF_ALL = {
+    "torch": re.compile(r"(monitored_)?barrier|(all_)?(reduce|gather)\w*|broadcast\w*|scatter\w*"
+                        r"|all_to_all\w*"),
+    "horovod": re.compile(r"allreduce|allgather|broadcast\w*"),
+    "Fabric": re.compile(r"barrier|all_gather|all_reduce|broadcast|save"),
+    "Trainer": re.compile(r"save_checkpoint"),
+    "Accelerator": re.compile(r"wait_for_everyone|gather\w*|reduce"),
+    "initialize": re.compile(r"save_checkpoint"),
+}  # fmt: skip
+"""What all ranks have to call: of a module, or of what such a call makes."""
+HERE = re.compile(r"tcp://(localhost|127\.0\.0\.1|\[::1\])\b")
+OPTIONS = re.compile(
+    r"\b(args|opts?|cfg|conf|config|hparams|params|flags|environ|getenv|launcher|slurm)\b", re.I
+)
+"""In a condition: without that option, or under a launcher, it does not happen."""
+
+
+def is_optional(script: Script, node: ast.AST) -> bool:
+    """Whether a node, or a call of its function, stands under an option."""
+    callers = (test for call in script.callers(node) for test in script.conditions(call))
+    return any(OPTIONS.search(ast.unparse(one)) for one, _ in (*script.conditions(node), *callers))
+
+
+def check_variables(script: Script) -> Breaches:
+    """Variables that the launcher gives, or its address, set in the script."""
+    for call in script.calls("init_process_group"):
+        address = constant(argument(call, "init_method", 1))
+        if HERE.match(str(address)) and not is_optional(script, call):
+            what, fix = f"init_method={address!r}: each node looks there", "leave out init_method"
+            yield from script.hit(ScriptRule.ADDRESS_SET, call, what, fix)
+    for node in script.nodes:
+        pairs: list[tuple[ast.AST | None, ast.expr]] = []
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            if script.name(node.targets[0].value) == "os.environ":
+                pairs = [(node.targets[0].slice, node.value)]
+        elif isinstance(node, ast.Call) and script.name(node) == "os.environ.update":
+            maps = [one for one in node.args if isinstance(one, ast.Dict)]
+            pairs = [pair for one in maps for pair in zip(one.keys, one.values, strict=True)]
+        for key, value in pairs:
+            name = str(constant(key))
+            what, fix = f"{name} is set to {shown(value)}", "leave it out: the launcher gives it"
+            is_off = constant(value) in ("", "-1") or has_to_do_with_ranks(script, value)
+            if name == "CUDA_VISIBLE_DEVICES" and not is_off:
+                yield from script.hit(ScriptRule.VISIBLE_DEVICES, node, what, fix)  # type: ignore[arg-type]
+            is_own = any(script.word(one) == name for one in ast.walk(value))
+            if name in GIVEN and not is_own and not is_optional(script, node):
+                yield from script.hit(ScriptRule.ADDRESS_SET, node, what, fix)  # type: ignore[arg-type]
+
+
+def check_own_world(script: Script) -> Breaches:
+    """``mp.spawn``, or processes that join a group, in a script that is started for each GPU."""
+    calls = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
+    processes = [(call, argument(call, "target", 1)) for call in script.calls("Process")]
+    calls += [(call, target) for call, target in processes if _joins(script, target)]
+    for call, started in calls:
+        if started is not None and not is_optional(script, call):
+            what = f"{shown(call)} starts the processes of one node"
+            fix = f"call {shown(started)} once: RANK and LOCAL_RANK are in the environment"
+            yield from script.hit(ScriptRule.OWN_WORLD, call, what, fix)
+
+
+def _joins(script: Script, target: ast.expr | None, depth: int = 3) -> bool:
+    """Whether a function of this script, or one that it calls, makes a process group."""
+    name = script.name(target)
+    if name.endswith("init_process_group"):
+        return True
+    called = [
+        node.func
+        for one in script.functions.get(name, ())
+        for node in ast.walk(one)
+        if isinstance(node, ast.Call)
+    ]
+    return depth > 0 and any(_joins(script, one, depth - 1) for one in called)
+
+
+def check_world_size_of_node(script: Script) -> Breaches:
+    """The number of this node's GPUs, taken for the number of processes."""
+    for call in script.calls("device_count"):
+        above = script.parents[call]
+        names = [shown(one) for one in getattr(above, "targets", [])]
+        names += [above.arg or ""] if isinstance(above, ast.keyword) else []
+        if any(re.search(r"(?<!local_)(?<!node_)world_?size$", name, re.I) for name in names):
+            what = f"{names[0]} = {shown(call)}"
+            fix = 'dist.get_world_size(), or int(os.environ["WORLD_SIZE"])'
+            yield from script.hit(ScriptRule.WORLD_SIZE_OF_NODE, call, what, fix)
+
+
+# -- who waits for whom ---------------------------------------------------------------------------
+
+
+def _waits_for_all(script: Script, call: ast.Call) -> bool:
+    """Whether all ranks have to make a call; not for one of a smaller group."""
+    name = script.name(call)
+    last = name.rpartition(".")[2]
+    makers = {"torch"} if name.startswith("torch.distributed.") else set()
+    makers |= {"horovod"} if "horovod." in name else set()
+    if isinstance(call.func, ast.Attribute) and not makers:
+        made = [
+            script.name(one) for one in script.reach(call.func.value) if isinstance(one, ast.Call)
+        ]
+        roots = (*LIGHTNING, "accelerate", "deepspeed")
+        makers = {one.rpartition(".")[2] for one in made if one.partition(".")[0] in roots}
+    words = {script.word(one) for part in call.args for one in script.reach(part, 1)}
+    is_part = argument(call, "group") is not None or any("group" in one for one in words)
+    return not is_part and any(OF_ALL[one].fullmatch(last) for one in makers & OF_ALL.keys())
+
+
+def check_some_ranks_only(script: Script) -> Breaches:
+    """A barrier or collective that only some ranks reach."""
+    names = [name for name in script.called if any(one.fullmatch(name) for one in OF_ALL.values())]
+    for name in names:
+        calls = [call for call in script.calls(name) if _waits_for_all(script, call)]
+        tests = {call: rank_conditions(script, call) for call in calls}
+        for call in (one for one in calls if tests[one]):
+            # The other ranks' call stands under a condition of its own: else, or rank != 0.
+            function = script.function_of(call)
+            others = [
+                one
+                for one in calls
+                if tests[one] not in ([], tests[call]) and script.function_of(one) is function
+            ]
+            if not others:
+                what = (
+                    f"{shown(call)} where {'' if tests[call][0][1] else 'not '}{tests[call][0][0]}"
+                )
+                fix = "call it on all ranks, outside of the condition"
+                yield from script.hit(ScriptRule.SOME_RANKS_ONLY, call, what, fix)
+
+
+def check_group_destroyed_early(script: Script) -> Breaches:
+    """The group's end in a function whose DDP model is still alive, or still used."""
+    joins = script.calls("init_process_group")
+    is_gloo = any(constant(argument(call, "backend", 0)) == "gloo" for call in joins)
+    deletes = [node for node in script.nodes if isinstance(node, ast.Delete)]
+    deleted = {shown(one) for node in deletes for one in node.targets}
+    for call in script.calls("destroy_process_group"):
+        function = script.function_of(call)
+        made = [
+            shown(target)
+            for one in wrapped_models(script)
+            if script.function_of(one) is function
+            for target in getattr(script.parents[one], "targets", [])
+        ]
+        used = [
+            node
+            for node in script.nodes
+            if isinstance(node, ast.Name) and node.id in made and node.lineno > call.lineno
+            and script.function_of(node) is function and isinstance(node.ctx, ast.Load)
+        ]  # fmt: skip
+        alive = [name for name in made if is_gloo and name not in deleted]
+        for name in [*(node.id for node in used), *alive][:1]:
+            what = f"{shown(call)} while the DDP model {name} is {'used' if used else 'alive'}"
+            fix = f"del {name} before it, or call it after the function that has {name}"
+            yield from script.hit(ScriptRule.GROUP_DESTROYED_EARLY, call, what, fix)
+
+
+def check_fabric_cpu(script: Script) -> Breaches:
+    """``Fabric(accelerator="cpu")`` that does not say how many processes there are."""
+    for call in script.calls("Fabric", *LIGHTNING):
+        devices = argument(call, "devices", 2)
+        is_one = devices is None or constant(devices) in (1, "1", "auto")
+        if constant(argument(call, "accelerator", 0)) == "cpu" and is_one and not is_open(call):
+            fix = 'devices=int(os.environ["LOCAL_WORLD_SIZE"]), num_nodes=..., strategy="ddp"'
+            yield from script.hit(ScriptRule.FABRIC_CPU, call, shown(call), fix)

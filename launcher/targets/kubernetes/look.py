@@ -1,0 +1,65 @@
+"""Has the agents in pods look at their workers, and brings what they saw here, by exec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from launcher.contract import protocol
+from launcher.contract.errors import TargetError
+from launcher.contract.reasons import NodeState
+from launcher.contract.records import dump_record
+from launcher.follow.look import NOT_STARTED, keep_look
+from launcher.targets.kubernetes.code import check_exec
+from launcher.targets.kubernetes.pod_states import PodView, newest_of_each
+
+if TYPE_CHECKING:
+    from launcher.contract.look import LookRequest
+    from launcher.plan.launch_plan import LaunchPlan
+    from launcher.runs.folder import RunFolder
+    from launcher.targets.kubernetes.cluster_job import ClusterJob
+
+ASK = f"""
+cd "$0" && cd "$(ls | sort -n | tail -n 1)" || exit
+printf %s "$2" >".look.$$" && mv ".look.$$" {protocol.LOOK_REQUEST} || exit
+left=$3
+while [ ! -e "{protocol.LOOKS_DIR}/$1/{protocol.LOOK_FILE}" ] && [ $left -gt 0 ]; do
+    sleep 0.1; left=$((left - 1))
+done
+cd "{protocol.LOOKS_DIR}/$1" || exit
+for file in *.json; do echo "$file"; tr -d '\\n' <"$file"; echo; done
+"""
+"""Run in a pod with the node's folder, the look's id, the request, and tenths of a second. Prints
+each file's name, and its text on one line."""
+AT_ONCE = 32
+
+
+def look(
+    job: ClusterJob, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float
+) -> Mapping[int, str]:
+    """As ``Target.look``. Raises ``InputError`` for a user who may not start programs in pods."""
+    cluster = job.cluster
+    check_exec(cluster, "stacks are taken in the pods")
+    nodes = PurePosixPath(plan.nodes[0].log_dir).parents[1]
+    tenths = str(int(limit_s * 10))
+
+    def ask(pod: PodView) -> str:
+        assert pod.node_index is not None, "newest_of_each has nodes alone"
+        if pod.state is not NodeState.RUNNING:
+            return f"{pod.name} has ended" if pod.state is NodeState.EXITED else NOT_STARTED
+        folder = str(nodes / str(pod.node_index))
+        argv = ("sh", "-c", ASK, folder, request.id, dump_record(request), tenths)
+        try:
+            lines = cluster.send(pod.name, pod.container, argv).splitlines()
+        except TargetError as error:
+            return error.what
+        files = dict(zip(lines[::2], lines[1::2], strict=False))
+        return keep_look(run, pod.node_index, request.id, files)
+
+    pods = newest_of_each(job.pods.read())
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        told = dict(zip(pods, pool.map(ask, pods.values()), strict=True))
+    absent = {node.node_index for node in plan.nodes} - pods.keys()
+    return {i: why for i, why in told.items() if why} | dict.fromkeys(absent, "it has no pod")

@@ -1,0 +1,261 @@
+"""What is known of a run, or of logs that somebody has: read once, with what was missing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher.agent.worker_exit import read_ends
+from launcher.contract import protocol
+from launcher.contract.errors import InputError
+from launcher.contract.reasons import Reason
+from launcher.contract.records import read_object
+from launcher.contract.worker_end import WorkerEnd, show_line
+from launcher.job.quantity import render_bytes
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.torchrun import WorkerLog
+from launcher.runs.failure import decide_report, read_report
+from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
+from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
+from launcher.runs.outcome import FailureReport, Outcome
+from launcher.verdict.looks import Looks
+from launcher.verdict.rules.standstill import Standing
+from launcher.verdict.scan import SETTING, LogLine, find_telling, read_telling
+
+MOST_BYTES = 48 << 20
+"""Read of all logs together; each has its share, from both ends."""
+SHARE_BYTES = 5 << 20
+LEAST_SHARE_BYTES = 64 << 10
+LIMIT_S = 6.0
+"""After it no other file is opened."""
+MOST_LINES = 6000
+_OF_RANK = re.compile(r"\brank \d+: ")
+"""In an agent's line: it repeats what a worker's own files tell."""
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+MOST_MISSING = 3
+JUMP_S = 5.0
+"""A wall clock that moved so much against the monotonic one has jumped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that a verdict rests on.
+
+    ``state`` is the run's, empty for logs; ``lines`` are the telling ones, in the order of their
+    files; ``missing`` says what could not be read; ``now`` what a run that goes on does.
+    """
+
+    subject: str
+    state: str = ""
+    reason: Reason | None = None
+    detail: str = ""
+    failure: FailureReport | None = None
+    lines: tuple[LogLine, ...] = ()
+    standing: tuple[Standing, ...] = ()
+    missing: tuple[str, ...] = ()
+    now: str = ""
+
+
+class LogReading:
+    """Reads many logs within one budget of bytes and time, and keeps count of what it could not."""
+
+    def __init__(self, files: int) -> None:
+        share = min(SHARE_BYTES, MOST_BYTES // max(1, files))
+        self._share = max(LEAST_SHARE_BYTES, share)
+        self._until = time.monotonic() + LIMIT_S
+        self._unread: list[str] = []
+        self._late = 0
+        self.lines: list[LogLine] = []
+
+    def read(self, path: Path, place: LogLine) -> None:
+        """Adds the telling lines of a file; one that cannot be read counts as missing."""
+        if time.monotonic() > self._until:
+            self._late += 1
+            return
+        try:
+            if not path.is_file():
+                return
+            found, passed_over = read_telling(path, place, self._share)
+        except OSError as error:
+            self._unread.append(f"{place.file}: {error.strerror}")
+            return
+        self.add(found, place.file, passed_over)
+
+    def add(self, found: Sequence[LogLine], file: str, passed_over: int) -> None:
+        """Adds lines that were read of a file."""
+        self.lines += found[: MOST_LINES - len(self.lines)]
+        if passed_over:
+            self._unread.append(f"{render_bytes(passed_over)}B in the middle of {file}")
+
+    def missing(self) -> tuple[str, ...]:
+        """What was not read, in words."""
+        told = self._unread[:MOST_MISSING]
+        more = len(self._unread) - len(told)
+        late = f"{self._late} files, as the time was over" if self._late else ""
+        return tuple(filter(None, (*told, f"{more} more" if more else "", late)))
+
+
+def read_run(
+    run: RunFolder, outcome: Outcome | None = None, state: str = "", nodes: Mapping[int, str] = {}
+) -> Evidence:
+    """The evidence in a run's folder, whole or not; it raises nothing.
+
+    ``outcome`` is the run's, ``state`` its state, and ``nodes`` what its target says of nodes now,
+    where the caller knows them.
+    """
+    missing: list[str] = []
+    outcome = outcome or run.read_outcome()
+    plan = _read_plan(run, missing)
+    if outcome is None and (run.path / protocol.OUTCOME_FILE).exists():
+        missing.append(f"{protocol.OUTCOME_FILE} cannot be read")
+    failure = outcome.failure if outcome else None
+    with contextlib.suppress(OSError, ValueError):
+        failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
+    newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
+    looks = Looks(run, newest, logs)
+    consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
+    reading = LogReading(2 * len(logs) + len(consoles) + 1)
+    reading.lines += _tell_of_nodes(run, nodes, newest)
+    reading.lines += looks.recorded()
+    for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
+        if name.lower() in _PROXIES:
+            reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
+    for log in logs:
+        _read_worker(reading, run, log, plan)
+    for node, path in consoles:
+        before = len(reading.lines)
+        reading.read(path, LogLine(file=_inside(run, path), number=0, text="", node=node))
+        if logs:  # which hold the workers' lines too
+            own = (
+                x for x in reading.lines[before:] if x.rank is None and not _OF_RANK.search(x.text)
+            )
+            reading.lines[before:] = list(own)
+    for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
+        # The target's own logs, such as a batch script's, lie in a folder of its name.
+        reading.read(path, LogLine(file=_inside(run, path), number=0, text=""))
+    if not logs and not consoles:
+        missing.append("no log of a worker or a node")
+    return Evidence(
+        subject=run.run_id,
+        state=outcome.state if outcome else state,
+        reason=outcome.reason if outcome else None,
+        detail=outcome.detail if outcome else "",
+        failure=failure,
+        lines=tuple(reading.lines),
+        standing=tuple(looks.standing()),
+        missing=(*missing, *reading.missing()),
+        now="" if outcome else tell_now(run, time.time()),
+    )
+
+
+def _read_plan(run: RunFolder, missing: list[str]) -> LaunchPlan | None:
+    try:
+        return run.read_plan()
+    except InputError:
+        there = (run.path / protocol.PLAN_FILE).exists()
+        missing.append(f"{protocol.PLAN_FILE} {'cannot be read' if there else 'is not there'}")
+        return None
+
+
+def _report_of_ends(run: RunFolder) -> FailureReport:
+    """As ``read_report``, without a plan: from what the workers' folders hold."""
+    found: list[WorkerEnd] = []
+    for log in _newest(run.worker_logs()):
+        folder = run.path / log.folder
+        ends = read_ends(folder.parent, run.path)
+        found += (replace(end, node_index=log.node_index) for end in ends if end.log == log.folder)
+    return decide_report(found, ())
+
+
+def _newest(logs: Sequence[WorkerLog]) -> Iterator[WorkerLog]:
+    """Those of each node's last attempt."""
+    last: dict[int, tuple[int, int]] = {}
+    for log in logs:
+        place = (log.incarnation, log.attempt)
+        last[log.node_index] = max(place, last.get(log.node_index, place))
+    return (log for log in logs if last[log.node_index] == (log.incarnation, log.attempt))
+
+
+def _inside(run: RunFolder, path: Path) -> str:
+    return str(path.relative_to(run.path))
+
+
+def _read_worker(
+    reading: LogReading, run: RunFolder, log: WorkerLog, plan: LaunchPlan | None
+) -> None:
+    folder = run.path / log.folder
+    nproc = plan.nodes[0].nproc_per_node if plan and plan.nodes else 1
+    rank = log.rank_on(log.node_index, nproc)
+    place = LogLine(file="", number=0, text="", node=log.node_index, rank=rank)
+    reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
+    for name in reversed(log.streams):
+        reading.read(folder / name, replace(place, file=f"{log.folder}/{name}"))
+
+
+def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:
+    """The lines of the exception that a worker left, with the time at which it was raised."""
+    message = read_object(path).get("message")
+    if not isinstance(message, dict):
+        return []
+    more = message.get("extraInfo")
+    info = more if isinstance(more, dict) else {}
+    with contextlib.suppress(TypeError, ValueError):
+        place = replace(place, at=float(info.get("timestamp", 0)))
+    text = str(info.get("py_callstack") or message.get("message", ""))
+    place = replace(place, file=str(path.relative_to(root)))
+    found = list(find_telling(text.encode(errors="replace").split(b"\n"), place))
+    return [replace(line, at=place.at) for line in found if line.raised]
+
+
+def _tell_of_nodes(
+    run: RunFolder, nodes: Mapping[int, str], newest: Mapping[int, int]
+) -> Iterable[LogLine]:
+    """What the target and the cluster said of the nodes, and clocks that have jumped."""
+    name = f"{protocol.LEDGER_DIR}/{POD_LEDGER}"
+    for event in read_ledger(run.path / name, POD_SOURCE):
+        if newest.get(event.node_index, event.incarnation) == event.incarnation:
+            text = show_line(str(event.values.get("text", "")))
+            yield LogLine(file=name, number=0, text=text, node=event.node_index, at=event.at)
+    for node, said in nodes.items():
+        yield LogLine(file="the target", number=0, text=show_line(said), node=node)
+    for place in run.incarnations():
+        path = agent_ledger(run, *place)
+        if jump_s := _find_jump(read_ledger(path)):
+            text = f"the clock jumped by {jump_s:+.0f} s"
+            yield LogLine(file=_inside(run, path), number=0, text=text, node=place[0])
+
+
+def _find_jump(events: Sequence[LedgerEvent]) -> float:
+    """How far an agent's wall clock moved against its monotonic one; 0 where it did not."""
+    offsets = [event.at - event.monotonic_s for event in events if event.name != "worker-ended"]
+    steps = [b - a for a, b in itertools.pairwise(offsets)]
+    return next((step for step in steps if abs(step) > JUMP_S), 0.0)
+
+
+def tell_now(run: RunFolder, now: float) -> str:
+    """What a run that goes on does, by its nodes' ledgers; empty where they tell nothing."""
+    told = []
+    for node, incarnation in dict(run.incarnations()).items():
+        events = read_ledger(agent_ledger(run, node, incarnation))
+        last = next((e for e in reversed(events) if e.name != "worker-ended"), None)
+        if last is None or last.name not in _DOING:
+            continue
+        told.append(f"node {node} {_DOING[last.name]} since {max(0.0, now - last.at):.0f} s")
+    return "; ".join(told[:MOST_MISSING])
+
+
+_DOING = {
+    "agent-started": "starts",
+    "rendezvous-began": "waits for other nodes",
+    "workers-started": "trains, without a step that it reported,",
+    "first-step": "trains",
+    "hang": "ends a hang",
+    "gpu-wait": "waits for GPU memory",
+    "restart": "restarts",
+    "stop-requested": "stops",
+}

@@ -1,0 +1,211 @@
+"""The verdict: what happened first, where, why, how sure that is, and what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from launcher.contract.reasons import RunState
+from launcher.contract.worker_end import WorkerEnd, show_line
+from launcher.runs.outcome import FailureReport
+from launcher.verdict.cause import FailureCause
+from launcher.verdict.evidence import Evidence
+from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
+from launcher.verdict.rules.rule import Meaning, Weight
+from launcher.verdict.scan import LogLine
+from launcher.verdict.stacks import name_ranks
+
+_GENERAL = frozenset(
+    (
+        *(FailureCause.SCRIPT_ERROR, FailureCause.MASTER_UNREACHABLE, FailureCause.NCCL_ERROR),
+        *(FailureCause.STOPPED_BY_USER, FailureCause.CONTAINER_START),
+        FailureCause.MISSING_COLLECTIVE,
+    )
+)
+"""What comes behind others that weigh as much."""
+MOST_SHOWN = 12
+LINE_CHARACTERS = 160
+CERTAINTY = {Weight.ROOT: "certain", Weight.SURE: "certain", Weight.LIKELY: "likely"}
+"""Of a finding that nothing speaks against; all others are unclear."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One judgement of a run or of logs.
+
+    ``certainty`` is certain, likely or unclear; empty where nothing has failed. ``node`` and
+    ``rank`` are None where they are not known; ``place`` is a line of the user's code.
+    """
+
+    subject: str
+    state: str
+    cause: FailureCause
+    certainty: str
+    what: str
+    fix: str
+    node: int | None = None
+    rank: int | None = None
+    host: str = ""
+    place: str = ""
+    fell: tuple[int, ...] = ()
+    evidence: tuple[LogLine, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """Rank, node, host and line in words; empty where none of them is known."""
+        node = None if self.node is None else f"node {self.node}"
+        rank = None if self.rank is None else f"rank {self.rank}"
+        who = " on ".join(filter(None, (rank, node))) + (f" ({self.host})" if self.host else "")
+        return ", ".join(filter(None, (who, self.place)))
+
+    def to_jsonable(self) -> dict[str, object]:
+        """Plain data for ``--json``."""
+        return {**asdict(self), "reason": self.cause.reason, "runbook": self.cause.section}
+
+
+def decide_verdict(evidence: Evidence) -> Verdict:
+    """The first cause of what the evidence holds."""
+    failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned")
+    first = failure.first if failure else None
+    found = list(judge_lines(evidence.lines, evidence.standing))
+    if first:
+        found.append(judge_end(first))
+    found += judge_reason(evidence.reason, evidence.detail)
+    if evidence.state == RunState.SUCCEEDED.value:
+        found = []
+    if goes_on and first is None:
+        found = [one for one in found if one.weight >= Weight.SURE]
+    ordered = _order(found, first)
+    if not ordered:
+        return _nothing(evidence, first, goes_on=goes_on)
+    best = ordered[0]
+    line = _with_frame(best, ordered)
+    rank, node = _place(best, line, evidence)
+    return Verdict(
+        subject=evidence.subject,
+        state=evidence.state,
+        cause=best.cause,
+        certainty=_judge_certainty(best, ordered),
+        what=line.text or best.cause.replace("-", " "),
+        fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
+        node=node,
+        rank=rank,
+        host=first.host if first and first.node_index == node and first.host else line.pod,
+        place=line.frame if line.rank in (rank, None) else "",
+        fell=_fell(failure, rank),
+        evidence=tuple({(x.line.rank, x.line.text): x.line for x in reversed(ordered)}.values())[
+            : -MOST_SHOWN - 1 : -1
+        ],
+        missing=evidence.missing,
+    )
+
+
+def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None, int | None]:
+    """The rank and the node at fault, as far as they are known."""
+    ends = evidence.failure.ranks if evidence.failure else ()
+    rank = line.rank if best.rank is None else best.rank
+    is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT
+    if rank is None and ends and (is_its or line.text == ends[0].exception):
+        rank = ends[0].rank
+    if best.cause is FailureCause.MISSING_COLLECTIVE and best.rank is None:
+        # Those that came have given up; the one that had to be ended did not come.
+        silent = [x.rank for x in ends if x.cause == "terminated" and ": " not in x.exception]
+        rank = silent[0] if len(silent) == 1 else rank
+    if rank == line.rank and best.rank is None and line.node is not None:
+        return rank, line.node
+    # Of a fact of the machine: the node, where there is but one.
+    nodes = {end.node_index for end in ends if rank in (end.rank, None)}
+    node = nodes.pop() if len(nodes) == 1 else -1
+    return rank, line.node if node < 0 else node
+
+
+def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
+    """The heaviest before others; among equals the first failed worker's, then as they came."""
+    all_found = list(found)
+    if first and (first.cause == "hang" or first.is_collateral):
+        first = None  # It only followed from what another one did.
+    timed = all(one.line.at for one in all_found)
+
+    def key(one: Meaning) -> tuple[float, ...]:
+        is_own = first is None or one.line.rank == first.rank
+        # What others say once it is gone: they are judged, and it came before them.
+        is_after = not is_own and one.line.rank is not None and one.weight < Weight.ROOT
+        is_general = one.cause in _GENERAL
+        nowhere = one.weight is Weight.ROOT and one.line.node is None
+        at = one.line.at if timed else 0.0
+        return (is_after, -one.weight, not is_own, is_general, nowhere, at)
+
+    return sorted(all_found, key=key)
+
+
+def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
+    """The finding's line; that of the same words with the place in the code where one has it."""
+    same = (one.line for one in found if one.line.text == best.line.text and one.line.frame)
+    return best.line if best.line.frame else next(same, best.line)
+
+
+def _judge_certainty(best: Meaning, found: Sequence[Meaning]) -> str:
+    rivals = {one.cause for one in found if one.weight >= max(best.weight, Weight.LIKELY)}
+    certainty = CERTAINTY.get(best.weight, "unclear")
+    # Each side of a broken link blames the other.
+    sides = {one.line.node for one in found if one.cause is FailureCause.INFINIBAND_FAULT}
+    is_disputed = rivals - {best.cause} or len(sides) > 1
+    return "likely" if certainty == "certain" and is_disputed else certainty
+
+
+def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:
+    return tuple(sorted({end.rank for end in failure.ranks if end.rank != rank})) if failure else ()
+
+
+def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
+    what = "nothing that was read tells why"
+    if goes_on:
+        what = evidence.now or "no failure so far"
+    elif evidence.state == RunState.SUCCEEDED.value:
+        what = "it ended well"
+    elif not evidence.state and not evidence.missing:
+        what = "no line that was read tells of a failure"
+    return Verdict(
+        subject=evidence.subject,
+        state=evidence.state,
+        cause=FailureCause.UNKNOWN,
+        certainty="" if goes_on or evidence.state == RunState.SUCCEEDED.value else "unclear",
+        what=what,
+        fix=FailureCause.UNKNOWN.fix,
+        rank=first.rank if first else None,
+        node=first.node_index if first else None,
+        missing=evidence.missing,
+    )
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+def render_verdict(told: Verdict, *, evidence: bool = False) -> str:
+    """At most five lines for a person; with ``evidence`` also what it rests on."""
+    state = f" ({told.state})" if told.state else ""
+    if not told.certainty:
+        lines = [f"{told.subject}{state}: {told.what}"]
+    else:
+        lines = [f"{told.subject}{state}: {told.cause}, {told.certainty}: {_cut(told.what)}"]
+        lines += [f"  where: {told.where}"] if told.where else []
+        lines.append(f"  fix: {told.fix}; {told.cause.section}")
+        lines += [f"  fell with it: {name_ranks(told.fell)}"] if told.fell else []
+    lines += [f"  not read: {'; '.join(told.missing)}"] if told.missing else []
+    if evidence:
+        for line in told.evidence:
+            number = f":{line.number}" if line.number else ""
+            lines.append(f"  | {line.file}{number}: {_cut(line.text)}")
+    return "\n".join(lines) + "\n"
+
+
+def render_line(told: Verdict) -> str:
+    """The verdict in one line, for the record of a failed run."""
+    where = f", {told.where}" if told.where else ""
+    return f"{told.cause} ({told.certainty}){where}; fix: {told.fix}; {told.cause.section}"
+
+
+def _cut(text: str) -> str:
+    shown = show_line(text)
+    return shown if len(shown) <= LINE_CHARACTERS else f"{shown[: LINE_CHARACTERS - 3]}..."

@@ -1,0 +1,73 @@
+"""The watchdog looks at workers that hang while they are still there. A process in their place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.engine.attempts import Attempts
+from launcher.agent.engine.look import Looker
+from launcher.agent.engine.watchdog import Watchdog
+from launcher.agent.ledger import AgentLedger
+from launcher.contract.agent_settings import AgentSettings
+from launcher.contract.clock import SystemClock
+from launcher.contract.look import look_dir, read_looks, read_stacks
+from tests.waiting import wait_until
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from launcher.agent.heartbeat import HeartbeatWriter
+writer = HeartbeatWriter(Path(sys.argv[1]))
+writer.step()
+def hangs():
+    print("hangs", flush=True)
+    time.sleep(600)
+hangs()
+"""
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> Attempts:
+    node_dir, scratch = tmp_path / "nodes/0/0", tmp_path / "scratch"
+    scratch.mkdir()
+    return Attempts(node_dir, tmp_path, scratch)
+
+
+@pytest.fixture
+def worker(attempts: Attempts) -> Iterator[subprocess.Popen[bytes]]:
+    (place,) = attempts.begin({0: 0})
+    argv = (sys.executable, "-c", WORKER, str(place.heartbeat))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_a_hang_is_looked_at_before_its_workers_are_killed(
+    attempts: Attempts, worker: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    clock = SystemClock()
+    ledger = AgentLedger(tmp_path / "ledger.jsonl", clock, node_index=0, incarnation=0)
+    settings = AgentSettings(hang_min_s=0.2, hang_max_s=0.5)
+    watchdog = Watchdog(attempts, settings, ledger, Looker(attempts, clock), clock)
+
+    def is_killed() -> bool:
+        watchdog.look()
+        time.sleep(0.05)  # two looks are at least a second apart, whatever the load
+        return worker.poll() is not None
+
+    wait_until(is_killed)
+    (seen,) = read_looks(attempts.node_dir)
+    assert (seen.why, [one.rank for one in seen.ranks]) == ("hang", [0])
+    stacks = read_stacks(look_dir(attempts.node_dir, seen.id), 0)
+    assert stacks is not None
+    assert [frame.function for frame in stacks.threads[0].frames][:1] == ["hangs"]

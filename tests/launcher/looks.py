@@ -1,0 +1,47 @@
+"""An agent's part of a look, without an agent: a thread that answers in a node's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.contract import look
+from launcher.contract.look import Frame, Look, LookRequest, RankLook, RankStacks, ThreadStack
+from launcher.contract.records import dump_record, parse_record, read_object
+
+
+def write_look(node_dir: Path, id: str, rank: int, *, why: look.Why = "asked") -> None:
+    """What an agent leaves of one worker that waits in ``recv``."""
+    folder = look.look_dir(node_dir, id)
+    folder.mkdir(parents=True)
+    frames = (Frame(function="recv", file="/code/train.py", line=7),)
+    thread = ThreadStack(name="MainThread", is_main=True, frames=frames)
+    stacks = RankStacks(rank=rank, pid=1, taken_by="py-spy", threads=(thread,))
+    (folder / look.STACKS.format(rank=rank)).write_text(dump_record(stacks))
+    seen = RankLook(rank=rank, pid=1, state="S", no_collectives="not here")
+    told = Look(id=id, at=1.0, why=why, attempt=0, ranks=(seen,))
+    (folder / look.LOOK_FILE).write_text(dump_record(told))
+
+
+@contextlib.contextmanager
+def answering(node_dir: Path, rank: int) -> Iterator[None]:
+    """In the block a node's requests are answered."""
+    node_dir.mkdir(parents=True, exist_ok=True)
+    over, request = threading.Event(), node_dir / look.LOOK_REQUEST
+
+    def answer() -> None:
+        while not over.wait(0.02):
+            if request.exists():
+                asked = parse_record(LookRequest, read_object(request))
+                request.unlink()
+                write_look(node_dir, asked.id, rank)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(10)

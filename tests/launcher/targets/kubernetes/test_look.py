@@ -1,0 +1,70 @@
+"""Stacks of pods, by exec into them."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from launcher.api.stacks import render_stacks, take_stacks
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import InputError
+from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes.target import KubernetesTarget
+from tests.launcher.cluster_run import plan_in, put_pod
+from tests.launcher.fake_cluster import FakeCluster
+from tests.launcher.looks import answering
+
+pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+
+
+def start_pods(server: FakeCluster, folder: Path) -> tuple[RunFolder, dict[int, Path]]:
+    """A run of two nodes whose pods run, and each node's folder in its pod."""
+    plan = plan_in(folder)
+    run = RunFolder(Path(plan.run_dir))
+    run.create(plan, "", 1.0)
+    server.put("jobs", KubernetesTarget(folder / "runs").render(plan).objects[-1])
+    inside: dict[int, Path] = {}
+    for index in (0, 1):
+        name, there = f"digits-{index}-a", folder / f"pod-{index}"
+        running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+        put_pod(server, name, index, made="00", phase="Running", state=running)
+        inside[index] = there / "launcher/run/nodes" / str(index) / "0"
+        inside[index].mkdir(parents=True)
+
+        def begin(argv: list[str], there: Path = there) -> subprocess.Popen[bytes]:
+            words = [str(there) + word if word.startswith("/launcher") else word for word in argv]
+            pipe = subprocess.PIPE
+            return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe)
+
+        server.programs[name] = begin
+    return run, inside
+
+
+def test_stacks_of_pods_come_by_exec_into_them(server: FakeCluster, tmp_path: Path) -> None:
+    run, inside = start_pods(server, tmp_path)
+    with ExitStack() as agents:
+        for index, folder in inside.items():
+            agents.enter_context(answering(folder, index))
+        told = take_stacks(run, SystemClock())
+    assert render_stacks(told).splitlines()[0] == "ranks 0-1: recv <- train.py:7"
+    assert not told.silent
+
+
+def test_a_pod_whose_agent_says_nothing_is_named(server: FakeCluster, tmp_path: Path) -> None:
+    run, inside = start_pods(server, tmp_path)
+    with answering(inside[0], 0):
+        told = take_stacks(run, SystemClock())
+    assert sorted(told.stacks) == [0]
+    assert list(told.silent) == [1]
+
+
+def test_a_user_who_may_not_exec_is_told_which_right_is_missing(
+    server: FakeCluster, tmp_path: Path
+) -> None:
+    run, _ = start_pods(server, tmp_path)
+    server.denied.add(("create", "pods/exec"))
+    with pytest.raises(InputError, match="may not create and get pods/exec"):
+        take_stacks(run, SystemClock())

@@ -1,0 +1,231 @@
+"""What is read of runs that are half there, of huge logs, and of logs of torchrun."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.folder import RunFolder
+from launcher.verdict.cause import FailureCause
+from launcher.verdict.evidence import read_run
+from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
+from launcher.verdict.verdict import Verdict, decide_verdict, render_line, render_verdict
+
+TRACEBACK = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/code/train.py", line 12, in <module>
+[rank{rank}]:     {call}
+[rank{rank}]: {exception}
+"""
+LOST_PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:54949."
+REPORT = """\
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-25_01:44:09
+  host      : n1
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 31700) {signal}
+  error_file: <N/A>
+============================================================
+"""
+
+
+def traceback(rank: int, exception: str, call: str = "step()") -> str:
+    return TRACEBACK.format(rank=rank, exception=exception, call=call)
+
+
+def ended_run(root: Path) -> RunFolder:
+    """A run of two ranks; rank 1 raised, as an agent leaves it, without plan and outcome."""
+    for rank, code, exception in ((0, -15, LOST_PEER), (1, 1, "ValueError: bad batch")):
+        folder = root / f"run-1/nodes/0/0/attempt-0/rank-{rank}"
+        folder.mkdir(parents=True)
+        (folder / "stderr").write_text(traceback(rank, exception))
+        end = {"attempt": 0, "rank": rank, "local_rank": rank, "exit_code": code, "log": ""}
+        end |= {"failed_at": 9.0 - rank, "exception": exception}
+        end |= {"cause": "terminated" if code < 0 else "exit"}
+        (folder / "exit.json").write_text(json.dumps(end))
+    return RunFolder(root / "run-1")
+
+
+def verdict_of(run: RunFolder) -> Verdict:
+    return decide_verdict(read_run(run))
+
+
+def test_half_a_run_without_its_plan_has_a_verdict_that_says_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    told = verdict_of(ended_run(tmp_path))
+    assert (told.cause, told.certainty) == (FailureCause.SCRIPT_ERROR, "certain")
+    assert (told.node, told.rank, told.place) == (0, 1, "train.py:12")
+    assert told.fell == (0,)
+    assert "plan.json is not there" in told.missing
+
+
+def test_an_empty_folder_has_a_verdict(tmp_path: Path) -> None:
+    told = verdict_of(RunFolder(tmp_path))
+    assert (told.cause, told.certainty) == (FailureCause.UNKNOWN, "unclear")
+    assert "no log of a worker or a node" in told.missing
+
+
+@pytest.mark.parametrize("name", ["plan.json", "outcome.json"])
+def test_a_file_of_an_older_version_counts_as_missing(tmp_path: Path, name: str) -> None:
+    run = ended_run(tmp_path)
+    (run.path / name).write_text('{"schema": 0, "failure": 7}')
+    told = verdict_of(run)
+    assert told.cause is FailureCause.SCRIPT_ERROR
+    assert any(name in missing for missing in told.missing)
+
+
+def test_torn_ledgers_and_cut_files_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+    run = ended_run(tmp_path)
+    ledger = run.path / "ledger"
+    ledger.mkdir()
+    (ledger / "agent-0-0.jsonl").write_text('{"source": "agent", "event": "hang", "at": 1.0')
+    (ledger / "pods.jsonl").write_bytes(b"\xff\xfe{]\n" * 3)
+    rank = run.path / "nodes/0/0/attempt-0/rank-1"
+    (rank / "error.json").write_text('{"message": {"message": "Val')
+    (rank / "exit.json").write_text("")
+    assert verdict_of(run).cause is FailureCause.SCRIPT_ERROR
+
+
+def test_a_clock_that_jumped_is_named_where_nothing_else_is(tmp_path: Path) -> None:
+    ledger = tmp_path / "run/ledger/agent-0-0.jsonl"
+    ledger.parent.mkdir(parents=True)
+    (tmp_path / "run/nodes/0/0").mkdir(parents=True)
+    event = {"source": "agent", "node_index": 0, "incarnation": 0, "event": "agent-started"}
+    times = ((1000.0, 10.0), (1001.0, 11.0), (4602.0, 12.0))
+    lines = [json.dumps({**event, "at": at, "monotonic_s": since}) for at, since in times]
+    ledger.write_text("\n".join(lines))
+    told = verdict_of(RunFolder(tmp_path / "run"))
+    assert (told.cause, told.node) == (FailureCause.CLOCK_JUMP, 0)
+    assert "+3600 s" in told.what
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become another user")
+def test_a_file_that_may_not_be_read_is_told() -> None:
+    with tempfile.TemporaryDirectory() as root:
+        run = ended_run(Path(root))
+        Path(root).chmod(0o755)
+        (run.path / "nodes/0/0/attempt-0/rank-0/stderr").chmod(0)
+        os.seteuid(65534)
+        try:
+            told = verdict_of(run)
+        finally:
+            os.seteuid(0)
+    assert told.cause is FailureCause.SCRIPT_ERROR
+    assert "nodes/0/0/attempt-0/rank-0/stderr: Permission denied" in told.missing
+
+
+def test_a_run_of_10_gb_is_judged_in_10_s_and_200_mb(tmp_path: Path) -> None:
+    run = ended_run(tmp_path)
+    log = run.path / "nodes/0/0/attempt-0/rank-1/stderr"
+    line = b"step 1200 loss 2.31 error 0.01 lr 1e-4 time 0.3 s\n"
+    with log.open("wb") as file:
+        file.write(line * 40_000)
+        file.seek(10 << 30)  # a hole: it costs no disk
+        file.write(b"\n" + line * 40_000 + traceback(1, "ValueError: bad batch").encode())
+    code = "import sys, resource; from pathlib import Path; from launcher.api.why import read_path"
+    code += "; from launcher.verdict.verdict import decide_verdict as decide"
+    code += f"; print(decide(read_path(Path({str(run.path)!r}))).place)"
+    code += "; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    began = time.monotonic()
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    place, kb = told.stdout.split()
+    assert place == "train.py:12"
+    assert int(kb) < 200 << 10
+    assert time.monotonic() - began < 10
+
+
+def test_what_was_not_read_of_a_long_log_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * (20 << 20))
+    told = decide_verdict(read_file(log))
+    assert told.missing == ("15MiB in the middle of log",)
+
+
+# -- torchrun -------------------------------------------------------------------------------------
+
+
+def test_torchruns_own_order_does_not_hide_the_rank_that_failed_by_itself() -> None:
+    text = traceback(0, LOST_PEER) + traceback(1, "KeyError: 'pixels'")
+    text += REPORT.format(rank=0, code=1, signal="")
+    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    assert (told.cause, told.rank, told.place) == (FailureCause.SCRIPT_ERROR, 1, "train.py:12")
+
+
+def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt() -> None:
+    text = (
+        traceback(0, "KeyError: 'pixels'") + "[rank1]: OSError: [Errno 28] No space left on device"
+    )
+    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    assert told.certainty == "likely"
+
+
+def test_two_ends_of_a_link_that_blame_each_other_leave_a_doubt() -> None:
+    said = "NCCL WARN NET/IB: Got completion from peer 10.1.0.2<51100> with status=12 opcode=32697"
+    one_side = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}".encode())))
+    both = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}\n[0/0] {said}".encode())))
+    assert one_side.cause is both.cause is FailureCause.INFINIBAND_FAULT
+    assert (one_side.certainty, both.certainty) == ("certain", "likely")
+
+
+def test_another_size_in_a_collective_may_be_one_that_a_rank_has_left_out() -> None:
+    said = "RuntimeError: [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 348 vs 4."
+    told = decide_verdict(read_stdin(io.BytesIO(traceback(1, said).encode())))
+    assert told.cause is FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE
+    assert told.certainty == "likely"
+
+
+def test_the_line_that_ends_a_failed_run_names_the_fix() -> None:
+    said = "RuntimeError: unable to allocate shared memory(shm) for file </torch_7>: Success (0)"
+    told = decide_verdict(read_stdin(io.BytesIO(said.encode())))
+    assert "fix: --set resources.shm=8Gi" in render_line(told)
+
+
+def test_a_killed_rank_is_told_by_torchruns_report_alone() -> None:
+    text = traceback(0, LOST_PEER) + REPORT.format(rank=1, code=-9, signal="(SIGKILL)")
+    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    assert (told.cause, told.rank) == (FailureCause.KILLED, 1)
+    assert told.certainty != "certain"
+
+
+def test_a_folder_of_torchruns_logs_is_judged_by_its_newest_attempt(tmp_path: Path) -> None:
+    for attempt, exception in ((0, "ValueError: old"), (1, "torch.OutOfMemoryError: CUDA out of")):
+        folder = tmp_path / f"id/attempt_{attempt}/2"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(traceback(2, f"{exception} memory. Tried to"))
+    told = decide_verdict(read_folder(tmp_path))
+    assert (told.cause, told.rank) == (FailureCause.CUDA_OUT_OF_MEMORY, 2)
+
+
+def test_a_log_without_a_failure_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("step 1 loss 2.0\nstep 2 loss 1.9\n")
+    told = decide_verdict(read_file(log))
+    assert told.cause is FailureCause.UNKNOWN
+    assert "no line that was read tells of a failure" in told.what
+
+
+def test_no_verdict_has_more_than_five_lines() -> None:
+    text = traceback(0, LOST_PEER) + traceback(1, "KeyError: 'pixels'") + "x" * (20 << 20)
+    text += REPORT.format(rank=1, code=1, signal="")
+    shown = render_verdict(decide_verdict(read_stdin(io.BytesIO(text.encode()))))
+    assert len(shown.splitlines()) == 5
+    assert "docs/runbook.md#script-error" in shown
+
+
+def test_a_fifo_in_a_folder_of_logs_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.log")
+    (tmp_path / "train.log").write_text(traceback(0, "ValueError: bad"))
+    assert decide_verdict(read_folder(tmp_path)).cause is FailureCause.SCRIPT_ERROR

@@ -1,0 +1,29 @@
+"""docs/runbook.md: each cause has its section, and nothing else has one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from launcher.contract.reasons import Reason
+from launcher.verdict.cause import FailureCause
+
+PAGE = Path(__file__).parents[3] / "docs/runbook.md"
+
+
+def test_each_cause_has_its_section_under_the_anchor_that_verdicts_link_to() -> None:
+    anchors = re.findall(r"^### (\S+)$", PAGE.read_text(), re.MULTILINE)
+    assert anchors == [str(cause) for cause in FailureCause]
+    assert {cause.section for cause in FailureCause} == {
+        f"docs/runbook.md#{name}" for name in anchors
+    }
+
+
+def test_each_section_says_how_to_be_sure_how_to_fix_it_and_how_to_avoid_it() -> None:
+    for section in PAGE.read_text().split("\n### ")[1:]:
+        told = re.findall(r"^- (Be sure|Fix|Never again): \S", section, re.MULTILINE)
+        assert told == ["Be sure", "Fix", "Never again"], section[:40]
+
+
+def test_each_cause_stands_for_a_reason_and_has_a_fix() -> None:
+    assert all(cause.reason in Reason and cause.fix for cause in FailureCause)

@@ -1,0 +1,70 @@
+"""Stacks of many ranks become a few groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.contract.look import Frame, RankStacks, ThreadStack
+from launcher.verdict.stacks import merge_stacks, name_ranks, render_group, shorten
+
+LIBRARY = "/venv/lib/python3.11/site-packages/torch"
+REDUCES = (
+    Frame(function="all_reduce", file=f"{LIBRARY}/distributed/distributed_c10d.py", line=3252),
+    Frame(function="wrapper", file=f"{LIBRARY}/distributed/c10d_logger.py", line=83),
+    Frame(function="main", file="/home/a/train.py", line=88),
+)
+LOADS = (
+    Frame(function="get", file="/usr/lib/python3.11/queue.py", line=171),
+    Frame(function="_next", file=f"{LIBRARY}/utils/data/dataloader.py", line=412),
+    Frame(function="main", file="/home/a/train.py", line=61),
+)
+
+
+def stacks(rank: int, *frames: Frame, others: tuple[ThreadStack, ...] = ()) -> RankStacks:
+    main = ThreadStack(name="MainThread", is_main=True, frames=frames)
+    return RankStacks(rank=rank, pid=rank, taken_by="py-spy", threads=(main, *others))
+
+
+def test_ranks_that_stand_at_the_same_place_are_one_group() -> None:
+    found = merge_stacks(stacks(rank, *(LOADS if rank == 3 else REDUCES)) for rank in range(8))
+    assert [group.ranks for group in found] == [(0, 1, 2, 4, 5, 6, 7), (3,)]
+    first, second = (render_group(group).splitlines()[0] for group in found)
+    assert first == "ranks 0-2, 4-7: all_reduce <- train.py:88"
+    assert second == "rank 3: get <- dataloader.py:412 <- train.py:61"
+
+
+def test_the_same_script_in_another_folder_is_the_same_place() -> None:
+    there = (*REDUCES[:2], Frame(function="main", file="/scratch/b/train.py", line=88))
+    assert len(merge_stacks([stacks(0, *REDUCES), stacks(1, *there)])) == 1
+
+
+def test_other_threads_are_shown_after_the_main_ones_and_only_where_asked() -> None:
+    pin = ThreadStack(name="pin", frames=LOADS)
+    found = [stacks(0, *REDUCES, others=(pin,)), stacks(1, *REDUCES, others=(pin, pin))]
+    assert [group.is_main for group in merge_stacks(found)] == [True]
+    main, other = merge_stacks(found, all_threads=True)
+    assert (main.is_main, other.name, other.ranks) == (True, "pin", (0, 1))
+    assert render_group(other).startswith("ranks 0-1, thread pin: get <- ")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ((3,), "rank 3"),
+        ((0, 1), "ranks 0-1"),
+        ((1, 3), "ranks 1, 3"),
+        ((5, 0, 1, 2), "ranks 0-2, 5"),
+    ],
+)
+def test_ranks_are_named_by_their_ranges(ranks: tuple[int, ...], words: str) -> None:
+    assert name_ranks(ranks) == words
+
+
+def test_a_thread_without_frames_is_told() -> None:
+    assert shorten(()) == "no Python frames"
+
+
+def test_a_long_stack_is_cut_and_says_so() -> None:
+    deep = tuple(Frame(function="walk", file="/home/a/train.py", line=n) for n in range(30))
+    (group,) = merge_stacks([stacks(0, *deep)])
+    assert render_group(group).splitlines()[-1].strip() == "and 10 more"

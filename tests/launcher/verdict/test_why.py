@@ -1,0 +1,115 @@
+"""``launcher why`` as a person types it, on real runs of local processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from launcher.verdict.cause import FailureCause
+from tests.launcher.runner import PREFIX, WAITING, Runner
+from tests.waiting import wait_until
+
+TWO = PREFIX.replace("nproc_per_node: 1", "nproc_per_node: 2")
+LOCAL = ("run", "job.yaml", "--on", "local")
+ONE_RAISES = """\
+import os, time
+if os.environ["RANK"] == "1":
+    open("/data/nowhere/train.bin")
+time.sleep(60)
+"""
+
+
+def last_line(text: str) -> str:
+    return text.rstrip("\n").splitlines()[-1]
+
+
+def test_the_last_line_of_a_failed_run_is_its_verdict(launcher: Runner) -> None:
+    launcher.write(ONE_RAISES, TWO)
+    done = launcher(*LOCAL)
+    told = "missing-file (certain), rank 1 on node 0, train.py:3; fix: name a path that every node"
+    told += " has, or mount it; docs/runbook.md#missing-file"
+    assert last_line(done.stderr).startswith(f"  why          {told}; ")
+    assert launcher.outcome["verdict"] == told
+    assert told in launcher("status").stdout
+
+
+def test_why_tells_the_rank_that_failed_first_and_what_fell_with_it(launcher: Runner) -> None:
+    launcher.write(ONE_RAISES, TWO)
+    launcher(*LOCAL)
+    headline, where, fix, fell = launcher("why").stdout.splitlines()
+    assert "missing-file, certain: FileNotFoundError: [Errno 2]" in headline
+    assert where == "  where: rank 1 on node 0, train.py:3"
+    assert fix.endswith("docs/runbook.md#missing-file")
+    assert fell == "  fell with it: rank 0"
+    assert "rank-1/error.json:4: FileNotFoundError" in launcher("why", "--evidence").stdout
+
+
+def test_a_killed_rank_is_likely_but_not_certainly_that(launcher: Runner) -> None:
+    launcher.write("import os\nos.kill(os.getpid(), 9)\n")
+    launcher(*LOCAL)
+    told = json.loads(launcher("why", "--json").stdout)
+    assert (told["cause"], told["certainty"], told["rank"]) == ("killed", "likely", 0)
+    assert told["runbook"] == "docs/runbook.md#killed"
+
+
+WAITS_FOR_A_LOCK = """\
+import datetime, threading
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))
+optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
+lock = threading.Lock()
+for step in range(100):
+    optimizer.step()
+    if step == 50 and dist.get_rank() == 1:
+        lock.acquire()
+        lock.acquire()
+    dist.all_reduce(torch.ones(4))
+"""
+
+
+def test_of_a_hang_the_rank_is_named_that_the_others_wait_for(launcher: Runner) -> None:
+    launcher.write(WAITS_FOR_A_LOCK, TWO)
+    launcher(*LOCAL, "--set", "agent.hang_min_s=3", "--set", "agent.hang_max_s=4")
+    headline, where, *_ = launcher("why").stdout.splitlines()
+    assert "deadlock, likely: rank 1 stands at train.py:10; rank 0: all_reduce" in headline
+    assert where == "  where: rank 1 on node 0, train.py:10"
+    assert "rank 1 has not entered all_reduce" in launcher("why", "--evidence").stdout
+
+
+def test_a_run_that_goes_on_is_told_to_and_a_part_of_its_folder_too(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    launcher(*LOCAL, "--detach")
+    run = launcher.folder / "runs" / launcher.run_ids()[0]
+    wait_until(lambda: (run / "up-0").exists())
+    told = launcher("why").stdout
+    assert told.startswith(f"{run.name} (running): node 0 ")
+    launcher("stop")
+    part = launcher.folder / "a part"
+    (part / "nodes/0").mkdir(parents=True)
+    (run / "nodes/0/0").rename(part / "nodes/0/0")
+    assert "plan.json is not there" in launcher("why", "a part").stdout
+
+
+def test_a_run_that_ended_well_has_no_verdict(launcher: Runner) -> None:
+    launcher.write("print('done')\n")
+    done = launcher(*LOCAL)
+    assert "  why " not in done.stderr
+    assert launcher("why").stdout.endswith("(succeeded): it ended well\n")
+
+
+def test_a_log_on_stdin_is_judged_when_its_writer_ends(launcher: Runner) -> None:
+    text = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+    asked = launcher.argv("why", "-")
+    done = subprocess.run(
+        asked, input=text, capture_output=True, text=True, cwd=launcher.folder, check=True
+    )
+    assert done.stdout.startswith(
+        f"stdin: {FailureCause.WRONG_ARCHITECTURE}, certain: RuntimeError"
+    )
+
+
+def test_a_word_that_is_no_run_and_no_path_is_refused(launcher: Runner, tmp_path: Path) -> None:
+    done = launcher("why", "nothing-here")
+    assert done.returncode == 2
+    assert "error: no run 'nothing-here'" in done.stderr
