@@ -25,6 +25,7 @@ from tests.fabric_train.forked import ForkedError, run_forked
 
 SHARDS, BATCH, WIDTH = 6, 4, 8
 BOTH = ["local_sgd", "diloco"]
+ONE_IN_EVERY_CI = [pytest.param("local_sgd", marks=pytest.mark.slow), "diloco"]
 
 
 def place() -> Place:
@@ -167,8 +168,15 @@ def test_ranks_drift_apart_between_meetings_and_tests_see_their_mean():
 # -- checkpoints -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("warmup_steps", [0, 7])
+@pytest.mark.parametrize(
+    ("name", "warmup_steps"),
+    [
+        ("local_sgd", 0),
+        ("diloco", 7),
+        pytest.param("local_sgd", 7, marks=pytest.mark.slow),
+        pytest.param("diloco", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_killed_within_a_step_and_resumed_makes_the_undisturbed_losses(
     tmp_path, name, warmup_steps
 ):
@@ -190,7 +198,7 @@ def test_a_rank_killed_within_a_step_and_resumed_makes_the_undisturbed_losses(
         assert digest == expected_digest
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ONE_IN_EVERY_CI)
 def test_another_world_goes_on_from_the_mean(tmp_path, name):
     options = {"every": 4}
 
@@ -232,7 +240,7 @@ def every_tensor(strategy: LocalSgd) -> dict[str, Tensor]:
     return found | outer
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ONE_IN_EVERY_CI)
 def test_it_takes_ddps_checkpoint_and_ddp_takes_its(tmp_path, name):
     def run(strategy: str, stop: int) -> tuple[int, dict[str, Tensor], list[str]]:
         options = {} if strategy == "ddp" else {"every": 4}
