@@ -21,9 +21,6 @@ import pytest.__main__
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-# A shell starts what runs in its background with interrupts ignored, and children inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 DOCKER_IMAGE = "fabric-train:cpu"
 WHY_NOT_BUILT = Path(__file__).parents[1] / ".image/cpu.reason"
 """Left by ``make test``, which builds the image if that is possible."""
@@ -155,6 +152,12 @@ ENGINES: dict[str, Callable[[], str]] = {
 
 SHARED = ("hosts", "slurm", "cluster", "gpu")
 """Engines of which there is one: their tests run one after the other."""
+
+
+@pytest.fixture(autouse=True)
+def _hears_interrupts() -> None:
+    """Also where a run has ended in this process, which leaves SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:
