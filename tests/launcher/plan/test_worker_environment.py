@@ -195,8 +195,8 @@ def test_the_same_script_works_under_plain_torchrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("RUN_DIR", "remove it; if it is the script's own, rename it there and here: MY_RUN_DIR"),
-        ("CHECKPOINT_DIR", "use the key checkpoint_dir; if it is the script's own, rename it"),
+        ("RUN_DIR", "remove it"),
+        ("CHECKPOINT_DIR", "use the key checkpoint_dir"),
     ],
 )
 def test_a_job_that_sets_a_folder_of_the_launcher_is_refused(
