@@ -17,7 +17,7 @@ NODES ?= 1
 GPUS ?= 1
 ON ?=
 ARGS ?=
-SOAK_S ?= 3600
+SOAK_S ?= 600
 FAULTS ?= 10
 SEED ?= 0
 REQUIRE ?=
@@ -57,7 +57,7 @@ test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missi
 	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
 	REQUIRE=$(REQUIRE) $(pytest) -m "not slow" $(ARGS)
 
-soak: $(READY) ## run everything, the long tests too
+soak: $(READY) ## run everything, the long tests too; SOAK_S=3600 looks an hour for nodes lost by mistake
 	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
 	LAUNCHER_SOAK_S=$(SOAK_S) REQUIRE=$(REQUIRE) $(pytest) $(ARGS)
 
