@@ -29,6 +29,9 @@ docs/inside-an-allocation.md"""
 OF_WHY = """RUN may also be a folder, such as a part of a run's or torchrun's --log-dir, or one
 log; - is stdin: torchrun ... 2>&1 | tee log | launcher why -. It reads long logs from both ends,
 and says what it did not read. docs/runbook.md has a section for each cause."""
+OF_IMPORT = """Launch lines are those of torchrun, accelerate, deepspeed, horovodrun, mpirun, srun and
+docker run; files are batch scripts, PyTorchJobs, TrainJobs, what accelerate config wrote, and
+hostfiles. Words without a place in a job file are named at its top. docs/import.md"""
 OF_BUILD = """The tag goes to stdout, all else to stderr. The requirements are those beside the
 script, or at the top of its repository: requirements.txt, else pyproject.toml. A torch that the
 base holds stays as it is."""
@@ -318,6 +321,21 @@ def _add_to_check(check: ArgumentParser) -> None:
     check.add_argument("--json", action="store_true")
 
 
+def _add_to_import(imports: ArgumentParser) -> None:
+    imports.epilog = OF_IMPORT
+    imports.usage = f"{imports.prog} FILE [-o job.yaml] [-- train.py ARGUMENTS], or -- LAUNCH LINE"
+    imports.add_argument("file", metavar="FILE", nargs="?", help="a file, a quoted line, or - (stdin)")
+    imports.add_argument("-o", "--output", metavar="FILE", help="write it, where no such file is")
+
+
+def _add_to_init(init: ArgumentParser) -> None:
+    init.usage = f"{init.prog} train.py [-o job.yaml] [-- ARGUMENTS]"
+    init.add_argument("script", metavar="SCRIPT", help="the script that trains")
+    init.add_argument(
+        "-o", "--output", metavar="FILE", default="job.yaml", help="a new file (default: job.yaml)"
+    )
+
+
 def _add_to_play(play: ArgumentParser) -> None:
     play.epilog = "The pods' stdout goes to stdout; their stderr and what happens go to stderr."
     play.add_argument(
@@ -380,6 +398,13 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "env:env",
         'print a node\'s settings for a shell: eval "$(launcher env ...)"',
         _add_to_env,
+    ),
+    ("init", "imports:init", "write a job file for a script", _add_to_init),
+    (
+        "import",
+        "imports:import_job",
+        "print the job file for a launch line, a batch script, a PyTorchJob or a config",
+        _add_to_import,
     ),
     (
         "check",

@@ -1,0 +1,64 @@
+"""``import`` and ``init``: a job file from what people have."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from launcher.contract import typed
+from launcher.contract.errors import ExitCode, InputError
+from launcher.job.script import check_script
+from launcher.manifests.check import MAX_FILE_BYTES, STDIN_NAME
+from launcher.manifests.imports.init import render_job
+from launcher.manifests.imports.read import import_line, import_text
+from launcher.yamlfile.source import decode_text, read_text
+
+
+def import_job(arguments: argparse.Namespace) -> int:
+    """Prints the job file for a launch line, a script or a manifest, or writes it; the exit code."""
+    given, extra = arguments.file, arguments.extra
+    if given is None:
+        if not extra:
+            raise InputError("nothing to import", "launcher import FILE, or -- torchrun ...")
+        text = import_line(extra)
+    elif given == "-":
+        raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        text = import_text(decode_text(raw, STDIN_NAME, MAX_FILE_BYTES), STDIN_NAME, extra)
+    elif " " in given.strip() and not Path(given).exists():
+        text = import_text(given, "the line given", extra)
+    else:
+        text = import_text(read_text(given, MAX_FILE_BYTES), given, extra)
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        write_new(Path(arguments.output), text)
+    return int(ExitCode.OK)
+
+
+def init(arguments: argparse.Namespace) -> int:
+    """Writes ``job.yaml`` for a script, and prints the next three commands; the exit code."""
+    check_script(arguments.script)
+    folder = Path(arguments.script)
+    script = folder / "__main__.py" if folder.is_dir() else folder
+    beside = {path.name for path in script.resolve().parent.iterdir()}
+    command = (arguments.script, *arguments.extra)
+    text = render_job(command, read_text(script), beside)
+    output = Path(arguments.output)
+    write_new(output, text)
+    for words, why in (
+        (("check", str(script)), "what breaks with more than one process"),
+        (("run", str(output)), "on this machine"),
+        (("run", str(output), "--on", "hosts", "--hosts", "HOST1,HOST2"), "or docker, slurm, ..."),
+    ):
+        print(f"{typed.command(*words)}  # {why}")
+    return int(ExitCode.OK)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Writes a file that is not there yet. Raises ``InputError`` where it is."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InputError(f"{path} is there already", f"another name: -o other-{path.name}") from None

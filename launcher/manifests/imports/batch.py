@@ -1,0 +1,92 @@
+"""Batch scripts of Slurm that start a training. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from launcher.contract.errors import InputError
+from launcher.manifests.batch.script import BatchScript, ScriptLine
+from launcher.manifests.imports.command_line import (
+    ASSIGNMENT,
+    Reader,
+    find_program,
+    last_launch,
+    split_line,
+)
+from launcher.manifests.imports.draft import Draft
+from launcher.manifests.imports.programs import NOWHERE, SBATCH
+
+SETUP = ("module", "ml", "source", ".", "conda", "mamba", "eval", "ulimit", "spack", "cd", "umask")
+"""Commands that make a node ready; each start of the job runs them first."""
+OF_SLURM = {
+    **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
+    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node",
+    "SLURM_GPUS_ON_NODE": "gpus-per-node",
+    "SLURM_CPUS_PER_TASK": "cpus-per-task",
+}
+"""Variables whose values the script's own options tell."""
+
+
+def import_batch_script(script: BatchScript, draft: Draft) -> None:
+    """Reads a batch script. Raises ``InputError`` where it starts no training."""
+    given = {name: word.text for name, word in script.options.items()}
+    gres = re.search(r"gpu(?::[A-Za-z]\w*)?:(\d+)", given.get("gres", ""))
+    if gres:
+        given.setdefault("gpus-per-node", gres[1])
+    known = {variable: given[name] for variable, name in OF_SLURM.items() if given.get(name)}
+    reader = Reader(draft, known)
+    launches = [line for line in script.lines if _starts_training(line, launched=True)]
+    launches = launches or [line for line in script.lines if _starts_training(line, launched=False)]
+    if not launches:
+        raise InputError(
+            f"{script.file}: no line starts torchrun, srun, mpirun, accelerate or python",
+            f"a job file by hand: docs/job-file.md; {script.file} itself: sbatch {script.file}",
+        )
+    for line in script.lines:
+        if line is launches[0]:
+            break
+        _prepare(line, reader, known)
+    reader.read(last_launch(split_line(launches[0].raw)))
+    for line in launches[1:]:
+        draft.leave(line.raw.split("\n")[0], "a second training: a job file of its own")
+    special: dict[str, str] = {}
+    for name, word in script.options.items():
+        if name == "gpus-per-node" and "gres" in given:
+            continue
+        written = f"--{name}={word.text}" if word.text else f"--{name}"
+        value = written if SBATCH.keys.get(SBATCH.short.get(name, name)) == "=extra" else word.text
+        reader.take(SBATCH, SBATCH.short.get(name, name), value, f"#SBATCH {written}", special)
+    tasks = special.get("tasks_per_node", "")
+    if tasks.isdigit() and "nproc_per_node" not in draft.keys:
+        draft.put("nproc_per_node", int(tasks))
+    cpus = draft.keys.get("slurm.cpus_per_task")
+    if tasks.isdigit() and isinstance(cpus, int):
+        # Each node's only task is the agent, which has the cores of all its workers.
+        draft.keys["slurm.cpus_per_task"] = cpus * int(tasks)
+    reader.take_slurm(special)
+
+
+def _starts_training(line: ScriptLine, *, launched: bool) -> bool:
+    words = [word.text for word in line.words]
+    if launched:
+        program = find_program(words)
+        others = {"hostname", "echo", "scontrol", "nvidia-smi", "printf", "which", "pip"}
+        return bool(program) and not others & {*words}
+    return bool(words) and bool(re.fullmatch(r"python[0-9.]*", words[0].rpartition("/")[2]))
+
+
+def _prepare(line: ScriptLine, reader: Reader, known: dict[str, str]) -> None:
+    """A line before the launch: a variable, the preparation of a node, or neither."""
+    words = [word.text for word in line.words]
+    names = words[1:] if words[:1] == ["export"] else words
+    found = [ASSIGNMENT.fullmatch(word) for word in names]
+    if found and all(found) and "$(" not in line.raw and "`" not in line.raw:
+        for one in filter(None, found):
+            if words[0] == "export":
+                reader.read([one[0]])
+            known[one[1]] = one[2]
+    elif words and words[0] in SETUP:
+        reader.draft.add("slurm.setup", line.raw)
+    else:
+        reader.draft.leave(line.raw.replace("\n", " "), f"{NOWHERE}; slurm.setup takes lines of shell")

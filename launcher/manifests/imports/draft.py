@@ -1,0 +1,122 @@
+"""A job file in the making: its keys, and what has no place in it. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from launcher.contract import typed
+from launcher.contract.errors import InputError
+from launcher.job.file import parse_job
+from launcher.job.script import name_of
+from launcher.yamlfile.problem import FileError
+
+FIRST = ("name", "image", "command", "nnodes", "nproc_per_node")
+"""The keys that a person looks for, at the top; the others follow in the order of their import."""
+
+
+@dataclass(kw_only=True)
+class Draft:
+    """What was read so far.
+
+    ``keys`` are a job file's, each path with dots (``resources.shm``). ``left`` are words without
+    a place in it, each with the reason. ``options`` go behind ``launcher run job.yaml``.
+    """
+
+    source: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    left: list[tuple[str, str]] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+
+    def put(self, key: str, value: Any) -> None:
+        """Sets a key; of two values the first counts, as the innermost program is read first."""
+        if value not in (None, "", (), [], {}):
+            self.keys.setdefault(key, value)
+
+    def add(self, key: str, item: Any) -> None:
+        """One more item of a list."""
+        self.keys.setdefault(key, [])
+        if item not in self.keys[key]:
+            self.keys[key].append(item)
+
+    def set_env(self, name: str, value: str) -> None:
+        self.keys.setdefault("env", {}).setdefault(name, value)
+
+    def leave(self, word: str, why: str) -> None:
+        """Names a word that is not taken over."""
+        if (word, why) not in self.left:
+            self.left.append((word, why))
+
+
+def render_draft(draft: Draft) -> str:
+    """The text of the job file. Raises ``InputError`` where nothing says what to run."""
+    if not draft.keys.get("command"):
+        name = shlex.quote(draft.source)
+        raise InputError(
+            f"{draft.source}: it names no script",
+            f"{typed.command('import', name)} -- train.py --its=arguments",
+        )
+    draft.put("name", name_of(tuple(draft.keys["command"])))
+    for _ in range(len(draft.keys)):
+        text = "\n".join(_dump(draft))
+        try:
+            parse_job(text, draft.source)
+        except FileError as error:
+            if not _drop(draft, error):
+                raise
+            continue
+        return "\n".join((*_header(draft), text, ""))
+    raise InputError(f"{draft.source}: nothing of it fits a job file", "write one: docs/job-file.md")
+
+
+def _drop(draft: Draft, error: FileError) -> bool:
+    """Leaves out the keys that a job file would not take, and says so; False where none is one."""
+    before = len(draft.keys)
+    for problem in error.problems:
+        path = ".".join(map(str, problem.path))
+        for key in [k for k in draft.keys if path == k or path.startswith(f"{k}.")]:
+            if key == "command":
+                continue
+            value = draft.keys.pop(key)
+            if isinstance(value, dict) and len(value) > 1:
+                value.pop(str(problem.path[-1]), None)
+                draft.keys[key], before = value, before + 1
+            draft.leave(path, f"{problem.what}; {problem.fix}" if problem.fix else problem.what)
+    return len(draft.keys) < before
+
+
+def _header(draft: Draft) -> Iterable[str]:
+    yield f"# From {draft.source}. Run it: {typed.command('run', 'job.yaml', *draft.options)}"
+    if draft.left:
+        yield "#"
+        yield "# Not taken over:"
+    for word, why in draft.left:
+        shown = word if word.isprintable() else repr(word)
+        yield f"#   {shown}: {why}"
+    yield ""
+
+
+def _dump(draft: Draft) -> Iterable[str]:
+    """Lines of YAML, a block for each key of the top."""
+    nested: dict[str, Any] = {}
+    for path, value in draft.keys.items():
+        *parents, last = path.split(".")
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    order = [*(key for key in FIRST if key in nested), *(key for key in nested if key not in FIRST)]
+    for key in order:
+        flow = isinstance(nested[key], list) and key == "command"
+        text = yaml.safe_dump(
+            {key: nested[key]},
+            sort_keys=False,
+            allow_unicode=True,
+            width=100,
+            default_flow_style=None if flow else False,
+        )
+        yield text.rstrip("\n")

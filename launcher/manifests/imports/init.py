@@ -1,0 +1,99 @@
+"""``launcher init``: a commented job file for a script, from its arguments and imports. Pure."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+
+from launcher.contract.errors import InputError
+from launcher.job.script import name_of
+from launcher.manifests.scripts.checkpoints import LOADS, SAVES
+from launcher.manifests.scripts.ranks import is_distributed
+from launcher.manifests.scripts.reading import ScriptTree, argument, constant
+
+SECRETS = {
+    "wandb": "WANDB_API_KEY",
+    "comet_ml": "COMET_API_KEY",
+    "neptune": "NEPTUNE_API_TOKEN",
+    "huggingface_hub": "HF_TOKEN",
+    "datasets": "HF_TOKEN",
+}
+"""The variable that a library logs in with."""
+TRAINERS = ("lightning", "pytorch_lightning", "transformers", "accelerate", "composer")
+REQUIREMENTS = ("requirements.txt", "pyproject.toml")
+
+
+def render_job(command: Sequence[str], text: str, beside: Collection[str]) -> str:
+    """The job file of a script; ``command`` is the script with its arguments.
+
+    ``beside`` are the names of the files in its folder. Raises ``InputError`` where it does not
+    parse.
+    """
+    try:
+        script = ScriptTree(text, command[0])
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        where = f"{command[0]}:{getattr(error, 'lineno', None) or 1}"
+        what = getattr(error, "msg", None) or str(error)
+        raise InputError(f"{where}: {what}", f"python -m py_compile {shlex.quote(command[0])}") from None
+    return "".join(f"{line}\n" for line in _lines(list(command), script, beside))
+
+
+def _lines(command: list[str], script: ScriptTree, beside: Collection[str]) -> Iterator[str]:
+    packages = {name.partition(".")[0] for name in script.imports.values()}
+    yield "# Every key, with what it accepts: docs/job-file.md"
+    yield ""
+    yield f"name: {name_of(tuple(command))}"
+    if options := list(_options(script)):
+        yield f"# {command[0]} also takes {', '.join(options)}"
+    yield f"command: {json.dumps(command, ensure_ascii=False)}"
+    yield ""
+    if not is_distributed(script) and not packages & {*TRAINERS}:
+        yield "# No torch.distributed and no Trainer was found: more processes than one would each"
+        yield "# train a model of their own."
+        yield "nproc_per_node: 1"
+    else:
+        yield "# One process for each GPU, without GPUs one for each core."
+        yield "nproc_per_node: auto"
+    yield '# "1:4" is elastic: it starts with up to four nodes, and goes on while one is left.'
+    yield "nnodes: 1"
+    yield from _restarts(script)
+    secrets = sorted({SECRETS[one] for one in packages & {*SECRETS}})
+    if secrets:
+        yield ""
+        yield "# Taken from your environment, and never written down."
+        yield f"secrets: [{', '.join(secrets)}]"
+    yield ""
+    yield "# In containers:"
+    if found := next((name for name in REQUIREMENTS if name in beside), None):
+        yield f"#   launcher build {command[0]} --base IMAGE-WITH-TORCH --tag NAME:1   ({found})"
+    yield "# image: NAME:1"
+    if any(constant(argument(call, "num_workers")) for call in script.calls("DataLoader")):
+        yield "# The workers of a DataLoader hand their batches over in /dev/shm."
+        yield "# resources: {shm: 8Gi}"
+
+
+def _options(script: ScriptTree) -> Iterator[str]:
+    """What ``argparse`` adds, with the defaults that are written out."""
+    for call in script.calls("add_argument"):
+        names = [constant(one) for one in call.args]
+        shown = next((n for n in names if isinstance(n, str) and n.startswith("--")), None)
+        default = argument(call, "default")
+        if shown and isinstance(default, ast.Constant) and default.value is not None:
+            yield f"{shown}={default.value}"
+        elif shown:
+            yield shown
+
+
+def _restarts(script: ScriptTree) -> Iterator[str]:
+    names = {script.name(call) for calls in script.called.values() for call in calls}
+    yield ""
+    if any(map(SAVES.search, names)) and any(map(LOADS.search, names)):
+        yield "# How often failed workers start again. CHECKPOINT_DIR in their environment is a"
+        yield "# folder that outlives the run."
+        yield "max_restarts: 3"
+    else:
+        yield "# A restart begins at the first step: no checkpoint is read here."
+        yield "# (docs/checkpoints.md, docs/trainers.md)"
+        yield "max_restarts: 0"

@@ -1,0 +1,187 @@
+"""PyTorchJobs and TrainJobs. Pure."""
+
+from __future__ import annotations
+
+from launcher.job.storage import parse_claim
+from launcher.manifests.imports.command_line import Reader, last_launch
+from launcher.manifests.imports.draft import Draft
+from launcher.manifests.imports.programs import NOWHERE, RANK
+from launcher.manifests.pytorchjob import PyTorchJob, operator_env
+from launcher.manifests.source import SHM, Value, count_gpus, object_name, render_path, shm_volume
+from launcher.yamlfile.problem import KeyPath
+
+KINDS = ("PyTorchJob", "TrainJob")
+POD_KEYS = {
+    "serviceAccountName": "service_account",
+    "priorityClassName": "priority_class",
+    "nodeSelector": "node_selector",
+    "tolerations": "tolerations",
+    "hostNetwork": "host_network",
+}
+"""Fields of a pod that a job file has under ``kubernetes``."""
+DECIDED = {
+    "restartPolicy": "left out: the launcher writes what fits max_restarts",
+    "replicas": "",
+    "rdzvBackend": RANK,
+    "rdzvId": RANK,
+    "cleanPodPolicy": "left out: the launcher removes what a run leaves",
+}
+NAMED = ("apiVersion", "kind", "metadata", "status")
+
+
+class _Import:
+    """The import of one object: which of its places were taken, so that the others are named."""
+
+    def __init__(self, draft: Draft, item: Value) -> None:
+        self.draft, self.item = draft, item
+        self.taken: set[KeyPath] = {(name,) for name in NAMED}
+
+    def take(self, value: Value) -> Value:
+        self.taken.add(value.path)
+        return value
+
+    def put(self, key: str, value: Value) -> None:
+        if self.take(value):
+            self.draft.put(key, value.data)
+
+    def name_the_rest(self) -> None:
+        """Every place that is written and was not taken, by its topmost key."""
+        told: list[KeyPath] = []
+        for path in self.item.source.entries:
+            above = [path[:n] for n in range(len(path) + 1)]
+            if not path or any(one in self.taken or one in told for one in above):
+                continue
+            if any(taken[: len(path)] == path for taken in self.taken):
+                continue
+            told.append(path)
+            why = DECIDED.get(str(path[-1]), NOWHERE)
+            if why:
+                self.draft.leave(render_path(path), why)
+
+
+def import_object(item: Value, draft: Draft) -> None:
+    """Reads a PyTorchJob or a TrainJob. Raises ``InputError`` where it starts no training."""
+    work = _Import(draft, item)
+    draft.options[:] = ["--on", "kubernetes"]
+    draft.put("name", object_name(item))
+    if item["metadata"]["namespace"]:
+        draft.put("kubernetes.namespace", item["metadata"]["namespace"].text)
+    if item["kind"].text == "TrainJob":
+        _trainjob(work)
+    else:
+        _pytorchjob(work)
+    work.name_the_rest()
+
+
+def _trainjob(work: _Import) -> None:
+    trainer = work.item["spec"]["trainer"]
+    draft = work.draft
+    draft.put("kubernetes.kind", "trainjob")
+    work.put("nnodes", trainer["numNodes"])
+    work.put("nproc_per_node", trainer["numProcPerNode"])
+    work.put("image", trainer["image"])
+    _environment(work, trainer)
+    _resources(work, trainer["resourcesPerNode"])
+    _command(work, trainer)
+
+
+def _pytorchjob(work: _Import) -> None:
+    job, draft = PyTorchJob(work.item), work.draft
+    elastic = work.take(job.spec["elasticPolicy"]) if job.elastic else None
+    nnodes = f"{job.bounds[0]}:{job.bounds[1]}" if elastic else job.pods
+    draft.put("nnodes", nnodes if not elastic or job.bounds[0] < job.bounds[1] else job.bounds[0])
+    if elastic:
+        work.put("max_restarts", elastic["maxRestarts"])
+    else:
+        draft.put("rdzv.backend", "static")
+    replica = (job.worker or job.master) if elastic else (job.master or job.worker)
+    if replica is None or replica.container is None:
+        return
+    for other in job.replicas:
+        work.take(other.spec["replicas"])
+        if other is not replica:
+            work.take(other.spec)  # the same pod once more, but for its rank
+    container, pod = replica.container, replica.pod
+    work.take(container["name"])
+    work.put("image", container["image"])
+    work.put("workdir", container["workingDir"])
+    work.put("kubernetes.image_pull_policy", container["imagePullPolicy"])
+    for name, key in POD_KEYS.items():
+        work.put(f"kubernetes.{key}", pod[name])
+    work.take(pod["imagePullSecrets"])
+    for secret in pod["imagePullSecrets"]:
+        draft.add("kubernetes.image_pull_secrets", secret["name"].text)
+    _environment(work, container)
+    _resources(work, container["resources"]["limits"])
+    work.take(container["resources"]["requests"])
+    if (gpus := count_gpus(container)) is not None:
+        draft.put("resources.gpus", gpus)
+    _volumes(work, pod, container)
+    known = dict(operator_env(job, replica, 0))
+    _command(work, container, known)
+    nproc = work.take(job.spec["nprocPerNode"]).text
+    if "nproc_per_node" not in draft.keys:
+        is_number = nproc.isdigit()
+        # Without torchrun each pod is one process of the world that the operator's variables make.
+        draft.put("nproc_per_node", int(nproc) if is_number else nproc or 1)
+
+
+def _environment(work: _Import, container: Value) -> None:
+    for entry in work.take(container["env"]):
+        name, reference = entry["name"].text, entry["valueFrom"]["secretKeyRef"]
+        if reference:
+            work.draft.add("secrets", name)
+            work.draft.put("kubernetes.secret", reference["name"].text)
+            if reference["key"].text != name:
+                why = f"the Secret {reference['name'].text} needs the key {name}"
+                work.draft.leave(f"env {name} of key {reference['key'].text}", why)
+        elif entry["valueFrom"]:
+            work.draft.leave(f"env {name}", "valueFrom: only keys of a Secret have a place")
+        else:
+            work.draft.set_env(name, entry["value"].text)
+
+
+def _resources(work: _Import, limits: Value) -> None:
+    work.take(limits)
+    for name, key in (("cpu", "cpus"), ("memory", "memory")):
+        value = limits[name]
+        if value and (name == "memory" or value.quantity is not None):
+            work.draft.put(f"resources.{key}", value.text if name == "memory" else value.quantity)
+    for name, value in limits.items():
+        if name.endswith("/gpu") and value.number is not None:
+            work.draft.put("resources.gpus", value.number)
+        elif name not in ("cpu", "memory") and not name.endswith("/gpu"):
+            work.draft.leave(f"{name}: {value.text}", "resources.rdma and kubernetes.rdma_resource")
+
+
+def _volumes(work: _Import, pod: Value, container: Value) -> None:
+    if (memory := shm_volume(pod, container)) is not None:
+        work.draft.put("resources.shm", work.take(memory)["emptyDir"]["sizeLimit"].text)
+    claims = {
+        volume["name"].text: volume["persistentVolumeClaim"]["claimName"].text
+        for volume in pod["volumes"]
+        if work.take(volume)
+    }
+    for mount in work.take(container["volumeMounts"]):
+        name, target = mount["name"].text, mount["mountPath"].text
+        if target == SHM:
+            continue
+        if not claims.get(name):
+            work.draft.leave(f"volume {name} at {target}", "only claims have a place: pvc/CLAIM:TARGET")
+            continue
+        claim = parse_claim("/".join(filter(None, ("pvc", claims[name], mount["subPath"].text))))
+        path = "/".join(filter(None, ("pvc", claim.name, claim.folder)))
+        only_read = ":ro" if mount["readOnly"].data is True else ""
+        work.draft.add("kubernetes.volumes", f"{path}:{target}{only_read}")
+
+
+def _command(work: _Import, container: Value, known: dict[str, str] | None = None) -> None:
+    written = [*work.take(container["command"]), *work.take(container["args"])]
+    words = [value.text.replace("$(", "${").replace(")", "}") if "$(" in value.text else value.text
+             for value in written]  # fmt: skip
+    if words:
+        before = list(work.draft.options)
+        Reader(work.draft, known or {}).read(last_launch(words))
+        work.draft.options[:] = before
+    else:
+        work.draft.leave("command", "the image's own starts the training: write it as command")
