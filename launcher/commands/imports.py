@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from launcher.api.choose_target import targets_of_jobs
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
 from launcher.job.script import check_script
@@ -16,11 +17,13 @@ from launcher.yamlfile.source import decode_text, read_text
 
 
 def import_job(arguments: argparse.Namespace) -> int:
-    """Prints the job file for a launch line, a script or a manifest, or writes it; the exit code."""
+    """Prints or writes the job file for a launch line, a script or a manifest; the exit code."""
     given, extra = arguments.file, arguments.extra
     if given is None:
         if not extra:
-            raise InputError("nothing to import", "launcher import FILE, or -- torchrun ...")
+            raise InputError(
+                "nothing to import", typed.command("import", "--", "torchrun", "train.py")
+            )
         text = import_line(extra)
     elif given == "-":
         raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
@@ -49,7 +52,7 @@ def init(arguments: argparse.Namespace) -> int:
     for words, why in (
         (("check", str(script)), "what breaks with more than one process"),
         (("run", str(output)), "on this machine"),
-        (("run", str(output), "--on", "hosts", "--hosts", "HOST1,HOST2"), "or docker, slurm, ..."),
+        (("run", str(output), "--on", "TARGET"), f"elsewhere: {', '.join(targets_of_jobs())}"),
     ):
         print(f"{typed.command(*words)}  # {why}")
     return int(ExitCode.OK)
@@ -61,4 +64,6 @@ def write_new(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise InputError(f"{path} is there already", f"another name: -o other-{path.name}") from None
+        raise InputError(
+            f"{path} is there already", f"another name: -o other-{path.name}"
+        ) from None

@@ -29,8 +29,8 @@ docs/inside-an-allocation.md"""
 OF_WHY = """RUN may also be a folder, such as a part of a run's or torchrun's --log-dir, or one
 log; - is stdin: torchrun ... 2>&1 | tee log | launcher why -. It reads long logs from both ends,
 and says what it did not read. docs/runbook.md has a section for each cause."""
-OF_IMPORT = """Launch lines are those of torchrun, accelerate, deepspeed, horovodrun, mpirun, srun and
-docker run; files are batch scripts, PyTorchJobs, TrainJobs, what accelerate config wrote, and
+OF_IMPORT = """Launch lines are those of torchrun, accelerate, deepspeed, horovodrun, mpirun, srun
+and docker run; files are batch scripts, PyTorchJobs, TrainJobs, what accelerate config wrote, and
 hostfiles. Words without a place in a job file are named at its top. docs/import.md"""
 OF_BUILD = """The tag goes to stdout, all else to stderr. The requirements are those beside the
 script, or at the top of its repository: requirements.txt, else pyproject.toml. A torch that the
@@ -324,7 +324,9 @@ def _add_to_check(check: ArgumentParser) -> None:
 def _add_to_import(imports: ArgumentParser) -> None:
     imports.epilog = OF_IMPORT
     imports.usage = f"{imports.prog} FILE [-o job.yaml] [-- train.py ARGUMENTS], or -- LAUNCH LINE"
-    imports.add_argument("file", metavar="FILE", nargs="?", help="a file, a quoted line, or - (stdin)")
+    imports.add_argument(
+        "file", metavar="FILE", nargs="?", help="a file, a quoted line, or - (stdin)"
+    )
     imports.add_argument("-o", "--output", metavar="FILE", help="write it, where no such file is")
 
 

@@ -10,7 +10,6 @@ from launcher.manifests.imports.command_line import (
     ASSIGNMENT,
     Reader,
     find_program,
-    last_launch,
     split_line,
 )
 from launcher.manifests.imports.draft import Draft
@@ -47,7 +46,7 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
         if line is launches[0]:
             break
         _prepare(line, reader, known)
-    reader.read(last_launch(split_line(launches[0].raw)))
+    reader.read_all(split_line(launches[0].raw))
     for line in launches[1:]:
         draft.leave(line.raw.split("\n")[0], "a second training: a job file of its own")
     special: dict[str, str] = {}
@@ -89,4 +88,6 @@ def _prepare(line: ScriptLine, reader: Reader, known: dict[str, str]) -> None:
     elif words and words[0] in SETUP:
         reader.draft.add("slurm.setup", line.raw)
     else:
-        reader.draft.leave(line.raw.replace("\n", " "), f"{NOWHERE}; slurm.setup takes lines of shell")
+        reader.draft.leave(
+            line.raw.replace("\n", " "), f"{NOWHERE}; slurm.setup takes lines of shell"
+        )

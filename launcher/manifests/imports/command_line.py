@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.contract.errors import InputError
+from launcher.manifests.batch.script import SUBSTITUTED
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.programs import (
     ACCELERATE,
@@ -70,6 +71,23 @@ class Reader:
                 self._script(words)
                 return
 
+    def read_all(self, words: Sequence[str]) -> None:
+        """Commands behind each other (``cd x && torchrun ...``); reads the one that launches."""
+        self.read(self._launch_of(words))
+
+    def _launch_of(self, words: Sequence[str]) -> list[str]:
+        commands: list[list[str]] = [[]]
+        for word in words:
+            if word in ("&&", ";", "||", "&"):
+                commands.append([])
+            else:
+                commands[-1].append(word)
+        launch = next((one for one in commands if find_program(one)), commands[0])
+        for one in commands:
+            if one and one is not launch:
+                self.draft.leave(" ".join(one), "a shell's: around launcher run, or in the image")
+        return launch
+
     # -- programs ----------------------------------------------------------------------------------
 
     def options(self, program: Program, words: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -100,18 +118,24 @@ class Reader:
         special, rest = self.options(TORCHRUN, words)
         for pair in filter(None, special.get("rdzv_conf", "").split(",")):
             name, _, value = pair.partition("=")
-            self.draft.leave(f"--rdzv-conf {pair}", f"rdzv.conf.{name}: {value} with engine: torchrun")
+            if name in ("join_timeout", "last_call_timeout", "read_timeout"):
+                self.draft.put(f"rdzv.conf.{name}", as_value(value))
+            else:
+                self.draft.leave(
+                    f"--rdzv-conf {pair}", "for engine: torchrun alone, under rdzv.conf"
+                )
         return self._module_or_script(special, rest)
 
     def deepspeed(self, words: list[str]) -> list[str]:
         special, rest = self.options(DEEPSPEED, words)
+        if "hosts.inventory" in self.draft.keys:
+            self._on_hosts(self.draft.keys["hosts.inventory"])
         if include := special.get("include"):
             names = ",".join(part.partition(":")[0] for part in include.split("@"))
             self.draft.options += ["--include", names]
             if ":" in include:
                 self.draft.leave(f"--include {include}", "GPUs of a host: write nproc_per_node")
-        if "hosts.inventory" in self.draft.keys:
-            self._on_hosts(self.draft.keys["hosts.inventory"])
+        self._no_local_rank()
         return self._module_or_script(special, rest)
 
     def accelerate(self, words: list[str]) -> list[str]:
@@ -120,9 +144,13 @@ class Reader:
         special, rest = self.options(ACCELERATE, words)
         self.share_processes(special.get("processes", ""))
         if config := special.get("accelerate_config"):
-            self.draft.leave(f"--config_file {config}", f"import it too: {config} -- {' '.join(rest)}")
+            self.draft.leave(
+                f"--config_file {config}", f"import it too: {config} -- {' '.join(rest)}"
+            )
         if devices := special.get("devices"):
-            self.draft.leave(f"--gpu_ids {devices}", "CUDA_VISIBLE_DEVICES around launcher run says it")
+            self.draft.leave(
+                f"--gpu_ids {devices}", "CUDA_VISIBLE_DEVICES around launcher run says it"
+            )
         return self._module_or_script(special, rest)
 
     def share_processes(self, processes: str) -> None:
@@ -140,7 +168,9 @@ class Reader:
             top = int(most) if most.isdigit() else int(least)
             low, high = max(1, int(least) // per_node), max(1, top // per_node)
             self.draft.keys["nnodes"] = f"{low}:{high}" if high > low else low
-        self.draft.leave("horovod", "import fabric_train.horovod as hvd in the script: docs/horovod.md")
+        self.draft.leave(
+            "horovod", "import fabric_train.horovod as hvd in the script: docs/horovod.md"
+        )
         return rest
 
     def mpirun(self, words: list[str]) -> list[str]:
@@ -174,7 +204,9 @@ class Reader:
 
     def docker(self, words: list[str]) -> list[str]:
         if words[:1] != ["run"]:
-            raise InputError(f"docker {' '.join(words[:1])}: it starts no training", "docker run ...")
+            raise InputError(
+                f"docker {' '.join(words[:1])}: it starts no training", "docker run ..."
+            )
         special, rest = self.options(DOCKER, words[1:])
         for entry in filter(None, special.get("variable", "").split("\n")):
             name, equals, value = entry.partition("=")
@@ -199,7 +231,9 @@ class Reader:
         if gpus.isdigit():
             self.draft.put("resources.gpus", int(gpus))
         elif gpus and gpus != "all":
-            self.draft.leave(f"--gpus {gpus}", "resources.gpus is a number; the launcher takes free ones")
+            self.draft.leave(
+                f"--gpus {gpus}", "resources.gpus is a number; the launcher takes free ones"
+            )
         for key in ("resources.shm", "resources.memory"):
             if found := MEMORY.fullmatch(str(self.draft.keys.get(key, ""))):
                 unit = {"": "", "b": "", "k": "Ki", "m": "Mi", "g": "Gi"}[found[2].lower()]
@@ -216,7 +250,7 @@ class Reader:
         if words[0].rpartition("/")[2] in ("bash", "sh"):
             at = next((i for i, w in enumerate(words) if re.fullmatch(r"-\w*c", w)), None)
             if at is not None and at + 1 < len(words):
-                return last_launch(split_line(words[at + 1]))
+                return self._launch_of(split_line(words[at + 1]))
         rest = words[1:]
         while rest and rest[0].startswith("-"):
             self.draft.leave(f"{words[0]} {rest[0]}", NOWHERE)
@@ -228,12 +262,15 @@ class Reader:
             self.draft.leave(f"python {words[0]}", "env.PYTHONUNBUFFERED and its kin say it")
             words = words[1:]
         if words[:1] == ["-m"] and len(words) > 1 and words[1] in LAUNCH_MODULES:
-            if words[1].endswith("distributed.launch") and not {"--use_env", "--use-env"} & {*words}:
-                why = "the launcher gives LOCAL_RANK in the environment, as torchrun does"
-                self.draft.leave("--local_rank, which this program adds", why)
+            if words[1] == "torch.distributed.launch" and not {"--use_env", "--use-env"} & {*words}:
+                self._no_local_rank()
             return [LAUNCH_MODULES[words[1]], *words[2:]]
         self._script(words)
         return []
+
+    def _no_local_rank(self) -> None:
+        why = "the launcher gives LOCAL_RANK in the environment, as torchrun does"
+        self.draft.leave("--local_rank, which this program adds", why)
 
     def _module_or_script(self, special: Mapping[str, str], rest: list[str]) -> list[str]:
         self._script((["-m"] if "module" in special else []) + rest)
@@ -338,22 +375,24 @@ PROGRAMS: Mapping[str, Callable[[Reader, list[str]], list[str]]] = {
 def split_line(line: str) -> list[str]:
     """The words of a line of shell. Raises ``InputError`` where a quote has no end."""
     try:
-        return shlex.split(_OPERATOR.sub(r" \g<0> ", line.replace("\\\n", " ")), comments=True)
+        held: list[str] = []
+
+        def hold(found: re.Match[str]) -> str:
+            held.append(found[0])
+            return f"\0{len(held) - 1}\0"
+
+        # What another command prints is one word, whatever stands in it.
+        line = re.sub(SUBSTITUTED, hold, line.replace("\\\n", " "))
+        words = shlex.split(_OPERATOR.sub(r" \g<0> ", line))
+        comment = next((at for at, word in enumerate(words) if word.startswith("#")), len(words))
+        return [
+            re.sub("\0(\\d+)\0", lambda found: held[int(found[1])], word)
+            for word in words[:comment]
+        ]
     except ValueError:
         raise InputError(
             f"a quotation without an end: {line[:60]!r}", "the whole line: it was cut"
         ) from None
-
-
-def last_launch(words: Sequence[str]) -> list[str]:
-    """Of commands behind each other (``cd x && torchrun ...``) the one that starts something."""
-    commands: list[list[str]] = [[]]
-    for word in words:
-        if word in ("&&", ";", "||"):
-            commands.append([])
-        else:
-            commands[-1].append(word)
-    return next((one for one in commands if find_program(one)), commands[-1])
 
 
 def find_program(words: Sequence[str]) -> str:
@@ -362,7 +401,9 @@ def find_program(words: Sequence[str]) -> str:
     for name in names:
         if name in PROGRAMS:
             return name
-    return next((LAUNCH_MODULES[word] for word in words if word in LAUNCH_MODULES), "")
+    found = next((LAUNCH_MODULES[word] for word in words if word in LAUNCH_MODULES), "")
+    starts = any(PYTHON.fullmatch(name) for name in names)
+    return found or ("python" if starts and any(word.endswith(".py") for word in words) else "")
 
 
 def split_options(words: list[str], program: Program) -> Iterator[tuple[str, str, str]]:

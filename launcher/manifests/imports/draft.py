@@ -35,6 +35,7 @@ class Draft:
     def put(self, key: str, value: Any) -> None:
         """Sets a key; of two values the first counts, as the innermost program is read first."""
         if value not in (None, "", (), [], {}):
+            value = int(value) if isinstance(value, float) and value.is_integer() else value
             self.keys.setdefault(key, value)
 
     def add(self, key: str, item: Any) -> None:
@@ -70,7 +71,9 @@ def render_draft(draft: Draft) -> str:
                 raise
             continue
         return "\n".join((*_header(draft), text, ""))
-    raise InputError(f"{draft.source}: nothing of it fits a job file", "write one: docs/job-file.md")
+    raise InputError(
+        f"{draft.source}: nothing of it fits a job file", "write one: docs/job-file.md"
+    )
 
 
 def _drop(draft: Draft, error: FileError) -> bool:

@@ -6,9 +6,11 @@ import ast
 import json
 import shlex
 from collections.abc import Collection, Iterator, Sequence
+from textwrap import wrap
 
 from launcher.contract.errors import InputError
 from launcher.job.script import name_of
+from launcher.manifests.scripts.check import MAX_BYTES, NOTEBOOK
 from launcher.manifests.scripts.checkpoints import LOADS, SAVES
 from launcher.manifests.scripts.ranks import is_distributed
 from launcher.manifests.scripts.reading import ScriptTree, argument, constant
@@ -31,12 +33,17 @@ def render_job(command: Sequence[str], text: str, beside: Collection[str]) -> st
     ``beside`` are the names of the files in its folder. Raises ``InputError`` where it does not
     parse.
     """
+    if NOTEBOOK.match(text[:MAX_BYTES]):
+        fix = f"jupyter nbconvert --to script {shlex.quote(command[0])}"
+        raise InputError(f"{command[0]}: a notebook, and no script", fix)
     try:
         script = ScriptTree(text, command[0])
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f"{command[0]}:{getattr(error, 'lineno', None) or 1}"
         what = getattr(error, "msg", None) or str(error)
-        raise InputError(f"{where}: {what}", f"python -m py_compile {shlex.quote(command[0])}") from None
+        raise InputError(
+            f"{where}: {what}", f"python -m py_compile {shlex.quote(command[0])}"
+        ) from None
     return "".join(f"{line}\n" for line in _lines(list(command), script, beside))
 
 
@@ -46,7 +53,13 @@ def _lines(command: list[str], script: ScriptTree, beside: Collection[str]) -> I
     yield ""
     yield f"name: {name_of(tuple(command))}"
     if options := list(_options(script)):
-        yield f"# {command[0]} also takes {', '.join(options)}"
+        yield from wrap(
+            f"{command[0]} also takes {', '.join(options)}",
+            width=100,
+            initial_indent="# ",
+            subsequent_indent="# ",
+            break_on_hyphens=False,
+        )
     yield f"command: {json.dumps(command, ensure_ascii=False)}"
     yield ""
     if not is_distributed(script) and not packages & {*TRAINERS}:
@@ -77,11 +90,11 @@ def _lines(command: list[str], script: ScriptTree, beside: Collection[str]) -> I
 def _options(script: ScriptTree) -> Iterator[str]:
     """What ``argparse`` adds, with the defaults that are written out."""
     for call in script.calls("add_argument"):
-        names = [constant(one) for one in call.args]
-        shown = next((n for n in names if isinstance(n, str) and n.startswith("--")), None)
+        names = [str(constant(one)) for one in call.args]
+        shown = next((name for name in names if name.startswith("--")), None)
         default = argument(call, "default")
         if shown and isinstance(default, ast.Constant) and default.value is not None:
-            yield f"{shown}={default.value}"
+            yield f"{shown}={default.value!s}"
         elif shown:
             yield shown
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from launcher.job.storage import parse_claim
-from launcher.manifests.imports.command_line import Reader, last_launch
+from launcher.manifests.imports.command_line import Reader
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.programs import NOWHERE, RANK
 from launcher.manifests.pytorchjob import PyTorchJob, operator_env
 from launcher.manifests.source import SHM, Value, count_gpus, object_name, render_path, shm_volume
 from launcher.yamlfile.problem import KeyPath
 
-KINDS = ("PyTorchJob", "TrainJob")
+KINDS = {"PyTorchJob": "kubeflow.org/v1", "TrainJob": "trainer.kubeflow.org/v1alpha1"}
+"""The kinds that are read, each with its version."""
 POD_KEYS = {
     "serviceAccountName": "service_account",
     "priorityClassName": "priority_class",
@@ -20,11 +21,11 @@ POD_KEYS = {
 }
 """Fields of a pod that a job file has under ``kubernetes``."""
 DECIDED = {
-    "restartPolicy": "left out: the launcher writes what fits max_restarts",
+    "restartPolicy": "the launcher writes what fits max_restarts",
     "replicas": "",
     "rdzvBackend": RANK,
     "rdzvId": RANK,
-    "cleanPodPolicy": "left out: the launcher removes what a run leaves",
+    "cleanPodPolicy": "the launcher removes what a run leaves",
 }
 NAMED = ("apiVersion", "kind", "metadata", "status")
 
@@ -81,7 +82,8 @@ def _trainjob(work: _Import) -> None:
     work.put("nproc_per_node", trainer["numProcPerNode"])
     work.put("image", trainer["image"])
     _environment(work, trainer)
-    _resources(work, trainer["resourcesPerNode"])
+    work.take(trainer["resourcesPerNode"])
+    _resources(work, trainer["resourcesPerNode"]["limits"])
     _command(work, trainer)
 
 
@@ -145,8 +147,7 @@ def _resources(work: _Import, limits: Value) -> None:
     work.take(limits)
     for name, key in (("cpu", "cpus"), ("memory", "memory")):
         value = limits[name]
-        if value and (name == "memory" or value.quantity is not None):
-            work.draft.put(f"resources.{key}", value.text if name == "memory" else value.quantity)
+        work.draft.put(f"resources.{key}", value.text if name == "memory" else value.quantity)
     for name, value in limits.items():
         if name.endswith("/gpu") and value.number is not None:
             work.draft.put("resources.gpus", value.number)
@@ -167,7 +168,9 @@ def _volumes(work: _Import, pod: Value, container: Value) -> None:
         if target == SHM:
             continue
         if not claims.get(name):
-            work.draft.leave(f"volume {name} at {target}", "only claims have a place: pvc/CLAIM:TARGET")
+            work.draft.leave(
+                f"volume {name} at {target}", "only claims have a place: pvc/CLAIM:TARGET"
+            )
             continue
         claim = parse_claim("/".join(filter(None, ("pvc", claims[name], mount["subPath"].text))))
         path = "/".join(filter(None, ("pvc", claim.name, claim.folder)))
@@ -181,7 +184,7 @@ def _command(work: _Import, container: Value, known: dict[str, str] | None = Non
              for value in written]  # fmt: skip
     if words:
         before = list(work.draft.options)
-        Reader(work.draft, known or {}).read(last_launch(words))
+        Reader(work.draft, known or {}).read_all(words)
         work.draft.options[:] = before
     else:
         work.draft.leave("command", "the image's own starts the training: write it as command")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-MEETING = "left out: the launcher decides where and how the nodes meet"
-RANK = "left out: each node gets its rank from the launcher"
-OUTPUT = "left out: every worker's output is in the run folder, launcher logs shows it"
-STARTS = "left out: the launcher starts the workers itself"
+MEETING = "the launcher decides where and how the nodes meet"
+RANK = "each node gets its rank from the launcher"
+OUTPUT = "every worker's output is in the run folder, launcher logs shows it"
+STARTS = "the launcher starts the workers itself"
 NOWHERE = "no key of a job file says this"
 
 LEFT = "!"
@@ -36,7 +36,7 @@ class Program:
 
 
 def _left(why: str, *names: str) -> dict[str, str]:
-    return {name: LEFT + why for name in names}
+    return dict.fromkeys(names, LEFT + why)
 
 
 _MEETING = _left(
@@ -75,7 +75,7 @@ HOROVODRUN = Program(
     short={"np": "num-proc", "H": "hosts", "p": "ssh-port"},
 )
 _BINDING = _left(
-    "left out: the launcher binds processes no other than torchrun does",
+    "the launcher binds processes no other than torchrun does",
     *("bind-to", "map-by", "rank-by", "report-bindings", "bind-to-none", "nooversubscribe"),
     *("oversubscribe", "rankfile", "cpus-per-proc"),
 )
@@ -101,8 +101,8 @@ MPIRUN = Program(
             *("tag-output", "prepend-rank", "timestamp-output", "v", "verbose"),
         )
     ),
-    short={"np": "n", "c": "n", "H": "host", "hosts": "host", "f": "hostfile", "machinefile": "hostfile",
-           "N": "npernode", "perhost": "ppn", "wd": "wdir"},
+    short={"np": "n", "c": "n", "H": "host", "hosts": "host", "f": "hostfile",
+           "machinefile": "hostfile", "N": "npernode", "perhost": "ppn", "wd": "wdir"},
 )  # fmt: skip
 DEEPSPEED = Program(
     keys={
@@ -148,7 +148,8 @@ ACCELERATE = Program(
         **_left(OUTPUT, "log-dir", "tee", "quiet"),
     },
     flags=frozenset(
-        ("multi-gpu", "module", "no-python", "use-fsdp", "use-deepspeed", "use-cpu", "quiet", "debug")
+        ("multi-gpu", "module", "no-python", "use-fsdp", "use-deepspeed", "use-cpu", "quiet",
+         "debug")
     ),
     short={"m": "module", "q": "quiet", "cpu": "use-cpu"},
 )  # fmt: skip
@@ -170,7 +171,7 @@ DOCKER = Program(
         "ulimit": LEFT + "resources.rdma: true lifts the limit of locked memory",
         "env-file": LEFT + "write its lines under env, and names of secrets under secrets",
         "network": LEFT + MEETING,
-        **_left(STARTS, "rm", "detach", "interactive", "tty", "init", "entrypoint", "restart", "pull"),
+        **_left(STARTS, "rm", "detach", "interactive", "tty", "init", "entrypoint", "restart"),
     },
     flags=frozenset(("rm", "detach", "interactive", "tty", "init", "privileged", "read-only")),
     short={"v": "volume", "e": "env", "w": "workdir", "m": "memory", "d": "detach", "t": "tty",
@@ -196,7 +197,7 @@ SBATCH = Program(
         "gpus": LEFT + "write slurm.gpus_per_node",
         "mem-per-gpu": LEFT + "write slurm.mem, of each node",
         "mem-per-cpu": LEFT + "write slurm.mem, of each node",
-        "signal": LEFT + "left out: the launcher asks for the warning itself",
+        "signal": LEFT + "the launcher asks for the warning itself",
         "array": LEFT + "a launcher run for each element, or slurm.kind: array for elastic nodes",
         **{
             name: f"slurm.{name}"
@@ -206,7 +207,7 @@ SBATCH = Program(
             )
         },
         **_left(OUTPUT, "output", "error", "open-mode"),
-        **_left(STARTS, "kill-on-bad-exit", "no-kill", "wait", "label", "mpi", "export", "unbuffered"),
+        **_left(STARTS, "kill-on-bad-exit", "no-kill", "wait", "label", "mpi", "unbuffered"),
     },
     flags=frozenset(("exclusive", "requeue", "no-requeue", "label", "no-kill", "unbuffered")),
     short={"J": "job-name", "N": "nodes", "n": "ntasks", "p": "partition", "A": "account",

@@ -10,7 +10,7 @@ from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.manifests.batch.script import is_batch_script, parse_batch_script
 from launcher.manifests.imports.batch import import_batch_script
-from launcher.manifests.imports.command_line import Reader, find_program, last_launch, split_line
+from launcher.manifests.imports.command_line import Reader, find_program, split_line
 from launcher.manifests.imports.draft import Draft, render_draft
 from launcher.manifests.imports.kubernetes import KINDS, import_object
 from launcher.manifests.imports.programs import ACCELERATE
@@ -27,13 +27,15 @@ def import_text(text: str, source: str, command: Sequence[str] = ()) -> str:
     ends before it says what to run.
     """
     draft = Draft(source=source)
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")
+    ]
     if is_batch_script(text, source):
         import_batch_script(parse_batch_script(text, source), draft)
     elif lines and all(HOST_LINE.fullmatch(line.partition("#")[0].strip()) for line in lines):
         _hostfile(lines, source, draft)
     elif find_program(_words(text)) and not re.match(r"[\w-]+:(\s|$)", lines[0] if lines else ""):
-        Reader(draft, {}).read(last_launch(split_line(text.strip())))
+        Reader(draft, {}).read_all(split_line(text.strip()))
     else:
         _yaml(text, source, draft)
     if command:
@@ -47,7 +49,7 @@ def import_line(words: Sequence[str]) -> str:
     draft = Draft(source=line if len(line) <= 80 else f"{line[:77]}...")
     if not find_program(words):
         _refuse(draft.source)
-    Reader(draft, {}).read(last_launch(words))
+    Reader(draft, {}).read_all(words)
     return render_draft(draft)
 
 
@@ -71,10 +73,18 @@ def _yaml(text: str, source: str, draft: Draft) -> None:
     objects = parse_manifest(text, source)
     jobs = [item for item in objects if item["kind"].text in KINDS]
     if jobs:
+        version, kind = jobs[0]["apiVersion"].text, jobs[0]["kind"].text
+        if version != KINDS[kind]:
+            raise InputError(
+                f"{jobs[0].where}: a {kind} of {version or 'no apiVersion'}; read: {KINDS[kind]}",
+                f"kubectl get {kind.lower()} NAME -o yaml tells it as the cluster has it",
+            )
         import_object(jobs[0], draft)
         for item in objects:
             if item is not jobs[0]:
-                draft.leave(f"{item['kind'].text} at {item.where}", "not of the job; kubectl applies it")
+                draft.leave(
+                    f"{item['kind'].text} at {item.where}", "not of the job; kubectl applies it"
+                )
     elif objects and (objects[0]["num_processes"] or objects[0]["distributed_type"]):
         _accelerate(objects[0], draft)
     else:
@@ -117,5 +127,5 @@ def _of_plugin(section: str, name: str, value: Value, reader: Reader) -> None:
 def _refuse(source: str) -> None:
     raise InputError(
         f"{source}: none of {TAKES}",
-        f"{typed.command('import', '--help')}; for a script alone: {typed.command('init', 'train.py')}",
+        f"{typed.command('import', '--help')}; of a script: {typed.command('init', 'train.py')}",
     )

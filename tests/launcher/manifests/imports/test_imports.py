@@ -1,0 +1,187 @@
+"""``launcher import``: what people have, and the job file that it becomes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.contract.errors import InputError
+from launcher.job.file import parse_job
+from launcher.manifests.imports.read import import_line, import_text
+from tests.launcher.runner import ROOT, Runner
+
+INPUTS = sorted((Path(__file__).parent / "inputs").iterdir())
+NO_SCRIPT = ("accelerate-deepspeed.yaml", "accelerate-fsdp.yaml")
+STARTERS = re.compile(
+    r"[\w/]*(torchrun|python3?|accelerate|launch|deepspeed|horovodrun|mpirun|mpiexec|srun|docker|podman)"
+    r"|nohup|all|\$PWD|\$\{NGPU|type|bind|source|target|readonly|sudo|run|bash|-c|&&|&|torch.distributed.(run|launch)|torchelastic.distributed.launch"
+)
+
+
+def imported(path: Path) -> str:
+    needs = path.name in NO_SCRIPT or path.name.startswith("hosts-")
+    return import_text(path.read_text(), path.name, ["train.py", "--epochs", "3"] if needs else [])
+
+
+def test_each_input_becomes_this_job_file(expect_golden: Callable[[str, str], None]) -> None:
+    assert len(INPUTS) >= 30
+    texts = [f"## {path.name}\n{imported(path)}" for path in INPUTS]
+    expect_golden("import.txt", "\n".join(texts))
+
+
+@pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.name)
+def test_it_is_a_good_job_file_in_which_no_word_of_a_launch_line_is_missing(path: Path) -> None:
+    text = imported(path)
+    assert parse_job(text, "job.yaml").command
+    flat = re.sub(r"[-_'\"\s,{}\[\]]", "", text)
+    words = path.read_text().replace("\\\n", " ").split() if path.suffix == ".txt" else []
+    for word in words if not path.name.startswith("hosts-") else ():
+        for part in re.split(r"[=:,@]", word.strip("'\"")):
+            plain = re.sub(r"[-_'\"\s,{}\[\]]", "", part)
+            is_option_with_a_key = word.startswith("-") and part == re.split("[=:,]", word)[0]
+            is_count = plain.isdigit() or re.fullmatch(r"\d+g", plain)
+            if not (STARTERS.fullmatch(part) or is_option_with_a_key or is_count):
+                assert plain in flat, f"{word} of {path.name}"
+
+
+BATCH = "#!/bin/bash\n#SBATCH -N 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "what"),
+    [
+        ("torchrun --nproc-per-node=8", "line", "the line ends before a script"),
+        ("torchrun --nproc-per-node", "line", "the line ends before a script"),
+        ("torchrun train.py --name 'a b", "line", "a quotation without an end"),
+        ("mpirun -np 8", "line", "it names no script"),
+        ("docker run --gpus all", "line", "no image"),
+        ("docker build . # python train.py", "line", "it starts no training"),
+        (f"{BATCH}srun hostname\nscontrol show job\n", "a.sbatch", "no line starts torchrun"),
+        (f"{BATCH}make -j\n", "a.sbatch", "no line starts torchrun"),
+        ("kind: PyTorchJob\napiVersion: kubeflow.org/v1beta2\n", "a.yaml", "kubeflow.org/v1beta2"),
+        ("kind: Deployment\napiVersion: apps/v1\n", "a.yaml", "none of a launch line"),
+        ("{{- if .Values.gpu }}\nkind: PyTorchJob\n", "chart.yaml", "chart.yaml:1"),
+        ("num_processes: 4\ndistributed_type: MULTI_GPU\n", "acc.yaml", "it names no script"),
+        ("node1 slots=4\nnode2 slots=4\n", "hosts", "it names no script"),
+        ("", "empty", "the file is empty"),
+        ("hello world, and so on", "text", "found a single value"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_cannot_be_imported_is_one_message(text: str, source: str, what: str) -> None:
+    with pytest.raises(InputError) as refused:
+        import_text(text, source)
+    assert what in str(refused.value)
+    assert "fix: " in str(refused.value)
+
+
+def test_the_command_takes_a_line_a_file_or_stdin_and_overwrites_nothing(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    (tmp_path / "two words.txt").write_text("torchrun --nproc-per-node=2 train.py\n")
+    line = ("torchrun", "--nproc-per-node=2", "train.py")
+    behind = runner("import", "--", *line).stdout
+    quoted, file = runner("import", " ".join(line)).stdout, runner("import", "two words.txt").stdout
+    assert {text.partition("\n")[2] for text in (behind, quoted, file)} == {
+        "\nname: train\ncommand: [train.py]\nnproc_per_node: 2\n"
+    }
+    assert runner("import", "-o", "job.yaml", "--", *line).returncode == 0
+    again = runner("import", "-o", "job.yaml", "--", "torchrun", "other.py")
+    assert (again.returncode, "job.yaml is there already" in again.stderr) == (2, True)
+    assert "command: [train.py]" in (tmp_path / "job.yaml").read_text()
+    nothing = runner("import", "-o", "none.yaml", "--", "torchrun")
+    assert (nothing.returncode, (tmp_path / "none.yaml").exists()) == (2, False)
+
+
+LOSSES = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[-1]))
+for step in range(5):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        print(step, loss.item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    "line", ["-m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.5"]
+)
+def test_what_was_imported_trains_as_the_original(tmp_path: Path, line: str) -> None:
+    runner = Runner(tmp_path)
+    (tmp_path / "train.py").write_text(LOSSES)
+    original = subprocess.run(
+        [sys.executable, *line.split()],
+        cwd=tmp_path,
+        env=runner.env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    (tmp_path / "job.yaml").write_text(import_line(["python", *line.split()]))
+    ours = runner("run", "job.yaml", "--on", "local")
+    assert ours.returncode == 0, ours.stderr
+    assert re.findall(r"\d \d\.\d+", ours.stdout) == re.findall(r"\d \d\.\d+", original.stdout)
+    assert len(re.findall(r"\d \d\.\d+", ours.stdout)) == 5
+
+
+# -- init ------------------------------------------------------------------------------------------
+
+SCRIPTS = sorted((ROOT / "tests/launcher/manifests/scripts/right").glob("*.py"))[:12]
+
+
+def test_each_script_gets_this_job_file(expect_golden: Callable[[str, str], None]) -> None:
+    from launcher.manifests.imports.init import render_job
+
+    assert len(SCRIPTS) == 12
+    texts = [render_job([path.name], path.read_text(), ["requirements.txt"]) for path in SCRIPTS]
+    for text in texts:
+        parse_job(text, "job.yaml")
+    expect_golden("init.txt", "\n".join(texts))
+
+
+def test_init_writes_a_job_that_runs_and_never_overwrites(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    (tmp_path / "my train.py").write_text("import sys\nprint('given', sys.argv[1:])\n")
+    made = runner("init", "my train.py", "--", "--lr", "3")
+    assert made.returncode == 0, made.stderr
+    assert len(made.stdout.splitlines()) == 3
+    assert "given ['--lr', '3']" in runner("run", "job.yaml", "--on", "local").stdout
+    before = (tmp_path / "job.yaml").read_text()
+    again = runner("init", "my train.py")
+    assert (again.returncode, (tmp_path / "job.yaml").read_text()) == (2, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("a.py", "def train(:\n", "a.py:1"),
+        ("a.py", "import os\nprint 'Python 2'\n", "a.py:2"),
+        ("a.ipynb", '{"cells": []}', "a notebook"),
+        ("a.py", "x = 1\n" * 10**6, "1 MiB"),
+    ],
+    ids=("cut", "Python 2", "notebook", "5 MB"),
+)
+def test_init_refuses_what_is_no_script(tmp_path: Path, name: str, text: str, what: str) -> None:
+    runner = Runner(tmp_path)
+    (tmp_path / name).write_text(text)
+    done = runner("init", name)
+    assert done.returncode == 2
+    assert what in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "job.yaml").exists()
