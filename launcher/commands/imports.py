@@ -11,6 +11,7 @@ from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError
 from launcher.job.script import check_script
 from launcher.manifests.check import MAX_FILE_BYTES, STDIN_NAME
+from launcher.manifests.imports.draft import render_draft
 from launcher.manifests.imports.init import render_job
 from launcher.manifests.imports.read import import_line, import_text
 from launcher.yamlfile.source import decode_text, read_text
@@ -24,14 +25,15 @@ def import_job(arguments: argparse.Namespace) -> int:
             raise InputError(
                 "nothing to import", typed.command("import", "--", "torchrun", "train.py")
             )
-        text = import_line(extra)
+        draft = import_line(extra)
     elif given == "-":
         raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        text = import_text(decode_text(raw, STDIN_NAME, MAX_FILE_BYTES), STDIN_NAME, extra)
+        draft = import_text(decode_text(raw, STDIN_NAME, MAX_FILE_BYTES), STDIN_NAME, extra)
     elif " " in given.strip() and not Path(given).exists():
-        text = import_text(given, "the line given", extra)
+        draft = import_text(given, "the line given", extra)
     else:
-        text = import_text(read_text(given, MAX_FILE_BYTES), given, extra)
+        draft = import_text(read_text(given, MAX_FILE_BYTES), given, extra)
+    text = render_draft(draft, targets_of_jobs())
     if arguments.output is None:
         sys.stdout.write(text)
     else:

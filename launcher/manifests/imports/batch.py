@@ -9,7 +9,7 @@ from launcher.manifests.batch.script import BatchScript, ScriptLine
 from launcher.manifests.imports.command_line import (
     ASSIGNMENT,
     Reader,
-    find_program,
+    launches,
     split_line,
 )
 from launcher.manifests.imports.draft import Draft
@@ -69,9 +69,8 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
 def _starts_training(line: ScriptLine, *, launched: bool) -> bool:
     words = [word.text for word in line.words]
     if launched:
-        program = find_program(words)
         others = {"hostname", "echo", "scontrol", "nvidia-smi", "printf", "which", "pip"}
-        return bool(program) and not others & {*words}
+        return launches(words) and not others & {*words}
     return bool(words) and bool(re.fullmatch(r"python[0-9.]*", words[0].rpartition("/")[2]))
 
 

@@ -61,8 +61,8 @@ class Reader:
             if assigned:
                 self._assign(assigned[1], self._filled(assigned[2]))
                 words = words[1:]
-            elif name in PROGRAMS:
-                words = PROGRAMS[name](self, words[1:])
+            elif read := program_of(name):
+                words = read(self, words[1:])
             elif name in AROUND:
                 words = self._step_in(words)
             elif PYTHON.fullmatch(name):
@@ -82,7 +82,7 @@ class Reader:
                 commands.append([])
             else:
                 commands[-1].append(word)
-        launch = next((one for one in commands if find_program(one)), commands[0])
+        launch = next((one for one in commands if launches(one)), commands[0])
         for one in commands:
             if one and one is not launch:
                 self.draft.leave(" ".join(one), "a shell's: around launcher run, or in the image")
@@ -128,8 +128,6 @@ class Reader:
 
     def deepspeed(self, words: list[str]) -> list[str]:
         special, rest = self.options(DEEPSPEED, words)
-        if "hosts.inventory" in self.draft.keys:
-            self._on_hosts(self.draft.keys["hosts.inventory"])
         if include := special.get("include"):
             names = ",".join(part.partition(":")[0] for part in include.split("@"))
             self.draft.options += ["--include", names]
@@ -193,7 +191,7 @@ class Reader:
 
     def take_slurm(self, special: Mapping[str, str]) -> None:
         """Options of sbatch and srun that are no key alone."""
-        self.draft.options[:] = ["--on", "slurm"]
+        self.draft.put("slurm.kind", "allocation")
         for entry in filter(None, special.get("extra", "").split("\n")):
             self.draft.add("slurm.extra", entry)
         if image := special.get("pyxis"):
@@ -241,7 +239,6 @@ class Reader:
         if not rest:
             raise InputError("docker run: no image", "the whole line, quoted")
         self.draft.put("image", self._filled(rest[0]))
-        self.draft.options[:] = ["--on", "docker"]
         return rest[1:]
 
     # -- what they start ---------------------------------------------------------------------------
@@ -326,13 +323,10 @@ class Reader:
 
     def _spread(self, special: Mapping[str, str]) -> None:
         """``-np`` over ``host:slots,...``; without hosts all are on this machine."""
-        hosts = [part for part in special.get("hosts", "").split(",") if part]
+        hosts = [part for part in special.get("machines", "").split(",") if part]
         names = list(dict.fromkeys(part.partition(":")[0] for part in hosts))
         slots = {part.partition(":")[2] for part in hosts}
-        if names:
-            self._on_hosts(",".join(names))
-        elif "hosts.inventory" in self.draft.keys:
-            self._on_hosts(self.draft.keys["hosts.inventory"])
+        self.draft.put("hosts.inventory", ",".join(names))
         processes = special.get("processes", "")
         if len(slots) == 1 and (count := slots.pop()).isdigit():
             self.draft.put("nproc_per_node", int(count))
@@ -351,25 +345,24 @@ class Reader:
         if nodes > 1:
             self.draft.put("nnodes", nodes)
 
-    def _on_hosts(self, hosts: str) -> None:
-        self.draft.options[:] = ["--on", "hosts"]
-        if "hosts.inventory" not in self.draft.keys:
-            self.draft.options += ["--hosts", hosts]
+
+Read = Callable[[Reader, list[str]], list[str]]
+PROGRAMS: tuple[tuple[str, Read], ...] = (
+    ("torchrun", Reader.torchrun),
+    ("accelerate(-launch)?", Reader.accelerate),
+    ("deepspeed", Reader.deepspeed),
+    ("horovodrun", Reader.horovodrun),
+    ("mpirun|mpiexec", Reader.mpirun),
+    ("srun", Reader.srun),
+    ("docker|podman", Reader.docker),
+)
+"""Patterns of names. Each function takes the words behind it, and gives those that it starts."""
 
 
-PROGRAMS: Mapping[str, Callable[[Reader, list[str]], list[str]]] = {
-    "torchrun": Reader.torchrun,
-    "accelerate": Reader.accelerate,
-    "accelerate-launch": Reader.accelerate,
-    "deepspeed": Reader.deepspeed,
-    "horovodrun": Reader.horovodrun,
-    "mpirun": Reader.mpirun,
-    "mpiexec": Reader.mpirun,
-    "srun": Reader.srun,
-    "docker": Reader.docker,
-    "podman": Reader.docker,
-}
-"""Each takes the words behind it, and gives those that it starts."""
+def program_of(word: str) -> Read | None:
+    """What reads the options of a program; None for one that launches no workers."""
+    name = word.rpartition("/")[2]
+    return next((read for pattern, read in PROGRAMS if re.fullmatch(pattern, name)), None)
 
 
 def split_line(line: str) -> list[str]:
@@ -395,15 +388,12 @@ def split_line(line: str) -> list[str]:
         ) from None
 
 
-def find_program(words: Sequence[str]) -> str:
-    """The first program of a command that launches workers; empty for none."""
-    names = [word.rpartition("/")[2] for word in words]
-    for name in names:
-        if name in PROGRAMS:
-            return name
-    found = next((LAUNCH_MODULES[word] for word in words if word in LAUNCH_MODULES), "")
-    starts = any(PYTHON.fullmatch(name) for name in names)
-    return found or ("python" if starts and any(word.endswith(".py") for word in words) else "")
+def launches(words: Sequence[str]) -> bool:
+    """Whether a command starts workers, by a program of ``PROGRAMS`` or by Python."""
+    if any(map(program_of, words)) or {*words} & LAUNCH_MODULES.keys():
+        return True
+    starts = any(PYTHON.fullmatch(word.rpartition("/")[2]) for word in words)
+    return starts and any(word.endswith(".py") for word in words)
 
 
 def split_options(words: list[str], program: Program) -> Iterator[tuple[str, str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,8 +53,11 @@ class Draft:
             self.left.append((word, why))
 
 
-def render_draft(draft: Draft) -> str:
-    """The text of the job file. Raises ``InputError`` where nothing says what to run."""
+def render_draft(draft: Draft, targets: Collection[str] = ()) -> str:
+    """The text of the job file, which runs on that of the ``targets`` whose section it has.
+
+    Raises ``InputError`` where nothing says what to run.
+    """
     if not draft.keys.get("command"):
         name = shlex.quote(draft.source)
         raise InputError(
@@ -70,7 +73,7 @@ def render_draft(draft: Draft) -> str:
             if not _drop(draft, error):
                 raise
             continue
-        return "\n".join((*_header(draft), text, ""))
+        return "\n".join((*_header(draft, targets), text, ""))
     raise InputError(
         f"{draft.source}: nothing of it fits a job file", "write one: docs/job-file.md"
     )
@@ -92,8 +95,11 @@ def _drop(draft: Draft, error: FileError) -> bool:
     return len(draft.keys) < before
 
 
-def _header(draft: Draft) -> Iterable[str]:
-    yield f"# From {draft.source}. Run it: {typed.command('run', 'job.yaml', *draft.options)}"
+def _header(draft: Draft, targets: Collection[str]) -> Iterable[str]:
+    sections = [key.partition(".")[0] for key in draft.keys]
+    on = [("--on", one) for one in sections if one in targets][:1]
+    run = typed.command("run", "job.yaml", *(on[0] if on else ()), *draft.options)
+    yield f"# From {draft.source}. Run it: {run}"
     if draft.left:
         yield "#"
         yield "# Not taken over:"

@@ -63,7 +63,6 @@ class _Import:
 def import_object(item: Value, draft: Draft) -> None:
     """Reads a PyTorchJob or a TrainJob. Raises ``InputError`` where it starts no training."""
     work = _Import(draft, item)
-    draft.options[:] = ["--on", "kubernetes"]
     draft.put("name", object_name(item))
     if item["metadata"]["namespace"]:
         draft.put("kubernetes.namespace", item["metadata"]["namespace"].text)
@@ -89,6 +88,7 @@ def _trainjob(work: _Import) -> None:
 
 def _pytorchjob(work: _Import) -> None:
     job, draft = PyTorchJob(work.item), work.draft
+    draft.put("kubernetes.kind", "pytorchjob")
     elastic = work.take(job.spec["elasticPolicy"]) if job.elastic else None
     nnodes = f"{job.bounds[0]}:{job.bounds[1]}" if elastic else job.pods
     draft.put("nnodes", nnodes if not elastic or job.bounds[0] < job.bounds[1] else job.bounds[0])
@@ -183,8 +183,6 @@ def _command(work: _Import, container: Value, known: dict[str, str] | None = Non
     words = [value.text.replace("$(", "${").replace(")", "}") if "$(" in value.text else value.text
              for value in written]  # fmt: skip
     if words:
-        before = list(work.draft.options)
         Reader(work.draft, known or {}).read_all(words)
-        work.draft.options[:] = before
     else:
         work.draft.leave("command", "the image's own starts the training: write it as command")

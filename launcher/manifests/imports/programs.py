@@ -26,8 +26,8 @@ class Program:
     """A program that starts others.
 
     ``keys``: for each option, by its long name with ``-``, the key of the job file, ``!`` and why
-    it has none, or the name of what ``command_line`` does with it (``=hosts``). ``flags`` take no
-    value. ``short``: the long names of short options.
+    it has none, or the name of what ``command_line`` does with it (``=machines``). ``flags`` take
+    no value. ``short``: the long names of short options.
     """
 
     keys: Mapping[str, str]
@@ -62,7 +62,7 @@ TORCHRUN = Program(
 HOROVODRUN = Program(
     keys={
         "num-proc": "=processes",
-        "hosts": "=hosts",
+        "hosts": "=machines",
         "hostfile": "hosts.inventory",
         "min-np": "=least",
         "max-np": "=most",
@@ -82,7 +82,7 @@ _BINDING = _left(
 MPIRUN = Program(
     keys={
         "n": "=processes",
-        "host": "=hosts",
+        "host": "=machines",
         "hostfile": "hosts.inventory",
         "npernode": "nproc_per_node",
         "ppn": "nproc_per_node",

@@ -10,8 +10,8 @@ from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.manifests.batch.script import is_batch_script, parse_batch_script
 from launcher.manifests.imports.batch import import_batch_script
-from launcher.manifests.imports.command_line import Reader, find_program, split_line
-from launcher.manifests.imports.draft import Draft, render_draft
+from launcher.manifests.imports.command_line import Reader, launches, split_line
+from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.kubernetes import KINDS, import_object
 from launcher.manifests.imports.programs import ACCELERATE
 from launcher.manifests.source import Value, parse_manifest
@@ -20,8 +20,8 @@ HOST_LINE = re.compile(r"[A-Za-z0-9][\w.-]*(?:\s+(?:slots|max_slots)=\d+|:\d+)*"
 TAKES = "a launch line, a batch script, a PyTorchJob or TrainJob, an accelerate config, a hostfile"
 
 
-def import_text(text: str, source: str, command: Sequence[str] = ()) -> str:
-    """The job file for a text; ``command`` is the script where the text names none.
+def import_text(text: str, source: str, command: Sequence[str] = ()) -> Draft:
+    """The job of a text; ``command`` is the script where the text names none.
 
     ``source`` stands in messages for it. Raises ``InputError`` for what is none of ``TAKES``, or
     ends before it says what to run.
@@ -34,23 +34,23 @@ def import_text(text: str, source: str, command: Sequence[str] = ()) -> str:
         import_batch_script(parse_batch_script(text, source), draft)
     elif lines and all(HOST_LINE.fullmatch(line.partition("#")[0].strip()) for line in lines):
         _hostfile(lines, source, draft)
-    elif find_program(_words(text)) and not re.match(r"[\w-]+:(\s|$)", lines[0] if lines else ""):
+    elif launches(_words(text)) and not re.match(r"[\w-]+:(\s|$)", lines[0] if lines else ""):
         Reader(draft, {}).read_all(split_line(text.strip()))
     else:
         _yaml(text, source, draft)
     if command:
         Reader(draft, {}).read(list(command))
-    return render_draft(draft)
+    return draft
 
 
-def import_line(words: Sequence[str]) -> str:
-    """The job file for a launch line that a shell has split."""
+def import_line(words: Sequence[str]) -> Draft:
+    """The job of a launch line that a shell has split."""
     line = shlex.join(words)
     draft = Draft(source=line if len(line) <= 80 else f"{line[:77]}...")
-    if not find_program(words):
+    if not launches(words):
         _refuse(draft.source)
     Reader(draft, {}).read_all(words)
-    return render_draft(draft)
+    return draft
 
 
 def _words(text: str) -> list[str]:
@@ -66,7 +66,6 @@ def _hostfile(lines: Sequence[str], source: str, draft: Draft) -> None:
     elif slots:
         draft.leave(f"slots of {', '.join(sorted(slots))}", "every node has nproc_per_node workers")
     draft.put("hosts.inventory", source)
-    draft.options[:] = ["--on", "hosts"]
 
 
 def _yaml(text: str, source: str, draft: Draft) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.api.choose_target import targets_of_jobs
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
+from launcher.manifests.imports.draft import render_draft
 from launcher.manifests.imports.read import import_line, import_text
 from tests.launcher.runner import ROOT, Runner
 
@@ -25,7 +27,8 @@ STARTERS = re.compile(
 
 def imported(path: Path) -> str:
     needs = path.name in NO_SCRIPT or path.name.startswith("hosts-")
-    return import_text(path.read_text(), path.name, ["train.py", "--epochs", "3"] if needs else [])
+    command = ["train.py", "--epochs", "3"] if needs else []
+    return render_draft(import_text(path.read_text(), path.name, command), targets_of_jobs())
 
 
 def test_each_input_becomes_this_job_file(expect_golden: Callable[[str, str], None]) -> None:
@@ -75,7 +78,7 @@ BATCH = "#!/bin/bash\n#SBATCH -N 2\n"
 )
 def test_what_cannot_be_imported_is_one_message(text: str, source: str, what: str) -> None:
     with pytest.raises(InputError) as refused:
-        import_text(text, source)
+        render_draft(import_text(text, source))
     assert what in str(refused.value)
     assert "fix: " in str(refused.value)
 
@@ -133,7 +136,7 @@ def test_what_was_imported_trains_as_the_original(tmp_path: Path, line: str) -> 
         timeout=120,
         check=True,
     )
-    (tmp_path / "job.yaml").write_text(import_line(["python", *line.split()]))
+    (tmp_path / "job.yaml").write_text(render_draft(import_line(["python", *line.split()])))
     ours = runner("run", "job.yaml", "--on", "local")
     assert ours.returncode == 0, ours.stderr
     assert re.findall(r"\d \d\.\d+", ours.stdout) == re.findall(r"\d \d\.\d+", original.stdout)
