@@ -65,6 +65,8 @@ def render_draft(draft: Draft, targets: Collection[str] = ()) -> str:
             f"{typed.command('import', name)} -- train.py --its=arguments",
         )
     draft.put("name", name_of(tuple(draft.keys["command"])))
+    if "hosts.inventory" in draft.keys and "image" not in draft.keys:
+        draft.put("hosts.runtime", "python")
     for _ in range(len(draft.keys)):
         text = "\n".join(_dump(draft))
         try:
