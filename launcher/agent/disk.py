@@ -74,8 +74,7 @@ def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
     named = (Path(path) for path in _NAMED.findall(said))
     full = next(named, None) or next((path for path in folders if not has_room(path)), None)
     if full is None and said:
-        roomy = sorted({str(mount_of(path)) for path in folders})
-        return f"a disk is full that nothing names; there is room at {', '.join(roomy)}"
+        return "a disk is full that nothing names; that of the run folder has room"
     mount = mount_of(full or run_dir)
     found = os.statvfs(mount)
     size, free = (_bytes(blocks * found.f_frsize) for blocks in (found.f_blocks, found.f_bavail))
