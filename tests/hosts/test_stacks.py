@@ -22,5 +22,5 @@ def test_ranks_of_two_hosts_that_are_stuck_in_four_ways(typist: Typist) -> None:
     told = typist("stacks", "latest")
     assert time.monotonic() - began < 15, "5 s on a machine that does nothing else"
     check_four_ways(told.stdout)
-    typist("stop", "latest", "--grace", "0")
+    typist("stop", "latest", "--grace", "5")
     assert launcher.wait(60) == 143
