@@ -127,3 +127,16 @@ class FailureCause(enum.StrEnum):
     def section(self) -> str:
         """Where the runbook tells of it."""
         return f"docs/runbook.md#{self}"
+
+
+FOLLOWS = (
+    *(FailureCause.DNS, FailureCause.WRONG_INTERFACE, FailureCause.NO_GPU, FailureCause.GPU_BUSY),
+    *(FailureCause.CUDA_ASSERT, FailureCause.BAD_DATA, FailureCause.DATA_LOADER_WORKER_DIED),
+    *(FailureCause.DATA_STALL, FailureCause.TIME_LIMIT, FailureCause.CRASHED, FailureCause.KILLED),
+    *(FailureCause.ENDLESS_LOOP, FailureCause.DEADLOCK, FailureCause.STRAGGLER),
+    *(FailureCause.NETWORK_CUT, FailureCause.FIREWALL, FailureCause.EXITED_EARLY),
+    *(FailureCause.TARGET_UNREACHABLE, FailureCause.CONTAINER_START, FailureCause.STOPPED_BY_USER),
+    *(FailureCause.NCCL_ERROR, FailureCause.MASTER_UNREACHABLE, FailureCause.SCRIPT_ERROR),
+    FailureCause.MISSING_COLLECTIVE,
+)
+"""Causes that another one may have led to, those that say least last: never certain by a text."""

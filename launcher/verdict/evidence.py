@@ -20,7 +20,7 @@ from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
+from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.looks import Looks
@@ -138,6 +138,9 @@ def read_run(
     for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
         # The target's own logs, such as a batch script's, lie in a folder of its name.
         reading.read(path, LogLine(file=_inside(run, path), number=0, text=""))
+    if not outcome and not newest and run.submitted_at():
+        text = "submitted, and no node has started"
+        reading.lines.append(LogLine(file=SUBMITTED_FILE, number=0, text=text))
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
     return Evidence(

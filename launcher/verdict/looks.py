@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from launcher.agent.worker_exit import read_error, read_tail
@@ -89,7 +90,7 @@ class Looks:
         at = max((at, *(look.at for look in self._looks.values())))
         for finding in join_recorders(traces, at):
             place, rank = places[finding.ranks[0]], finding.ranks[0]
-            yield LogLine(file=place.file, number=0, text=finding.text, node=place.node, rank=rank)
+            yield replace(place, text=finding.text, rank=rank, joined=True)
 
 
 def _open_last(trace: dict[str, Any]) -> None:

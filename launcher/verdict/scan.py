@@ -27,7 +27,11 @@ _TELLING = re.compile(
     rb"|already in use|signal|preempt|evict|cancelled|unschedulable|backoff|insufficient|taint"
     rb"|nccl|net/|proxy|heartbeat|hang|stuck|stall|slow|straggl|unexpected|usage:|differ|skew"
     rb"|interrupt|version|reset|closed|shutdown|unauthorized|lost|not ready|notready|down\b"
-    rb"|requires|not supported|unavailable|waiting|exceeded|exit|clock|shm|bus |corrupt|truncated"
+    rb"|require|not supported|unavailable|waiting|exit|clock|shm|bus |corrupt|truncated"
+    rb"|has no|has \d|held by|in use|must |does not|doesn't|can't|not in|unknown|undefined|no such"
+    rb"|segfault|segmentation|panic|lockup|power|dead|free|fork|assert|interface|bootstrap|expected"
+    rb"|manifest|plug|usage|exceed|valid|unrecog|blocked|\bpd\b|not enough|forbid|violat"
+    rb"|multi-attach|out of|mount|pull|\boutof|remap|dump|launch|nodelist|^node:|assigned|told"
 )
 """In a line in lower case; what holds none of these is not looked at again."""
 _TRACEBACK = "Traceback (most recent call last):"
@@ -48,6 +52,12 @@ _POD_NAMED = re.compile(
     r"^Name: +(\S+)|\bpod/(\S+)|^([a-z0-9][a-z0-9-]*-\d+) +\d+/\d+ |pods? \"([a-z0-9-]+-\d+)\""
 )
 _POD = re.compile(r"(?:-(?P<role>master|worker))?-(?P<index>\d+)$")
+_HOST_OF_NODE = (
+    re.compile(r"^Node: +([\w.-]+)"),  # kubectl describe pod
+    re.compile(r"Successfully assigned \S+ to ([\w.-]+)"),
+    re.compile(r"^(?:\[[\d :-]+\] )?([\w.-]+):\d+:\d+ (?:\[\d+\] )?.*\bNCCL "),
+)
+_NODELIST = re.compile(r"NODELIST=([\w.,-]+)(?:\[([\d,-]+)\]([\w.-]*))?")
 _TIMES = (
     re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"),
     re.compile(r"\b[IWEFC]()(\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"),
@@ -77,6 +87,13 @@ class LogLine:
     raised: bool = False
     pod: str = ""
     """The pod that it is about or of, as Kubernetes' own commands name it."""
+    joined: bool = False
+    """The recorders of all ranks say it together."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it tells what has happened, and not only what somebody has printed."""
+        return self.raised or self.joined
 
 
 def read_telling(path: Path, place: LogLine, most_bytes: int) -> tuple[list[LogLine], int]:
@@ -140,6 +157,8 @@ def find_telling(lines: Iterable[bytes], place: LogLine) -> Iterator[LogLine]:
     for number, raw in enumerate(lines, 1):
         if not traces and not _TELLING.search(raw.lower()) and _TRACEBACK.encode() not in raw:
             continue
+        if b"frame #" in raw[:60]:
+            continue  # of C++: it names every function that was ever called
         text, named = split_prefix(raw.decode(errors="backslashreplace").rstrip("\r"))
         if told := _POD_NAMED.search(text):
             pod = next(filter(None, told.groups()))
@@ -183,14 +202,40 @@ def split_prefix(text: str) -> tuple[str, dict[str, str]]:
 
 
 def name_nodes(lines: Sequence[LogLine]) -> list[LogLine]:
-    """With the node of each pod; an operator's master is the first, worker 0 the second. Pure."""
+    """With the node of each pod, and of each host that a line with a node names. Pure.
+
+    An operator's master is the first node, and worker 0 the second; Slurm numbers nodes in the
+    order of its list.
+    """
     placed = []
     for line in lines:
         if line.node is None and (found := _POD.search(line.pod)):
-            node = int(found["index"]) + (found["role"] == "worker")
-            line = replace(line, node=node)
+            line = replace(line, node=int(found["index"]) + (found["role"] == "worker"))
         placed.append(line)
+    hosts: dict[str, int] = {}
+    for line in placed:
+        for form in _HOST_OF_NODE if line.node is not None else ():
+            if found := form.search(line.text):
+                hosts.setdefault(found[1], line.node or 0)
+        if found := _NODELIST.search(line.text):
+            hosts |= {name: node for node, name in enumerate(_expand(*found.groups("")))}
+    if not hosts:
+        return placed
+    named = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, hosts))})(?![\w-])")
+    for at, line in enumerate(placed):
+        told = {hosts[name] for name in named.findall(line.text)} if line.node is None else ()
+        if len(told) == 1:
+            placed[at] = replace(line, node=min(told))
     return placed
+
+
+def _expand(begin: str, listed: str, end: str) -> Iterator[str]:
+    """The hosts of ``cn[130-132,140]``, or of ``a,b``, as Slurm writes them."""
+    if not listed:
+        yield from begin.split(",")
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", listed):
+        for number in range(int(first), min(int(last or first), int(first) + MOST_LINES) + 1):
+            yield f"{begin}{number:0{len(first)}}{end}"
 
 
 def read_time(text: str) -> float:

@@ -130,6 +130,10 @@ def _judge(
 ) -> Evidence:
     """With the workers that failed, as ``runs.failure`` judges them."""
     lines = name_nodes(lines)
+    agents = {found[1] for line in lines if (found := _AGENT.search(line.text))}
+    if len(agents) == 1 and 0 in {line.rank for line in lines}:
+        # Rank 0 is on node 0, and so are all others of the same agent.
+        lines = [replace(line, node=line.node or 0) for line in lines]
     codes = _read_codes(reports, lines)
     said: dict[int, tuple[float, LogLine]] = {}
     for order, line in enumerate(_with_ranks(lines, codes)):
@@ -160,8 +164,6 @@ def _judge(
                 log=line.file,
             )
         )
-    # Rank 0 is on node 0, and so are all others of the same agent.
-    agents = {found[1] for line in lines if (found := _AGENT.search(line.text))}
     if len(agents) <= 1 and 0 in {end.rank for end in ends}:
         ends = [replace(end, node_index=max(0, end.node_index)) for end in ends]
     failure = decide_report(ends, ()) if ends else None

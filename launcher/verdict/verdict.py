@@ -8,25 +8,15 @@ from dataclasses import asdict, dataclass
 from launcher.contract.reasons import RunState
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
-from launcher.verdict.cause import FailureCause
+from launcher.verdict.cause import FOLLOWS, FailureCause
 from launcher.verdict.evidence import Evidence
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Meaning, Weight
 from launcher.verdict.scan import LogLine
 from launcher.verdict.stacks import name_ranks
 
-_GENERAL = frozenset(
-    (
-        *(FailureCause.SCRIPT_ERROR, FailureCause.MASTER_UNREACHABLE, FailureCause.NCCL_ERROR),
-        *(FailureCause.STOPPED_BY_USER, FailureCause.CONTAINER_START),
-        FailureCause.MISSING_COLLECTIVE,
-    )
-)
-"""What comes behind others that weigh as much."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
-CERTAINTY = {Weight.ROOT: "certain", Weight.SURE: "certain", Weight.LIKELY: "likely"}
-"""Of a finding that nothing speaks against; all others are unclear."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +76,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         subject=evidence.subject,
         state=evidence.state,
         cause=best.cause,
-        certainty=_judge_certainty(best, ordered),
+        certainty=_judge_certainty(best, node, ordered),
         what=line.text or best.cause.replace("-", " "),
         fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
@@ -131,10 +121,10 @@ def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
         is_own = first is None or one.line.rank == first.rank
         # What others say once it is gone: they are judged, and it came before them.
         is_after = not is_own and one.line.rank is not None and one.weight < Weight.ROOT
-        is_general = one.cause in _GENERAL
+        says_little = FOLLOWS.index(one.cause) if one.cause in FOLLOWS else -1
         nowhere = one.weight is Weight.ROOT and one.line.node is None
         at = one.line.at if timed else 0.0
-        return (is_after, -one.weight, not is_own, is_general, nowhere, at)
+        return (is_after, -one.weight, says_little, not is_own, nowhere, at)
 
     return sorted(all_found, key=key)
 
@@ -145,13 +135,30 @@ def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
     return best.line if best.line.frame else next(same, best.line)
 
 
-def _judge_certainty(best: Meaning, found: Sequence[Meaning]) -> str:
-    rivals = {one.cause for one in found if one.weight >= max(best.weight, Weight.LIKELY)}
-    certainty = CERTAINTY.get(best.weight, "unclear")
-    # Each side of a broken link blames the other.
-    sides = {one.line.node for one in found if one.cause is FailureCause.INFINIBAND_FAULT}
-    is_disputed = rivals - {best.cause} or len(sides) > 1
-    return "likely" if certainty == "certain" and is_disputed else certainty
+def _judge_certainty(best: Meaning, node: int | None, found: Sequence[Meaning]) -> str:
+    """Certain is what cannot have followed from anything else, and nothing speaks against.
+
+    That is the word of a kernel, an engine or a scheduler, an exception that was raised, and what
+    the recorders of all ranks say together; not a text that only looks like a cause.
+    """
+    if best.weight < Weight.LIKELY:
+        return "unclear"
+    is_own = best.cause is FailureCause.SCRIPT_ERROR and best.line.is_own
+    same = [one for one in found if one.cause is best.cause]
+    is_proved = any(_proves(one) and node in (None, one.line.node) for one in same)
+    if not is_proved or best.also or (best.cause in FOLLOWS and not is_own):
+        return "likely"
+    heaviest = {one.line.node for one in same if one.weight is best.weight} - {None}
+    rivals = (
+        one.weight >= (best.weight if one.cause in FOLLOWS else Weight.LIKELY)
+        for one in found
+        if one.cause is not best.cause
+    )
+    return "likely" if len(heaviest) > 1 or any(rivals) else "certain"
+
+
+def _proves(one: Meaning) -> bool:
+    return one.weight is Weight.ROOT or (one.weight is Weight.SURE and one.line.is_told)
 
 
 def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:

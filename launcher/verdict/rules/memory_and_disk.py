@@ -4,59 +4,62 @@ from launcher.verdict.cause import FailureCause
 from launcher.verdict.rules.rule import LIKELY, ROOT, SURE, Meanings
 
 MEANINGS: Meanings = {
-    (FailureCause.CUDA_OUT_OF_MEMORY, SURE): (
-        r"OutOfMemoryError: (?:CUDA|HIP|XPU|MPS)|(?:CUDA|HIP) out of memory",
-        r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
-        r"Cuda failure (?:\d+ )?'out of memory'",
-        r"Failed to CUDA calloc|NCCL WARN .*out of memory",
-    ),
     (FailureCause.GPU_BUSY, SURE): (
-        r"CUDA error: all CUDA-capable devices are busy or unavailable",
-        r"CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable",
-        r"the dead workers' GPU memory did not become free",
-        # One process holds more of the GPU than this one asks for: another job's.
-        r"CUDA out of memory.* of which \S+ (?:MiB|KiB|bytes) is free\. Process \d+ has [\d.]+ GiB",
+        r"CUDA-capable device\S* (?:is/)?are busy|cudaErrorDevicesUnavailable",
+        r"the dead workers' GPU memory did not become free|in use by another client",
+        # Another process holds gigabytes, and this one less than one.
+        r"\bProcess \d+ has [\d.]+ GiB(?!.*(?:allocated memory|this process has) [\d.]+ GiB)",
     ),
+    (FailureCause.CUDA_OUT_OF_MEMORY, SURE): (
+        r"\b(?:CUDA|HIP|XPU|MPS)\b.{0,25}out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
+        r"CUDA(?:_ERROR_|Error)(?:OUT_OF_MEMORY|MemoryAllocation)|\w+_ALLOC_FAILED",
+        r"Failed to CUDA (?:calloc|malloc|host ?alloc)|NCCL WARN .*out of memory",
+    ),
+    (FailureCause.CUDA_OUT_OF_MEMORY, LIKELY): (r"CU(?:BLAS|DNN)_STATUS_NOT_INITIALIZED",),
     (FailureCause.HOST_OUT_OF_MEMORY, ROOT): (
-        r"Out of memory: Killed process \d+|Memory cgroup out of memory: Killed",
-        r"oom-kill:constraint=|invoked oom-killer|\boom_reaper: reaped process",
-        r"OOMKilled|[Dd]etected \d+ oom.kill event",
-        r"[Ee]xceeded (?:step|job) memory limit|slurmstepd: error: .*oom-kill",
-        r"Ray.*node running low on memory|exceeded its container memory limit",
+        r"out of memory.*: Kill(?:ed)? process|cgroup out of memory|oom_reaper: reaped",
+        r"oom-kill:constraint=|invoked oom-killer|killed by the OOM killer|earlyoom: sending SIG",
+        r"systemd-oomd.*Killed|OOMKill(?:ed|ing)\b(?!\W+false)|System OOM encountered",
+        r"detected \d+ oom.kill event|slurmstepd: error: .*oom.kill|task \d+: Out Of Memory",
+        r"exceeded (?:step |job |virtual )*memory limit|\bOUT_OF_ME|TERM_MEMLIMIT",
+        r"exceeded its container memory limit|job killed: \w*mem\b.*exceeded",
+        r"running low on memory|low on resource: memory|had condition: \[MemoryPressure",
+        r"MemoryPressure +True|NodeHasInsufficientMemory|due to memory pressure",
+    ),
+    (FailureCause.SHM_TOO_SMALL, SURE): (
+        r"insufficient shared memory|out of shared memory|is not enough space for \S*shm",
+        r"^(?!.*too many open).*unable to (?:\w+ shared mem|.*</?torch_\S*>)",
+        r"no space left on device.*(?:/dev/shm|torch_\d|nccl-|'/(?:psm|mp|sem)[_-])",
+        r"/dev/shm.*no space left|shared memory segment /dev/shm/nccl",
+        r"failed to (?:allocate|extend|create) .*(?:shared memory|/dev/shm/nccl-\S*)",
+        r"posix_fallocate failed|ftruncate failed.*(?:shm|no space)",
     ),
     (FailureCause.HOST_OUT_OF_MEMORY, SURE): (
-        r"DefaultCPUAllocator: (?:can't|not enough memory)",
-        r"^MemoryError\b|numpy\S*ArrayMemoryError|\[Errno 12\] Cannot allocate memory",
-        r"std::bad_alloc|^\S*Error: .*Unable to allocate [\d.]+ [KMGT]iB for an array",
-        r"JavaScript heap out of memory",
-    ),
-    (FailureCause.SHM_TOO_SMALL, ROOT): (
-        r"insufficient shared memory \(shm\)",
-        r"unable to (?:allocate|open|write to|resize|mmap \d+ bytes from) (?:file )?</torch_\S+>",
-        r"unable to (?:allocate|open) shared memory|out of shared memory",
-        r"[Nn]o space left on device.*(?:/dev/shm|torch_\d|nccl-)|/dev/shm.*[Nn]o space left",
-        r"Error while (?:creating|attaching to) shared memory segment /dev/shm/nccl",
-        r"[Ff]ailed to (?:allocate|extend) .*(?:shared memory|/dev/shm/nccl-\S*)",
-        r"posix_fallocate failed.*(?:/dev/shm|nccl)",
-    ),
-    (FailureCause.DISK_FULL, SURE): (
-        r"\[Errno 28\]|[Nn]o space left on device|ENOSPC",
-        r"\[Errno 122\]|[Dd]isk quota exceeded",
-        r"PytorchStreamWriter failed writing file|file write failed.*unexpected pos",
-        r"[Nn]o inodes|disk is full|Usage of EmptyDir volume .* exceeds the limit",
-    ),
-    (FailureCause.DISK_FULL, LIKELY): (
-        r"basic_ios::clear: iostream error|\. unexpected pos \d+ vs",
+        r"DefaultCPUAllocator: |^MemoryError\b|ArrayMemoryError|std::bad_alloc",
+        r"^(?!.*\bibv_)(?!.*static TLS).*Cannot allocate memory|\[Errno 12\]",
+        r"Unable to allocate [\d.]+ [KMGT]iB for an array|JavaScript heap out of memory",
     ),
     (FailureCause.DISK_FULL, ROOT): (
-        r"low on resource: ephemeral-storage|DiskPressure|ephemeral local storage usage exceeds",
+        r"low on resource: ephemeral-storage|DiskPressure +True|had condition: \[DiskPressure",
+        r"ephemeral.* storage (?:usage exceeds|limit)|EmptyDir volume .* exceeds the limit",
+        r"(?:pull|register|extract|unpack).*no space left|FreeDiskSpaceFailed|NodeHasDiskPressure",
+    ),
+    (FailureCause.DISK_FULL, SURE): (
+        r"\[Errno (?:28|122|27)\]|no space left on device|\bENOSPC\b|\bEDQUOT\b|StorageFull",
+        r"disk quota exceeded|PytorchStreamWriter failed writing|file write failed",
+        r"no inodes|disk is full|filesystem is full|Not enough free space to write",
+    ),
+    (FailureCause.DISK_FULL, LIKELY): (
+        r"basic_ios::clear: iostream error|\. unexpected pos \d+ vs|requested and \d+ written",
     ),
     (FailureCause.TOO_MANY_FILES, SURE): (
-        r"\[Errno 24\]|[Tt]oo many open files|received 0 items of ancdata|EMFILE",
+        r"\[Errno (?:23|24)\]|too many open files|received 0 items of ancdata|\bE[MN]FILE\b",
+        r"inotify (?:instance|watch) limit|file table overflow",
     ),
     (FailureCause.TOO_MANY_PROCESSES, SURE): (
         r"can't start new thread|BlockingIOError: \[Errno 11\]|pthread_create failed",
-        r"fork: (?:retry: )?Resource temporarily unavailable|Cannot fork",
-        r"cgroup: fork rejected by pids controller|libgomp: Thread creation failed",
+        r"(?:fork|thread|clone|process)\b.*resource temporarily unavailable|cannot fork",
+        r"fork rejected by pids controller|thread creation failed|create new OS thread",
+        r"what\(\): +Resource temporarily unavailable|resources for OMP thread",
     ),
 }

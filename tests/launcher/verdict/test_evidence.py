@@ -174,7 +174,7 @@ def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt() -> None:
 
 
 def test_two_ends_of_a_link_that_blame_each_other_leave_a_doubt() -> None:
-    said = "NCCL WARN NET/IB: Got completion from peer 10.1.0.2<51100> with status=12 opcode=32697"
+    said = "NCCL WARN NET/IB : mlx5_0:1 Got async event : port error"
     one_side = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}".encode())))
     both = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}\n[0/0] {said}".encode())))
     assert one_side.cause is both.cause is FailureCause.INFINIBAND_FAULT

@@ -11,48 +11,50 @@ from launcher.verdict.cause import FailureCause
 from launcher.verdict.rules.rule import LIKELY, SURE, Meaning, Meanings
 from launcher.verdict.scan import LogLine
 
+_DIFFER = r"Detected mismatch between collectives on ranks"
 MEANINGS: Meanings = {
+    (FailureCause.MISSING_COLLECTIVE, SURE): (
+        _DIFFER + r".*SequenceNumber=(\d+)\b(?=.*SequenceNumber=)(?!.*SequenceNumber=\1\b)",
+        r"ranks? \[?(?P<rank>\d+)[\d, ]*\]? failed to pass monitoredBarrier",
+    ),
+    (FailureCause.MISMATCHED_COLLECTIVE, SURE): (
+        _DIFFER + r"(?!.*OpType=(\w+),.*OpType=\1\b)",
+        r"Mismatched collective detected(?:.*around rank (?P<rank>\d+))?",
+        r"ranks? .* (?:is|are) in different collectives",
+    ),
     (FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE, SURE): (
-        r"ProcessGroupGloo::\w+: invalid tensor (?:size|type)",
+        r"ProcessGroup\w+::\w+: invalid tensor (?:size|type)|when verifying shape tensors",
         r"appears not to match (?:sizes|strides|shape) of the same param in process",
+        r"DDP expects same model across all ranks|params? .*in process \d+ .*mismatch",
     ),
     (FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE, LIKELY): (
         # A rank that has left one out is in the next of the same kind, which has another size.
         r"op\.preamble\.length <= op\.nbytes|enforce fail at .*nbytes",
-        r"Detected mismatch between collectives .*OpType=(\w+),.*OpType=\1\b|sizes differ in \w+",
-        r"Received data size doesn't match expected size|[Mm]essage truncated",
-        r"NCCL WARN .*(?:mismatch|Mismatch).*(?:count|size|bytes)",
-        r"DDP expects same model across all ranks|params? .*in process \d+ .*mismatch",
-    ),
-    (FailureCause.MISMATCHED_COLLECTIVE, SURE): (
-        r"Detected mismatch between collectives on ranks(?!.*OpType=(\w+),.*OpType=\1\b)",
-        r"Mismatched collective detected",
-        r"ranks? .* (?:is|are) in different collectives",
-    ),
-    (FailureCause.MISSING_COLLECTIVE, SURE): (
-        r"[Rr]anks? \[?(?P<rank>\d+)[\d, ]*\]? failed to pass monitoredBarrier",
-        r"Expected to have finished reduction in the prior iteration",
+        _DIFFER + r".*OpType=(\w+),.*OpType=\1\b",
+        r"sizes differ in \w+",
+        r"received data size doesn't match expected size|message truncated",
+        r"NCCL WARN .*mismatch.*(?:count|size|bytes)|MPI_ERR_TRUNCATE",
     ),
     (FailureCause.MISSING_COLLECTIVE, LIKELY): (
         # It may compute, or wait for something else: its stack tells.
-        r"[Rr]anks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+",
-        r"Watchdog caught collective operation timeout",
-        r"[Tt]imed out waiting \d+ms for (?:recv|send) operation",
-        r"Some NCCL operations have failed or timed out",
-        r"Collective .*(?:timed out|timeout)|FlightRecorder.*[Tt]imeout",
-        r"[Hh]eartbeat monitor timed out",
+        r"ranks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+",
+        r"errors while waiting for send/recv from rank (?P<rank>\d+)",
+        r"has left out \w+ \d+|in monitoredBarrier after",
+        r"Watchdog caught collective operation timeout|Some NCCL operations have failed or timed",
+        r"timed out waiting \d+ms for (?:recv|send) operation|application timeout caused pair clos",
+        r"Collective .*(?:timed out|timeout)|FlightRecorder.*timeout|heartbeat monitor timed out",
+        r"Received a (?:global )?(?:dump|timeout) signal",
     ),
     (FailureCause.DEADLOCK, LIKELY): (r"watchdog got stuck for|Could not acquire GIL within",),
     (FailureCause.NCCL_ERROR, LIKELY): (
-        r"ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage",
-        r"unhandled (?:system|cuda) error \(run with NCCL_DEBUG",
-        r"NCCL error(?: in)?:(?!.*ncclRemote)",
-        r"NCCL WARN (?!.*(?:NCCL_|MTU|Using))|NET/Plugin.*(?:[Ff]ailed|[Ee]rror)|NET/OFI.*[Ee]rror",
+        r"nccl(?:System|Internal)Error|ncclUnhandledCudaError|ncclInvalid(?:Usage|Argument)",
+        r"unhandled (?:system|cuda) error|NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))",
+        r"NCCL WARN (?!.*(?:NCCL_|MTU|Using|by peer))|NET/(?:Plugin|OFI).*(?:failed|error)",
     ),
     (FailureCause.STRAGGLER, LIKELY): (
-        r"[Rr]ank \d+ is (?:a straggler|slow)|straggler (?:detected|rank)|slow rank",
-        r"StragglerDetection|SM clock .*below|HW (?:Thermal )?Slowdown *: Active",
-        r"[Cc]lock throttle|thermal throttling",
+        r"rank (?P<rank>\d+) is (?:a straggler|slow)",
+        r"straggler (?:detected|rank)|slow rank|StragglerDetection|SM clock .*below",
+        r"HW (?:Thermal )?Slowdown *: Active|clock throttle|thermal throttling",
     ),
 }
 
