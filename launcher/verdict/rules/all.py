@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from launcher.contract.errors import name_ending
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure
 from launcher.verdict.cause import FOLLOWS, FailureCause
@@ -107,6 +108,8 @@ def judge_end(end: WorkerEnd) -> Meaning:
         at=end.failed_at,
         raised=end.exit_code in (1, -15) and ": " in end.exception,
     )
+    if end.exit_code > 0 and end.exception == name_ending(end.exit_code) and end.log_tail:
+        line = replace(line, text=f"{end.exception}: {end.log_tail[-1].strip()}")
     # An exit code alone says little where its log was not read.
     # SIGABRT is how C++ ends a process, whatever the reason is.
     weight = LIKELY if end.log and end.exit_code != -6 else SIGN

@@ -23,6 +23,7 @@ MEANINGS: Meanings = {
         r"secret \"?\S+\"? not found|couldn't find key \S+ in|references non-existent|Multi-Attach",
         r"unknown or invalid runtime name|unknown runtime|invalid mount config|failed to mount",
         r"could not select device driver|nvidia-container-cli: (?!.*(?:satisfied|driver [en]))",
+        r"couldn't start container|enroot-\w+: failed|spank plugin|Plugin initialization fail",
         r"FailedCreatePodSandBox|FailedPostStartHook|pyxis: container start failed|bind source",
         r"execve\(\): \S+: No such file or directory|couldn't chdir|Prolog (?:error|fail)",
         r"persistentvolumeclaim \"\S+\" not found|error mounting|cannot start container",
@@ -69,6 +70,7 @@ MEANINGS: Meanings = {
         r"(?:docker|kubectl|srun|sbatch|ssh): (?:command )?not found|machine has no Slurm client",
         r"^error: .* does not answer|STILL RUNNING: |^error: no cluster: |no matches for kind",
         r"its sshd closed the connection|doesn't have a resource type|context \"?\S+\"? does not",
+        r"slurm_receive_msgs|launch failed: (?:Socket|Unable)|Application launch fail",
         r"unable to reliably start one or more daemons|daemon has unexpectedly failed after launch",
     ),
     (FailureCause.TIME_LIMIT, ROOT): (
@@ -91,7 +93,8 @@ MEANINGS: Meanings = {
         r"Kernel panic|soft lockup|hard LOCKUP",
     ),
     (FailureCause.NODE_LOST, LIKELY): (
-        r"DeletionByTaintManager|lost communication with a remote daemon|no sign of life for",
+        r"RendezvousClosedError|DeletionByTaintManager|lost communication with a remote daemon",
+        r"no sign of life for",
         r"Timeout, server \S+ not responding|Connection to \S+ closed by remote host|client_loop: ",
     ),
     (FailureCause.PREEMPTED, LIKELY): (

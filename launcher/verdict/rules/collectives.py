@@ -49,7 +49,8 @@ MEANINGS: Meanings = {
     (FailureCause.NCCL_ERROR, LIKELY): (
         r"nccl(?:System|Internal)Error|ncclUnhandledCudaError|ncclInvalid(?:Usage|Argument)",
         r"unhandled (?:system|cuda) error|NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))",
-        r"NCCL WARN (?!.*(?:NCCL_|MTU|Using|by peer))|NET/(?:Plugin|OFI).*(?:failed|error)",
+        r"NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))",
+        r"NET/(?:Plugin|OFI).*(?:failed|error)",
     ),
     (FailureCause.STRAGGLER, LIKELY): (
         r"rank (?P<rank>\d+) is (?:a straggler|slow)",

@@ -78,7 +78,7 @@ MEANINGS: Meanings = {
         r"(?:mlx\d_|\bib\d).*(?:port.*down|link.*down)|Physical state: (?:Disabled|Polling)",
     ),
     (FailureCause.INFINIBAND_FAULT, SURE): (
-        _IB + r".*(?:failed|failure|error|timed out|unable|invalid)",
+        _IB + r"(?!.*mismatch).*(?:failed|failure|error|timed out|unable|invalid)",
         r"Got completion from peer|Got completion with (?:error|status)|IBV?_WC_\w+_ERR",
         r"(?:transport )?retry (?:count(?:er)? )?exceeded|local work queue catastrophic",
         r"health (?:recovery|compromised)|RoCE.*GID.*(?:invalid|not found)|no (?:valid )?GID\b",

@@ -22,6 +22,7 @@ MEANINGS: Meanings = {
         r"found at least two devices|Input type \(.*\) and weight type \(.*\) should be the same",
         r"No backend type associated with device type|Tensors must be (?:CUDA and dense|contiguou)",
     ),
+    (FailureCause.SCRIPT_ERROR, SIGN): (r"task \d+: Exited with exit code|ChildFailedError",),
     (FailureCause.MISSING_MODULE, SURE): (
         r"^(?:ModuleNotFoundError: |\S*python[\d.]*: )?(?:Error while finding module specification"
         r" for .*|No module named) '?(?P<package>\w+)",

@@ -67,6 +67,8 @@ def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
 
 
 def _kind_of(frames: Sequence[Frame]) -> str:
+    if any(_KINDS["data"].search(frame.file) for frame in frames):
+        return "data"  # also in the user's own dataset, which the loader has called
     above = []
     for frame in frames:
         if not LIBRARY.search(frame.file):
