@@ -20,7 +20,7 @@ MOST_LINES = 2000
 
 _TELLING = re.compile(
     rb"^name:|traceback|error|exception|no module|low on|not responding|deadline|fail"
-    rb"|fatal|kill|abort|denied|refused|unable|cannot|could not|not found"
+    rb"|fatal|kill|abort|denied|refuse|unable|cannot|could not|not found"
     rb"|no such|not available|invalid|illegal|time.?out|timed out|time limit|unreach|no route"
     rb"|warn|xid|ecc |nvlink|nan\b|\binf\b|oom|out of memory|no space|quota|too many|mismatch"
     rb"|already in use|signal|preempt|evict|cancelled|unschedulable|backoff|insufficient|taint"

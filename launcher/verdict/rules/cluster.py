@@ -50,8 +50,8 @@ MEANINGS: Meanings = {
     (FailureCause.NOT_ALLOWED, ROOT): (
         r"is forbidden: (?!.*exceeded quota)|cannot (?:create|get|list|patch|delete) resource",
         r"admission webhook \S+ denied|Invalid account|Job violates account|Invalid qos",
-        r"User's group not permitted|Access/permission denied|Access denied|no PriorityClass",
-        r"(?:docker daemon|docker\.sock).*permission denied|permission denied.*Docker daemon",
+        r"you may not |User's group not permitted|Access/permission denied|Access denied",
+        r"docker(?: daemon| engine|\.sock).*permission denied|permission denied.*Docker daemon",
         r"You must be logged in to|Requested reservation is invalid|violates PodSecurity",
     ),
     (FailureCause.NOT_ALLOWED, SURE): (
@@ -68,7 +68,8 @@ MEANINGS: Meanings = {
         r"The connection to the server \S+ was refused|Zero Bytes were transmitted|munge\.socket",
         r"ssh: connect to host \S+ port \d+: |kex_exchange_identification|nothing listens at its",
         r"(?:docker|kubectl|srun|sbatch|ssh): (?:command )?not found|machine has no Slurm client",
-        r"^error: .* does not answer|STILL RUNNING: |^error: no cluster: |no matches for kind",
+        r"^error: .* (?:does not answer|gave no answer)|STILL RUNNING: |^error: no cluster: ",
+        r"no matches for kind",
         r"its sshd closed the connection|doesn't have a resource type|context \"?\S+\"? does not",
         r"slurm_receive_msgs|launch failed: (?:Socket|Unable)|Application launch fail",
         r"unable to reliably start one or more daemons|daemon has unexpectedly failed after launch",
@@ -76,7 +77,7 @@ MEANINGS: Meanings = {
     (FailureCause.TIME_LIMIT, ROOT): (
         r"DUE TO TIME LIMIT|DeadlineExceeded|active .*longer than .*deadline|TERM_RUNLIMIT",
         r"TIMEOUT .*ExitCode|\bState=TIMEOUT\b|reached (?:its )?time limit|\bTIMEOUT +\d+:\d+",
-        r"its time limit (?:is|was) over|walltime .*exceeded",
+        r"its time limit (?:is|was) over|walltime .*exceeded|: the (?:time limit|deadline)$",
     ),
     (FailureCause.PREEMPTED, ROOT): (
         r"due to preemption|preempted (?:by|in order|to )|\bPreempting\b|instance-action",
@@ -98,7 +99,7 @@ MEANINGS: Meanings = {
         r"Timeout, server \S+ not responding|Connection to \S+ closed by remote host|client_loop: ",
     ),
     (FailureCause.PREEMPTED, LIKELY): (
-        r"\bEvicted\b(?!.*(?:memory|storage))|TaintManagerEviction|JOB REQUEUE|ACPI.*power button",
+        r"\bEvicted\b(?!.*low on resource)|TaintManagerEviction|JOB REQUEUE|ACPI.*power button",
     ),
     (FailureCause.STOPPED_BY_USER, LIKELY): (r"CANCELLED (?:AT|by) (?!.*DUE TO)|scancel: ",),
     (FailureCause.CLOCK_JUMP, ROOT): (

@@ -12,7 +12,7 @@ from launcher.verdict.scan import SETTING, LogLine
 
 _STORE = (
     r"(?:TCPStore|\[c10d\]|c10d (?:store|rend)|client socket|\brendezvous|DistStore|DistNetwork"
-    r"|store->get|etcd)(?!.*clients joined).*"
+    r"|store->get|etcd)(?!.*(?:clients joined|is alive, but)).*"
 )
 """Where nodes meet: what cannot be reached there is no port between two nodes that have met."""
 _BACK = r"\b(?:127\.\d+\.\d+\.\d+|172\.1[78]\.0\.\d+)"
@@ -21,7 +21,8 @@ MEANINGS: Meanings = {
     (FailureCause.PERMISSION, SURE): (r"socket has failed to \w+ .*errno: 13\b",),
     (FailureCause.PORT_TAKEN, SURE): (
         r"EADDRINUSE|address already in use|\[Errno 98\]|errno: 98\b|Only one usage of each socket",
-        r"port is already allocated|\b\d+ is (?:already )?in use\b|no rendezvous store can listen",
+        r"port is already allocated|\b\d+ is (?:already )?in use\b",
+        r"no free TCP port|no rendezvous store can",
         r"server socket has failed to (?:listen|bind)(?!.*errno: (?:97|99))",
     ),
     (FailureCause.DNS, SURE): (

@@ -81,6 +81,7 @@ MEANINGS: Meanings = {
     ),
     (FailureCause.MISSING_FILE, LIKELY): (
         r"No such file or directory|(?:command )not found$|: not found$|NoSuch(?:Key|Bucket)",
+        r"not found on this machine|; no such file|is not the folder of the other hosts",
         r"Couldn't find any class folder|Found 0 files in|pathspec '.*' did not match",
     ),
     (FailureCause.PERMISSION, SURE): (
@@ -109,6 +110,7 @@ MEANINGS: Meanings = {
         r"^(?:sbatch|srun): error: (?:Invalid numeric|Batch script contains DOS|This does not)",
         r"\bThe \w+ \"\S+\" is invalid: ",
     ),
+    (FailureCause.WRONG_ARGUMENT, LIKELY): (r"namespaces? \"\S+\" not found|is no image's name",),
     (FailureCause.WRONG_ARGUMENT, SIGN): (r"^error: \S",),  # the launcher's, which names the fix
     (FailureCause.NAN_LOSS, SURE): (
         r"^(?!.*warn)"
