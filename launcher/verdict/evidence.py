@@ -26,7 +26,7 @@ from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
 from launcher.verdict.rules.standstill import Standing
-from launcher.verdict.scan import SETTING, LogLine, find_telling, read_both, tell_both
+from launcher.verdict.scan import SETTING, LogLine, find_telling, name_nodes, read_both, tell_both
 
 MOST_BYTES = 48 << 20
 """Read of all logs together; each has its share, from both ends."""
@@ -50,6 +50,7 @@ class Evidence:
 
     ``state`` is the run's, empty for logs; ``lines`` are the telling ones, in the order of their
     files; ``missing`` says what could not be read; ``now`` what a run that goes on does.
+    ``is_placed``: the nodes of ``failure`` are known, and not guessed from ranks.
     """
 
     subject: str
@@ -61,6 +62,7 @@ class Evidence:
     standing: tuple[Standing, ...] = ()
     missing: tuple[str, ...] = ()
     now: str = ""
+    is_placed: bool = True
 
 
 class LogReading:
@@ -124,6 +126,7 @@ def read_run(
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     seen = read_seen(find_last_looks(run, newest.items()))
+    hosts = {one.name: node for node, one in enumerate(plan.machines)} if plan else {}
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
@@ -155,7 +158,7 @@ def read_run(
         reason=outcome.reason if outcome else None,
         detail=outcome.detail if outcome else "",
         failure=failure,
-        lines=tuple(reading.lines),
+        lines=tuple(name_nodes(reading.lines, hosts)),
         standing=tuple(tell_standing(run, seen)),
         missing=(*missing, *reading.missing()),
         now="" if outcome else tell_now(run, time.time()),

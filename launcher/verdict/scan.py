@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -30,7 +30,8 @@ _TELLING = re.compile(
     rb"|has no|has \d|held by|in use|must |does not|doesn't|can't|not in|unknown|undefined|no such"
     rb"|segfault|segmentation|panic|lockup|power|dead|free|fork|assert|interface|bootstrap|expected"
     rb"|manifest|plug|usage|exceed|valid|unrecog|blocked|\bpd\b|not enough|forbid|violat"
-    rb"|multi-attach|out of|mount|pull|\boutof|remap|dump|launch|nodelist|^node:|nproc|^ *host +:"
+    rb"|multi-attach|out of|mount|pull|\boutof|remap|dump|launch|nodelist|^node:|nproc|pending"
+    rb"|^ *host +:"
 )
 """In a line in lower case; what holds none of these is not looked at again."""
 _NUMBERS = dict.fromkeys(map(ord, "0123456789."))
@@ -199,18 +200,18 @@ def split_prefix(text: str) -> tuple[str, dict[str, str]]:
     return text, named
 
 
-def name_nodes(lines: Sequence[LogLine]) -> list[LogLine]:
+def name_nodes(lines: Sequence[LogLine], known: Mapping[str, int] = {}) -> list[LogLine]:
     """With the node of each pod, and of each rank and host that other lines place. Pure.
 
     An operator's master is the first node, and worker 0 the second; Slurm numbers nodes in the
-    order of its list.
+    order of its list. ``known`` are nodes by their hosts' names.
     """
     placed = []
     for line in lines:
         if line.node is None and (found := _POD.search(line.pod)):
             line = replace(line, node=int(found["index"]) + (found["role"] == "worker"))
         placed.append(line)
-    hosts: dict[str, int] = {}
+    hosts = dict(known)
     ranks: dict[int, int] = {}
     nproc = 0
     for line in placed:

@@ -18,6 +18,8 @@ from launcher.verdict.rules.all import OF_STARTERS
 from launcher.verdict.scan import LogLine, name_nodes
 
 MOST_FILES = 2000
+MOST_GPUS = 8
+"""Of a usual node: lower ranks of a log that names no node are on the first one, most likely."""
 NO_LOGS = re.compile(
     r"\.(?:pt|pth|ckpt|bin|safetensors|np[yz]|gz|zip|tar|pyz?|so|pkl|png|jpe?g|ya?ml|md|toml)$"
 )
@@ -153,10 +155,13 @@ def _judge(subject: str, reading: LogReading, missing: tuple[str, ...]) -> Evide
                 log=line.file,
             )
         )
-    if len(agents) <= 1 and 0 in {end.rank for end in ends}:
+    ranks = {end.rank for end in ends}
+    if len(agents) <= 1 and (0 in ranks or (ranks and max(ranks) < MOST_GPUS)):
         ends = [replace(end, node_index=max(0, end.node_index)) for end in ends]
     failure = decide_report(ends, ()) if ends else None
-    return Evidence(subject=subject, failure=failure, lines=tuple(lines), missing=missing)
+    return Evidence(
+        subject=subject, failure=failure, lines=tuple(lines), missing=missing, is_placed=False
+    )
 
 
 def _with_ranks(lines: Sequence[LogLine], codes: Mapping[int, _Code]) -> Iterator[LogLine]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from launcher.contract.reasons import RunState
 from launcher.contract.worker_end import WorkerEnd, show_line
@@ -60,7 +60,9 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     first = failure.first if failure else None
     found = list(judge_lines(evidence.lines, evidence.standing))
     if first:
-        found.append(judge_end(first))
+        end = judge_end(first)
+        line = end.line if evidence.is_placed else replace(end.line, node=None)
+        found.append(replace(end, line=line))
     found += judge_reason(evidence.reason, evidence.detail)
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
@@ -136,10 +138,10 @@ def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
 
 
 def _judge_certainty(best: Meaning, node: int | None, found: Sequence[Meaning]) -> str:
-    """Certain is what cannot have followed from anything else, and nothing speaks against.
+    """Certain is what cannot have followed from anything else, and nothing speaks against it.
 
     That is the word of a kernel, an engine or a scheduler, an exception that was raised, and what
-    the recorders of all ranks say together; not a text that only looks like a cause.
+    the recorders of all ranks say together, of a node that is told and not guessed.
     """
     if best.weight < Weight.LIKELY:
         return "unclear"

@@ -108,6 +108,8 @@ def judge_end(end: WorkerEnd) -> Meaning:
         at=end.failed_at,
         raised=end.exit_code in (1, -15) and ": " in end.exception,
     )
+    if "frame #" in end.exception:  # of C++, which says nothing
+        line = replace(line, text=name_ending(end.exit_code))
     if end.exit_code > 0 and end.exception == name_ending(end.exit_code) and end.log_tail:
         line = replace(line, text=f"{end.exception}: {end.log_tail[-1].strip()}")
     # An exit code alone says little where its log was not read.

@@ -46,7 +46,9 @@ MEANINGS: Meanings = {
         r"has \d+ (?:GPUs|slots)\b.* wants \d+|of its \d+ (?:GPUs|slots) are held|: held by ",
         r"queued and waiting for resources",
     ),
-    (FailureCause.NO_ROOM, SIGN): (r"of \d+ hosts can be used|submitted, and no node has started",),
+    (FailureCause.NO_ROOM, SIGN): (
+        r"of \d+ hosts can be used|submitted, and no node has started|\d+/\d+ +Pending\b",
+    ),
     (FailureCause.NOT_ALLOWED, ROOT): (
         r"is forbidden: (?!.*exceeded quota)|cannot (?:create|get|list|patch|delete) resource",
         r"admission webhook \S+ denied|Invalid account|Job violates account|Invalid qos",
@@ -58,7 +60,7 @@ MEANINGS: Meanings = {
         r"Permission denied \((?:publickey|password|gssapi|keyboard)|Host key verification failed",
         r"its host key is|does not accept any key of yours|Too many authentication failures",
         r"authentication failed|could not read Username|GatedRepoError|\bAccessDenied\b",
-        r"^(?!.*proxy).*\b40[13]\b.{0,20}(?:forbidden|unauthorized)|HTTP Error 40[13]",
+        r"^(?!.*proxy).*\b40[13]\b.{0,60}(?:forbidden|unauthorized)|HTTP Error 40[13]",
         r"Unable to locate credentials|InvalidAccessKeyId|SignatureDoesNotMatch|api_key not conf",
         r"(?:Invalid|Expired) ?token|Unauthorized\b|Protocol authentication|Repository not found",
     ),

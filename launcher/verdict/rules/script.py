@@ -81,6 +81,7 @@ MEANINGS: Meanings = {
     ),
     (FailureCause.MISSING_FILE, LIKELY): (
         r"No such file or directory|(?:command )not found$|: not found$|NoSuch(?:Key|Bucket)",
+        r"Lmod has detected the following error|Unable to locate a modulefile",
         r"not found on this machine|; no such file|is not the folder of the other hosts",
         r"Couldn't find any class folder|Found 0 files in|pathspec '.*' did not match",
     ),
@@ -134,7 +135,7 @@ MEANINGS: Meanings = {
     (FailureCause.DATA_STALL, LIKELY): (
         r"DataLoader timed out after \d+ seconds|blocked for more than \d+ seconds",
         r"nfs: server \S+ not responding|lustre.*(?:connection .*lost|timed out|evicted)",
-        r"ceph: mds\S* hung|libceph: .*timeout|Stale file handle|\[Errno (?:107|116)\]",
+        r"ceph: mds\S* hung|libceph: .*timeout|Stale file handle|\[Errno (?:5|107|116)\]",
         r"data(?:loader| loading)? (?:is )?(?:stall|slow|the bottleneck)|Transport endpoint is not",
     ),
     (FailureCause.CRASHED, LIKELY): (
