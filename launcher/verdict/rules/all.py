@@ -11,17 +11,14 @@ from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure
 from launcher.verdict.cause import FOLLOWS, FailureCause
 from launcher.verdict.rules import cluster, collectives, gpu, memory_and_disk, network, script
-from launcher.verdict.rules.rule import LIKELY, ROOT, SIGN, SURE, Meaning, table
+from launcher.verdict.rules.rule import LIKELY, ROOT, SIGN, SURE, Meaning
 from launcher.verdict.rules.standstill import Standing, judge_standing
 from launcher.verdict.scan import LogLine
 
-RULES = (
-    *table({**gpu.MEANINGS, **memory_and_disk.MEANINGS}),
-    # Engines and schedulers do not speak in a worker's own output.
-    *table(cluster.MEANINGS, most=LIKELY),
-    *table(network.MEANINGS),
-    *table(collectives.MEANINGS),
-    *table(script.MEANINGS),
+RULES = tuple(
+    rule
+    for family in (gpu, memory_and_disk, cluster, network, collectives, script)
+    for rule in family.RULES
 )
 """Where several fit a line equally well, the first one."""
 OF_STARTERS = re.compile(r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception")

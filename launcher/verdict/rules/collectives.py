@@ -8,56 +8,52 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import FailureCause
-from launcher.verdict.rules.rule import LIKELY, SURE, Meaning, Meanings
+from launcher.verdict.rules.rule import SURE, Meaning, table
 from launcher.verdict.scan import LogLine
 
 _DIFFER = r"Detected mismatch between collectives on ranks"
-MEANINGS: Meanings = {
-    (FailureCause.MISSING_COLLECTIVE, SURE): (
-        _DIFFER + r".*SequenceNumber=(\d+)\b(?=.*SequenceNumber=)(?!.*SequenceNumber=\1\b)",
-        r"ranks? \[?(?P<rank>\d+)[\d, ]*\]? failed to pass monitoredBarrier",
-    ),
-    (FailureCause.MISMATCHED_COLLECTIVE, SURE): (
-        _DIFFER + r"(?!.*OpType=(\w+),.*OpType=\1\b)",
-        r"Mismatched collective detected(?:.*around rank (?P<rank>\d+))?",
-        r"ranks? .* (?:is|are) in different collectives",
-    ),
-    (FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE, SURE): (
-        r"ProcessGroup\w+::\w+: invalid tensor (?:size|type)|when verifying shape tensors",
-        r"appears not to match (?:sizes|strides|shape) of the same param in process",
-        r"DDP expects same model across all ranks|params? .*in process \d+ .*mismatch",
-    ),
-    (FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE, LIKELY): (
-        # A rank that has left one out is in the next of the same kind, which has another size.
-        r"op\.preamble\.length <= op\.nbytes|enforce fail at .*nbytes",
-        _DIFFER + r".*OpType=(\w+),.*OpType=\1\b",
-        r"sizes differ in \w+",
-        r"received data size doesn't match expected size|message truncated",
-        r"NCCL WARN .*mismatch.*(?:count|size|bytes)|MPI_ERR_TRUNCATE",
-    ),
-    (FailureCause.MISSING_COLLECTIVE, LIKELY): (
-        # It may compute, or wait for something else: its stack tells.
-        r"ranks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+",
-        r"errors while waiting for send/recv from rank (?P<rank>\d+)",
-        r"has left out \w+ \d+|in monitoredBarrier after",
-        r"Watchdog caught collective operation timeout|Some NCCL operations have failed or timed",
-        r"timed out waiting \d+ms for (?:recv|send) operation|application timeout caused pair clos",
-        r"Collective .*(?:timed out|timeout)|FlightRecorder.*timeout|heartbeat monitor timed out",
-        r"Received a (?:global )?(?:dump|timeout) signal",
-    ),
-    (FailureCause.DEADLOCK, LIKELY): (r"watchdog got stuck for|Could not acquire GIL within",),
-    (FailureCause.NCCL_ERROR, LIKELY): (
-        r"nccl(?:System|Internal)Error|ncclUnhandledCudaError|ncclInvalid(?:Usage|Argument)",
-        r"unhandled (?:system|cuda) error|NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))",
-        r"NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))",
-        r"NET/(?:Plugin|OFI).*(?:failed|error)",
-    ),
-    (FailureCause.STRAGGLER, LIKELY): (
-        r"rank (?P<rank>\d+) is (?:a straggler|slow)",
-        r"straggler (?:detected|rank)|slow rank|StragglerDetection|SM clock .*below",
-        r"HW (?:Thermal )?Slowdown *: Active|clock throttle|thermal throttling",
-    ),
-}
+RULES = table(
+    r"""
+missing-collective sure
+  {differ}.*SequenceNumber=(\d+)\b(?=.*SequenceNumber=)(?!.*SequenceNumber=\1\b)
+  ranks? \[?(?P<rank>\d+)[\d, ]*\]? failed to pass monitoredBarrier
+mismatched-collective sure
+  {differ}(?!.*OpType=(\w+),.*OpType=\1\b)
+  Mismatched collective detected(?:.*around rank (?P<rank>\d+))?
+  ranks? .* (?:is|are) in different collectives
+shape-mismatch-in-collective sure
+  ProcessGroup\w+::\w+: invalid tensor (?:size|type)|when verifying shape tensors
+  appears not to match (?:sizes|strides|shape) of the same param in process
+  DDP expects same model across all ranks|params? .*in process \d+ .*mismatch
+# Or a rank has left one out, and is in the next of the same kind, which has another size.
+shape-mismatch-in-collective likely
+  op\.preamble\.length <= op\.nbytes|enforce fail at .*nbytes
+  {differ}.*OpType=(\w+),.*OpType=\1\b
+  sizes differ in \w+|received data size doesn't match expected size|message truncated
+  NCCL WARN .*mismatch.*(?:count|size|bytes)|MPI_ERR_TRUNCATE
+# It may compute, or wait for something else: its stack tells.
+missing-collective likely
+  ranks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+
+  errors while waiting for send/recv from rank (?P<rank>\d+)
+  has left out \w+ \d+|in monitoredBarrier after
+  Watchdog caught collective operation timeout|Some NCCL operations have failed or timed
+  timed out waiting \d+ms for (?:recv|send) operation|application timeout caused pair clos
+  Collective .*(?:timed out|timeout)|FlightRecorder.*timeout|heartbeat monitor timed out
+  Received a (?:global )?(?:dump|timeout) signal
+deadlock likely
+  watchdog got stuck for|Could not acquire GIL within
+nccl-error likely
+  nccl(?:System|Internal)Error|ncclUnhandledCudaError|ncclInvalid(?:Usage|Argument)
+  unhandled (?:system|cuda) error|NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))
+  NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
+  NET/(?:Plugin|OFI).*(?:failed|error)
+straggler likely
+  rank (?P<rank>\d+) is (?:a straggler|slow)
+  straggler (?:detected|rank)|slow rank|StragglerDetection|SM clock .*below
+  HW (?:Thermal )?Slowdown *: Active|clock throttle|thermal throttling
+""",
+    differ=_DIFFER,
+)
 
 _TIMEOUT = re.compile(
     r"[Rr]ank (?P<rank>\d+)\].*caught collective operation timeout: WorkNCCL\("

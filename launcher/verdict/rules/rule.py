@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.verdict.cause import FailureCause
@@ -31,9 +30,6 @@ class Weight(enum.IntEnum):
 
 
 HINT, SIGN, LIKELY, SURE, ROOT = Weight
-
-Meanings = Mapping[tuple[FailureCause, Weight], tuple[str, ...]]
-"""Of a family: the patterns of lines that mean a cause, and what they weigh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +69,21 @@ class Meaning:
     also: frozenset[FailureCause] = frozenset()
 
 
-def table(meanings: Meanings, most: Weight = ROOT) -> tuple[LineRule, ...]:
-    """A rule for each pattern."""
-    return tuple(
-        LineRule(cause=cause, weight=weight, pattern=pattern, most=most)
-        for (cause, weight), patterns in meanings.items()
-        for pattern in patterns
-    )
+def table(text: str, most: Weight = ROOT, **parts: str) -> tuple[LineRule, ...]:
+    """The rules of a family: below a cause and its weight the patterns that mean it.
+
+    ``parts`` stand in patterns by their names in braces. Raises ``KeyError`` for an unknown word.
+    """
+    rules, causes = [], {cause.value: cause for cause in FailureCause}
+    for line in text.split("\n"):
+        if line[:1] in ("", "#"):
+            continue
+        if not line.startswith("  "):
+            word, weight = line.split()
+            continue
+        for name, part in parts.items():
+            line = line.replace(f"{{{name}}}", part)
+        rules.append(
+            LineRule(cause=causes[word], weight=Weight[weight.upper()], pattern=line[2:], most=most)
+        )
+    return tuple(rules)
