@@ -72,6 +72,7 @@ time-limit root
   TIMEOUT .*ExitCode|\bState=TIMEOUT\b|reached (?:its )?time limit|\bTIMEOUT +\d+:\d+
   its time limit (?:is|was) over|walltime .*exceeded|: the (?:time limit|deadline)$
 preempted root
+  evicting pod |node/\S+ (?:cordoned|drained|evicted)|scheduled for (?:retirement|maintenance)
   due to preemption|preempted (?:by|in order|to )|\bPreempting\b|instance-action
   DisruptionTarget(?!.*(?:TaintManager|PodGC))|PreemptionByScheduler|TerminationByKubelet
   spot (?:instance )?interruption|compute\.instances\.preempted|EvictionByEvictionAPI
@@ -84,6 +85,7 @@ node-lost root
   Kubelet stopped posting node status|node\(s\) (?:were|had) unreachable|node failure on
   Kernel panic|soft lockup|hard LOCKUP
 node-lost likely
+  machine check.*(?:fatal|uncorrected)|\[Hardware Error\].*(?:fatal|uncorrected)|EDAC .* UE\b
   RendezvousClosedError|DeletionByTaintManager|lost communication with a remote daemon
   no sign of life for
   Timeout, server \S+ not responding|Connection to \S+ closed by remote host|client_loop:

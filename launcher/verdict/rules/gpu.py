@@ -23,12 +23,13 @@ nvlink-fault root
 gpu-fault root
   {xid}(?:79|119|120|61|62|56|57|69|109|110|154|158|121|38|42|46|54|122|123|125|143)\b
   fallen off the bus|GPU is lost|Unable to determine the device handle
-  RmInitAdapter failed|GPU \S+ requires reset|cudaErrorHardwareStackError
+  RmInitAdapter failed|GPU\b.*\brequires (?:a )?reset|cudaErrorHardwareStackError
   NVRM: .*(?:rpcRmApi|GSP).*(?:timeout|failed)|Failed to initialize NVML: Unknown
   severity=Uncorrect(?:ed|able) \(Fatal\)|amdgpu.*(?:reset begin|ring \S+ timeout|hang)
 driver-too-old root
   unsatisfied condition: (?:cuda|driver)
 driver-too-old sure
+  not supported in the installed CUDA driver|NVIDIA driver.*(?:outdated|requires at least)
   driver (?:on your system|version) is (?:too old|insufficient)|CUDA driver is too old
   cudaErrorInsufficientDriver|unsupported display driver / cuda driver combination
   driver/library version mismatch|API mismatch: |built for NVIDIA Driver Release
@@ -40,6 +41,7 @@ wrong-architecture sure
   not defined for option 'gpu-name'|only supports? \w+ GPUs or newer
   only supported on GPUs with compute capability
 no-gpu sure
+  CUDA driver initialization failed|no GPU(?:s)? (?:found|detected|available)
   Torch not compiled with CUDA|doesn't have NCCL built in|attribute '_cuda_\w+'
   invalid device ordinal|No (?:CUDA|HIP) GPUs are available|no CUDA-capable device
   Found no NVIDIA driver|cudaErrorNoDevice|cudaErrorInvalidDevice|libcuda\.so\S* cannot op

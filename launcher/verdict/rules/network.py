@@ -26,6 +26,7 @@ port-taken sure
   port is already allocated|\b\d+ is (?:already )?in use\b|no free TCP port|no rendezvous store can
   server socket has failed to (?:listen|bind)(?!.*errno: (?:97|99))
 dns sure
+  can't resolve|server can't find|\bSERVFAIL\b|dns (?:lookup|resolution) failed
   socket\.gaierror|\[Errno -[235]\]|temporary failure in name resolution|getaddrinfo fail
   name or service not known|nodename nor servname|No address associated with hostname
   could not resolve host|unknown host|no such host|host not found|name does not resolve
@@ -37,7 +38,7 @@ dns sign
 proxy sure
   ProxyError|cannot connect to proxy|tunnel connection failed|unable to connect to proxy
   407 Proxy Authentication Required|proxyconnect tcp|from proxy|Proxy CONNECT aborted
-  \bproxy (?:server )?.{0,40}(?:refused|denied)
+  (?<!\[)\bproxy (?:server )?.{0,40}(?:refused|denied)
 wrong-interface sure
   no (?:usable |socket |listening )*interfaces? (?:name )?found|neither AF_INET\(2\) nor
   unable to find (?:address|interface) for: |unable to (?:find|resolve) interface

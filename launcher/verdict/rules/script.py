@@ -133,6 +133,8 @@ crashed likely
   task \d+: (?:Bus error|Aborted|Illegal|Floating)|traps: .*(?:general prot|invalid opc)
 crashed sign
   terminate called after throwing
+killed likely
+  failed liveness probe, will be restarted
 killed sign
   SignalException: Process \d+ got signal: (?:15|1|10|12)\b|exited on signal (?:9|15)\b
   received (?:15|SIGTERM|SIGHUP|Signals\.\w+) death signal|signal: killed
