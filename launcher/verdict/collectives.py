@@ -48,7 +48,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ProcessGroup:
     """One process group: each rank's calls by number, and its members as far as they are told."""
 
     name: str
@@ -82,14 +82,16 @@ def join_recorders(
     the epoch. A rank without a trace counts as unknown, not as missing.
     """
     known = {rank for rank, trace in traces.items() if "entries" in trace}
-    groups: dict[tuple[str, str], Group] = {}
+    groups: dict[tuple[str, str], ProcessGroup] = {}
     for rank in sorted(known):
         _add_trace(groups, rank, traces[rank])
     found = [finding for one in groups.values() if (finding := _judge(one, known, now, waits_s))]
     return tuple(sorted(found, key=lambda one: (one.kind == "missing", -one.waited_s)))
 
 
-def _add_trace(groups: dict[tuple[str, str], Group], rank: int, trace: Mapping[str, Any]) -> None:
+def _add_trace(
+    groups: dict[tuple[str, str], ProcessGroup], rank: int, trace: Mapping[str, Any]
+) -> None:
     """Adds what a rank's recorder tells; nothing of what is no trace."""
     entries = trace["entries"]
     for entry in entries if isinstance(entries, list) else ():
@@ -110,7 +112,7 @@ def _add_trace(groups: dict[tuple[str, str], Group], rank: int, trace: Mapping[s
             continue
         unnamed = "default" if id == DEFAULT else id
         name = unnamed if description in _UNNAMED else description
-        group = groups.setdefault((backend, id), Group(name=name, is_default=id == DEFAULT))
+        group = groups.setdefault((backend, id), ProcessGroup(name=name, is_default=id == DEFAULT))
         group.calls.setdefault(rank, {})[call.seq] = call
         group.members.update(_members(trace, id))
 
@@ -124,7 +126,7 @@ def _members(trace: Mapping[str, Any], group: str) -> tuple[int, ...]:
         return ()
 
 
-def _judge(group: Group, known: set[int], now: float, waits_s: float) -> Mismatch | None:
+def _judge(group: ProcessGroup, known: set[int], now: float, waits_s: float) -> Mismatch | None:
     """What is wrong in one process group."""
     waiting = [call for own in group.calls.values() for call in own.values() if not call.is_over]
     waited_s = max((now - call.began_at for call in waiting), default=0.0)
@@ -150,7 +152,7 @@ def _judge(group: Group, known: set[int], now: float, waits_s: float) -> Mismatc
 _Found = tuple[Kind, str, Collection[int], Call]
 
 
-def _differ(group: Group, seq: int) -> _Found | None:
+def _differ(group: ProcessGroup, seq: int) -> _Found | None:
     """Where ranks do different things under one number."""
     calls = {rank: own[seq] for rank, own in sorted(group.calls.items()) if seq in own}
     alike = _by(calls, lambda one: one.like)
@@ -174,7 +176,7 @@ def _differ(group: Group, seq: int) -> _Found | None:
 
 
 def _left_out(
-    group: Group, seq: int, alike: Mapping[Like, list[int]]
+    group: ProcessGroup, seq: int, alike: Mapping[Like, list[int]]
 ) -> tuple[list[int], Call] | None:
     """The ranks that are in what comes next, as earlier steps tell, and what they have left out."""
     for like, ranks in alike.items():
@@ -190,7 +192,7 @@ def _left_out(
     return None
 
 
-def _missing(group: Group, known: set[int], seq: int, waited_s: float) -> _Found | None:
+def _missing(group: ProcessGroup, known: set[int], seq: int, waited_s: float) -> _Found | None:
     """Which ranks have not entered the collective in which the others are."""
     there = {rank: own for rank, own in group.calls.items() if max(own) >= seq}
     # A rank whose recorder has nothing of this group has entered none of its collectives.

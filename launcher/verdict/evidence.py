@@ -50,7 +50,8 @@ class Evidence:
 
     ``state`` is the run's, empty for logs; ``lines`` are the telling ones, in the order of their
     files; ``missing`` says what could not be read; ``now`` what a run that goes on does.
-    ``is_placed``: the nodes of ``failure`` are known, and not guessed from ranks.
+    ``is_placed``: the nodes of ``failure`` are known, and not guessed from ranks. ``only_node`` is
+    the node of a run that has but one.
     """
 
     subject: str
@@ -63,6 +64,7 @@ class Evidence:
     missing: tuple[str, ...] = ()
     now: str = ""
     is_placed: bool = True
+    only_node: int | None = None
 
 
 class LogReading:
@@ -162,6 +164,7 @@ def read_run(
         standing=tuple(tell_standing(run, seen)),
         missing=(*missing, *reading.missing()),
         now="" if outcome else tell_now(run, time.time()),
+        only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
 
 

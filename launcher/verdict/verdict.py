@@ -108,8 +108,9 @@ def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None
         return rank, line.node
     # Of a fact of the machine: the node, where there is but one.
     nodes = {end.node_index for end in ends if rank in (end.rank, None)}
-    node = nodes.pop() if len(nodes) == 1 else -1
-    return rank, line.node if node < 0 else node
+    told = nodes.pop() if len(nodes) == 1 else -1
+    node = line.node if told < 0 else told
+    return rank, evidence.only_node if node is None else node
 
 
 def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
