@@ -15,6 +15,11 @@ from launcher.verdict.rules.rule import Meaning, Weight
 from launcher.verdict.scan import LogLine
 from launcher.verdict.stacks import name_ranks
 
+_OF_OTHERS = (
+    *(FailureCause.MISSING_COLLECTIVE, FailureCause.NETWORK_CUT, FailureCause.NCCL_ERROR),
+    FailureCause.MASTER_UNREACHABLE,
+)
+"""What a worker says of others."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
 
@@ -59,8 +64,11 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned")
     first = failure.first if failure else None
     found = list(judge_lines(evidence.lines, evidence.standing))
+    begun_by = first
     if first:
         end = judge_end(first)
+        if first.cause == "hang" or first.is_collateral or end.cause in _OF_OTHERS:
+            begun_by = None  # It only followed from what another one did.
         line = end.line if evidence.is_placed else replace(end.line, node=None)
         found.append(replace(end, line=line))
     found += judge_reason(evidence.reason, evidence.detail)
@@ -68,7 +76,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         found = []
     if goes_on and first is None:
         found = [one for one in found if one.weight >= Weight.SURE]
-    ordered = _order(found, first)
+    ordered = _order(found, begun_by)
     if not ordered:
         return _nothing(evidence, first, goes_on=goes_on)
     best = ordered[0]
@@ -116,8 +124,6 @@ def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None
 def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
     """The heaviest before others; among equals the first failed worker's, then as they came."""
     all_found = list(found)
-    if first and (first.cause == "hang" or first.is_collateral):
-        first = None  # It only followed from what another one did.
     timed = all(one.line.at for one in all_found)
 
     def key(one: Meaning) -> tuple[float, ...]:

@@ -67,6 +67,7 @@ firewall likely
   connectFullMesh failed|^error: \S+: \S+ cannot reach it at |check the network and firew
   btl_tcp\w*.*connect\(\)
 network-cut sign
+  communicator was aborted|^(?:.*Rank \d+\] )?.*watchdog thread terminated with exception
   connection (?:was )?(?:reset|closed) by (?:remote )?peer|ECONNRESET|broken pipe
   ncclRemoteError|remote process exited or there was a network error|Socket closed
   socket timeout|recvValue failed|sendBytes failed|failed to recv, got 0 bytes
