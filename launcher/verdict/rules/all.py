@@ -23,7 +23,7 @@ RULES = tuple(
 """Where several fit a line equally well, the first one."""
 OF_STARTERS = re.compile(r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception")
 """Exceptions by which a starter tells of its workers'."""
-_WARNS = re.compile(r"\b\w*Warning: |^\[?W\d* |NCCL INFO|\bWARNING\b")
+_WARNS = re.compile(r"\b\w*Warning: |^\[?W\d* |NCCL INFO|\bWARNING\b|: W tensorflow")
 
 
 def judge_line(line: LogLine) -> Meaning | None:

@@ -52,7 +52,7 @@ no-gpu sure
   nproc.per.node=?gpu.*(?:no|0) GPU|cuda\.is_available\(\) is False|CUDA unknown error
   Unexpected error from cudaGetDeviceCount|no NVIDIA GPU|nvidia-smi: (?:command )?not f
 cuda-assert sure
-  device-side assert|cudaErrorAssert|thread: \[[\d,]+\] Assertion|Assertion `.+` failed
+  device-side assert\b|cudaErrorAssert|thread: \[[\d,]+\] Assertion|Assertion `.+` failed
 cuda-assert likely
   (?:CUDA|HIP|Triton).*(?:illegal (?:memory access|instruction|address)|misaligned address)
   (?:CUDA|HIP|Triton).*(?:launch (?:failure|timed out)|invalid config|too many resources requested)

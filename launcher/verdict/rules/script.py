@@ -26,9 +26,11 @@ missing-module sure
   ^(?:ModuleNotFoundError: |\S*python[\d.]*: )?No module named '?(?P<package>\w+)
   Error while finding module specification for
   ^ImportError: (?!.*(?:version `|static TLS|numpy|compiled (?:using|against)))
-  error while loading shared libraries|: undefined symbol: |cannot open shared object
+  error while loading shared libraries|^(?:ImportError|OSError): .*\.so\b.*: (?:undefined|cannot)
   DistributionNotFound|VersionConflict|PackageNotFoundError|has no torch\b
   Fatal Python error: init_(?:fs|import|sys)
+missing-module likely
+  : undefined symbol: |cannot open shared object
 version-mismatch sure
   (?:NCCL|torch|CUDA|Python|driver|cuDNN) .*versions? .*(?:mismatch|differ|incompatib)
   mismatch.*(?:NCCL|torch|Python) version|version mismatch.*(?:between|across)
@@ -79,7 +81,9 @@ missing-file likely
   Couldn't find any class folder|Found 0 files in|pathspec '.*' did not match
 permission sure
   ^PermissionError: |\[Errno (?:1|13|30)\]|Read-only file system|\bE(?:ACCES|ROFS)\b
-  : Permission denied$|errno = (?:13|30)\b|errno: 13\b
+  errno = (?:13|30)\b|errno: 13\b
+permission likely
+  : Permission denied$
 wrong-shapes sure
   mat1 and mat2 |mat1 dim 1 must match mat2|size mismatch for \S+: copying a param
   Error\(s\) in loading state_dict|Missing key\(s\) in state_dict|size mismatch, m1
