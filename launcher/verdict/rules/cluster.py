@@ -5,9 +5,9 @@ from launcher.verdict.rules.rule import LIKELY, table
 RULES = table(
     r"""
 image-pull root
-  image \S+ (?:is not on this machine|could not be sent there)|No such image
-  ErrImage\w+|ImagePullBackOff|InvalidImageName|ImageInspectError|Back-off pulling image
-  pull access denied|manifest (?:for \S+ not found|unknown)|repository does not exist
+  image \S+ (?:is not on this machine|could not be sent there)|No such image|ErrImage\w+
+  ImagePullBackOff|InvalidImageName|ImageInspectError|Back-off pulling image|pull access denied
+  manifest (?:for \S+ not found|unknown)|repository does not exist
   failed to pull (?:and unpack )?image(?!.*no space left)|failed to resolve reference
   Unable to find image '.*' locally$|invalid reference format|name unknown:
   no basic auth credentials|unauthorized: auth|requested access to the resource is denied
@@ -15,8 +15,8 @@ image-pull root
   FATAL: +(?:Unable to (?:handle|build from)|could not open image|while making image)
   pyxis: .*(?:import docker image|image.*(?:not found|denied)|error code: 4\d\d)
 container-start root
-  RunContainerError|CreateContainer(?:Config)?Error|StartError|FailedMount|FailedAttach
-  OCI runtime|failed to create (?:shim|containerd) task|runc create failed
+  RunContainerError|CreateContainer(?:Config)?Error|StartError|FailedMount|FailedAttach|OCI runtime
+  failed to create (?:shim|containerd) task|runc create failed
   exec(?:: \"| /)\S+: (?:executable file not found|no such file or directory)
   MountVolume\.\w+ failed|Unable to attach or mount volumes|configmap \S+ not found
   secret \"?\S+\"? not found|couldn't find key \S+ in|references non-existent|Multi-Attach
@@ -45,8 +45,8 @@ no-room sign
   of \d+ hosts can be used|submitted, and no node has started|\d+/\d+ +Pending\b
 not-allowed root
   is forbidden: (?!.*exceeded quota)|cannot (?:create|get|list|patch|delete) resource
-  admission webhook \S+ denied|Invalid account|Job violates account|Invalid qos
-  you may not |User's group not permitted|Access/permission denied|Access denied
+  admission webhook \S+ denied|Invalid account|Job violates account|Invalid qos|you may not 
+  User's group not permitted|Access/permission denied|Access denied
   docker(?: daemon| engine|\.sock).*permission denied|permission denied.*Docker daemon
   You must be logged in to|Requested reservation is invalid|violates PodSecurity
 not-allowed sure
@@ -63,10 +63,10 @@ target-unreachable root
   ssh: connect to host \S+ port \d+: |kex_exchange_identification|nothing listens at its
   (?:docker|kubectl|srun|sbatch|ssh): (?:command )?not found|machine has no Slurm client
   ^error: .* (?:does not answer|gave no answer)|STILL RUNNING: |^error: no cluster:
-  no matches for kind
-  its sshd closed the connection|doesn't have a resource type|context \"?\S+\"? does not
-  slurm_receive_msgs|launch failed: (?:Socket|Unable)|Application launch fail
-  unable to reliably start one or more daemons|daemon has unexpectedly failed after launch
+  no matches for kind|its sshd closed the connection|doesn't have a resource type
+  context \"?\S+\"? does not|slurm_receive_msgs|launch failed: (?:Socket|Unable)
+  Application launch fail|unable to reliably start one or more daemons
+  daemon has unexpectedly failed after launch
 time-limit root
   DUE TO TIME LIMIT|DeadlineExceeded|active .*longer than .*deadline|TERM_RUNLIMIT
   TIMEOUT .*ExitCode|\bState=TIMEOUT\b|reached (?:its )?time limit|\bTIMEOUT +\d+:\d+
@@ -78,8 +78,8 @@ preempted root
   spot (?:instance )?interruption|compute\.instances\.preempted|EvictionByEvictionAPI
   imminent node shutdown|reclaimed by|instance was preempted|PREEMPTED +\d+:\d
 node-lost root
-  taint node\.kubernetes\.io/(?:unreachable|not-ready|out-of-service)|DeletionByPodGC
-  NodeNotReady|NodeLost|node is not ready|DUE TO NODE FAIL|\bNODE_FAIL|has been rebooted
+  taint node\.kubernetes\.io/(?:unreachable|not-ready|out-of-service)|DeletionByPodGC|NodeNotReady
+  NodeLost|node is not ready|DUE TO NODE FAIL|\bNODE_FAIL|has been rebooted
   \bnode (?P<node>\d+) is lost\b
   nodes? \S+ (?:are |is )?(?:not responding|went down|failure|still not ready)
   Kubelet stopped posting node status|node\(s\) (?:were|had) unreachable|node failure on
@@ -87,8 +87,8 @@ node-lost root
 node-lost likely
   machine check.*(?:fatal|uncorrected)|\[Hardware Error\].*(?:fatal|uncorrected)|EDAC .* UE\b
   RendezvousClosedError|DeletionByTaintManager|lost communication with a remote daemon
-  no sign of life for
-  Timeout, server \S+ not responding|Connection to \S+ closed by remote host|client_loop:
+  no sign of life for|Timeout, server \S+ not responding|Connection to \S+ closed by remote host
+  client_loop:
 preempted likely
   \bEvicted\b(?!.*low on resource)|TaintManagerEviction|JOB REQUEUE|ACPI.*power button
 stopped-by-user likely

@@ -35,11 +35,10 @@ shape-mismatch-in-collective likely
 missing-collective likely
   ranks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+
   errors while waiting for send/recv from rank (?P<rank>\d+)
-  has left out \w+ \d+|in monitoredBarrier after
-  Watchdog caught collective operation timeout|Some NCCL operations have failed or timed
-  timed out waiting \d+ms for (?:recv|send) operation|application timeout caused pair clos
-  Collective .*(?:timed out|timeout)|FlightRecorder.*timeout|heartbeat monitor timed out
-  Received a (?:global )?(?:dump|timeout) signal
+  has left out \w+ \d+|in monitoredBarrier after|Watchdog caught collective operation timeout
+  Some NCCL operations have failed or timed|timed out waiting \d+ms for (?:recv|send) operation
+  application timeout caused pair clos|Collective .*(?:timed out|timeout)|FlightRecorder.*timeout
+  heartbeat monitor timed out|Received a (?:global )?(?:dump|timeout) signal
 deadlock likely
   watchdog got stuck for|Could not acquire GIL within
 nccl-error likely

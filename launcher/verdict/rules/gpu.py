@@ -12,18 +12,18 @@ RULES = table(
     r"""
 gpu-memory-error root
   {xid}(?:48|64|94|95|140|171|172)\b
-  uncorrectable (?:DRAM |SRAM |double.bit )?ECC|double.?bit (?:ECC )?error
-  cudaErrorECCUncorrectable|row remapp(?:er|ing).*fail|remapping failure(?!.*: no)
+  uncorrectable (?:DRAM |SRAM |double.bit )?ECC|double.?bit (?:ECC )?error|cudaErrorECCUncorrectable
+  row remapp(?:er|ing).*fail|remapping failure(?!.*: no)
 nvlink-fault root
   {xid}(?:74|14[4-9]|150|155|156)\b
   \bSXid\b|cudaErrorNvlinkUncorrectable|uncorrectable NVLink error
   NVLink.*(?:fatal|uncorrectable|replay|recovery) ?error|NVLink.*(?:is down|inactive)
-  fabric ?manager.*(?:not running|failed|error)|system not yet initialized
-  cudaErrorSystemNotReady|NVSwitch.*(?:fatal|failed)
+  fabric ?manager.*(?:not running|failed|error)|system not yet initialized|cudaErrorSystemNotReady
+  NVSwitch.*(?:fatal|failed)
 gpu-fault root
   {xid}(?:79|119|120|61|62|56|57|69|109|110|154|158|121|38|42|46|54|122|123|125|143)\b
-  fallen off the bus|GPU is lost|Unable to determine the device handle
-  RmInitAdapter failed|GPU\b.*\brequires (?:a )?reset|cudaErrorHardwareStackError
+  fallen off the bus|GPU is lost|Unable to determine the device handle|RmInitAdapter failed
+  GPU\b.*\brequires (?:a )?reset|cudaErrorHardwareStackError
   NVRM: .*(?:rpcRmApi|GSP).*(?:timeout|failed)|Failed to initialize NVML: Unknown
   severity=Uncorrect(?:ed|able) \(Fatal\)|amdgpu.*(?:reset begin|ring \S+ timeout|hang)
 driver-too-old root

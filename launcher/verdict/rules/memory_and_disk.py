@@ -15,21 +15,21 @@ cuda-out-of-memory sure
 cuda-out-of-memory likely
   CU(?:BLAS|DNN)_STATUS_NOT_INITIALIZED
 host-out-of-memory root
-  out of memory.*: Kill(?:ed)? process|cgroup out of memory|oom_reaper: reaped
-  oom-kill:constraint=|invoked oom-killer|killed by the OOM killer|earlyoom: sending SIG
-  systemd-oomd.*Killed|OOMKill(?:ed|ing)\b(?!\W+false)|System OOM encountered
-  detected \d+ oom.kill event|slurmstepd: error: .*oom.kill|task \d+: Out Of Memory
+  out of memory.*: Kill(?:ed)? process|cgroup out of memory|oom_reaper: reaped|oom-kill:constraint=
+  invoked oom-killer|killed by the OOM killer|earlyoom: sending SIG|systemd-oomd.*Killed
+  OOMKill(?:ed|ing)\b(?!\W+false)|System OOM encountered|detected \d+ oom.kill event
+  slurmstepd: error: .*oom.kill|task \d+: Out Of Memory
   exceeded (?:step |job |virtual )*memory limit|\bOUT_OF_ME|TERM_MEMLIMIT
-  exceeded its container memory limit|job killed: \w*mem\b.*exceeded
-  running low on memory|low on resource: memory|had condition: \[MemoryPressure
-  MemoryPressure +True|NodeHasInsufficientMemory|due to memory pressure
+  exceeded its container memory limit|job killed: \w*mem\b.*exceeded|running low on memory
+  low on resource: memory|had condition: \[MemoryPressure|MemoryPressure +True
+  NodeHasInsufficientMemory|due to memory pressure
 shm-too-small sure
   insufficient shared memory|out of shared memory|is not enough space for \S*shm
   ^(?!.*too many open).*unable to (?:\w+ shared mem|.*</?torch_\S*>)
-  no space left on device.*(?:/dev/shm|torch_\d|nccl-|'/(?:psm|mp|sem)[_-])
-  /dev/shm.*no space left|shared memory segment /dev/shm/nccl
-  failed to (?:allocate|extend|create) .*(?:shared memory|/dev/shm/nccl-\S*)
-  posix_fallocate failed|ftruncate failed.*(?:shm|no space)
+  no space left on device.*(?:/dev/shm|torch_\d|nccl-|'/(?:psm|mp|sem)[_-])|/dev/shm.*no space left
+  shared memory segment /dev/shm/nccl
+  failed to (?:allocate|extend|create) .*(?:shared memory|/dev/shm/nccl-\S*)|posix_fallocate failed
+  ftruncate failed.*(?:shm|no space)
 host-out-of-memory sure
   DefaultCPUAllocator: |^MemoryError\b|ArrayMemoryError|std::bad_alloc
   ^(?!.*\bibv_)(?!.*static TLS).*Cannot allocate memory|\[Errno 12\]
@@ -40,8 +40,8 @@ disk-full root
   (?:pull|register|extract|unpack).*no space left|FreeDiskSpaceFailed|NodeHasDiskPressure
 disk-full sure
   \[Errno (?:28|122|27)\]|no space left on device|\bENOSPC\b|\bEDQUOT\b|StorageFull
-  disk quota exceeded|PytorchStreamWriter failed writing|file write failed
-  no inodes|disk is full|filesystem is full|Not enough free space to write
+  disk quota exceeded|PytorchStreamWriter failed writing|file write failed|no inodes|disk is full
+  filesystem is full|Not enough free space to write
 disk-full likely
   basic_ios::clear: iostream error|\. unexpected pos \d+ vs|requested and \d+ written
 too-many-files sure

@@ -26,11 +26,11 @@ port-taken sure
   port is already allocated|\b\d+ is (?:already )?in use\b|no free TCP port|no rendezvous store can
   server socket has failed to (?:listen|bind)(?!.*errno: (?:97|99))
 dns sure
-  can't resolve|server can't find|\bSERVFAIL\b|dns (?:lookup|resolution) failed
-  socket\.gaierror|\[Errno -[235]\]|temporary failure in name resolution|getaddrinfo fail
-  name or service not known|nodename nor servname|No address associated with hostname
-  could not resolve host|unknown host|no such host|host not found|name does not resolve
-  NameResolutionError|failed to resolve|NXDOMAIN|server misbehaving|lookup .*i/o timeout
+  can't resolve|server can't find|\bSERVFAIL\b|dns (?:lookup|resolution) failed|socket\.gaierror
+  \[Errno -[235]\]|temporary failure in name resolution|getaddrinfo fail|name or service not known
+  nodename nor servname|No address associated with hostname|could not resolve host|unknown host
+  no such host|host not found|name does not resolve|NameResolutionError|failed to resolve|NXDOMAIN
+  server misbehaving|lookup .*i/o timeout
   (?:name|hostname) (?:is not|cannot be|could not be) resolved|cannot be resolved or reach
 dns sign
   The IPv[46] network addresses of \(\S+, \d+\) cannot be retrieved \(gai error
@@ -53,25 +53,24 @@ wrong-interface likely
 master-unreachable likely
   {store}(?:timed out|time-?out|failed to connect|no route|unreachable|refused|errno: 99)
   The connection to the C10d store has failed|(?:cannot|can't) connect to the store
-  RendezvousTimeoutError|RendezvousConnectionError|rendezvous-unreachable
-  Timeout waiting for key: |wait timeout after \d+ms, keys: |connect\(\) timed out\. Orig
-  Timed out initializing process group|EtcdConnectionFailed|No more machines in the clust
-  no store answered|too few nodes came|retrieving ncclUniqueId .*timeout
+  RendezvousTimeoutError|RendezvousConnectionError|rendezvous-unreachable|Timeout waiting for key: 
+  wait timeout after \d+ms, keys: |connect\(\) timed out\. Orig|Timed out initializing process group
+  EtcdConnectionFailed|No more machines in the clust|no store answered|too few nodes came
+  retrieving ncclUniqueId .*timeout
 master-unreachable sign
-  timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined
-  Connection refused|\[Errno (?:110|111|113|99)\]|waiting for the (?:master|rendezvous)
+  timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined|Connection refused
+  \[Errno (?:110|111|113|99)\]|waiting for the (?:master|rendezvous)
 firewall likely
   no route to host|EHOSTUNREACH|administratively prohibited
   connect(?:\(\))?\b.* (?:connection timed out|timed out|ETIMEDOUT|no route)
-  socket(?:Poll|Progress|Start)Connect.*(?:timed out|ETIMEDOUT)
-  connectFullMesh failed|^error: \S+: \S+ cannot reach it at |check the network and firew
-  btl_tcp\w*.*connect\(\)
+  socket(?:Poll|Progress|Start)Connect.*(?:timed out|ETIMEDOUT)|connectFullMesh failed
+  ^error: \S+: \S+ cannot reach it at |check the network and firew|btl_tcp\w*.*connect\(\)
 network-cut sign
   communicator was aborted|^(?:.*Rank \d+\] )?.*watchdog thread terminated with exception
-  connection (?:was )?(?:reset|closed) by (?:remote )?peer|ECONNRESET|broken pipe
-  ncclRemoteError|remote process exited or there was a network error|Socket closed
-  socket timeout|recvValue failed|sendBytes failed|failed to recv, got 0 bytes
-  Network is unreachable|link is down|application timeout caused pair closure
+  connection (?:was )?(?:reset|closed) by (?:remote )?peer|ECONNRESET|broken pipe|ncclRemoteError
+  remote process exited or there was a network error|Socket closed|socket timeout|recvValue failed
+  sendBytes failed|failed to recv, got 0 bytes|Network is unreachable|link is down
+  application timeout caused pair closure
 network-cut likely
   ^\[agent\] store-lost
 network-cut root

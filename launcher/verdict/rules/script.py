@@ -33,16 +33,16 @@ missing-module likely
   : undefined symbol: |cannot open shared object
 version-mismatch sure
   (?:NCCL|torch|CUDA|Python|driver|cuDNN) .*versions? .*(?:mismatch|differ|incompatib)
-  mismatch.*(?:NCCL|torch|Python) version|version mismatch.*(?:between|across)
-  the nodes differ in|nodes have different|torch is \S+ on most hosts, but
-  cuDNN version incompatib|were compiled with different CUDA|binary incompatibility
+  mismatch.*(?:NCCL|torch|Python) version|version mismatch.*(?:between|across)|the nodes differ in
+  nodes have different|torch is \S+ on most hosts, but|cuDNN version incompatib
+  were compiled with different CUDA|binary incompatibility
   CUDA version \(.*\) mismatches the version that was used to compile PyTorch
   compiled (?:using NumPy 1|against (?:NumPy )?(?:ABI|API) version)|static TLS block
   Couldn't load custom C\+\+ ops|operator \S+::\w+ does not exist
   version `(?:GLIBC|GLIBCXX|CXXABI|GOMP)_\S+' not found|unsupported pickle protocol
   maximum supported version for reading is|requires a different Python
-  NCCL WARN .*(?:magic|unexpected .*(?:size|version))
-  bootstrap.*received \d+ bytes instead of|Message truncated : received \d+ bytes
+  NCCL WARN .*(?:magic|unexpected .*(?:size|version))|bootstrap.*received \d+ bytes instead of
+  Message truncated : received \d+ bytes
 code-mismatch sure
   (?:code|config(?:uration)?) (?:hash|version)?s? ?(?:differs?|mismatch).*(?:rank|node)
   (?:rank|node)s? .*(?:run|have) (?:different|other) (?:code|config)
@@ -69,16 +69,16 @@ disk-full likely
   No usable temporary directory
 missing-file sure
   ^(?!.*No usable temp).*(?:FileNotFoundError|(?:Is|Not)ADirectoryError|\[Errno 2\])
-  Parent directory \S+ does not exist|file into a non-existent directory
-  is not a local folder|does not appear to have a file|LocalEntryNotFound|RepositoryNotFo
+  Parent directory \S+ does not exist|file into a non-existent directory|is not a local folder
+  does not appear to have a file|LocalEntryNotFound|RepositoryNotFo
   ^(?:OSError|\S*HFValidationError): .*Can't load|DatasetNotFoundError|errno = 2\b
   unable to find the specified executable|could not access or execute an executable
   ^(?:error: |  )\S+: has no (?:/|python)|^sbatch: error: Unable to open file
 missing-file likely
   No such file or directory|(?:command )not found$|: not found$|NoSuch(?:Key|Bucket)
-  Lmod has detected the following error|Unable to locate a modulefile
-  not found on this machine|; no such file|is not the folder of the other hosts
-  Couldn't find any class folder|Found 0 files in|pathspec '.*' did not match
+  Lmod has detected the following error|Unable to locate a modulefile|not found on this machine
+  ; no such file|is not the folder of the other hosts|Couldn't find any class folder
+  Found 0 files in|pathspec '.*' did not match
 permission sure
   ^PermissionError: |\[Errno (?:1|13|30)\]|Read-only file system|\bE(?:ACCES|ROFS)\b
   errno = (?:13|30)\b|errno: 13\b
@@ -99,9 +99,9 @@ wrong-argument sure
   error: (?:parser key|unknown (?:shorthand )?flag)|Unknown command line flag
   ^\S*(?:torchrun|launch\.py|run\.py): error: |: (?:unrecognized|invalid|illegal) option\b
   ^error: (?:no such|missing|invalid value|got unexpected|unexpected) ?(?:option|argum|comm|for|e)
-  Could not consume arg|Unsupported nproc_per_node value
-  are not used by the HfArgumentParser|ConfigCompositionException|Could not override '
-  MissingMandatoryValue|error validating data|unknown field \"|strict decoding error
+  Could not consume arg|Unsupported nproc_per_node value|are not used by the HfArgumentParser
+  ConfigCompositionException|Could not override '|MissingMandatoryValue|error validating data
+  unknown field \"|strict decoding error
   ^(?:sbatch|srun): error: (?:Invalid numeric|Batch script contains DOS|This does not)
   \bThe \w+ \"\S+\" is invalid:
 wrong-argument likely
@@ -125,14 +125,14 @@ data-loader-worker-died likely
   one of its workers has died|Pin memory thread exited unexpectedly
 data-stall likely
   DataLoader timed out after \d+ seconds|blocked for more than \d+ seconds
-  nfs: server \S+ not responding|lustre.*(?:connection .*lost|timed out|evicted)
-  ceph: mds\S* hung|libceph: .*timeout|Stale file handle|\[Errno (?:5|107|116)\]
+  nfs: server \S+ not responding|lustre.*(?:connection .*lost|timed out|evicted)|ceph: mds\S* hung
+  libceph: .*timeout|Stale file handle|\[Errno (?:5|107|116)\]
   data(?:loader| loading)? (?:is )?(?:stall|slow|the bottleneck)|Transport endpoint is not
 crashed likely
   Fatal Python error: (?!.*init_)|segmentation fault|\(core dumped\)|caught signal 11\b
   exited on signal (?:4|6|7|8|11)\b|Signal (?:4|7|8|11) \(SIG\w+\) received by PID
-  failed \(exitcode: -(?:4|7|8|11)\)|\bexit ?code:? *[:=]? *(?:132|135|136|139)\b
-  double free|stack smashing|free\(\): |malloc\w*\(\): |corrupted size vs|munmap_chunk\(\)
+  failed \(exitcode: -(?:4|7|8|11)\)|\bexit ?code:? *[:=]? *(?:132|135|136|139)\b|double free
+  stack smashing|free\(\): |malloc\w*\(\): |corrupted size vs|munmap_chunk\(\)
   \bAssertion [`']\S.*' failed|\bsegfault at [0-9a-f]+ ip\b|Process received signal
   task \d+: (?:Bus error|Aborted|Illegal|Floating)|traps: .*(?:general prot|invalid opc)
 crashed sign
