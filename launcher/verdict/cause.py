@@ -23,7 +23,7 @@ class FailureCause(enum.StrEnum):
     """What helps in most cases."""
 
     # the script
-    SCRIPT_ERROR = "script-error", _FAILED, "correct the line that raised it"
+    SCRIPT_ERROR = "script-error", _FAILED, "correct the line that raised it or ended the process"
     WRONG_ARGUMENT = "wrong-argument", _INPUT, "correct the option; the program's --help lists them"
     MISSING_MODULE = "missing-module", _INPUT, "python -m pip install PACKAGE where the workers run"
     MISSING_FILE = "missing-file", _INPUT, "name a path that every node has, or mount it"
@@ -65,7 +65,7 @@ class FailureCause(enum.StrEnum):
     TOO_MANY_PROCESSES = "too-many-processes", _FAILED, "ulimit -u; the container's pids limit"
     CLOCK_JUMP = "clock-jump", _UNMET, "chronyc tracking on each node; start chronyd"
     # endings from outside
-    KILLED = "killed", Reason.KILLED, "dmesg -T there tells of kills for memory; who else?"
+    KILLED = "killed", Reason.KILLED, "find who sent it: dmesg -T tells of memory kills"
     CRASHED = "crashed", _FAILED, "faulthandler's stack in the log, or gdb with the core"
     STOPPED_BY_USER = "stopped-by-user", Reason.STOP_REQUESTED, "run it again, with --resume RUN"
     PREEMPTED = "preempted", Reason.PREEMPTED, "run it again, with --resume RUN"
