@@ -11,8 +11,6 @@ from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.targets.slurm.client import fix_of_refusal
 from launcher.targets.slurm.plan import parse_time_s
 
-CLOCK_LIMIT_S = 2.0
-"""Seconds by which clocks may differ: a report compares the times of several machines."""
 PARTITION_FORMAT = "%P|%a|%l|%F|%G"
 """For ``sinfo``: name, state, time limit, nodes as ALLOCATED/IDLE/OTHER/TOTAL, and their GPUs."""
 REASON_FORMAT = "%N|%T|%E"
@@ -115,17 +113,3 @@ def judge_submission(words: str, *, accepted: bool) -> Finding:
     if not accepted:
         return failed("start", "sbatch", words, fix_of_refusal(words))
     return ok("start", "sbatch", words or "accepts the job")
-
-
-def judge_clock(host: str, at: float, began: float, ended: float) -> Finding:
-    """Compares a node's clock with this machine's.
-
-    ``at`` is the node's time during the test job, which ran from ``began`` to ``ended`` by this
-    machine's clock. All are in seconds since the epoch.
-    """
-    off_s = max(began - at, at - ended)
-    if off_s <= CLOCK_LIMIT_S:
-        told = f"equal to this machine's, as far as a test job of {ended - began:.0f} s can tell"
-        return ok("clock", host, told)
-    told = f"at least {off_s:.0f} s {'behind' if at < began else 'ahead of'} this machine's"
-    return warning("clock", host, told, "an admin: timedatectl set-ntp true on both machines")

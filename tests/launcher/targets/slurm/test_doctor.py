@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from launcher.doctor.finding import Finding, Status
-from launcher.job.spec import JobSpec
-from launcher.targets.slurm import doctor_job, doctor_judge
-from launcher.targets.slurm.doctor_job import ANSWER, _TestJob, render_test_job
-from launcher.targets.slurm.plan import plan_slurm
+from launcher.targets.slurm import doctor_judge
 
 SHOWN = """\
 PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES \
@@ -68,7 +63,7 @@ def test_a_partition_that_cancels_preempted_jobs_is_told() -> None:
     assert "cancelled, not requeued" in finding.found
 
 
-# -- folder, start, test job ----------------------------------------------------------------------
+# -- folder, start ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,32 +110,3 @@ def test_a_script_that_slurm_would_take_is_told_with_its_start() -> None:
     words = "sbatch: Job 18 to start at 1970-01-01T05:00:00 using 3 processors on nodes n[1-3]"
     finding = doctor_judge.judge_submission(words, accepted=True)
     assert (finding.status, finding.found) == (Status.OK, words.removeprefix("sbatch: "))
-
-
-@pytest.mark.parametrize(
-    ("at", "status"), [(99.0, Status.OK), (111.0, Status.OK), (60, Status.WARNING)]
-)
-def test_a_clock_is_compared_with_the_length_of_the_job(at: float, status: Status) -> None:
-    assert doctor_judge.judge_clock("n1", at, 100.0, 110.0).status is status
-
-
-def test_the_test_job_asks_for_what_the_job_asks_for() -> None:
-    slurm = {"partition": "gpu", "gpus_per_node": "a100:8", "setup": ["module load cuda"]}
-    slurm |= {"extra": ["--wckey=my project"]}
-    job = JobSpec.model_validate({"name": "a", "command": ["-m", "x"], "slurm": slurm})
-    lines = render_test_job(plan_slurm(job, "/work"), Path("/shared/my runs")).splitlines()
-    assert lines[1:3] == ["#SBATCH --partition=gpu", "#SBATCH --gpus-per-node=a100:8"]
-    assert lines[3] == "#SBATCH '--wckey=my project'"
-    assert "cd '/shared/my runs' || exit 3" in lines
-    assert lines.index("module load cuda") < next(i for i, x in enumerate(lines) if "probe" in x)
-
-
-def test_an_answer_that_this_machine_never_sees_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor_job, "NOTICED_WITHIN_S", 0.3)
-    job = JobSpec.model_validate({"name": "a", "command": ["-m", "x"]})
-    test_job = _TestJob(plan_slurm(job, "/work"), tmp_path, 1.0)
-    assert test_job._wait_for(tmp_path / ANSWER) is None
-    (tmp_path / ANSWER).touch()
-    assert test_job._wait_for(tmp_path / ANSWER) is not None
