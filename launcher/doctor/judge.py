@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +15,6 @@ class GpuFacts:
     index: str
     name: str
     driver_version: str
-    bus_id: str
     memory_used: str
     memory_total: str
     ecc_errors: str
@@ -26,8 +24,7 @@ class GpuFacts:
 class NodeAnswer:
     """What a node is and has. None means unknown; for ``memlock_bytes`` it means no limit.
 
-    ``addresses`` belong to its own name; ``xids`` are (PCI address, number); ``infiniband`` tells
-    whether a device has an active port.
+    ``addresses`` belong to its own name; ``infiniband`` tells whether a device has an active port.
     """
 
     host: str
@@ -41,7 +38,6 @@ class NodeAnswer:
     checkpoint_free_bytes: int | None
     checkpoint_error: str
     gpus: tuple[GpuFacts, ...]
-    xids: tuple[tuple[str, int], ...]
     infiniband: Mapping[str, bool]
     verbs_devices: bool
     verbs_library: bool
@@ -71,8 +67,6 @@ Nodes = Mapping[str, NodeAnswer]
 SLOW_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
 """10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it."""
 LOOPBACK = ("127.", "::1")
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
-"""Errors that a program makes; the GPU is sound after them (NVIDIA, XID Errors)."""
 
 
 def judge_nodes(nodes: Nodes, *, meets_others: bool) -> Iterator[Finding]:
@@ -111,7 +105,7 @@ def judge_machine(
     what the training itself looks up.
     """
     for gpu in facts.gpus:
-        yield _judge_gpu(gpu, facts, where)
+        yield _judge_gpu(gpu, where)
     if facts.gpus and facts.infiniband:
         yield _judge_infiniband(facts, where)
     if meets_others:
@@ -180,21 +174,14 @@ def _judge_memory(facts: NodeAnswer, where: str) -> Iterator[Finding]:
         yield ok("memlock", where, f"unlimited, for {devices}")
 
 
-def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
+def _judge_gpu(gpu: GpuFacts, where: str) -> Finding:
     found = (
         f"{gpu.name}, driver {gpu.driver_version}, {gpu.memory_used} of {gpu.memory_total} MiB used"
     )
     place = f"{where}, GPU {gpu.index}"
-    fix = f"nvidia-smi --gpu-reset -i {gpu.index} as root, or take the node out"
     if gpu.ecc_errors.isdigit() and int(gpu.ecc_errors) > 0:
+        fix = f"nvidia-smi --gpu-reset -i {gpu.index} as root, or take the node out"
         return failed("GPU", place, f"{found}, {gpu.ecc_errors} uncorrected ECC errors", fix)
-    # nvidia-smi has 00000000:3B:00.0 for what the kernel's log has as 0000:3b:00.
-    own = re.sub(r"^0000(?=[0-9a-f]{4}:)|\.\d+$", "", gpu.bus_id.lower())
-    xids = [str(n) for bus, n in facts.xids if bus == own and n not in APPLICATION_XIDS]
-    if xids:
-        # The log goes back to the boot: a GPU that was reset since then may be sound again.
-        told = f"{found}, XID {', '.join(xids)} in the kernel's log"
-        return warning("GPU", place, told, f"dmesg -T | grep Xid there; if it is new: {fix}")
     if gpu.memory_used.isdigit() and int(gpu.memory_used) > 500:
         return warning("GPU", place, found, "nvidia-smi names the processes that hold it")
     return ok("GPU", place, found)
