@@ -71,7 +71,6 @@ def diagnose_slurm(
     yield from _try("partition", lambda: doctor_judge.tell_partitions(sinfo(rows)))
     reasons = ("--list-reasons", f"--format={doctor_judge.REASON_FORMAT}")
     yield from _try("node", lambda: doctor_judge.tell_lost_nodes(sinfo(*reasons)))
-    yield from _try("time to stop", lambda: _judge_stop(partition, job.stop_grace_s))
     yield _judge_folder(run_root)
     try:
         yield doctor_judge.judge_submission(try_script(script), accepted=True)
@@ -100,12 +99,6 @@ def _judge_controller() -> Finding:
     if any(line.endswith("is UP") for line in told):
         return ok("slurmctld", "cluster", "; ".join(told))
     return failed("slurmctld", "cluster", "; ".join(told) or said, fix)
-
-
-def _judge_stop(partition: str, grace_s: float) -> Iterator[Finding]:
-    config = doctor_judge.parse_config(run_command("scontrol", "show", "config"))
-    shown = run_command("scontrol", "--all", "--oneliner", "show", "partition")
-    yield from doctor_judge.judge_stop(config, shown, partition, grace_s)
 
 
 def _judge_folder(run_root: Path) -> Finding:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
-from launcher.contract import typed
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.targets.slurm.client import fix_of_refusal
-from launcher.targets.slurm.plan import parse_time_s
 
 PARTITION_FORMAT = "%P|%a|%l|%F|%G"
 """For ``sinfo``: name, state, time limit, nodes as ALLOCATED/IDLE/OTHER/TOTAL, and their GPUs."""
@@ -43,54 +40,6 @@ def tell_lost_nodes(lines: Iterable[str]) -> Iterator[Finding]:
         nodes, state, reason = line.split("|", 2)
         fix = f"scontrol show node {nodes}; an admin: scontrol update NodeName={nodes} State=RESUME"
         yield warning("node", nodes, f"{state}: {reason}", fix)
-
-
-# -- time to stop ---------------------------------------------------------------------------------
-
-
-def parse_config(text: str) -> dict[str, str]:
-    """Of ``scontrol show config``."""
-    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def judge_stop(
-    config: Mapping[str, str], shown: str, partition: str, grace_s: float
-) -> Iterator[Finding]:
-    """How long the training has for a checkpoint where Slurm itself ends the job.
-
-    ``shown`` is what ``scontrol --oneliner show partition`` prints. ``partition`` names those of
-    the job, empty for the default one.
-    """
-    each = [dict(word.partition("=")[::2] for word in line.split()) for line in shown.splitlines()]
-    key, values = ("PartitionName", partition.split(",")) if partition else ("Default", ["YES"])
-    used = [shown for shown in each if shown.get(key) in values]
-    preempts = config.get("PreemptType", "preempt/none") != "preempt/none"
-    modes = {p.get("PreemptMode", "OFF") for p in used} - {"OFF"} if preempts else set()
-    left_s = _seconds_of(config.get("KillWait", "30 sec"))
-    told = f"KillWait is {left_s:g} s"
-    if modes:
-        given_s = min(_seconds_of(p.get("GraceTime", "0")) for p in used)
-        left_s += given_s
-        told += f", preemption {', '.join(sorted(modes))} with GraceTime {given_s:g} s"
-    told += f"; stop_grace_s is {grace_s:g}"
-    if left_s < grace_s:
-        fix = f"--set stop_grace_s={left_s:g}, or more frequent checkpoints"
-        yield warning("time to stop", "cluster", told, fix)
-    else:
-        yield ok("time to stop", "cluster", told)
-    if "CANCEL" in modes:
-        found = "a preempted job is cancelled, not requeued"
-        fix = f"a partition or QOS that requeues; else {typed.command('run', '--resume', 'RUN')}"
-        yield warning("preemption", "partition", found, fix)
-
-
-def _seconds_of(text: str) -> float:
-    """Of a time as Slurm prints it: ``8:00:00``, ``30 sec``, ``UNLIMITED``."""
-    if re.fullmatch(r"(\d+-)?\d+(:\d\d){1,2}", text):
-        return parse_time_s(text) or 0
-    number = text.partition(" ")[0]
-    return int(number) if number.isdigit() else math.inf
 
 
 # -- the shared folder, a start -------------------------------------------------------------------

@@ -4,25 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.doctor.finding import Finding, Status
+from launcher.doctor.finding import Status
 from launcher.targets.slurm import doctor_judge
-
-SHOWN = """\
-PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES \
-QoS=N/A DefaultTime=01:00:00 DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO \
-MaxNodes=UNLIMITED MaxTime=1-00:00:00 MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED Nodes=n[1-3] \
-PreemptMode=REQUEUE State=UP TotalCPUs=6 TotalNodes=3 SelectTypeParameters=NONE
-PartitionName=gpu AllowGroups=ALL AllowAccounts=ml,vision AllowQos=ALL AllocNodes=ALL Default=NO \
-QoS=N/A DefaultTime=NONE GraceTime=120 PreemptMode=CANCEL State=UP TotalCPUs=4 TotalNodes=2
-"""
-CONFIG = """\
-Configuration data as of 2026-11-22T13:45:29
-AccountingStorageType   = accounting_storage/none
-KillWait                = 30 sec
-PreemptMode             = REQUEUE
-PreemptType             = preempt/partition_prio
-SLURM_VERSION           = 22.05.8
-"""
 
 
 def test_each_partition_is_a_row_with_its_limit_nodes_and_gpus() -> None:
@@ -39,28 +22,6 @@ def test_nodes_that_take_no_jobs_are_told_with_the_reason_that_was_given() -> No
     assert node.status is Status.WARNING
     assert node.found == "drained: ECC errors on GPU 1 | see ticket"
     assert "scontrol update NodeName=n[2-3] State=RESUME" in node.fix
-
-
-def judge_stop(partition: str, grace_s: float) -> list[Finding]:
-    config = doctor_judge.parse_config(CONFIG)
-    return list(doctor_judge.judge_stop(config, SHOWN, partition, grace_s))
-
-
-def test_a_grace_that_slurm_itself_does_not_give_is_told() -> None:
-    (fits,) = judge_stop("", 30)
-    assert fits.status is Status.OK
-    (short,) = judge_stop("", 120)
-    assert short.status is Status.WARNING
-    assert "KillWait is 30 s, preemption REQUEUE" in short.found
-    assert "stop_grace_s=30" in short.fix
-    given, _ = judge_stop("gpu", 120)
-    assert given.status is Status.OK
-
-
-def test_a_partition_that_cancels_preempted_jobs_is_told() -> None:
-    *_, finding = judge_stop("gpu", 30)
-    assert finding.status is Status.WARNING
-    assert "cancelled, not requeued" in finding.found
 
 
 # -- folder, start ----------------------------------------------------------------------
