@@ -112,15 +112,6 @@ def judge_machine(
         yield from _judge_name(facts, where, by_address=by_address)
 
 
-def judge_shared(shared: Mapping[str, bool]) -> Iterator[Finding]:
-    """Whether all nodes see the same checkpoint folder."""
-    check, found = "shared checkpoints", "does not see what the others wrote into checkpoint_dir"
-    fix = "set checkpoint_dir of the job to a folder that is mounted on all nodes"
-    if shared and all(shared.values()):
-        yield ok(check, "all nodes", "one folder")
-    yield from (failed(check, where, found, fix) for where, sees in shared.items() if not sees)
-
-
 def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
     """How fast the whole group exchanges gradients over the job's own rendezvous."""
     check = "all-reduce"

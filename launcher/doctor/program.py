@@ -54,7 +54,6 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    _check_shared(folder, index, dist)
     rates = list(measure(torch, dist, device))
     if dist.get_rank() == 0:
         _write(folder / "all-reduce.json", {"backend": dist.get_backend(), "rates": rates})
@@ -109,20 +108,6 @@ def measure(torch: Any, dist: Any, device: Any) -> Iterator[dict[str, float]]:
         if enough.item():
             return
         size *= 8
-
-
-def _check_shared(folder: Path, index: str, dist: Any) -> None:
-    """A token that rank 0 leaves in the checkpoint folder must be there for every node."""
-    token = Path(os.environ["CHECKPOINT_DIR"], f".doctor-{os.environ['LAUNCHER_RUN_ID']}")
-    if dist.get_rank() == 0:
-        with contextlib.suppress(OSError):
-            token.touch()
-    dist.barrier()
-    if os.environ["LOCAL_RANK"] == "0":
-        _write(folder / f"shared-{index}.json", token.exists())
-    dist.barrier()
-    if dist.get_rank() == 0:
-        token.unlink(missing_ok=True)
 
 
 def _write(path: Path, value: object) -> None:

@@ -43,7 +43,7 @@ def diagnose(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_sound_cluster_is_fit_and_is_asked_little(cluster: Cluster, diagnose: Diagnose) -> None:
     found = diagnose(nnodes=3)
     assert is_fit(list(found.values())), found
-    assert list(found) == [*("client", "slurmctld", "partition", "run folder", "start")]
+    assert list(found) == [*("client", "slurmctld", "partition", "start")]
     assert found["start"].found.startswith("Job ")
     assert cluster.calls.total() == 5
     assert cluster.queue() == []

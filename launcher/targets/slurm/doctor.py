@@ -18,18 +18,13 @@ from launcher.job.spec import JobSpec
 from launcher.job.values import NodeRange
 from launcher.plan.launch_plan import plan_run
 from launcher.plan.run_id import new_run_id
-from launcher.targets import short_command
 from launcher.targets.diagnosis import diagnose_nodes
 from launcher.targets.slurm import doctor_judge
 from launcher.targets.slurm.client import SlurmError, fix_of_refusal, run_command, try_script
 from launcher.targets.slurm.script import render_script
 from launcher.targets.slurm.target import SlurmTarget
 
-LIMIT_S = 5.0
-"""How long a command that does not ask the cluster may take."""
 NO_ANSWER = "ask an admin for: systemctl status slurmctld; running jobs go on without it"
-FIND_MOUNT = ("findmnt", "--noheadings", "--output=FSTYPE,SOURCE", "--target")
-"""Prints the type and the source of the file system that holds a folder."""
 TEST_JOB = {"time": "2", "requeue": False}
 """What the test job asks for in place of the job's own: the least time that leaves it its grace."""
 TEST_GRACE_S = 10
@@ -71,7 +66,6 @@ def diagnose_slurm(
     yield from _try("partition", lambda: doctor_judge.tell_partitions(sinfo(rows)))
     reasons = ("--list-reasons", f"--format={doctor_judge.REASON_FORMAT}")
     yield from _try("node", lambda: doctor_judge.tell_lost_nodes(sinfo(*reasons)))
-    yield _judge_folder(run_root)
     try:
         yield doctor_judge.judge_submission(try_script(script), accepted=True)
     except SlurmError as error:
@@ -99,13 +93,6 @@ def _judge_controller() -> Finding:
     if any(line.endswith("is UP") for line in told):
         return ok("slurmctld", "cluster", "; ".join(told))
     return failed("slurmctld", "cluster", "; ".join(told) or said, fix)
-
-
-def _judge_folder(run_root: Path) -> Finding:
-    folder = run_root.resolve()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    told = short_command.read_output((*FIND_MOUNT, str(there)), LIMIT_S)
-    return doctor_judge.judge_folder(str(folder), told or "an unknown type")
 
 
 def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Finding]:

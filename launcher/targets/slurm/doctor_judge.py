@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from launcher.doctor.finding import Finding, failed, ok, warning
@@ -12,10 +11,6 @@ PARTITION_FORMAT = "%P|%a|%l|%F|%G"
 """For ``sinfo``: name, state, time limit, nodes as ALLOCATED/IDLE/OTHER/TOTAL, and their GPUs."""
 REASON_FORMAT = "%N|%T|%E"
 """For ``sinfo --list-reasons``: the reason comes last, as it may hold any character."""
-SHARED_TYPES = re.compile(
-    r"nfs4?|lustre|gpfs|beegfs\w*|(fuse\.)?(ceph|glusterfs|quobyte|mfs|daos|dfuse|juicefs|sshfs)|"
-    r"panfs|afs|cifs|smb3|wekafs|pvfs2|orangefs|gfs2|ocfs2|virtiofs|9p|autofs"
-)
 
 
 def tell_partitions(lines: Iterable[str]) -> Iterator[Finding]:
@@ -40,19 +35,6 @@ def tell_lost_nodes(lines: Iterable[str]) -> Iterator[Finding]:
         nodes, state, reason = line.split("|", 2)
         fix = f"scontrol show node {nodes}; an admin: scontrol update NodeName={nodes} State=RESUME"
         yield warning("node", nodes, f"{state}: {reason}", fix)
-
-
-# -- the shared folder, a start -------------------------------------------------------------------
-
-
-def judge_folder(folder: str, told: str) -> Finding:
-    """The folder of the run folders; ``told`` are the type and the source of its file system."""
-    kind, _, source = told.strip().partition(" ")
-    where = f"on {kind} ({source.strip()})"
-    if SHARED_TYPES.fullmatch(kind):
-        return ok("run folder", folder, f"{where}, which other machines can see")
-    fix = "--runs FOLDER on the cluster's shared file system; --test-job asks a node"
-    return warning("run folder", folder, f"{where}, which other machines may not see", fix)
 
 
 def judge_submission(words: str, *, accepted: bool) -> Finding:

@@ -24,22 +24,6 @@ def test_nodes_that_take_no_jobs_are_told_with_the_reason_that_was_given() -> No
     assert "scontrol update NodeName=n[2-3] State=RESUME" in node.fix
 
 
-# -- folder, start ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("told", "status"),
-    [
-        ("nfs4   filer:/export/home\n", Status.OK),
-        ("lustre 10.0.0.1@o2ib:/scratch\n", Status.OK),
-        ("ext4   /dev/vda\n", Status.WARNING),
-        ("", Status.WARNING),
-    ],
-)
-def test_a_folder_that_other_machines_may_not_see_is_told(told: str, status: Status) -> None:
-    assert doctor_judge.judge_folder("/home/me/runs", told).status is status
-
-
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
