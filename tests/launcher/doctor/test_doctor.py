@@ -142,24 +142,6 @@ def test_nccl_that_would_fall_back_to_sockets_is_warned_of(
     assert row.fix
 
 
-def test_every_finding_that_is_not_ok_says_what_to_do() -> None:
-    broken = known(
-        shm_bytes=1,
-        checkpoint_error="x",
-        addresses=[],
-        torch="1",
-        infiniband={"mlx5_0": True},
-        memlock_bytes=1,
-        gpus=[{**GPU, "ecc_errors": "1"}],
-    )
-    found = [
-        *judge_nodes({"node 0": known(), "node 1": broken}, meets_others=True),
-        judge_all_reduce(None, "2 x 1"),
-    ]
-    assert sum(f.status is Status.FAILED for f in found) >= 5
-    assert all(f.fix for f in found if f.status is not Status.OK)
-
-
 def test_a_slow_network_is_a_warning_and_one_worker_alone_is_none() -> None:
     rate = {"bytes": 1 << 24, "took_s": 1.0, "bytes_per_s": 1e6}
     slow = parse_record(AllReduce, {"backend": "gloo", "rates": [rate]})
