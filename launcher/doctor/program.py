@@ -17,7 +17,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from ctypes.util import find_library
@@ -63,10 +62,7 @@ def main() -> None:
 def read_node() -> dict[str, object]:
     """What this node is and has; ``None`` where it does not say."""
     shm = Path("/dev/shm")
-    host = socket.gethostname()
     return {
-        "host": host,
-        "addresses": resolve(host),
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": _version("torch"),
         "cuda": _cuda(),
@@ -139,22 +135,6 @@ def _nccl() -> str | None:
     return _version(found[0]) if found else None
 
 
-def resolve(name: str) -> list[str]:
-    """The addresses of a name; empty where no resolver answers in time."""
-    found: list[str] = []
-
-    def look() -> None:
-        with contextlib.suppress(OSError):
-            # Ended by the resolver's own limit; the process does not wait for it.
-            found.extend(sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)}))
-
-    # A resolver without its server takes half a minute.
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(5.0)
-    return list(found)
-
-
 def _memlock_bytes() -> int | None:
     """None for no limit, also where the process has CAP_IPC_LOCK."""
     cap_ipc_lock = 14
@@ -217,7 +197,5 @@ def parse_gpus(text: str) -> list[dict[str, str]]:
 if __name__ == "__main__":
     if sys.argv[1:] == ["node"]:
         sys.stdout.write(json.dumps(read_node()))
-        sys.stdout.flush()
-        # Do not wait for threads that still resolve a name.
-        os._exit(0)
-    main()
+    else:
+        main()

@@ -32,7 +32,7 @@ from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.machine import PORTS
 
 PROBE_LIMIT_S = 40.0
-"""The probe waits up to 5 s for names and 10 s for nvidia-smi."""
+"""The probe waits up to 10 s for nvidia-smi."""
 
 
 def diagnose_hosts(
@@ -103,7 +103,7 @@ def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> I
 
 
 def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
-    bare, several = job.hosts.runtime == "python", len(answers) > 1
+    bare = job.hosts.runtime == "python"
     for answer in answers:
         if not bare:
             yield from doctor_judge.judge_engine(answer)
@@ -114,9 +114,7 @@ def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding
         # In containers Python and folders differ from the host's; the run of the probe checks them.
         if bare:
             yield from judge.judge_environment(answer.node, answer.host.name)
-        yield from judge.judge_machine(
-            answer.node, answer.host.name, meets_others=several, by_address=True
-        )
+        yield from judge.judge_machine(answer.node, answer.host.name)
     if not bare and answers:
         yield from doctor_judge.judge_images(answers, read_image(answers[0].found.image or ""))
     nodes = {answer.host.name: answer.node for answer in answers if answer.node is not None}

@@ -28,8 +28,6 @@ from tests.launcher.runner import PREFIX, Runner
 from tests.waiting import wait_until
 
 GOOD = {
-    "host": "gpu1",
-    "addresses": ["10.0.0.1"],
     "python": "3.11.2",
     "torch": "2.13.0",
     "cuda": None,
@@ -60,9 +58,7 @@ def known(**facts: Any) -> NodeAnswer:
 
 
 def not_ok(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
-    found = judge_nodes(
-        {f"node {i}": known(**facts) for i, facts in enumerate(nodes)}, meets_others=True
-    )
+    found = judge_nodes({f"node {i}": known(**facts) for i, facts in enumerate(nodes)})
     return [(f.status.value, f.check, f.where) for f in found if f.status is not Status.OK]
 
 
@@ -73,8 +69,6 @@ def not_ok(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
         ({"shm_bytes": 64 << 20}, ("warning", "/dev/shm", "node 1")),
         ({"checkpoint_error": "Permission denied"}, ("failed", "checkpoint folder", "node 1")),
         ({"checkpoint_free_bytes": 1 << 30}, ("warning", "checkpoint folder", "node 1")),
-        ({"addresses": ["127.0.1.1"]}, ("failed", "own name", "node 1")),
-        ({"addresses": []}, ("warning", "own name", "node 1")),
         ({"cuda": "12.6"}, ("failed", "same cuda", "node 1")),
         ({"torch": "2.12.0"}, ("failed", "same torch", "node 1")),
         ({"python": "3.12.1"}, ("failed", "same python", "node 1")),
@@ -92,18 +86,6 @@ def test_each_fault_of_a_node_is_named_with_its_place(
     assert not_ok({}, facts, {}) == [row]
 
 
-@pytest.mark.parametrize("by_address", [True, False])
-def test_a_name_that_leads_to_loopback_is_a_fault_only_where_nodes_go_by_names(
-    by_address: bool,
-) -> None:
-    # As stock Debian and Ubuntu have it.
-    node = known(host="gpu1", addresses=["127.0.1.1"])
-    (row,) = judge_machine(node, "gpu1", meets_others=True, by_address=by_address)
-    assert row.status is (Status.WARNING if by_address else Status.FAILED)
-    assert row.found.startswith("gpu1 leads to 127.0.1.1")
-    assert row.fix == "give gpu1 the node's own address in /etc/hosts there"
-
-
 def test_a_gpu_that_is_broken_is_named() -> None:
     assert not_ok({"gpus": [{**GPU, "ecc_errors": "3"}]}) == [("failed", "GPU", "node 0, GPU 0")]
 
@@ -116,7 +98,7 @@ NVIDIA_SMI = """\
 
 def test_what_nvidia_smi_says_is_read() -> None:
     node = known(gpus=parse_gpus(NVIDIA_SMI))
-    first, second = judge_machine(node, "gpu1", meets_others=False)
+    first, second = judge_machine(node, "gpu1")
     assert (first.status, first.where) == (Status.OK, "gpu1, GPU 0")
     assert (second.status, second.where) == (Status.WARNING, "gpu1, GPU 1")
     assert second.found.endswith("61022 of 81559 MiB used")
@@ -136,7 +118,7 @@ def test_nccl_that_would_fall_back_to_sockets_is_warned_of(
     facts: dict[str, Any], found: str
 ) -> None:
     node = known(**{"gpus": [GPU], "infiniband": {"mlx5_0": True}, **facts})
-    _, row = judge_machine(node, "gpu1", meets_others=False)
+    _, row = judge_machine(node, "gpu1")
     assert (row.status, row.check) == (Status.WARNING, "InfiniBand")
     assert row.found == f"{found}, so that NCCL falls back to sockets"
     assert row.fix
