@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.doctor.finding import Finding, Status, failed, ok, warning
+from launcher.doctor.finding import Finding, failed, ok, warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +15,6 @@ class GpuFacts:
     index: str
     name: str
     driver_version: str
-    bus_id: str
     memory_used: str
     memory_total: str
     ecc_errors: str
@@ -26,12 +24,9 @@ class GpuFacts:
 class NodeAnswer:
     """What a node is and has. None means unknown; for ``memlock_bytes`` it means no limit.
 
-    ``addresses`` belong to its own name; ``xids`` are (PCI address, number); ``infiniband`` tells
-    whether a device has an active port.
+    ``infiniband`` tells whether a device has an active port.
     """
 
-    host: str
-    addresses: tuple[str, ...]
     python: str
     torch: str | None
     cuda: str | None
@@ -41,7 +36,6 @@ class NodeAnswer:
     checkpoint_free_bytes: int | None
     checkpoint_error: str
     gpus: tuple[GpuFacts, ...]
-    xids: tuple[tuple[str, int], ...]
     infiniband: Mapping[str, bool]
     verbs_devices: bool
     verbs_library: bool
@@ -70,20 +64,13 @@ Nodes = Mapping[str, NodeAnswer]
 
 SLOW_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
 """10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it."""
-LOOPBACK = ("127.", "::1")
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
-"""Errors that a program makes; the GPU is sound after them (NVIDIA, XID Errors)."""
 
 
-def judge_nodes(nodes: Nodes, *, meets_others: bool) -> Iterator[Finding]:
-    """Each node by itself, then what must be equal on all.
-
-    ``meets_others``: nodes find each other by name or address, so a name that resolves to
-    loopback matters.
-    """
+def judge_nodes(nodes: Nodes) -> Iterator[Finding]:
+    """Each node by itself, then what must be equal on all."""
     for where, facts in nodes.items():
         yield from judge_environment(facts, where)
-        yield from judge_machine(facts, where, meets_others=meets_others)
+        yield from judge_machine(facts, where)
     yield from judge_equal(nodes)
     yield from judge_equal_gpus(nodes)
 
@@ -102,29 +89,12 @@ def judge_environment(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     yield from _judge_memory(facts, where)
 
 
-def judge_machine(
-    facts: NodeAnswer, where: str, *, meets_others: bool, by_address: bool = False
-) -> Iterator[Finding]:
-    """What all containers of a machine share: its GPUs and its name.
-
-    ``by_address``: the run tells nodes each other's addresses, so that a wrong name harms only
-    what the training itself looks up.
-    """
+def judge_machine(facts: NodeAnswer, where: str) -> Iterator[Finding]:
+    """What all containers of a machine share: its GPUs and its InfiniBand."""
     for gpu in facts.gpus:
-        yield _judge_gpu(gpu, facts, where)
+        yield _judge_gpu(gpu, where)
     if facts.gpus and facts.infiniband:
         yield _judge_infiniband(facts, where)
-    if meets_others:
-        yield from _judge_name(facts, where, by_address=by_address)
-
-
-def judge_shared(shared: Mapping[str, bool]) -> Iterator[Finding]:
-    """Whether all nodes see the same checkpoint folder."""
-    check, found = "shared checkpoints", "does not see what the others wrote into checkpoint_dir"
-    fix = "set checkpoint_dir of the job to a folder that is mounted on all nodes"
-    if shared and all(shared.values()):
-        yield ok(check, "all nodes", "one folder")
-    yield from (failed(check, where, found, fix) for where, sees in shared.items() if not sees)
 
 
 def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
@@ -142,11 +112,6 @@ def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
     if alone or last.bytes_per_s >= SLOW_BYTES_PER_S.get(measured.backend, 0):
         return ok(check, world, found)
     return warning(check, world, found, "set NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME in env")
-
-
-def is_slow(measured: AllReduce | None) -> bool:
-    """Whether an all-reduce was slow for its backend, or did not finish."""
-    return judge_all_reduce(measured, "").status is not Status.OK
 
 
 def _judge_folder(facts: NodeAnswer, where: str) -> Iterator[Finding]:
@@ -180,21 +145,14 @@ def _judge_memory(facts: NodeAnswer, where: str) -> Iterator[Finding]:
         yield ok("memlock", where, f"unlimited, for {devices}")
 
 
-def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
+def _judge_gpu(gpu: GpuFacts, where: str) -> Finding:
     found = (
         f"{gpu.name}, driver {gpu.driver_version}, {gpu.memory_used} of {gpu.memory_total} MiB used"
     )
     place = f"{where}, GPU {gpu.index}"
-    fix = f"nvidia-smi --gpu-reset -i {gpu.index} as root, or take the node out"
     if gpu.ecc_errors.isdigit() and int(gpu.ecc_errors) > 0:
+        fix = f"nvidia-smi --gpu-reset -i {gpu.index} as root, or take the node out"
         return failed("GPU", place, f"{found}, {gpu.ecc_errors} uncorrected ECC errors", fix)
-    # nvidia-smi has 00000000:3B:00.0 for what the kernel's log has as 0000:3b:00.
-    own = re.sub(r"^0000(?=[0-9a-f]{4}:)|\.\d+$", "", gpu.bus_id.lower())
-    xids = [str(n) for bus, n in facts.xids if bus == own and n not in APPLICATION_XIDS]
-    if xids:
-        # The log goes back to the boot: a GPU that was reset since then may be sound again.
-        told = f"{found}, XID {', '.join(xids)} in the kernel's log"
-        return warning("GPU", place, told, f"dmesg -T | grep Xid there; if it is new: {fix}")
     if gpu.memory_used.isdigit() and int(gpu.memory_used) > 500:
         return warning("GPU", place, found, "nvidia-smi names the processes that hold it")
     return ok("GPU", place, found)
@@ -220,18 +178,6 @@ def _judge_infiniband(facts: NodeAnswer, where: str) -> Finding:
         return warning("InfiniBand", where, f"{why}, so that NCCL falls back to sockets", fix)
     active = ", ".join(name for name, is_active in facts.infiniband.items() if is_active)
     return ok("InfiniBand", where, active)
-
-
-def _judge_name(facts: NodeAnswer, where: str, *, by_address: bool) -> Iterator[Finding]:
-    check, host, addresses = "own name", facts.host, facts.addresses
-    fix = f"give {host} the node's own address in /etc/hosts there"
-    if not addresses:
-        yield warning(check, where, f"{host} has no address", fix)
-    elif all(address.startswith(LOOPBACK) for address in addresses):
-        found = f"{host} leads to {', '.join(addresses)}"
-        if by_address:
-            found = f"{found}; runs go by addresses, a script that looks itself up does not"
-        yield (warning if by_address else failed)(check, where, found, fix)
 
 
 def judge_equal(nodes: Nodes) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ SMI = """#!/bin/sh
 case "$*" in
 *query-gpu=index\\ *) printf '0\\n1\\n' ;;
 *) for i in 0 1; do
-    echo "$i, NVIDIA H200, 570.1, 0000000$i:3B:00.0, 1, 143771, 0"
+    echo "$i, NVIDIA H200, 570.1, 1, 143771, 0"
 done ;;
 esac
 """
@@ -73,16 +73,6 @@ def done_and_undone(host: Host, do: str, undo: str) -> Iterator[None]:
         yield
     finally:
         host.run("sh", "-c", undo)
-
-
-@contextmanager
-def named_wrong(host: Host) -> Iterator[None]:
-    """As some distributions' installers write it."""
-    path = host.folder / "etc/hosts"
-    text = path.read_text()
-    path.write_text(text.replace(f"{host.address} {host.name}", f"127.0.1.1 {host.name}"))
-    yield
-    path.write_text(text)
 
 
 @contextmanager
@@ -126,7 +116,7 @@ def sick(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> tuple
     shared = folder / "shared"
     shared.mkdir()
     _, second, third, fourth = four_hosts.hosts
-    rule = f"INPUT -s {second.address} -p tcp --dport {PORT} -j DROP"
+    rule = f"INPUT -s {second.address} -p tcp --syn -j DROP"
     typist = Typist(folder, four_hosts)
     typist.write("", f"nnodes: 4\nengine: torchrun\nrdzv: {{backend: c10d, port: {PORT}}}\n")
     with ExitStack() as stack:
@@ -138,7 +128,6 @@ def sick(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> tuple
                 "mount -o remount,size=64m /dev/shm",
                 "mount -o remount,size=50% /dev/shm",
             ),
-            named_wrong(third),
             at_login(fourth, two_gpus(folder)),
             done_and_undone(fourth, f"mount -t tmpfs t {shared}", f"umount {shared}"),
             held(fourth),
@@ -154,13 +143,9 @@ PLANTED = {
     "another torch": ("same torch", "gpu2", "failed", "has 2.12.0", "install torch"),
     "a port closed one way": (
         *("pair", "gpu2 -> gpu3", "failed"),
-        *(f"gpu3 cannot be reached at the rendezvous port {PORT}", f"--dport {PORT} -j ACCEPT"),
+        *("gpu3 cannot be reached at an ephemeral port", "--dport 1024:65535 -j ACCEPT"),
     ),
     "a small /dev/shm": ("/dev/shm", "gpu3", "warning", "0.1 GiB", "mount -o remount,size=2G"),
-    "a name that leads to itself": (
-        *("own name", "gpu3", "warning", "gpu3 leads to 127.0.1.1"),
-        "give gpu3 the node's own address in /etc/hosts",
-    ),
     "held GPUs": (
         *("leases", "gpu4", "failed"),
         *("held by anna@desk with other-0a1b2c", "launcher stop other-0a1b2c --hosts gpu4"),
@@ -205,7 +190,7 @@ def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:
     assert found["pairs", "all hosts"].startswith("2 ways")
     assert found["shared checkpoints", "all hosts"] == f"{shared} is one folder"
     assert found["all-reduce", "2 x 1"].startswith("gloo: ")
-    assert not shared.exists()
+    assert list(shared.iterdir()) == []
     for host in typist.network.hosts:
         assert list(host.home.glob(".launcher/runs/*")) == []
 
@@ -258,36 +243,3 @@ def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
     assert found["all-reduce", "2 hosts"]["found"] == "not tried"
     for host in (first, second):
         assert host.docker("ps", "--all", "--quiet") == ""
-
-
-# -- networks that are slow, or swallow what is large ---------------------------------------------
-
-
-@pytest.mark.slow  # a hang is known by waiting: for all hosts, then for pairs
-@pytest.mark.parametrize(
-    ("do", "undo"),
-    [
-        (
-            "tc qdisc add dev eth0 root tbf rate 80mbit burst 64kb latency 200ms",
-            "tc qdisc del dev eth0 root",
-        ),
-        (
-            "iptables -A OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
-            "iptables -D OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
-        ),
-    ],
-    ids=["a slow link", "large packets are lost"],
-)
-def test_the_host_that_makes_the_all_reduce_slow_is_named(
-    typist: Typist, do: str, undo: str
-) -> None:
-    typist.write("", "nnodes: 4\n")
-    typist.limit_s = 350.0
-    with done_and_undone(typist.network.hosts[2], do, undo):
-        code, rows = diagnosed(typist, "--limit", "60")
-    found = {(row["check"], row["where"]): row["status"] for row in rows}
-    assert found["all-reduce of two", "gpu3"] == "failed", rows
-    assert [
-        k for k, status in found.items() if status == "failed" and k[0] == "all-reduce of two"
-    ] == [("all-reduce of two", "gpu3")]
-    assert code == 1

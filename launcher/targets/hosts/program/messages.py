@@ -73,13 +73,11 @@ class Lease(Record):
 class TakeLease(HostRequest["LeaseTaken"]):
     """Takes a lease for a node, whose earlier incarnation is ended first.
 
-    The conversation holds it until ``StartNode`` hands it to the node's keeper. It ends, and the
-    lease with it, where no launcher that follows the run in ``run_dir`` is heard for a while.
+    The conversation holds it until ``StartNode`` hands it to the node's keeper.
     """
 
     lease: Lease
     lease_dir: str
-    run_dir: str
     slots_limit: int | None
     """How many slots the host has in all; None for no limit."""
     containers: bool
@@ -333,8 +331,8 @@ class HostReport(Record):
     clock_offset_s: float = 0.0
 
 
-class RunProbe(HostRequest["ProbeResult"]):
-    """Runs the Python program that comes with the message, which prints JSON.
+class RunProbe(HostRequest["Any"]):
+    """Runs the Python program that comes with the message, and answers the JSON that it prints.
 
     ``checkpoint_dir`` need not be there yet: the program is given the nearest folder that is.
     """
@@ -346,16 +344,10 @@ class RunProbe(HostRequest["ProbeResult"]):
     wait_s: float
 
 
-class ProbeResult(Record):
-    answer: Any
-    has_folder: bool
-
-
 class Listen(HostRequest[int]):
-    """Opens ``port``, which greets callers with ``token``; the kernel chooses one for 0."""
+    """Opens a port that the kernel chooses, and that greets callers with ``token``."""
 
     token: str
-    port: int
 
 
 class CallHosts(HostRequest["Mapping[str, str]"]):

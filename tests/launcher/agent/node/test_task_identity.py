@@ -15,7 +15,7 @@ from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, NodePlan
 
 
-def task_of(identity: str = "slurm", *, max_nodes: int = 4, log_dir: str = "/r/0/0") -> NodeTask:
+def task_of(identity: str = "slurm", *, log_dir: str = "/r/0/0") -> NodeTask:
     rendezvous = Elastic(
         backend="roster", endpoint_host="-", endpoint_port=1, id="r", is_host=False
     )
@@ -24,7 +24,7 @@ def task_of(identity: str = "slurm", *, max_nodes: int = 4, log_dir: str = "/r/0
         name="digits-0",
         local_addr="-",
         min_nodes=1,
-        max_nodes=max_nodes,
+        max_nodes=4,
         nproc_per_node=1,
         max_restarts=3,
         rendezvous=rendezvous,
@@ -36,30 +36,21 @@ def task_of(identity: str = "slurm", *, max_nodes: int = 4, log_dir: str = "/r/0
 
 
 @pytest.mark.parametrize(
-    ("environ", "index"),
-    [
-        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}, 2),
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_ARRAY_TASK_ID": "3"}, 3),
-        # A person's own array, each element an allocation of two nodes.
-        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_ARRAY_TASK_ID": "3"}, 1),
-    ],
+    ("identity", "index"),
+    [("slurm", 1), ("slurm-array", 3)],  # in a person's own array, or in one of the launcher's
 )
 def test_a_node_under_slurm_has_the_index_of_its_array_element_or_task(
-    environ: dict[str, str], index: int
+    identity: str, index: int
 ) -> None:
-    node = identify(task_of(), environ).node
+    environ = {"SLURM_PROCID": "1", "SLURM_ARRAY_TASK_ID": "3"}
+    node = identify(task_of(identity), environ).node
     assert node.node_index == index
     assert node.log_dir == f"/r/{index}/0"
     assert dict(node.env)[protocol.NODE_INDEX] == str(index)
 
 
-def test_a_single_node_in_an_element_of_somebody_s_array_is_the_first() -> None:
-    environ = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_ARRAY_TASK_ID": "3"}
-    assert identify(task_of(max_nodes=1), environ).node.node_index == 0
-
-
 def test_a_node_that_was_not_started_by_srun_says_so() -> None:
-    with pytest.raises(InputError, match="SLURM_ARRAY_TASK_ID and SLURM_PROCID are not set"):
+    with pytest.raises(InputError, match="index is not known: SLURM_PROCID=''"):
         identify(task_of(), {})
 
 
