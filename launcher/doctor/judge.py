@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from launcher.doctor.finding import Finding, failed, ok, warning
+from launcher.doctor.finding import Finding, Status, failed, ok, warning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,11 @@ def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
     if alone or last.bytes_per_s >= SLOW_BYTES_PER_S.get(measured.backend, 0):
         return ok(check, world, found)
     return warning(check, world, found, "set NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME in env")
+
+
+def is_slow(measured: AllReduce | None) -> bool:
+    """Whether an all-reduce was slow for its backend, or did not finish."""
+    return judge_all_reduce(measured, "").status is not Status.OK
 
 
 def _judge_folder(facts: NodeAnswer, where: str) -> Iterator[Finding]:

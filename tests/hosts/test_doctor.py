@@ -243,3 +243,36 @@ def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(
     assert found["all-reduce", "2 hosts"]["found"] == "not tried"
     for host in (first, second):
         assert host.docker("ps", "--all", "--quiet") == ""
+
+
+# -- networks that are slow, or swallow what is large ---------------------------------------------
+
+
+@pytest.mark.slow  # a hang is known by waiting: for all hosts, then for pairs
+@pytest.mark.parametrize(
+    ("do", "undo"),
+    [
+        (
+            "tc qdisc add dev eth0 root tbf rate 80mbit burst 64kb latency 200ms",
+            "tc qdisc del dev eth0 root",
+        ),
+        (
+            "iptables -A OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
+            "iptables -D OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
+        ),
+    ],
+    ids=["a slow link", "large packets are lost"],
+)
+def test_the_host_that_makes_the_all_reduce_slow_is_named(
+    typist: Typist, do: str, undo: str
+) -> None:
+    typist.write("", "nnodes: 4\n")
+    typist.limit_s = 350.0
+    with done_and_undone(typist.network.hosts[2], do, undo):
+        code, rows = diagnosed(typist, "--limit", "60")
+    found = {(row["check"], row["where"]): row["status"] for row in rows}
+    assert found["all-reduce of two", "gpu3"] == "failed", rows
+    assert [
+        k for k, status in found.items() if status == "failed" and k[0] == "all-reduce of two"
+    ] == [("all-reduce of two", "gpu3")]
+    assert code == 1

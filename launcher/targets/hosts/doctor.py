@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from launcher.contract.records import parse_record
 from launcher.doctor import judge, run
 from launcher.doctor.finding import Finding, Status, failed, warning
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import plan_run
+from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.rendezvous import plan_backend
 from launcher.plan.run_id import new_run_id
 from launcher.targets.hosts import doctor_judge
@@ -25,12 +27,14 @@ from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.plan import shared_folder, wanted_addresses
 from launcher.targets.hosts.program.messages import CHECKPOINTS_DIR, RemoveRun, RunProbe
 from launcher.targets.hosts.reach import meet
-from launcher.targets.hosts.settings import HostsSettings
+from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import read_host
 from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.machine import PORTS
 
+PAIR_LIMIT_S = 60.0
+PAIRS_AT_ONCE = 8
 PROBE_LIMIT_S = 40.0
 """The probe waits up to 10 s for nvidia-smi."""
 
@@ -54,7 +58,7 @@ def diagnose_hosts(
         fix = f"{why}, then call doctor again"
         yield warning("all-reduce", f"{len(inventory.hosts)} hosts", "not tried", fix)
         return
-    yield from _diagnose_together(job, inventory, run_root, limit_s)
+    yield from _HostsProbe(job, inventory, run_root).diagnose(limit_s)
 
 
 def _why_not_run(findings: Sequence[Finding]) -> str:
@@ -140,40 +144,77 @@ def _judge_together(
 # -- a run of the probe ---------------------------------------------------------------------------
 
 
-def _diagnose_together(
-    job: JobSpec, inventory: Inventory, run_root: Path, limit_s: float
-) -> Iterator[Finding]:
-    """Runs the probe on the job's hosts."""
-    try:
-        answers = _run_probe(job, inventory, run_root, limit_s)
-    except LauncherError as error:
-        yield failed("start", f"{len(inventory.hosts)} hosts", error.what, error.hint)
-        return
-    yield from run.judge_start(answers, limit_s)
-    if job.hosts.runtime == "docker":
-        for where, facts in answers.nodes.items():
-            yield from judge.judge_environment(facts, where)
-        yield from judge.judge_equal(answers.nodes)
-    yield run.judge_speed(answers)
+class _HostsProbe:
+    """Runs the probe on the job's hosts, and on pairs of them where that tells which is slow."""
+
+    def __init__(self, job: JobSpec, inventory: Inventory, run_root: Path) -> None:
+        self._inventory, self._run_root = inventory, run_root
+        # The probe is the only file to copy, instead of the job's code.
+        name = run.PROGRAM.name
+        self._place = CodePlace(root=run.PROGRAM.parent, command=(name,))
+        self._code = pack_code(self._place, [CodeFile(name, 0, None, False)])
+        self._job = run.as_probe(job, name)
+
+    def diagnose(self, limit_s: float) -> Iterator[Finding]:
+        """The rows of the run."""
+        try:
+            plan, answers = self._run(self._inventory, self._job, limit_s)
+        except LauncherError as error:
+            yield failed("start", f"{len(self._inventory.hosts)} hosts", error.what, error.hint)
+            return
+        yield from run.judge_start(answers, limit_s)
+        if self._job.hosts.runtime == "docker":
+            for where, facts in answers.nodes.items():
+                yield from judge.judge_environment(facts, where)
+            yield from judge.judge_equal(answers.nodes)
+        yield run.judge_speed(answers)
+        if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
+            hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
+            yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
+
+    def _run(
+        self, inventory: Inventory, job: JobSpec, limit_s: float
+    ) -> tuple[LaunchPlan, run.ProbeAnswers]:
+        target = HostsTarget(self._run_root, inventory)
+        target.code = self._code
+        facts = target.facts(job)
+        plan = plan_run(
+            job,
+            facts,
+            run_id=new_run_id(run.RUN_NAME),
+            place=self._place,
+            code_hash=self._code.hash,
+        )
+        try:
+            return plan, run.run_probe(plan, target, limit_s)
+        finally:
+            if job.checkpoint_dir is not None:
+                own = Path(plan.checkpoint_dir)
+                assert own.name == run.OWN_FOLDER, "as_probe has named it"
+                asked = RemoveRun(run_dir=str(own), checkpoint_dir="", outputs_dir="")
+                hosts = [facts.host for facts in HostsSettings.of(plan).hosts]
+                Ssh(inventory).try_each(lambda session: session.call(asked), hosts)
+
+    def _diagnose_pairs(self, hosts: Sequence[Host], limit_s: float) -> Iterator[Finding]:
+        """Measures each host with its two neighbours: one that is slow with both is the cause."""
+        job = self._job.model_copy(update={"nnodes": replace(self._job.nnodes, min=2, max=2)})
+
+        def is_slow(pair: tuple[Host, Host]) -> bool:
+            with contextlib.suppress(LauncherError):
+                _, answers = self._run(replace(self._inventory, hosts=pair), job, limit_s)
+                return judge.is_slow(answers.all_reduce)
+            return True
+
+        ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+        slow: dict[tuple[str, str], bool] = {}
+        for pairs in _disjoint(ring):
+            names = [(one.name, other.name) for one, other in pairs]
+            with ThreadPoolExecutor(max_workers=PAIRS_AT_ONCE) as pool:
+                slow.update(zip(names, pool.map(is_slow, pairs), strict=True))
+        yield from doctor_judge.judge_neighbours([host.name for host in hosts], slow)
 
 
-def _run_probe(
-    job: JobSpec, inventory: Inventory, run_root: Path, limit_s: float
-) -> run.ProbeAnswers:
-    # The probe is the only file to copy, instead of the job's code.
-    name = run.PROGRAM.name
-    place = CodePlace(root=run.PROGRAM.parent, command=(name,))
-    target = HostsTarget(run_root, inventory)
-    target.code = code = pack_code(place, [CodeFile(name, 0, None, False)])
-    probe = run.as_probe(job, name)
-    run_id, facts = new_run_id(run.RUN_NAME), target.facts(probe)
-    plan = plan_run(probe, facts, run_id=run_id, place=place, code_hash=code.hash)
-    try:
-        return run.run_probe(plan, target, limit_s)
-    finally:
-        if job.checkpoint_dir is not None:
-            own = Path(plan.checkpoint_dir)
-            assert own.name == run.OWN_FOLDER, "as_probe has named it"
-            asked = RemoveRun(run_dir=str(own), checkpoint_dir="", outputs_dir="")
-            hosts = [facts.host for facts in HostsSettings.of(plan).hosts]
-            Ssh(inventory).try_each(lambda session: session.call(asked), hosts)
+def _disjoint(ring: list[tuple[Host, Host]]) -> list[list[tuple[Host, Host]]]:
+    """Groups of pairs in which no host is twice, so that no pair slows another one down."""
+    odd = [ring.pop()] if len(ring) % 2 else []
+    return [group for group in (ring[::2], ring[1::2], odd) if group]

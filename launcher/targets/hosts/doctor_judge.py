@@ -191,3 +191,17 @@ def judge_folder(hosts: Sequence[Host], met: Reachability, folder: str | None) -
         yield failed(check, name, f"{folder} there is not the folder of the others", fix)
     if not alone and not met.unwritten:
         yield ok(check, "all hosts", f"{folder} is one folder")
+
+
+def judge_neighbours(names: Sequence[str], slow: Mapping[tuple[str, str], bool]) -> list[Finding]:
+    """Which host makes an all-reduce slow, or hang; ``slow`` has the pairs of neighbours."""
+    of = {name: [is_slow for pair, is_slow in slow.items() if name in pair] for name in names}
+    bad = [name for name in names if of[name] and all(of[name])]
+    check = "all-reduce of two"
+    if len(bad) in (0, len(names)):
+        pairs = ", ".join(" - ".join(pair) for pair, is_slow in slow.items() if is_slow)
+        found = f"slow, or without an end: {pairs}" if pairs else "every pair is fast by itself"
+        return [warning(check, "all hosts", found, "look at what all of them share: the switch")]
+    fix = "look at its cable, port and MTU: ip -s link; or leave it out: --exclude {name}"
+    found = "slow, or without an end, with each of its neighbours; others are not"
+    return [failed(check, name, found, fix.format(name=name)) for name in bad]

@@ -204,3 +204,24 @@ def test_a_folder_that_cannot_be_written_is_told_once() -> None:
     assert rows(found) == [
         ("failed", "gpu2", "/mnt/c cannot be written: /mnt/c: Permission denied")
     ]
+
+
+NAMES = ["gpu1", "gpu2", "gpu3", "gpu4"]
+
+
+@pytest.mark.parametrize(
+    ("slow", "expected"),
+    [
+        ((False, True, True, False), [("failed", "gpu3")]),
+        ((True, True, True, True), [("warning", "all hosts")]),
+        ((False, False, False, False), [("warning", "all hosts")]),
+        # One link alone: neither of its ends is slow with its other neighbour.
+        ((False, True, False, False), [("warning", "all hosts")]),
+    ],
+)
+def test_the_host_that_is_slow_with_both_neighbours_is_named(
+    slow: tuple[bool, ...], expected: list[tuple[str, str]]
+) -> None:
+    ring = dict(zip(zip(NAMES, [*NAMES[1:], NAMES[0]], strict=True), slow, strict=True))
+    found = rows(doctor_judge.judge_neighbours(NAMES, ring))
+    assert [(status, where) for status, where, _ in found] == expected
