@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import heapq
+import itertools
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a file system answers where it has no bytes, no inodes or no quota left."""
 CAUSE = "disk-full"
 """Why a worker ended that a full disk refused something."""
+LARGEST = 3
+MOST_LOOKED_AT = 50_000
+"""Entries of a run folder, when the largest are looked for."""
 
 _PROBE_BYTES = 1 << 16
 _WORDS = "|".join(re.escape(os.strerror(number)) for number in sorted(FULL))
@@ -60,7 +65,7 @@ def common_folders(checkpoint_dir: str | None) -> tuple[Path, ...]:
 
 
 def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
-    """Which disk is full, and what is free there.
+    """Which disk is full, and the largest entries of the run folder.
 
     The disk is that of the path in the error message ``said``, or of the first folder without room.
     A message that names no path may be of a disk that is none of theirs.
@@ -73,7 +78,11 @@ def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
     mount = mount_of(full or run_dir)
     found = os.statvfs(mount)
     size, free = (_bytes(blocks * found.f_frsize) for blocks in (found.f_blocks, found.f_bavail))
-    return f"the disk at {mount} is full: {free} and {found.f_ffree} inodes free of {size}"
+    told = f"the disk at {mount} is full: {free} and {found.f_ffree} inodes free of {size}"
+    entries = itertools.islice(_files(run_dir), MOST_LOOKED_AT)
+    sizes = ((size, os.path.relpath(path, run_dir)) for path, size in entries if size)
+    largest = [f"{path} ({_bytes(size)})" for size, path in heapq.nlargest(LARGEST, sizes)]
+    return f"{told}; largest in the run folder: {', '.join(largest)}" if largest else told
 
 
 def mount_of(path: Path) -> Path:
@@ -81,6 +90,13 @@ def mount_of(path: Path) -> Path:
     path = path.absolute()
     path = next(folder for folder in (path, *path.parents) if folder.exists()).resolve()
     return next(folder for folder in (path, *path.parents) if os.path.ismount(folder))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                yield os.path.join(path, name), os.lstat(os.path.join(path, name)).st_size
 
 
 def _bytes(size: int) -> str:

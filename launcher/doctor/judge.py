@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ class GpuFacts:
     index: str
     name: str
     driver_version: str
+    bus_id: str
     memory_used: str
     memory_total: str
     ecc_errors: str
@@ -24,7 +26,7 @@ class GpuFacts:
 class NodeAnswer:
     """What a node is and has. None means unknown; for ``memlock_bytes`` it means no limit.
 
-    ``infiniband`` tells whether a device has an active port.
+    ``xids`` are (PCI address, number); ``infiniband`` tells whether a device has an active port.
     """
 
     python: str
@@ -36,6 +38,7 @@ class NodeAnswer:
     checkpoint_free_bytes: int | None
     checkpoint_error: str
     gpus: tuple[GpuFacts, ...]
+    xids: tuple[tuple[str, int], ...]
     infiniband: Mapping[str, bool]
     verbs_devices: bool
     verbs_library: bool
@@ -64,6 +67,8 @@ Nodes = Mapping[str, NodeAnswer]
 
 SLOW_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
 """10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it."""
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
+"""Errors that a program makes; the GPU is sound after them (NVIDIA, XID Errors)."""
 
 
 def judge_nodes(nodes: Nodes) -> Iterator[Finding]:
@@ -92,7 +97,7 @@ def judge_environment(facts: NodeAnswer, where: str) -> Iterator[Finding]:
 def judge_machine(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     """What all containers of a machine share: its GPUs and its InfiniBand."""
     for gpu in facts.gpus:
-        yield _judge_gpu(gpu, where)
+        yield _judge_gpu(gpu, facts, where)
     if facts.gpus and facts.infiniband:
         yield _judge_infiniband(facts, where)
 
@@ -150,14 +155,21 @@ def _judge_memory(facts: NodeAnswer, where: str) -> Iterator[Finding]:
         yield ok("memlock", where, f"unlimited, for {devices}")
 
 
-def _judge_gpu(gpu: GpuFacts, where: str) -> Finding:
+def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
     found = (
         f"{gpu.name}, driver {gpu.driver_version}, {gpu.memory_used} of {gpu.memory_total} MiB used"
     )
     place = f"{where}, GPU {gpu.index}"
+    fix = f"nvidia-smi --gpu-reset -i {gpu.index} as root, or take the node out"
     if gpu.ecc_errors.isdigit() and int(gpu.ecc_errors) > 0:
-        fix = f"nvidia-smi --gpu-reset -i {gpu.index} as root, or take the node out"
         return failed("GPU", place, f"{found}, {gpu.ecc_errors} uncorrected ECC errors", fix)
+    # nvidia-smi has 00000000:3B:00.0 for what the kernel's log has as 0000:3b:00.
+    own = re.sub(r"^0000(?=[0-9a-f]{4}:)|\.\d+$", "", gpu.bus_id.lower())
+    xids = [str(n) for bus, n in facts.xids if bus == own and n not in APPLICATION_XIDS]
+    if xids:
+        # The log goes back to the boot: a GPU that was reset since then may be sound again.
+        told = f"{found}, XID {', '.join(xids)} in the kernel's log"
+        return warning("GPU", place, told, f"dmesg -T | grep Xid there; if it is new: {fix}")
     if gpu.memory_used.isdigit() and int(gpu.memory_used) > 500:
         return warning("GPU", place, found, "nvidia-smi names the processes that hold it")
     return ok("GPU", place, found)

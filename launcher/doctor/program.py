@@ -30,12 +30,14 @@ GPU_KEYS = {
     "index": "index",
     "name": "name",
     "driver_version": "driver_version",
+    "bus_id": "pci.bus_id",
     "memory_used": "memory.used",
     "memory_total": "memory.total",
     "ecc_errors": "ecc.errors.uncorrected.volatile.total",
 }
 """Our name of each GPU fact, and nvidia-smi's."""
 SMI_QUERY = (f"--query-gpu={','.join(GPU_KEYS.values())}", "--format=csv,noheader,nounits")
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
 def main() -> None:
@@ -72,6 +74,7 @@ def read_node() -> dict[str, object]:
         "checkpoint_free_bytes": _free(os.environ["CHECKPOINT_DIR"]),
         "checkpoint_error": _write_error(os.environ["CHECKPOINT_DIR"]),
         "gpus": parse_gpus(_output("nvidia-smi", *SMI_QUERY)),
+        "xids": parse_xids(_output("dmesg")),
         "infiniband": _infiniband(),
         "verbs_devices": any(Path("/dev/infiniband").glob("uverbs*")),
         "verbs_library": find_library("ibverbs") is not None,
@@ -192,6 +195,11 @@ def parse_gpus(text: str) -> list[dict[str, str]]:
     rows = (line.split(", ") for line in text.splitlines())
     # No strict=: the host's Python may be 3.9.
     return [dict(zip(GPU_KEYS, row)) for row in rows if len(row) == len(GPU_KEYS)]  # noqa: B905
+
+
+def parse_xids(text: str) -> list[tuple[str, int]]:
+    """(PCI address, number) of each kind of error that the driver told the kernel's log."""
+    return sorted({(bus.lower(), int(number)) for bus, number in XID.findall(text)})
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ SMI = """#!/bin/sh
 case "$*" in
 *query-gpu=index\\ *) printf '0\\n1\\n' ;;
 *) for i in 0 1; do
-    echo "$i, NVIDIA H200, 570.1, 1, 143771, 0"
+    echo "$i, NVIDIA H200, 570.1, 0000000$i:3B:00.0, 1, 143771, 0"
 done ;;
 esac
 """

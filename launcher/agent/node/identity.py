@@ -36,6 +36,7 @@ class Source:
         return self.is_pod or self.is_task
 
 
+ARRAY_INDEX, STEP_TASKS = "SLURM_ARRAY_TASK_ID", "SLURM_STEP_NUM_TASKS"
 PEER = "SLURM_LAUNCH_NODE_IPADDR"
 """An address of the same cluster."""
 SOURCES: Mapping[str, Source] = {
@@ -44,8 +45,7 @@ SOURCES: Mapping[str, Source] = {
     "pytorchjob": Source(index=(protocol.NODE_RANK, "RANK"), is_pod=True),
     "trainjob": Source(index=(protocol.NODE_RANK,), is_pod=True),
     "indexed-job": Source(index=("JOB_COMPLETION_INDEX",), is_pod=True),
-    "slurm": Source(index=("SLURM_PROCID",), is_task=True),
-    "slurm-array": Source(index=("SLURM_ARRAY_TASK_ID",), is_task=True),
+    "slurm": Source(index=(ARRAY_INDEX, "SLURM_PROCID"), is_task=True),
 }
 """By plan, each node has a plan of its own."""
 
@@ -62,7 +62,7 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
     if name == FROM_PLAN:
         return task
     if source.is_task:
-        index = _parse_index(name, source, environ)
+        index = _read_task_index(task, environ)
         addr = choose_address([environ[PEER]] if PEER in environ else [])
     else:
         host = host_name or environ.get(protocol.POD_NAME) or socket.gethostname()
@@ -139,6 +139,17 @@ def _with_identity(task: NodeTask, index: int, addr: str) -> NodePlan:
         hosts = [store.node_index for store in task.settings.stores[:1]] or [0]
         rendezvous = replace(rendezvous, is_host=index in hosts)
     return replace(node, local_addr=addr, rendezvous=rendezvous)
+
+
+def _read_task_index(task: NodeTask, environ: Mapping[str, str]) -> int:
+    source = source_of(task)
+    if task.node.max_nodes == 1:
+        # An element of an array of single runs has an index that is none of this run.
+        return 0
+    if environ.get(STEP_TASKS, "1") != "1":
+        # An array whose elements have several nodes: its index is not a node's.
+        source = replace(source, index=tuple(n for n in source.index if n != ARRAY_INDEX))
+    return _parse_index(task.settings.identity, source, environ)
 
 
 def _read_index(name: str, environ: Mapping[str, str], host_name: str) -> int:

@@ -20,6 +20,7 @@ from launcher.targets.slurm.starts import write_job
 from launcher.targets.slurm_process import SlurmProcess, read_slurm
 
 if TYPE_CHECKING:
+    from launcher.job.spec import JobSpec
     from launcher.plan.target_facts import TargetFacts
 
 STEP_FORMAT = "--format=%i|%j"
@@ -61,7 +62,9 @@ def fit_facts(facts: TargetFacts, allocation: SlurmProcess) -> TargetFacts:
     return replace(
         facts,
         place=f"Slurm, job {allocation.job}, {nodes}",
-        own=replace(own, inside=allocation.job, requeue=False, notice_s=0, options=()),
+        own=replace(
+            own, inside=allocation.job, kind="allocation", requeue=False, notice_s=0, options=()
+        ),
     )
 
 
@@ -98,3 +101,10 @@ def cancel_step(run_id: str, job: int) -> None:
 def step_by_hand(job: int) -> str:
     """How a person ends the run's step."""
     return f"squeue --steps --jobs={job} names its step; scancel {job}.STEP"
+
+
+def describe_unused(job: JobSpec) -> list[str]:
+    """A line about keys that the allocation has decided already, if there are any. Pure."""
+    given = sorted(job.slurm.model_fields_set - {"setup", "python", "container", "image"})
+    keys = ", ".join(f"slurm.{key}" for key in given)
+    return [f"{keys}: has no use in an allocation that is there already"] if given else []

@@ -228,7 +228,7 @@ def plan_facts(
         terminal=terminal,
         nodes=tuple(nodes),
         agent=AgentSettings(
-            identity="slurm-array" if own.kind == "array" else "slurm",
+            identity=TARGET,
             health_port=None,
             tee=False,
             meet_dir=f"{folder}/{MEET_DIR}",

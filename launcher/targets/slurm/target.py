@@ -104,14 +104,14 @@ class SlurmTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: all that a batch script needs is in the job file."""
-        torch_version, known = None, dict[str, str]()
+        torch_version = None
         if self._allocation is not None:
-            known["kind"] = "allocation"
+            self.notes += inside.describe_unused(job)
         if job.slurm.python is None:
             python, torch_version = find_own_torch()
+            slurm = job.slurm.model_copy(update={"python": python})
             if not job.slurm.container:
-                known["python"] = python
-        job = job.model_copy(update={"slurm": job.slurm.model_copy(update=known)})
+                job = job.model_copy(update={"slurm": slurm})
         facts = plan_facts(
             job,
             run_root=str(self._run_root.absolute()),

@@ -36,9 +36,15 @@ def test_shared_memory_that_is_full_is_no_full_disk(said: str) -> None:
     assert not disk.says_full(f"RuntimeError: {said} for {end}")
 
 
-def test_a_full_disk_is_told_by_its_mount(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_by_its_mount_and_the_three_largest_entries(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for number in range(1, 5):
+        (tmp_path / f"deep/f{number}").write_bytes(bytes(number << 20))
     said = "OSError: [Errno 28] No space left on device: '/dev/shm/gone/file'"
-    assert disk.describe(said, tmp_path).startswith("the disk at /dev/shm is full: ")
+    told = disk.describe(said, tmp_path)
+    assert told.startswith("the disk at /dev/shm is full: ")
+    largest = "deep/f4 (4.0 MiB), deep/f3 (3.0 MiB), deep/f2 (2.0 MiB)"
+    assert told.endswith(f"; largest in the run folder: {largest}")
 
 
 def test_a_disk_with_room_is_not_called_full_for_one_that_nothing_names(tmp_path: Path) -> None:

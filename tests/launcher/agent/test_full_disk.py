@@ -48,6 +48,7 @@ def test_a_worker_that_fills_the_disk_ends_the_node_by_its_own_reason(
     assert node.run() == 198
     said = node.console().partition("disk-full: ")[2]
     assert f"the disk at {disk.path} is full: 0 bytes" in said
+    assert "largest in the run folder: filler (" in said
     assert not node.rank(attempt=1).exists(), "another attempt would find the same disk"
     assert disk.leftovers() == []
 

@@ -20,7 +20,7 @@ from launcher.doctor.judge import (
     judge_machine,
     judge_nodes,
 )
-from launcher.doctor.program import parse_gpus
+from launcher.doctor.program import parse_gpus, parse_xids
 from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.job.spec import JobSpec
 from tests.launcher.docker_runs import MOUNTED
@@ -37,6 +37,7 @@ GOOD = {
     "checkpoint_free_bytes": 100 << 30,
     "checkpoint_error": "",
     "gpus": [],
+    "xids": [],
     "infiniband": {},
     "verbs_devices": True,
     "verbs_library": True,
@@ -44,6 +45,7 @@ GOOD = {
 }
 GPU = {
     "index": "0",
+    "bus_id": "00000000:3B:00.0",
     "name": "NVIDIA H200",
     "driver_version": "570.1",
     "memory_used": "1",
@@ -90,18 +92,28 @@ def test_a_gpu_that_is_broken_is_named() -> None:
     assert not_ok({"gpus": [{**GPU, "ecc_errors": "3"}]}) == [("failed", "GPU", "node 0, GPU 0")]
 
 
+DMESG = """\
+[    5.1] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20
+[ 1029.4] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off
+[ 1030.4] NVRM: Xid (PCI:0000:5e:00): 31, pid=3221, name=python, Ch 00000008, intr 00000000
+[ 1031.4] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off
+"""
 NVIDIA_SMI = """\
-0, NVIDIA H100 80GB HBM3, 570.133.20, 1, 81559, 0
-1, NVIDIA H100 80GB HBM3, 570.133.20, 61022, 81559, [N/A]
+0, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:3B:00.0, 1, 81559, 0
+1, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:5E:00.0, 61022, 81559, [N/A]
 """
 
 
-def test_what_nvidia_smi_says_is_read() -> None:
-    node = known(gpus=parse_gpus(NVIDIA_SMI))
+def test_what_nvidia_smi_and_the_kernel_say_is_read_and_put_together() -> None:
+    gpus, xids = parse_gpus(NVIDIA_SMI), parse_xids(DMESG)
+    assert xids == [("0000:3b:00", 79), ("0000:5e:00", 31)]
+    node = known(gpus=gpus, xids=xids)
     first, second = judge_machine(node, "gpu1")
-    assert (first.status, first.where) == (Status.OK, "gpu1, GPU 0")
-    assert (second.status, second.where) == (Status.WARNING, "gpu1, GPU 1")
+    assert (first.status, first.where) == (Status.WARNING, "gpu1, GPU 0")
+    assert first.found.endswith("1 of 81559 MiB used, XID 79 in the kernel's log")
+    # 31 is a program's own mistake, and no word of it is said.
     assert second.found.endswith("61022 of 81559 MiB used")
+    assert (second.status, second.where) == (Status.WARNING, "gpu1, GPU 1")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from launcher.contract.errors import InputError
 from launcher.contract.node_plan import Elastic, NodePlan
 
 
-def task_of(identity: str = "slurm", *, log_dir: str = "/r/0/0") -> NodeTask:
+def task_of(identity: str = "slurm", *, max_nodes: int = 4, log_dir: str = "/r/0/0") -> NodeTask:
     rendezvous = Elastic(
         backend="roster", endpoint_host="-", endpoint_port=1, id="r", is_host=False
     )
@@ -24,7 +24,7 @@ def task_of(identity: str = "slurm", *, log_dir: str = "/r/0/0") -> NodeTask:
         name="digits-0",
         local_addr="-",
         min_nodes=1,
-        max_nodes=4,
+        max_nodes=max_nodes,
         nproc_per_node=1,
         max_restarts=3,
         rendezvous=rendezvous,
@@ -36,21 +36,30 @@ def task_of(identity: str = "slurm", *, log_dir: str = "/r/0/0") -> NodeTask:
 
 
 @pytest.mark.parametrize(
-    ("identity", "index"),
-    [("slurm", 1), ("slurm-array", 3)],  # in a person's own array, or in one of the launcher's
+    ("environ", "index"),
+    [
+        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}, 2),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_ARRAY_TASK_ID": "3"}, 3),
+        # A person's own array, each element an allocation of two nodes.
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_ARRAY_TASK_ID": "3"}, 1),
+    ],
 )
 def test_a_node_under_slurm_has_the_index_of_its_array_element_or_task(
-    identity: str, index: int
+    environ: dict[str, str], index: int
 ) -> None:
-    environ = {"SLURM_PROCID": "1", "SLURM_ARRAY_TASK_ID": "3"}
-    node = identify(task_of(identity), environ).node
+    node = identify(task_of(), environ).node
     assert node.node_index == index
     assert node.log_dir == f"/r/{index}/0"
     assert dict(node.env)[protocol.NODE_INDEX] == str(index)
 
 
+def test_a_single_node_in_an_element_of_somebody_s_array_is_the_first() -> None:
+    environ = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_ARRAY_TASK_ID": "3"}
+    assert identify(task_of(max_nodes=1), environ).node.node_index == 0
+
+
 def test_a_node_that_was_not_started_by_srun_says_so() -> None:
-    with pytest.raises(InputError, match="index is not known: SLURM_PROCID=''"):
+    with pytest.raises(InputError, match="SLURM_ARRAY_TASK_ID and SLURM_PROCID are not set"):
         identify(task_of(), {})
 
 

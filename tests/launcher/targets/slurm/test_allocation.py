@@ -10,7 +10,7 @@ import pytest
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
 from launcher.plan.nnodes import decide_nnodes
-from launcher.targets.slurm.inside import LAST_WORD, find_allocation, nodes_of
+from launcher.targets.slurm.inside import LAST_WORD, describe_unused, find_allocation, nodes_of
 from launcher.targets.slurm.room import SlurmRoom
 from launcher.targets.slurm_process import SlurmProcess
 
@@ -57,6 +57,13 @@ def test_more_nodes_than_there_are_is_an_error_with_the_fix() -> None:
     ) as caught:
         decide_nnodes(job, nodes_of(TWO))
     assert "--nnodes 2" in caught.value.hint
+
+
+def test_keys_of_a_job_that_is_there_already_are_named() -> None:
+    text = "name: a\ncommand: [train.py]\nslurm: {time: 5, python: /p, partition: gpu}\n"
+    (line,) = describe_unused(parse_job(text, "job.yaml"))
+    assert line == "slurm.partition, slurm.time: has no use in an allocation that is there already"
+    assert describe_unused(parse_job("name: a\ncommand: [train.py]\n", "job.yaml")) == []
 
 
 @pytest.mark.parametrize(
