@@ -32,6 +32,8 @@ BEAT_S = 1.0
 SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this silence the connection is replaced."""
 RETRY_S = 1.0
+FULL_RETRY_S = 10.0
+"""How long after a full disk here, or another error, the host is asked for what is missing."""
 STARTING_S = 5.0
 """How long a node that was just started may be missing in what the host says."""
 COPY_SILENCE_S = 60.0
@@ -129,7 +131,7 @@ class HostLine:
                 if self._closed:
                     session.kill()
             copy = HostCopy(self._run_dir)
-            while True:
+            while not copy.is_due():
                 message, blob = session.receive()
                 self._heard_at = time.monotonic()
                 copy.take(message, blob)
@@ -153,6 +155,7 @@ class HostCopy:
         self._run_dir = run_dir
         self.missing: dict[str, str] = {}
         """Files whose bytes were dropped, and why."""
+        self._failed_at: float | None = None
 
     def take(self, message: Record, blob: bytes) -> None:
         """Writes a part of a file; other messages are ignored."""
@@ -162,6 +165,11 @@ class HostCopy:
             write_at(self._run_dir, message, blob)
         except OSError as error:
             self.missing[message.file] = str(error.strerror)
+            self._failed_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether it is time for a new conversation."""
+        return self._failed_at is not None and time.monotonic() - self._failed_at > FULL_RETRY_S
 
 
 def watch_request(host: HostFacts, node: int, run_id: str, run_dir: Path) -> WatchRun:

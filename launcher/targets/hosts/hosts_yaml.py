@@ -17,10 +17,12 @@ EXAMPLES = {
     "gpus": "gpus: [0, 1]",
     "slots": "slots: 8",
     "port": "port: 22",
+    "labels": "labels: {rack: a}",
     "interface": "interface: eth0",
     "lease_dir": f"lease_dir: {LEASE_DIR}",
 }
 Text = Annotated[str, Field(pattern=r"\A[^\x00\n]+\z")]
+Labels = dict[str, Annotated[str, Field(pattern=r"\A[^\x00\n]*\z")]]
 GpuId = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_.:-]+\z")]
 
 
@@ -50,6 +52,7 @@ class HostKeys(_Keys):
     state_dir: Text | None = None
     # Of the machine, not of a user: others must find the same folder.
     lease_dir: Annotated[str, Field(pattern=r"\A/[^\x00\n]*\z")] | None = None
+    labels: Labels | None = None
 
 
 class HostEntry(HostKeys):
@@ -66,6 +69,7 @@ class HostsFile(_Keys):
     ]
     defaults: HostKeys = HostKeys()
     ssh_config: Text | None = None
+    order_by: Text | None = None
 
 
 def parse_hosts_file(text: str, file: str) -> tuple[HostsFile, YamlSource]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -71,7 +71,7 @@ def read_inventory_of(job: JobSpec, **filters: Any) -> Inventory:
 def parse_inventory(text: str, file: str) -> Inventory:
     """Reads a hosts.yaml or a hostfile, depending on the file's name or its keys."""
     if file.endswith((".yaml", ".yml", ".json")) or re.search(
-        r"^\s*(?:hosts|defaults|ssh_config)\s*:", text, re.MULTILINE
+        r"^\s*(?:hosts|defaults|ssh_config|order_by)\s*:", text, re.MULTILINE
     ):
         return parse_hosts_yaml(text, file)
     return Inventory(hosts=parse_hostfile(text, file))
@@ -175,10 +175,22 @@ def parse_hosts_yaml(text: str, file: str) -> Inventory:
             host = _named_host(name, where)
             given = entry.model_dump(exclude_none=True, exclude={"host"})
             named = {"user": host.user} if host.user else {}
-            defaults = found.defaults.model_dump(exclude_none=True)
-            hosts.append(replace(host, **{**defaults, **named, **given}))
+            fields = {**found.defaults.model_dump(exclude_none=True), **named, **given}
+            labels = {**(found.defaults.labels or {}), **(entry.labels or {})}
+            hosts.append(replace(host, **{**fields, "labels": tuple(labels.items())}))
     checked = _check_hosts(hosts, source.nearest(("hosts",)).where)
-    return Inventory(hosts=checked, ssh_config=found.ssh_config)
+    return Inventory(
+        hosts=checked if found.order_by is None else order_hosts(checked, found.order_by),
+        ssh_config=found.ssh_config,
+    )
+
+
+def order_hosts(hosts: Iterable[Host], label: str) -> tuple[Host, ...]:
+    """Groups hosts by the value of a label, in the order of each group's first host."""
+    groups: dict[str, list[Host]] = {}
+    for host in hosts:
+        groups.setdefault(dict(host.labels).get(label, ""), []).append(host)
+    return tuple(host for group in groups.values() for host in group)
 
 
 # -- filters --------------------------------------------------------------------------------------

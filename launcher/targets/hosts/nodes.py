@@ -39,6 +39,7 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
     asked = messages.TakeLease(
         lease=lease,
         lease_dir=host.lease_dir,
+        run_dir=node.run_dir,
         slots_limit=host.slots,
         containers=node.host.runtime == "docker",
     )

@@ -20,7 +20,8 @@ class Host:
 
     ``name`` is what the ssh client is given, an alias of ``~/.ssh/config`` included. ``slots``
     are processes on a machine without GPUs; ``gpus`` are the ids that may be used. ``address`` is
-    where the other hosts reach it, ``interface`` the one they reach it by.
+    where the other hosts reach it, ``interface`` the one they reach it by. ``labels`` say where
+    it stands, such as a rack.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Host:
     python: str | None = None
     state_dir: str = STATE_DIR
     lease_dir: str = LEASE_DIR
+    labels: tuple[tuple[str, str], ...] = ()
 
     def ssh(self, config: str | None, *options: str) -> tuple[str, ...]:
         """The words that start ssh to it: all but ``--``, its name and a command."""

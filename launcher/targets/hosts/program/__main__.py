@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib import import_module
 from signal import alarm
 
+from launcher.contract import protocol
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.program.messages import IDLE_LIMIT_S, Answered, Refusal, RequestError
 from launcher.targets.hosts.program.records import (
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from launcher.targets.hosts.program.reach import Listener
 
 SPEC_LIMIT_S = 60
+HELD_LIMIT_S = 60.0
+"""How long a lease is held for a launcher that is not heard, as after a loss of power."""
 HANDLERS = {
     messages.HasCode: "code_store.has_code",
     messages.StoreCode: "code_store.store_code",
@@ -164,7 +167,27 @@ class HostConversation:
             self._held = leases.take(asked.lease_dir, lease, asked.slots_limit)
         except leases.HeldError as error:
             return messages.LeaseTaken(held=error.leases)
+        self._end_unheard(asked.run_dir, lease.node_index)
         return messages.LeaseTaken()
+
+    def _end_unheard(self, run_dir: str, node: int) -> None:
+        """Ends this process while it holds a lease for a launcher that is silent.
+
+        The launcher may send code for long, and only sshd notices that its machine is gone: late.
+        """
+        state = _module("node_state")
+        run = import_module("pathlib").Path(run_dir)
+        folder = run / protocol.NODES_DIR / str(node)
+        folder.mkdir(parents=True, exist_ok=True)
+        state.mark_followed(run, node)
+
+        def look() -> None:
+            while self._held:
+                if not state.is_node_followed(folder, HELD_LIMIT_S):
+                    os._exit(1)
+                time.sleep(1.0)
+
+        import_module("threading").Thread(target=look, daemon=True).start()
 
     def _release(self) -> None:
         if self._held:

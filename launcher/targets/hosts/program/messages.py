@@ -73,11 +73,13 @@ class Lease(Record):
 class TakeLease(HostRequest["LeaseTaken"]):
     """Takes a lease for a node, whose earlier incarnation is ended first.
 
-    The conversation holds it until ``StartNode`` hands it to the node's keeper.
+    The conversation holds it until ``StartNode`` hands it to the node's keeper. It ends, and the
+    lease with it, where no launcher that follows the run in ``run_dir`` is heard for a while.
     """
 
     lease: Lease
     lease_dir: str
+    run_dir: str
     slots_limit: int | None
     """How many slots the host has in all; None for no limit."""
     containers: bool

@@ -88,7 +88,7 @@ def test_a_replaced_file_travels_as_a_whole(pair: Pair) -> None:
 
 @pytest.mark.mount
 def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_rest(
-    pair: Pair,
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair.append("nodes/0/0/outcome.json", b"x" * 10_000)
     pair.append("nodes/0/0/stdout", bytes(range(256)) * 4096)
@@ -96,6 +96,7 @@ def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_r
         disk.fill()
         with disk.filler.open("r+b") as file:
             file.truncate(disk.filler.stat().st_size - (300 << 10))
+        monkeypatch.setattr("launcher.targets.hosts.connection.FULL_RETRY_S", 0.0)
         copies = [HostCopy(pair.here)]
         for _ in range(2):
             pair.watch.send_new()
@@ -103,12 +104,12 @@ def test_a_full_disk_here_leaves_no_holes_and_the_next_conversation_brings_the_r
             while (frame := read_frame(pair.wire)) is not None:
                 copies[-1].take(*frame)
             if len(copies) == 1:
-                assert copies[0].missing
+                assert copies[0].is_due()
                 assert disk.leftovers() == []
                 disk.free()
                 pair.connect()
                 copies.append(HostCopy(pair.here))
-        assert not copies[1].missing
+        assert not copies[1].is_due()
         for name in ("nodes/0/0/outcome.json", "nodes/0/0/stdout"):
             assert (pair.here / name).read_bytes() == (pair.there / name).read_bytes()
 

@@ -20,11 +20,12 @@ from launcher.targets.hosts.settings import Host
 
 YAML = """\
 ssh_config: ./ssh_config
-defaults: {user: ml, port: 2222}
+order_by: rack
+defaults: {user: ml, port: 2222, labels: {site: west}}
 hosts:
   - gpu1
-  - {host: "gpu[2-3]", gpus: [0, 2], interface: ib0}
-  - {host: 10.0.0.7, user: root, slots: 4, identity: ~/.ssh/other}
+  - {host: "gpu[2-3]", gpus: [0, 2], interface: ib0, labels: {rack: b}}
+  - {host: 10.0.0.7, user: root, slots: 4, identity: ~/.ssh/other, labels: {rack: ""}}
 """
 
 
@@ -120,16 +121,17 @@ def test_a_bad_hostfile_is_refused_by_line(text: str, what: str) -> None:
     assert error.value.what == what
 
 
-def test_an_inventory_file_gives_hosts_with_defaults() -> None:
+def test_an_inventory_file_gives_hosts_with_defaults_in_the_order_of_a_label() -> None:
     inventory = parse_inventory(YAML, "hosts.yaml")
     assert inventory.ssh_config == "./ssh_config"
-    gpu1, gpu2, gpu3, other = inventory.hosts
-    assert gpu1 == Host(name="gpu1", user="ml", port=2222)
+    gpu1, other, gpu2, gpu3 = inventory.hosts
+    assert gpu1 == Host(name="gpu1", user="ml", port=2222, labels=(("site", "west"),))
     assert (other.name, other.user, other.slots) == ("10.0.0.7", "root", 4)
     assert other.identity == "~/.ssh/other"
     assert (gpu2.name, gpu3.name) == ("gpu2", "gpu3")
     assert gpu2.gpus == ("0", "2")
     assert gpu2.interface == "ib0"
+    assert dict(gpu2.labels) == {"site": "west", "rack": "b"}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +149,7 @@ def test_an_inventory_file_gives_hosts_with_defaults() -> None:
         ),
         ("hosts:\n  - {host: gpu1, gpus: []}", "f:2: hosts.0.gpus: found []"),
         ("hosts:\n  - {host: gpu1, interface: 'a b'}", "hosts.0.interface: found 'a b'"),
+        ("hosts:\n  - {host: gpu1, labels: x}", "f:2: hosts.0.labels: found 'x'"),
         ("hosts: [gpu1, gpu1]", "f:1: gpu1 is named twice"),
         ("hosts: [gpu1", "f:1"),
     ],

@@ -6,19 +6,21 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from launcher.contract import protocol
 from launcher.contract.errors import TargetError
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program import leases
+from launcher.targets.hosts.program.__main__ import HELD_LIMIT_S
 from launcher.targets.hosts.program.messages import Lease, ReadClock, TakeLease
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.ssh import Session, Ssh
-from tests.waiting import wait_until
 
 CLIENT = """#!/bin/sh
 for word; do :; done
@@ -152,13 +154,14 @@ def test_a_conversation_may_be_ended_by_several_threads_at_once() -> None:
         assert sorted(ended) == [(0, "")] * 7 + [(0, "why\n")]
 
 
-def test_a_lease_is_held_as_long_as_its_conversation(
+def test_a_lease_is_held_as_long_as_the_launcher_is_heard(
     ssh: Ssh, hosts: list[Host], tmp_path: Path
 ) -> None:
     lease = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
     asked = TakeLease(
         lease=lease,
         lease_dir=str(tmp_path / "leases"),
+        run_dir=str(tmp_path / "runs/r"),
         slots_limit=None,
         containers=False,
     )
@@ -166,4 +169,11 @@ def test_a_lease_is_held_as_long_as_its_conversation(
         assert not session.call(asked).held
         assert [held.run_id for held in leases.read(asked.lease_dir)] == ["r"]
         assert answers(session)
-    wait_until(lambda: not leases.read(asked.lease_dir))
+        # As after a loss of power: the connection stays, and nothing comes.
+        long_ago_ns = time.monotonic_ns() - int(HELD_LIMIT_S * 1e9)
+        os.utime(
+            tmp_path / "runs/r/nodes/0" / protocol.FOLLOWED_FILE, ns=(long_ago_ns, long_ago_ns)
+        )
+        with pytest.raises(TargetError):
+            session.receive(limit_s=20.0)
+        assert leases.read(asked.lease_dir) == []
