@@ -26,8 +26,8 @@ from launcher.targets.slurm.target import SlurmTarget
 
 NO_ANSWER = "ask an admin for: systemctl status slurmctld; running jobs go on without it"
 TEST_JOB = {"time": "5", "requeue": False}
-"""What the test job asks for in place of the job's own. Minutes: a file server may take long to give
-a node its torch."""
+"""What the test job asks for in place of the job's own. Minutes, as a file server may take long to
+give a node its torch."""
 TEST_GRACE_S = 10
 
 
