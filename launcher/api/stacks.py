@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from launcher.api.choose_target import open_target
@@ -64,10 +65,18 @@ def take_stacks(
     if plan.agent is None:
         raise InputError(*_without_agent(plan))
     at = clock.wall()
-    request = LookRequest(id=f"asked-{at:.3f}-{os.getpid()}", native=native)
-    silent = open_target(plan.target, run.path.parent).look(run, plan, request, LIMIT_S, clock)
-    folders = {n: look.look_dir(folder, request.id) for n, folder in present_nodes(run).items()}
+    folders, silent = look_at_nodes(run, plan, clock, native=native)
     return _tell(run, read_seen(folders), rank, RunStacks(run_id=run.run_id, at=at, silent=silent))
+
+
+def look_at_nodes(
+    run: RunFolder, plan: LaunchPlan, clock: Clock, *, native: bool = False
+) -> tuple[dict[int, Path], Mapping[int, str]]:
+    """Has the agents look at their workers: the folders of the looks, and why nodes are silent."""
+    request = LookRequest(id=f"asked-{clock.wall():.3f}-{os.getpid()}", native=native)
+    silent = open_target(plan.target, run.path.parent).look(run, plan, request, LIMIT_S, clock)
+    nodes = present_nodes(run)
+    return {index: look.look_dir(folder, request.id) for index, folder in nodes.items()}, silent
 
 
 def _without_agent(plan: LaunchPlan) -> tuple[str, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from launcher.api.listing import GOES_ON, read_state
 from launcher.api.report import read_node_states
+from launcher.api.stacks import look_at_nodes
 from launcher.contract import protocol
-from launcher.contract.errors import InputError
+from launcher.contract.clock import SystemClock
+from launcher.contract.errors import InputError, LauncherError
 from launcher.runs.folder import RunFolder
 from launcher.verdict.evidence import Evidence, read_run
 from launcher.verdict.torchrun_logs import read_file, read_folder
@@ -21,7 +24,11 @@ def read_named_run(run: RunFolder) -> Evidence:
     state, outcome = read_state(run, plan)
     states = read_node_states(run, plan) if state in GOES_ON else {}
     nodes = {index: f"{state}: {said}" for (index, _), (state, said) in states.items() if said}
-    return read_run(run, outcome, state, nodes)
+    looks: dict[int, Path] | None = None
+    if state in GOES_ON and plan.agent is not None:
+        with contextlib.suppress(LauncherError):  # what the folder tells is told all the same
+            looks, _ = look_at_nodes(run, plan, SystemClock())
+    return read_run(run, outcome, state, nodes, looks)
 
 
 def read_path(path: Path) -> Evidence:

@@ -24,7 +24,14 @@ from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
+from launcher.verdict.collectives import WAITS_S
+from launcher.verdict.looks import (
+    STANDS_S,
+    find_last_looks,
+    read_seen,
+    tell_recorded,
+    tell_standing,
+)
 from launcher.verdict.rules.standstill import Standing
 from launcher.verdict.scan import SETTING, LogLine, find_telling, name_nodes, read_both, tell_both
 
@@ -111,12 +118,16 @@ class LogReading:
 
 
 def read_run(
-    run: RunFolder, outcome: Outcome | None = None, state: str = "", nodes: Mapping[int, str] = {}
+    run: RunFolder,
+    outcome: Outcome | None = None,
+    state: str = "",
+    nodes: Mapping[int, str] = {},
+    looks: Mapping[int, Path] | None = None,
 ) -> Evidence:
     """The evidence in a run's folder, whole or not; it raises nothing.
 
-    ``outcome`` is the run's, ``state`` its state, and ``nodes`` what its target says of nodes now,
-    where the caller knows them.
+    ``outcome`` is the run's, ``state`` its state, ``nodes`` what its target says of nodes now, and
+    ``looks`` are looks taken now, by node, where the caller has them.
     """
     missing: list[str] = []
     outcome = outcome or run.read_outcome()
@@ -127,12 +138,12 @@ def read_run(
     with contextlib.suppress(OSError, ValueError):
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
-    seen = read_seen(find_last_looks(run, newest.items()))
+    seen = read_seen(find_last_looks(run, newest.items()) if looks is None else looks)
     hosts = {one.name: node for node, one in enumerate(plan.machines)} if plan else {}
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
-    reading.lines += tell_recorded(run, seen, logs)
+    reading.lines += tell_recorded(run, seen, logs, waits_s=WAITS_S if looks is None else STANDS_S)
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
             reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))

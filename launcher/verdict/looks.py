@@ -25,8 +25,11 @@ from launcher.contract.worker_end import COLLATERAL
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.verdict.collectives import join_recorders
-from launcher.verdict.rules.standstill import Standing
+from launcher.verdict.rules.standstill import Standing, own_place
 from launcher.verdict.scan import LogLine
+
+STANDS_S = 10.0
+"""Of a run that goes on: ranks may wait so long for a slow one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +79,12 @@ def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
                 yield Standing(line=line, frames=frames, is_busy=one.state == "R")
 
 
-def tell_recorded(run: RunFolder, seen: Seen, logs: Sequence[WorkerLog]) -> Iterator[LogLine]:
+def tell_recorded(
+    run: RunFolder, seen: Seen, logs: Sequence[WorkerLog], *, waits_s: float
+) -> Iterator[LogLine]:
     """What is wrong between the ranks' collectives, worst first; ``logs`` are of the workers.
+
+    Ranks that wait for less than ``waits_s`` are no matter.
 
     A worker that ended by an exception has left its recorder's trace beside it.
     """
@@ -94,10 +101,12 @@ def tell_recorded(run: RunFolder, seen: Seen, logs: Sequence[WorkerLog]) -> Iter
             files[rank] = f"{log.folder}/{FAILED_COLLECTIVES}"
             with contextlib.suppress(OSError):
                 at = max(at, path.stat().st_mtime)
-    for finding in join_recorders(traces, at):
+    for finding in join_recorders(traces, at, waits_s=waits_s):
         rank = finding.ranks[0]
         line = LogLine(file=files[rank], number=0, text=finding.text, node=nodes[rank], rank=rank)
-        yield replace(line, joined=True)
+        stacks = seen.stacks.get(rank)
+        frames = stacks.threads[0].frames if stacks and stacks.threads else ()
+        yield replace(line, joined=True, frame=own_place(frames))
 
 
 def _nodes(seen: Seen) -> Iterator[tuple[int, int]]:

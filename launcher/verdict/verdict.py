@@ -75,7 +75,8 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
     if goes_on and first is None:
-        found = [one for one in found if one.weight >= Weight.SURE]
+        # Of warnings in logs the run may know nothing; the recorders tell of this moment.
+        found = [one for one in found if one.weight >= Weight.SURE or one.line.joined]
     ordered = _order(found, begun_by)
     if not ordered:
         return _nothing(evidence, first, goes_on=goes_on)

@@ -61,7 +61,7 @@ def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
 
 def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
     text = "; ".join(filter(None, (f"rank {one.line.rank} stands at {_name(one)}", others)))
-    line = replace(one.line, text=text, frame=_own(one.frames))
+    line = replace(one.line, text=text, frame=own_place(one.frames))
     return Meaning(cause=cause, weight=LIKELY, line=line, rank=line.rank)
 
 
@@ -77,7 +77,8 @@ def _kind_of(frames: Sequence[Frame]) -> str:
     return next(kinds, "code")
 
 
-def _own(frames: Sequence[Frame]) -> str:
+def own_place(frames: Sequence[Frame]) -> str:
+    """The innermost line of the user's own code, such as ``train.py:12``; empty for none."""
     own = (f for f in frames if not LIBRARY.search(f.file))
     return next((place_of(frame.file, frame.line) for frame in own), "")
 

@@ -71,6 +71,13 @@ def test_stacks_name_the_rank_that_the_others_wait_for(launcher: Runner) -> None
     assert any(line.startswith("rank 0: all_reduce <- train.py:") for line in said)
     assert any(line.startswith("rank 1: waits_for_a_lock <- train.py:") for line in said)
 
+    def is_judged() -> bool:
+        said[:] = launcher("why", "latest").stdout.splitlines()
+        return "(running): missing-collective, likely: rank 1 has not entered" in said[0]
+
+    wait_until(is_judged, lambda: "\n".join(said))
+    assert said[1].startswith("  where: rank 1 on node 0, train.py:"), said
+
     told = json.loads(launcher("stacks", "latest", "--rank", "1", "--json").stdout)
     assert [group["ranks"] for group in told["groups"]] == [[1]]
     refused = launcher("stacks", "latest", "--rank", "7")
