@@ -84,9 +84,7 @@ def build(
         config = dataclasses.replace(config, virtual_shards=virtual_shards)
     fabric.seed_everything(config.seed, workers=True, verbose=False)
     workload = WORKLOADS[config.workload]
-    with rank_zero_first():
-        train_set, test_set = workload.load(config)
-    train_set, val_set = split(train_set, config.val_share)
+    train_set, val_set, test_set = load_data(config, workload)
     replicas = strategy.count_replicas(fabric.world_size)
     sampler = GlobalBatchSampler(
         size=len(train_set),
@@ -117,9 +115,7 @@ def build(
         state=state,
         strategy=strategy,
         sampler=sampler,
-        loader=build_loader(
-            fabric, augment(config, train_set), sampler, generator, config.num_workers
-        ),
+        loader=build_loader(config, fabric, train_set, sampler, generator),
         generator=generator,
         val_set=val_set,
         test_set=test_set,
@@ -136,14 +132,18 @@ def build(
     )
 
 
-def split(dataset: TensorDataset, val_share: float) -> tuple[TensorDataset, TensorDataset]:
-    """The samples to train on, and the last ones, which are kept back."""
-    size = len(dataset) - round(len(dataset) * val_share)
-    first, last = slice(0, size), slice(size, None)
-    return (
-        TensorDataset(*(tensor[first] for tensor in dataset.tensors)),
-        TensorDataset(*(tensor[last] for tensor in dataset.tensors)),
+def load_data(
+    config: TrainConfig, workload: Workload
+) -> tuple[TensorDataset, TensorDataset, TensorDataset]:
+    """The samples to train on, the last ones of them, which are kept back, and the test set."""
+    with rank_zero_first():
+        dataset, test_set = workload.load(config)
+    size = len(dataset) - round(len(dataset) * config.val_share)
+    first, last = (
+        TensorDataset(*(tensor[part] for tensor in dataset.tensors))
+        for part in (slice(0, size), slice(size, None))
     )
+    return first, last, test_set
 
 
 def augment(config: TrainConfig, dataset: TensorDataset) -> Dataset[Any]:
@@ -181,19 +181,19 @@ def read_facts(
 
 
 def build_loader(
+    config: TrainConfig,
     fabric: Fabric,
-    dataset: Dataset[Any],
+    dataset: TensorDataset,
     sampler: GlobalBatchSampler,
     generator: torch.Generator,
-    num_workers: int,
 ) -> DataLoader[list[torch.Tensor]]:
     """Batches on this rank's device; ``generator`` seeds the worker processes."""
     loader = DataLoader(
-        dataset,
+        augment(config, dataset),
         # With batch_size None the data set gets a batch's list of indices in one call.
         batch_size=None,
         sampler=sampler,
-        num_workers=num_workers,
+        num_workers=config.num_workers,
         worker_init_fn=ignore_sigterm,
         generator=generator,
         pin_memory=fabric.device.type == "cuda",

@@ -19,6 +19,7 @@ from fabric_train.continuity import check_finite
 from fabric_train.errors import InputError
 from fabric_train.fabric import launch_fabric, leave_world
 from fabric_train.ledger import FirstStep, Ledger, TrainEnded, open_ledger
+from fabric_train.manifest import CheckpointManifest
 from fabric_train.processes import launch_processes
 from fabric_train.randomness import derive_seed, seed_generators
 from fabric_train.reduction import align
@@ -104,15 +105,11 @@ def train_by(
     earlier = saver.look()
     check_resize(strategy, env, earlier)
     shards = choose_virtual_shards(config, env, strategy, earlier)
-    before = earlier.config.get("virtual_shards") if earlier else None
     run = build(config, env, fabric, saver, ledger, strategy, shards)
     if verb != "fit":
         return look(run, verb)
     show_hardware(run)
-    if may_replan_shards(config) and before not in (None, shards):
-        run.say(f"each batch is cut into {shards} virtual shards, {before} before")
-    if told := strategy.describe():
-        run.say(told)
+    describe(run, shards, earlier)
     meter = Meter()
     try:
         resumed_from_step, checkpoint = resume(run)
@@ -161,6 +158,15 @@ def resume(run: Run) -> tuple[int, Path | None]:
     elif path is not None:
         run.say(f"resumes after step {step} of {stop_step}: {path}")
     return step, path
+
+
+def describe(run: Run, shards: int, earlier: CheckpointManifest | None) -> None:
+    """Says what is new since the checkpoint, and what the strategy has to tell."""
+    before = earlier.config.get("virtual_shards") if earlier else None
+    if may_replan_shards(run.config) and before not in (None, shards):
+        run.say(f"each batch is cut into {shards} virtual shards, {before} before")
+    if told := run.strategy.describe():
+        run.say(told)
 
 
 def look(run: Run, verb: str) -> Metrics:
