@@ -92,9 +92,7 @@ class Save:
         )
 
 
-def tensor_files(
-    tensors: Mapping[str, torch.Tensor], ranks: Ranks
-) -> Callable[[Path], list[str]]:
+def tensor_files(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Callable[[Path], list[str]]:
     """The ``write`` of a save of tensors, in the files of ``torch.distributed.checkpoint``."""
 
     def write(folder: Path) -> list[str]:
