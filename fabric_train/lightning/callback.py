@@ -237,6 +237,8 @@ def find_obstacle(trainer: Trainer) -> str | None:
     strategy = trainer.strategy
     if not isinstance(strategy, (SingleDeviceStrategy, DDPStrategy, FSDPStrategy)):
         return f"the strategy {type(strategy).__name__} is none of ddp, fsdp and one device"
+    if isinstance(strategy, DDPStrategy) and strategy._start_method != "popen":
+        return f"the strategy ddp starts processes by {strategy._start_method}"
     if isinstance(strategy.checkpoint_io, AsyncCheckpointIO):
         return "AsyncCheckpointIO writes after a checkpoint was committed"
     return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from fabric_train.checkpoint import Checkpoint
@@ -26,7 +27,7 @@ from fabric_train.retention import Interval, Keep
 from fabric_train.saver import Saver
 from fabric_train.state import has_finite_weights
 from fabric_train.watch import Watch
-from fabric_train.worker_env import WorkerEnv, parse_worker_env
+from fabric_train.worker_env import WORLD_VARIABLES, WorkerEnv, parse_worker_env
 
 Write = Callable[[Path], object]
 """Puts a Trainer's state into a folder; called on all ranks."""
@@ -78,7 +79,9 @@ class Companion:
 
     @property
     def rank(self) -> int:
-        """This process's."""
+        """This process's; a Trainer may have started it by itself."""
+        if dist.is_initialized():
+            return dist.get_rank()
         return self.env.world.rank if self.env.world else 0
 
     def say(self, text: str) -> None:
@@ -196,9 +199,16 @@ def sync_files(folder: Path) -> list[str]:
 
 
 def parse_env() -> WorkerEnv:
-    """This process's; ends it where variables contradict each other."""
+    """This process's; ends it where variables contradict each other.
+
+    A process that a Trainer has started by itself has some of torchrun's variables, and no rank.
+    """
+    environ = dict(os.environ)
+    if "RANK" not in environ:
+        for name in WORLD_VARIABLES:
+            environ.pop(name, None)
     with ending():
-        return parse_worker_env(os.environ)
+        return parse_worker_env(environ)
     raise AssertionError("ending() never swallows an error")
 
 
