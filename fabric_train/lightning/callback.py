@@ -78,7 +78,10 @@ class ContinuityCallback(Callback):
         fit: Any = trainer  # some of what it sets is not declared
         if stage != "fit" or not companion.acts or fit.fast_dev_run:
             return
-        if obstacle := find_obstacle(trainer):
+        obstacle = find_obstacle(trainer)
+        if companion.folder in companion.opened:
+            obstacle = f"a second fit of one script with the checkpoints in {companion.folder}"
+        if obstacle:
             companion.say(f"{obstacle}: no checkpoints, no stop with a commit, no exact resume")
             return
         with ending():

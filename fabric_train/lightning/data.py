@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage
+from torch.utils.data import DataLoader, DistributedSampler
 
 from fabric_train.trainers.companion import Companion, ending
 from fabric_train.trainers.loaders import (
@@ -17,6 +19,7 @@ from fabric_train.trainers.loaders import (
     cut_loader,
     find_order,
     find_source,
+    start_worker,
 )
 
 
@@ -50,9 +53,16 @@ class Data:
         if mode != RunningStage.TRAINING:
             return self._prepare(loader, shuffle, mode)
         order = find_order(loader)
-        if order is None and find_source(loader) is None:
+        if self._is_a_share(loader) or (order is None and find_source(loader) is None):
             return self._keep(self._prepare(loader, shuffle, mode))
         return cut_loader(loader, self._plan(loader, order), self._place)
+
+    def _is_a_share(self, loader: Any) -> bool:
+        """Whether each rank's loader may read other samples already."""
+        if self._trainer._accelerator_connector.use_distributed_sampler:
+            return False
+        sampler = getattr(loader, "sampler", None)
+        return self._trainer.world_size > 1 and not isinstance(sampler, DistributedSampler)
 
     def _plan(self, loader: Any, order: Any) -> Cut:
         companion, world_size = self._companion, self._trainer.world_size
@@ -87,8 +97,11 @@ class Data:
             return loader
         self._say(
             f"the train loader ({kind}) is no DataLoader of a data set with an index or with "
-            "read_from: a resume reads its epoch again and leaves out what was trained"
+            "read_from, or is cut for the ranks already: a resume reads its epoch again and leaves "
+            "out what was trained"
         )
+        if isinstance(loader, DataLoader):
+            loader.worker_init_fn = partial(start_worker, loader.worker_init_fn)
         before = self._companion.found and self._companion.found.manifest.world_size
         if before not in (None, self._trainer.world_size):
             self._say(f"{before} processes read it before, so samples are lost or seen twice")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 from torch import nn
@@ -56,6 +56,9 @@ class Companion:
     a folder it ``acts`` not at all.
     """
 
+    opened: ClassVar[set[Path]] = set()
+    """Folders of trainings of this process."""
+
     def __init__(self, settings: Settings) -> None:
         self.env = env = parse_env()
         self._settings = settings
@@ -98,6 +101,7 @@ class Companion:
         ``kind`` says which Trainer and model it is. Blocks. Ends the process for bad input.
         """
         assert self.folder is not None
+        self.opened.add(self.folder)
         self._write, self._describe = write, describe
         settings = self._settings
         self.saver = Saver(

@@ -11,11 +11,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from torchmetrics import MeanMetric
 
 from fabric_train.lightning import ContinuityCallback
+from fabric_train.trainers.companion import Companion
 
 SAMPLES = 22
 SLOW = pytest.mark.slow
@@ -52,9 +54,9 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 class Model(LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        self.net = nn.Sequential(nn.Linear(3, width), nn.Dropout(0.2), nn.Linear(width, 1))
         self.mean = MeanMetric()
 
     def training_step(self, batch: torch.Tensor) -> torch.Tensor:
@@ -90,10 +92,10 @@ class Ending(Callback):
             raise ConnectionError("a worker was lost")
 
 
-def make_loader(kind: str) -> DataLoader[Any]:
+def make_loader(kind: str, batch_size: int = 4) -> DataLoader[Any]:
     match kind:
         case "shuffled":
-            return DataLoader(Numbers(), batch_size=4, shuffle=True)
+            return DataLoader(Numbers(), batch_size, shuffle=True)
         case "in order, in workers":
             workers: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
             return DataLoader(Numbers(), batch_size=4, drop_last=True, **workers)
@@ -107,9 +109,15 @@ def make_loader(kind: str) -> DataLoader[Any]:
 
 
 def fit(
-    folder: Path, kind: str, after: float = float("inf"), **options: Any
+    folder: Path,
+    kind: str,
+    after: float = float("inf"),
+    width: int = 8,
+    batch_size: int = 4,
+    **options: Any,
 ) -> list[dict[str, str]]:
     """One start, whose process would end with it; gives the rows of the log."""
+    Companion.opened.clear()
     seed_everything(3, verbose=False)
     options = {"max_epochs": 3, **options}
     continuity = ContinuityCallback(str(folder / "checkpoints"), every_n_steps=1)
@@ -130,7 +138,8 @@ def fit(
         **options,
     )
     try:
-        trainer.fit(Model(), make_loader(kind), DataLoader(Numbers(), batch_size=11))
+        loader = make_loader(kind, batch_size)
+        trainer.fit(Model(width), loader, DataLoader(Numbers(), batch_size=11))
     except ConnectionError:
         continuity._data.leave()
     (version,) = (folder / "lightning_logs").iterdir()
@@ -163,3 +172,32 @@ def test_a_fit_that_ends_anywhere_goes_on_as_if_it_had_not(tmp_path, kind, optio
     assert rows == undisturbed
     # A script that starts once more has nothing to train, also after it has stopped early.
     assert fit(folder, kind, **options) == undisturbed
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_another_training_is_refused_without_a_stack_trace(tmp_path, capfd):
+    fit(tmp_path, "shuffled", after=3)
+    with pytest.raises(SystemExit, match="2"):
+        fit(tmp_path, "shuffled", batch_size=6)
+    assert "batch_size is 6, was 4" in capfd.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        fit(tmp_path, "shuffled", width=9)
+    assert "net.0.weight is [9, 3], was [8, 3]" in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_not_promised_is_told_and_the_training_goes_on(tmp_path, capfd, monkeypatch):
+    fit(tmp_path / "fork", "shuffled", max_epochs=1, strategy=DDPStrategy(start_method="fork"))
+    assert "starts processes by fork: no checkpoints" in capfd.readouterr().out
+    assert not (tmp_path / "fork/checkpoints").exists()
+    fit(tmp_path, "shuffled", max_epochs=1)
+    again = ContinuityCallback(str(tmp_path / "checkpoints"))
+    trainer = Trainer(max_epochs=1, logger=False, callbacks=[again], default_root_dir=tmp_path)
+    trainer.fit(Model(), make_loader("shuffled"))
+    assert "a second fit of one script" in capfd.readouterr().out
+    monkeypatch.delenv("CHECKPOINT_DIR", raising=False)
+    trainer = Trainer(
+        max_epochs=1, logger=False, callbacks=[ContinuityCallback()], default_root_dir=tmp_path
+    )
+    trainer.fit(Model(), make_loader("shuffled"))
+    assert "fabric_train" not in capfd.readouterr().out
