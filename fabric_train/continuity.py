@@ -13,7 +13,7 @@ from fabric_train.ledger import Ledger
 from fabric_train.preemption import finish_before_exit
 from fabric_train.saver import Saver
 from fabric_train.state import TrainState, has_finite_weights
-from fabric_train.watch import Watch
+from fabric_train.watch import StepWatch
 from fabric_train.worker_env import WorkerEnv
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Continuity:
     ) -> None:
         self.saver, self._strategy = saver, strategy
         self._state, self._each_epoch = state, each_epoch
-        self._watch = Watch(env, saver, ledger)
+        self._watch = StepWatch(env, saver, ledger)
         finish_before_exit(self.saver.join)
 
     def resume(self) -> Path | None:

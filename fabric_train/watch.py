@@ -20,7 +20,7 @@ Save = Callable[[bool], SaveResult | None]
 """Saves the present state, blocking if it is told to, and gives a save that has ended."""
 
 
-class Watch:
+class StepWatch:
     """Lets all ranks of a training save at the same step; they call the same methods, in order."""
 
     def __init__(self, env: WorkerEnv, saver: Saver, ledger: Ledger) -> None:

@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDevice
 from fabric_train.errors import InputError
 from fabric_train.lightning.data import Data
 from fabric_train.lightning.logs import continue_logs, copy_logs, describe_logs
-from fabric_train.lightning.metrics import Metrics
+from fabric_train.lightning.sums import EpochSums
 from fabric_train.randomness import seed_generators
 from fabric_train.trainers.companion import (
     Companion,
@@ -94,7 +94,7 @@ class ContinuityCallback(Callback):
             seed=int(os.environ.get("PL_GLOBAL_SEED", 0)),
         )
         self._trainer = trainer
-        self._metrics = Metrics(trainer, companion.saver.ranks)
+        self._sums = EpochSums(trainer, companion.saver.ranks)
         self._data = Data(trainer, companion)
         # First of all, so that a checkpoint at a batch's start holds nothing of that batch.
         fit.callbacks = [self, *(each for each in fit.callbacks if each is not self)]
@@ -141,7 +141,7 @@ class ContinuityCallback(Callback):
         if self._resumed is not None:
             metrics = self._resumed["callback_metrics"]
             trainer._logger_connector._callback_metrics.update(metrics)
-            self._metrics.load(self._resumed["metrics"])
+            self._sums.load(self._resumed["sums"])
         self._companion.begin(trainer.global_step)
 
     # -- between batches -----------------------------------------------------------------------
@@ -174,7 +174,7 @@ class ContinuityCallback(Callback):
         """Notes progress."""
         if self._trainer is None:
             return
-        self._metrics.add_loaded()
+        self._sums.add_loaded()
 
         def read_loss() -> float:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -185,7 +185,7 @@ class ContinuityCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sums of an epoch end with it."""
         if self._trainer is not None:
-            self._metrics.forget()
+            self._sums.forget()
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class ContinuityCallback(Callback):
             "batches_that_stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
             "should_stop": trainer.should_stop,
             "callback_metrics": dict(trainer._logger_connector._callback_metrics),
-            "metrics": [] if is_between_epochs else self._metrics.take(),
+            "sums": [] if is_between_epochs else self._sums.take(),
         }
         return checkpoint
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from fabric_train.trainers.companion import Companion, ending
 from fabric_train.trainers.loaders import (
-    Cut,
+    EpochCut,
     Skipping,
     check_cut,
     cut_loader,
@@ -64,7 +64,7 @@ class Data:
         sampler = getattr(loader, "sampler", None)
         return self._trainer.world_size > 1 and not isinstance(sampler, DistributedSampler)
 
-    def _plan(self, loader: Any, order: Any) -> Cut:
+    def _plan(self, loader: Any, order: Any) -> EpochCut:
         companion, world_size = self._companion, self._trainer.world_size
         size = len(loader.dataset if order is None else order)
         companion.agree_on_facts(
@@ -75,7 +75,7 @@ class Data:
         with ending():
             check_cut(total, world_size)
         self.samples = total
-        cut = Cut(
+        cut = EpochCut(
             size=size,
             global_batch_size=total,
             rank=self._trainer.global_rank,

@@ -26,7 +26,7 @@ from fabric_train.preemption import PreemptedError, exit_on_sigterm, leave
 from fabric_train.retention import Interval, Keep
 from fabric_train.saver import Saver
 from fabric_train.state import has_finite_weights
-from fabric_train.watch import Watch
+from fabric_train.watch import StepWatch
 from fabric_train.worker_env import WORLD_VARIABLES, WorkerEnv, parse_worker_env
 
 Write = Callable[[Path], object]
@@ -113,7 +113,7 @@ class Companion:
             generation=self.env.generation if self.folder == self.env.checkpoint_dir else None,
             say=self.say,
         )
-        self.watch = Watch(self.env, self.saver, self.ledger)
+        self.watch = StepWatch(self.env, self.saver, self.ledger)
         self._model = model
         self._shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
         with ending():

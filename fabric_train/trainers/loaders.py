@@ -40,7 +40,7 @@ Place = Callable[[], tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class EpochCut:
     """How an epoch of ``size`` samples is cut: a rank's share of each global batch."""
 
     size: int
@@ -92,7 +92,7 @@ class GlobalBatches(Sampler[Batch]):
     All ranks draw the same order for an epoch, because it is seeded with the epoch.
     """
 
-    def __init__(self, sampler: Iterable[int], cut: Cut, place: Place) -> None:
+    def __init__(self, sampler: Iterable[int], cut: EpochCut, place: Place) -> None:
         self._sampler, self._cut, self._place = sampler, cut, place
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ class Seeded(Dataset[Any]):
 class Spans(IterableDataset[list[Any]]):
     """This rank's share of each global batch of a ``SampleSource``, in its order."""
 
-    def __init__(self, source: Any, cut: Cut) -> None:
+    def __init__(self, source: Any, cut: EpochCut) -> None:
         self._source, self._cut = source, cut
         # Shared, because persistent worker processes keep their copies of this object.
         self._span = torch.zeros(2, dtype=torch.int64).share_memory_()
@@ -223,7 +223,7 @@ def find_source(loader: Any) -> Any:
     return source if hasattr(source, "read_from") and hasattr(source, "__len__") else None
 
 
-def cut_loader(loader: DataLoader[Any], cut: Cut, place: Place) -> DataLoader[Any]:
+def cut_loader(loader: DataLoader[Any], cut: EpochCut, place: Place) -> DataLoader[Any]:
     """The same loader with other batches; one that ``find_order`` or ``find_source`` knows."""
     # A copy, because a subclass may not be made anew from what can be seen of it.
     new = copy.copy(loader)

@@ -143,7 +143,7 @@ def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(trai
     assert (disturbed.folder / "killed").exists()
     disturbed.kill_node(1)
     disturbed.wait_for(lambda: len(disturbed.events("first-step")) == 3)
-    disturbed.wait_for(lambda: disturbed.events("saved")[-1]["step"] > 30)
+    disturbed.wait_for(lambda: disturbed.events("progress")[-1]["step"] > 30)
     disturbed.stop()
     disturbed.finish(run, 143)
     (agreed,) = disturbed.events("stop-agreed")

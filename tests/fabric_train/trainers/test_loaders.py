@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from fabric_train.errors import InputError
-from fabric_train.trainers.loaders import Cut, check_cut, cut_loader
+from fabric_train.trainers.loaders import EpochCut, check_cut, cut_loader
 
 
 def read(world_size: int, first: int = 0, epoch: int = 0, **options) -> list[list[int]]:
@@ -17,7 +17,7 @@ def read(world_size: int, first: int = 0, epoch: int = 0, **options) -> list[lis
     options = {"shuffle": True, "drop_last": False, **options}
     shares = []
     for rank in range(world_size):
-        cut = Cut(
+        cut = EpochCut(
             size=26,
             global_batch_size=8,
             rank=rank,

@@ -21,7 +21,7 @@ LOGGED = ("value", "cumulated_batch_size")
 COUNT = "_update_count"
 
 
-class Metrics:
+class EpochSums:
     """Takes and gives back the metrics of the training epoch, on all ranks."""
 
     def __init__(self, trainer: Trainer, ranks: Ranks) -> None:
