@@ -180,7 +180,7 @@ class ContinuityCallback(Callback):
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             return float(loss) if isinstance(loss, torch.Tensor) else float("nan")
 
-        self._companion.after_batch(trainer.global_step, self._data.samples, read_loss)
+        self._companion.after_batch(trainer.global_step, read_loss)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sums of an epoch end with it."""
@@ -205,7 +205,7 @@ class ContinuityCallback(Callback):
 
     def _describe(self) -> dict[str, Any]:
         assert self._trainer is not None
-        return {**self._data.describe(), "logs": describe_logs(self._trainer)}
+        return {"logs": describe_logs(self._trainer)}
 
     def _write(self, folder: Path) -> None:
         trainer = self._trainer

@@ -11,16 +11,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import DataLoader, DistributedSampler
 
-from fabric_train.trainers.companion import Companion, ending
-from fabric_train.trainers.loaders import (
-    EpochCut,
-    Skipping,
-    check_cut,
-    cut_loader,
-    find_order,
-    find_source,
-    start_worker,
-)
+from fabric_train.trainers.companion import Companion
+from fabric_train.trainers.loaders import Skipping, cut_loader, start_worker
 
 
 class Data:
@@ -32,18 +24,12 @@ class Data:
         self._connector, self._prepare = connector, connector._prepare_dataloader
         connector._prepare_dataloader = self._take_over
         self._told: set[str] = set()
-        self.samples = 0
-        """Of a global batch."""
         # An iterable data set with a length, in workers: ours share it rightly.
         warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined")
 
     def leave(self) -> None:
         """Lightning prepares loaders again."""
         del self._connector._prepare_dataloader
-
-    def describe(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
-        return {"global_batch_size": self.samples}
 
     def _place(self) -> tuple[int, int]:
         loop = self._trainer.fit_loop
@@ -52,10 +38,8 @@ class Data:
     def _take_over(self, loader: Any, shuffle: bool, mode: RunningStage) -> Any:
         if mode != RunningStage.TRAINING:
             return self._prepare(loader, shuffle, mode)
-        order = find_order(loader)
-        if self._is_a_share(loader) or (order is None and find_source(loader) is None):
-            return self._keep(self._prepare(loader, shuffle, mode))
-        return cut_loader(loader, self._plan(loader, order), self._place)
+        cut = None if self._is_a_share(loader) else cut_loader(loader, self._companion, self._place)
+        return self._keep(self._prepare(loader, shuffle, mode)) if cut is None else cut
 
     def _is_a_share(self, loader: Any) -> bool:
         """Whether each rank's loader may read other samples already."""
@@ -63,32 +47,6 @@ class Data:
             return False
         sampler = getattr(loader, "sampler", None)
         return self._trainer.world_size > 1 and not isinstance(sampler, DistributedSampler)
-
-    def _plan(self, loader: Any, order: Any) -> EpochCut:
-        companion, world_size = self._companion, self._trainer.world_size
-        size = len(loader.dataset if order is None else order)
-        companion.agree_on_facts(
-            samples=size, batch_size=loader.batch_size, drop_last=loader.drop_last
-        )
-        # As the training began, whatever the world is now.
-        total = companion.state.get("global_batch_size") or loader.batch_size * world_size
-        with ending():
-            check_cut(total, world_size)
-        self.samples = total
-        cut = EpochCut(
-            size=size,
-            global_batch_size=total,
-            rank=self._trainer.global_rank,
-            world_size=world_size,
-            drop_last=loader.drop_last,
-            seed=companion.seed,
-        )
-        if 0 < cut.tail < world_size:
-            self._say(
-                f"the last batch of an epoch has {cut.tail} samples for {world_size} processes, "
-                "so some are seen twice; DataLoader(drop_last=True) leaves it out"
-            )
-        return cut
 
     def _keep(self, loader: Any) -> Any:
         kind = type(loader).__name__

@@ -71,9 +71,11 @@ class Companion:
         self.seed = 0
         self.facts: dict[str, Any] = {}
         """What a start that goes on must have in common, as far as it is known."""
+        self.global_batch_size = 0
+        """Samples of all ranks; 0 where the Trainer's loader is not cut."""
         self.step = 0
         self.found: Checkpoint | None = None
-        self._samples = self._steps = 0
+        self._steps = 0
 
     @property
     def acts(self) -> bool:
@@ -154,14 +156,14 @@ class Companion:
         with ending():
             self.watch.after_step(step, self._save)
 
-    def after_batch(self, step: int, samples: int, read_loss: Callable[[], float]) -> None:
-        """A batch of ``samples`` over all ranks is trained; reads the loss now and then."""
+    def after_batch(self, step: int, read_loss: Callable[[], float]) -> None:
+        """A batch is trained; reads the loss now and then."""
         self._steps += 1
         self._read_loss = read_loss
         if self._steps == 1:
             self.ledger.write(FirstStep(step=step))
         else:
-            self.ledger.on_step(step, samples, read_loss)
+            self.ledger.on_step(step, self.global_batch_size, read_loss)
 
     def finish(self, step: int) -> None:
         """Commits the last state."""
@@ -186,7 +188,12 @@ class Companion:
             self.saver.ranks.gather_done(lambda: self._write(folder))
             return sync_files(folder) if self.saver.ranks.leads else []
 
-        state = {**self._describe(), "seed": self.seed, "facts": self.facts}
+        state = {
+            **self._describe(),
+            "seed": self.seed,
+            "facts": self.facts,
+            "global_batch_size": self.global_batch_size,
+        }
         return self.saver.save_files(self.step, write, tensors=self._shapes, trainer=state)
 
 

@@ -30,6 +30,7 @@ from fabric_train.errors import InputError
 from fabric_train.preemption import ignore_sigterm
 from fabric_train.randomness import derive_seed, seed_generators
 from fabric_train.stream import Reader
+from fabric_train.trainers.companion import Companion, ending
 
 FETCH = 1
 """Last part of the place that a batch's reading is seeded with, so that it differs from the step's.
@@ -223,11 +224,48 @@ def find_source(loader: Any) -> Any:
     return source if hasattr(source, "read_from") and hasattr(source, "__len__") else None
 
 
-def cut_loader(loader: DataLoader[Any], cut: EpochCut, place: Place) -> DataLoader[Any]:
-    """The same loader with other batches; one that ``find_order`` or ``find_source`` knows."""
-    # A copy, because a subclass may not be made anew from what can be seen of it.
+def plan_cut(loader: DataLoader[Any], size: int, companion: Companion) -> EpochCut:
+    """How this training cuts an epoch of a loader, which ends the process for other data.
+
+    The global batch is that of the first start, whatever the world is now.
+    """
+    world_size, drop_last = companion.saver.ranks.size, bool(loader.drop_last)
+    companion.agree_on_facts(samples=size, batch_size=loader.batch_size, drop_last=drop_last)
+    total = companion.state.get("global_batch_size") or (loader.batch_size or 1) * world_size
+    with ending():
+        check_cut(total, world_size)
+    companion.global_batch_size = total
+    cut = EpochCut(
+        size=size,
+        global_batch_size=total,
+        rank=companion.rank,
+        world_size=world_size,
+        drop_last=drop_last,
+        seed=companion.seed,
+    )
+    if 0 < cut.tail < world_size:
+        companion.say(
+            f"the last batch of an epoch has {cut.tail} samples for {world_size} processes, "
+            "so some are seen twice; drop_last leaves it out"
+        )
+    return cut
+
+
+def cut_loader(loader: Any, companion: Companion, place: Place) -> DataLoader[Any] | None:
+    """The same loader with this rank's share of each global batch; None if it reads another way."""
+    order, source = find_order(loader), find_source(loader)
+    if order is None and source is None:
+        return None
+    cut = plan_cut(loader, len(source if order is None else order), companion)  # type: ignore[arg-type]
+    return change_loader(loader, order, cut, place)
+
+
+def change_loader(
+    loader: DataLoader[Any], order: Iterable[int] | None, cut: EpochCut, place: Place
+) -> DataLoader[Any]:
+    """A copy with other batches: a subclass may not be made anew from what can be seen of it."""
     new = copy.copy(loader)
-    order = find_order(loader)
+    changed: dict[str, Any]
     if order is not None:
         changed = {
             "dataset": Seeded(loader.dataset),

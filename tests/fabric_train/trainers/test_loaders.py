@@ -9,7 +9,11 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from fabric_train.errors import InputError
-from fabric_train.trainers.loaders import EpochCut, check_cut, cut_loader
+from fabric_train.trainers.loaders import EpochCut, change_loader, check_cut, find_order
+
+
+def change(loader: DataLoader, cut: EpochCut, epoch: int, first: int) -> DataLoader:
+    return change_loader(loader, find_order(loader), cut, lambda: (epoch, first))
 
 
 def read(world_size: int, first: int = 0, epoch: int = 0, **options) -> list[list[int]]:
@@ -26,7 +30,7 @@ def read(world_size: int, first: int = 0, epoch: int = 0, **options) -> list[lis
             seed=3,
         )
         loader = DataLoader(torch.arange(26), batch_size=1, **options)
-        shares.append([batch.tolist() for batch in cut_loader(loader, cut, lambda: (epoch, first))])
+        shares.append([batch.tolist() for batch in change(loader, cut, epoch, first)])
     return [list(chain(*batch)) for batch in zip(*shares, strict=True)]
 
 
