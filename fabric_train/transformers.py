@@ -4,7 +4,7 @@ from fabric_train.transformers import with_continuity
 trainer = with_continuity(Trainer(...))
 trainer.train()
 
-Its callbacks do not see the Trainer, so it is handed over. What is replaced is replaced on it alone.
+Its callbacks do not see the Trainer, so it is handed over. What is replaced is replaced on it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def with_continuity(
     keep_last: int = 3,
     keep_every_n_steps: int | None = None,
 ) -> T:
-    """The same Trainer, whose ``train`` commits, stops and resumes; options as ContinuityCallback's.
+    """The same Trainer, whose ``train`` commits, stops and resumes.
 
-    With neither a folder nor the launcher nothing is changed.
+    Options are those of Lightning's ``ContinuityCallback``. With neither a folder nor the launcher
+    nothing is changed.
     """
     companion = Companion(
         Settings(
@@ -95,7 +96,9 @@ class TrainerContinuity(TrainerCallback):
             resume_from_checkpoint = str(found.path)
             # Otherwise early stopping counts anew.
             trainer.args.restore_callback_states_from_checkpoint = True
-        if companion.state.get("stopped_early"):  # its loop would take one more step
+        if found is not None and companion.state.get(
+            "stopped_early"
+        ):  # its loop would take one more step
             trainer._load_from_checkpoint(resume_from_checkpoint)
             trainer.state = TrainerState.load_from_json(f"{found.path}/{TRAINER_STATE_NAME}")
             return TrainOutput(trainer.state.global_step, 0.0, {})
@@ -166,11 +169,12 @@ class TrainerContinuity(TrainerCallback):
     def _write(self, folder: Path) -> None:
         """What the Trainer writes itself, without its folders and their removal."""
         trainer = self._trainer
+        # What all ranks take part in, before a full disk can fail one of them.
         trainer.store_flos()
+        losses = self._companion.saver.ranks.gather(float(trainer._tr_loss))
         trainer.save_model(str(folder), _internal_call=True)
         trainer._save_optimizer_and_scheduler(str(folder))
         trainer._save_scaler(str(folder))
-        losses = self._companion.saver.ranks.gather(float(trainer._tr_loss))
         if not trainer.args.should_save:
             return
         for callback in [*trainer.callback_handler.callbacks, trainer.control]:
