@@ -29,8 +29,9 @@ def main() -> None:
     options = parser.parse_args()
     set_seed(1)
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), options.dropout)
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, **dropout)
+        GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, **ends, **dropout)
     )
     trainer = Trainer(
         model,

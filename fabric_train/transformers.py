@@ -92,7 +92,6 @@ class TrainerContinuity(TrainerCallback):
             seed=trainer.args.data_seed or trainer.args.seed,
         )
         if found is not None:
-            companion.say(f"goes on after step {found.manifest.step}: {found.path}")
             resume_from_checkpoint = str(found.path)
             # Otherwise early stopping counts anew.
             trainer.args.restore_callback_states_from_checkpoint = True

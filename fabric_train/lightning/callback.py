@@ -99,7 +99,6 @@ class ContinuityCallback(Callback):
         # First of all, so that a checkpoint at a batch's start holds nothing of that batch.
         fit.callbacks = [self, *(each for each in fit.callbacks if each is not self)]
         if found is not None:
-            companion.say(f"goes on after step {found.manifest.step}: {found.path}")
             continue_logs(trainer, found.path, companion.state.get("logs", []))
             self._read_newest(trainer, found.path)
         if companion.env.node_dir is not None:

@@ -120,6 +120,8 @@ class Companion:
         self._shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
         with ending():
             self.found = self.saver.begin(self._shapes, shared=True)
+        if self.found:
+            self.say(f"goes on after step {self.found.manifest.step}: {self.found.path}")
         # As at the first start: the launcher's restart may not know a seed that was drawn.
         self.seed = self.saver.ranks.from_rank_zero(lambda: self.state.get("seed", seed))
         return self.found

@@ -9,6 +9,7 @@ import csv
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ SCRIPTS = {
         *("fit", "--config", str(ROOT / "examples/lightning_cli/config.yaml")),
     ],
     "transformers": ["transformers_trainer.py", "--dropout", "0", "--workers", "1"],
+    "accelerate": ["accelerate_loop.py", "0"],
 }
 
 
@@ -60,7 +62,7 @@ class Training:
             [*launcher, *fixed, *options, "--", *self.command],
             cwd=self.folder,
             env=clean_environment(HERE=str(self.folder), PYTHONWARNINGS="ignore", **environ),
-            stdout=(self.folder / "output").open("a"),
+            stdout=(self.folder / "printed").open("a"),
             stderr=subprocess.STDOUT,
             text=True,
         )
@@ -71,7 +73,7 @@ class Training:
         assert process.wait(LIMIT_S) == code, self.output()
 
     def output(self) -> str:
-        return (self.folder / "output").read_text()
+        return (self.folder / "printed").read_text()
 
     def events(self, name: str) -> list[dict[str, Any]]:
         paths = sorted((self.run / "ledger").glob("train-*"))
@@ -95,6 +97,8 @@ class Training:
 
     def rows(self) -> list[dict[str, float]]:
         """What was logged, with numbers, and without what one row does not have."""
+        if printed := dict(re.findall(r"step (\d+) loss ([\d.]+)", self.output())):
+            return [{"step": float(k), "loss": float(v)} for k, v in printed.items()]
         state = self.folder / "checkpoints/latest/trainer_state.json"
         if state.exists():
             return [row for row in json.loads(state.read_text())["log_history"] if "loss" in row]
@@ -135,10 +139,18 @@ def assert_close(found: list[dict[str, float]], expected: list[dict[str, float]]
         )
 
 
-@pytest.mark.parametrize("name", ["Trainer", pytest.param("LightningCLI", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Trainer",
+        pytest.param("LightningCLI", marks=pytest.mark.slow),
+        pytest.param("transformers", marks=pytest.mark.slow),
+        pytest.param("accelerate", marks=pytest.mark.slow),
+    ],
+)
 def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(train, name):
-    if name == "transformers":
-        pytest.importorskip(name, reason="the transformers extra is missing")
+    if name in ("transformers", "accelerate"):
+        pytest.importorskip(name, reason=f"{name} is missing")
     undisturbed = train("undisturbed", SCRIPTS[name])
     undisturbed.finish(undisturbed.start("--nproc-per-node", "2"))
     expected = undisturbed.rows()
