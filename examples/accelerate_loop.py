@@ -28,9 +28,13 @@ def main(epochs: int, dropout: float) -> None:
 
     at = {"epoch": 0, "batch": 0, "step": 0}
     safe = Companion(Settings(folder=os.environ.get("CHECKPOINT_DIR", "checkpoints")))  # safe
-    found = safe.open(
-        model, accelerator.save_state, lambda: {"at": dict(at)}, kind="waves", seed=0
-    )  # safe
+    found = safe.open(  # safe
+        model,
+        lambda folder: accelerator.save_state(str(folder)),
+        lambda: {"at": dict(at)},
+        kind="waves",
+        seed=0,
+    )
     at |= safe.state.get("at", {})  # safe
     # Not by accelerate, whose shares depend on the number of processes.
     loader = cut_loader(loader, safe, lambda: (at["epoch"], at["batch"]))  # safe
