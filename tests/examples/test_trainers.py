@@ -140,15 +140,15 @@ def assert_close(found: list[dict[str, float]], expected: list[dict[str, float]]
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "resized"),
     [
-        "Trainer",
-        pytest.param("LightningCLI", marks=pytest.mark.slow),
-        pytest.param("transformers", marks=pytest.mark.slow),
-        pytest.param("accelerate", marks=pytest.mark.slow),
+        ("Trainer", "3"),
+        pytest.param("LightningCLI", "4", marks=pytest.mark.slow),
+        pytest.param("transformers", "1", marks=pytest.mark.slow),
+        pytest.param("accelerate", "4", marks=pytest.mark.slow),
     ],
 )
-def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(train, name):
+def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(train, name, resized):
     if name in ("transformers", "accelerate"):
         pytest.importorskip(name, reason=f"{name} is missing")
     undisturbed = train("undisturbed", SCRIPTS[name])
@@ -172,7 +172,7 @@ def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(trai
     assert [row for row in disturbed.rows() if row["step"] < step] == before
     assert len(before) >= 15
 
-    disturbed.finish(disturbed.start("--nproc-per-node", "3"))
+    disturbed.finish(disturbed.start("--nproc-per-node", resized))
     assert f"goes on after step {step}" in disturbed.output()
     assert_close(disturbed.rows(), expected)
     report = [sys.executable, "-m", "launcher", "report", disturbed.run.resolve().name]
