@@ -22,6 +22,7 @@ from benchmarks.slurm import runs_on_slurm
 from benchmarks.start import starts
 from benchmarks.step import steps
 from benchmarks.strategies import strategies
+from benchmarks.trainer import trainers
 from benchmarks.trials import Benchmark
 from benchmarks.why import why
 
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "check": Benchmark(trials=checks, limit_s=300),
     "output": Benchmark(trials=outputs, limit_s=180),
     "step": Benchmark(trials=steps, limit_s=120),
+    "trainer": Benchmark(trials=trainers, limit_s=120),
     "recorder": Benchmark(trials=recorders, limit_s=120),
     "strategies": Benchmark(trials=strategies, limit_s=120),
     "save": Benchmark(trials=saves, limit_s=120),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,12 +36,15 @@ class SaveResult:
 
 @dataclass(frozen=True)
 class Save:
-    """What one save needs; ``ranks`` are those that hold parts of the state."""
+    """What one save needs; ``ranks`` are those that hold parts of the state.
+
+    ``write`` puts this rank's files into a folder, waits for the disk, and gives their names.
+    """
 
     store: CheckpointStore
     ranks: Ranks
     manifest: CheckpointManifest
-    tensors: Mapping[str, torch.Tensor]
+    write: Callable[[Path], list[str]]
 
     def run(self, blocked_s: float) -> SaveResult | FencedError:
         """Writes and commits; never raises. ``blocked_s`` is copied into the result."""
@@ -68,11 +71,7 @@ class Save:
         try:
             # Otherwise each node would write its ranks' files into a folder of its own.
             self.ranks.check_shared(staging)
-            group = self.ranks.group
-            write_tensors(self.tensors, staging, group)
-            parts = self.ranks.gather_done(
-                lambda: describe_files(staging, list_own_files(staging, group))
-            )
+            parts = self.ranks.gather_done(lambda: describe_files(staging, self.write(staging)))
             files = {name: entry for part in parts for name, entry in part.items()}
             manifest = replace(self.merge_manifests(), files=files)
             path, error = self.ranks.from_rank_zero(lambda: self.store.commit(staging, manifest))
@@ -91,6 +90,16 @@ class Save:
             tensors=self.ranks.merge(own.tensors),
             trainer={**own.trainer, "optimizer": values},
         )
+
+
+def tensor_files(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Callable[[Path], list[str]]:
+    """The ``write`` of a save of tensors, in the files of ``torch.distributed.checkpoint``."""
+
+    def write(folder: Path) -> list[str]:
+        write_tensors(tensors, folder, ranks.group)
+        return list_own_files(folder, ranks.group)
+
+    return write
 
 
 def describe(error: BaseException) -> str:

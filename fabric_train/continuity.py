@@ -7,21 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fabric_train.agreement import Agreement
 from fabric_train.commit import SaveResult
 from fabric_train.errors import DivergedError
-from fabric_train.ledger import Ledger, Loaded, Saved, SaveFailed, StopAgreed
-from fabric_train.preemption import Preemption, Wish, finish_before_exit
+from fabric_train.ledger import Ledger
+from fabric_train.preemption import finish_before_exit
 from fabric_train.saver import Saver
 from fabric_train.state import TrainState, has_finite_weights
+from fabric_train.watch import StepWatch
 from fabric_train.worker_env import WorkerEnv
 
 if TYPE_CHECKING:
     from fabric_train.strategies.strategy import Strategy
 
-AGREE_EVERY_S = 0.25
-"""Ranks that make many steps in this time tell each other at some of them that a stop is asked for
-or that a checkpoint is due."""
 CLOSE_LIMIT_S = 10.0
 """What a save in flight gets when the training ends with an error."""
 
@@ -50,10 +47,8 @@ class Continuity:
         strategy: Strategy | None = None,
     ) -> None:
         self.saver, self._strategy = saver, strategy
-        self._state, self._ledger, self._each_epoch = state, ledger, each_epoch
-        speaks = env.world is None or env.world.local_rank == 0
-        self._preemption = Preemption(env.node_dir if speaks else None)
-        self._agreement = Agreement(2, pause_s=AGREE_EVERY_S)
+        self._state, self._each_epoch = state, each_epoch
+        self._watch = StepWatch(env, saver, ledger)
         finish_before_exit(self.saver.join)
 
     def resume(self) -> Path | None:
@@ -63,8 +58,7 @@ class Continuity:
         if found:
             state.step = found.step
             state.load_json(found.trainer)
-        self._preemption.announce()
-        self._ledger.write(Loaded(step=state.step))
+        self._watch.begin(state.step)
         return self.saver.newest
 
     def load(self) -> Path | None:
@@ -82,15 +76,12 @@ class Continuity:
 
         Raises PreemptedError after a commit on request, FencedError where a later group has begun.
         """
-        wish, due = self._agreement.settle()
-        if wish:
-            self._answer(Wish(wish), refresh)
-        elif due or self.saver.is_step_due(self._state.step):
+
+        def save(block: bool) -> SaveResult | None:
             refresh()
-            self.save()
-        else:
-            self._tell(self.saver.poll())
-        self._agreement.propose((self._preemption.look(), int(self.saver.is_time_due())))
+            return self._save(block)
+
+        self._watch.after_step(self._state.step, save)
 
     def on_epoch_end(self) -> None:
         """Commits with the epoch's loss as the score, if ``each_epoch``."""
@@ -103,12 +94,23 @@ class Continuity:
         Raises DivergedError, on all ranks, if its loss or a weight of any rank is not finite: a
         start that went on from it would fail in the same way.
         """
+        self._watch.save(lambda block: self._save(block, score), block=block)
+
+    def finish(self) -> Path | None:
+        """Commits the final state and gives its path; blocks. All ranks must call it."""
+        return self._watch.finish(lambda block: self._save(block, self._state.train_loss))
+
+    def close(self) -> None:
+        """Waits up to CLOSE_LIMIT_S for a save in flight; never raises."""
+        self.saver.join(CLOSE_LIMIT_S)
+
+    def _save(self, block: bool, score: float | None = None) -> SaveResult | None:
         state = self._state
         check_finite(state.epoch_loss, state.step)
         # The last loss was computed before the last step, which may have spoilt the weights.
-        if not self._agreement.hold_on_all(has_finite_weights(state.model)):
+        if not self._watch.hold_on_all(has_finite_weights(state.model)):
             raise DivergedError(f"a weight is not a finite number after step {state.step}{REMEDY}")
-        result = self.saver.save(
+        return self.saver.save(
             state.step,
             state.model,
             state.optimizer,
@@ -116,45 +118,6 @@ class Continuity:
             score=score,
             block=block,
             strategy=self._strategy,
-        )
-        self._ledger.on_stall(self.saver.blocked_s)
-        self._tell(result)
-
-    def finish(self) -> Path | None:
-        """Commits the final state and gives its path; blocks. All ranks must call it."""
-        self._agreement.settle()
-        self.save(score=self._state.train_loss, block=True)
-        settled = self.saver.settle()
-        return settled[1] if settled else None
-
-    def close(self) -> None:
-        """Waits up to CLOSE_LIMIT_S for a save in flight; never raises."""
-        self.saver.join(CLOSE_LIMIT_S)
-
-    def _answer(self, wish: Wish, refresh: Callable[[], object]) -> None:
-        step = self._state.step
-        self._ledger.write(StopAgreed(step=step, reason=wish.name.lower()))
-        refresh()
-        self.save(block=True)
-        settled = self.saver.settle()
-        committed = settled is not None and settled[0] == step
-        self._preemption.answer(step, settled[1] if settled and committed else None)
-        if wish is Wish.STOP:
-            self._preemption.wait_for_sigterm()
-
-    def _tell(self, result: SaveResult | None) -> None:
-        if result is None:
-            return
-        if result.path is None:
-            self._ledger.write(SaveFailed(step=result.step, error=result.error))
-            return
-        self._ledger.write(
-            Saved(
-                step=result.step,
-                blocked_s=round(result.blocked_s, 6),
-                write_s=round(result.write_s, 6),
-                bytes=result.total_bytes,
-            )
         )
 
 

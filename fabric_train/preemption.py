@@ -12,12 +12,14 @@ import enum
 import json
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from fabric_train.durable import write_file
 from fabric_train.worker_env import (
@@ -229,3 +231,12 @@ def exit_on_sigterm(node_dir: Path | None = None) -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.register_at_fork(after_in_child=forget)
+
+
+def leave(text: str) -> NoReturn:
+    """Ends the process as preempted, which is retried and no failure."""
+    sys.stderr.write(f"{text}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit, because the interpreter's shutdown may wait for lost peers.
+    os._exit(EXIT_PREEMPTED)

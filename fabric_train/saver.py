@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from fabric_train.checkpoint import Checkpoint, CheckpointStore
-from fabric_train.commit import Save, SaveResult
+from fabric_train.commit import Save, SaveResult, tensor_files
 from fabric_train.errors import InputError
 from fabric_train.manifest import CheckpointManifest, find_differences
 from fabric_train.memory import (
@@ -110,22 +110,15 @@ class Saver:
         Raises, on all ranks, InputError for a checkpoint of another training or a folder that the
         nodes have to share and do not, and FencedError if a later group has begun.
         """
-        found = self._found = self._found or self._look()
         sharded = is_sharded(model)
         shapes = capture(model, optimizer).shapes if sharded or self._leads else {}
         if sharded:
             shapes = self.ranks.merge(shapes)
-        note = self.ranks.from_rank_zero(lambda: self._begin(found, shapes, only_read=only_read))
         has_rows = strategy is not None and strategy.has_rows
-        if sharded or has_rows or find_rows(name_memory(strategy)):
-            self.ranks.check_shared(note)
-        mtbf_s = self.ranks.from_rank_zero(
-            lambda: observe_mtbf_s(self.store.read_starts(), time.time())
-        )
-        self._timer = Timer(self._interval, mtbf_s, self._clock)
+        shared = bool(sharded or has_rows or find_rows(name_memory(strategy)))
+        found = self.begin(shapes, shared=shared, only_read=only_read)
         if found is None:
             return None
-        self.newest, self._committed_step = found.path, found.manifest.step
         if sharded:
             live = capture(model, optimizer, whole=True)
             for name, tensor in live.tensors.items():
@@ -144,6 +137,26 @@ class Saver:
             strategy.steps = found.manifest.step
             strategy.load_memory(memory)
         return found.manifest
+
+    def begin(
+        self, shapes: Mapping[str, list[int]], *, shared: bool, only_read: bool = False
+    ) -> Checkpoint | None:
+        """Takes the folder over and gives the newest checkpoint, of which nothing is loaded yet.
+
+        ``shapes``: of the model's tensors, to be compared with the checkpoint's. With ``shared``
+        all ranks have to see the folder. Blocks; raises what ``resume`` raises.
+        """
+        found = self._found = self._found or self._look()
+        note = self.ranks.from_rank_zero(lambda: self._begin(found, shapes, only_read=only_read))
+        if shared:
+            self.ranks.check_shared(note)
+        mtbf_s = self.ranks.from_rank_zero(
+            lambda: observe_mtbf_s(self.store.read_starts(), time.time())
+        )
+        self._timer = Timer(self._interval, mtbf_s, self._clock)
+        if found is not None:
+            self.newest, self._committed_step = found.path, found.manifest.step
+        return found
 
     def look(self) -> CheckpointManifest | None:
         """What ``resume`` will load, for decisions that come before the model is built.
@@ -243,6 +256,32 @@ class Saver:
             self._timer.on_saved(self.blocked_s)
         return before
 
+    def save_files(
+        self,
+        step: int,
+        write: Callable[[Path], list[str]],
+        *,
+        tensors: Mapping[str, list[int]],
+        trainer: Mapping[str, Any],
+    ) -> SaveResult | None:
+        """Commits the files that ``write`` puts into a folder on each rank; blocks.
+
+        ``write`` waits for the disk, and gives the names of this rank's files. Otherwise as
+        ``save``; ``tensors`` and ``trainer`` go into the manifest.
+        """
+        began_at = self._clock()
+        result = None
+        if step != self._committed_step:
+            manifest = self._describe(step, tensors, trainer, None)
+            self._outcome = Save(self.store, self.ranks, manifest, write).run(0.0)
+            if isinstance(self._outcome, SaveResult):
+                spent_s = self._clock() - began_at
+                self._outcome = replace(self._outcome, blocked_s=spent_s, write_s=0.0)
+            result = self.poll()
+            self._timer.on_saved(self._clock() - began_at)
+        self.blocked_s = self._clock() - began_at
+        return result
+
     def wait(self) -> SaveResult | None:
         """Waits for the save in flight, if any; returns how it ended, once."""
         self.join(None)
@@ -288,6 +327,27 @@ class Saver:
         self._pins, self._stager = False, open_stager(pinned=False)
         return self._stager.stage(tensors)
 
+    def _describe(
+        self,
+        step: int,
+        tensors: Mapping[str, list[int]],
+        trainer: Mapping[str, Any],
+        score: float | None,
+    ) -> CheckpointManifest:
+        return CheckpointManifest(
+            step=step,
+            # Only rank 0 knows who writes; only its manifest is written.
+            generation=self.store.writer.generation if self._leads else 0,
+            attempt=self.store.writer.attempt if self._leads else 0,
+            world_size=self.ranks.size,
+            files={},
+            tensors=tensors,
+            trainer=trainer,
+            config=self.config,
+            versions={"torch": torch.__version__, "python": platform.python_version()},
+            score=score,
+        )
+
     def _begin_save(
         self,
         step: int,
@@ -309,25 +369,11 @@ class Saver:
             snapshot = replace(state, tensors={**state.tensors, **memory})
         began_at = self._clock()
         staged: Any = self._stage(snapshot)
-        manifest = CheckpointManifest(
-            step=step,
-            # Only rank 0 knows who writes; only its manifest is written.
-            generation=self.store.writer.generation if self._leads else 0,
-            attempt=self.store.writer.attempt if self._leads else 0,
-            world_size=self.ranks.size,
-            files={},
-            tensors=snapshot.shapes,
-            trainer={
-                **trainer,
-                "optimizer": dict(snapshot.values),
-                **describe_memory(strategy, memory),
-            },
-            config=self.config,
-            versions={"torch": torch.__version__, "python": platform.python_version()},
-            score=score,
-        )
+        values = {"optimizer": dict(snapshot.values), **describe_memory(strategy, memory)}
+        manifest = self._describe(step, snapshot.shapes, {**trainer, **values}, score)
         ranks = self.ranks if sharded or rows else Ranks()
-        work = Save(self.store, ranks, manifest, as_pieces(staged, snapshot.cuts))
+        write = tensor_files(as_pieces(staged, snapshot.cuts), ranks)
+        work = Save(self.store, ranks, manifest, write)
         blocked_s = self._clock() - began_at
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 

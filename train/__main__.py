@@ -9,12 +9,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from fabric_train.errors import InputError
 from fabric_train.ledger import TrainStarted, open_ledger
 from fabric_train.lineage import FencedError
-from fabric_train.preemption import EXIT_PREEMPTED, PreemptedError, exit_on_sigterm
+from fabric_train.preemption import PreemptedError, exit_on_sigterm, leave
 from fabric_train.worker_env import NODE_DIR, parse_worker_env
 from train.config import VERBS, parse_config
 
@@ -51,15 +50,6 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write("train: interrupted\n")
         return 130
     return 0
-
-
-def leave(text: str) -> NoReturn:
-    """Ends the process as preempted, which is retried and no failure."""
-    sys.stderr.write(f"{text}\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit, because the interpreter's shutdown may wait for lost peers.
-    os._exit(EXIT_PREEMPTED)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fabric_train import commit
 from fabric_train.checkpoint import CheckpointStore
-from fabric_train.commit import Save
+from fabric_train.commit import Save, tensor_files
 from fabric_train.manifest import CheckpointManifest
 from fabric_train.ranks import Ranks
 from tests.fabric_train.forked import run_forked
@@ -23,7 +23,7 @@ def save(folder, step: int) -> commit.SaveResult:
         store.begin(None, None)
     manifest = CheckpointManifest(step=step, generation=1, attempt=0, world_size=2, files={})
     tensors = {f"model.{name}": torch.ones(4) for name in "abcd"}
-    return Save(store, ranks, manifest, tensors).run(0.0)
+    return Save(store, ranks, manifest, tensor_files(tensors, ranks)).run(0.0)
 
 
 def test_a_folder_that_one_rank_cannot_list_fails_the_save_on_all_and_none_waits(tmp_path):

@@ -1,0 +1,266 @@
+"""The callback: checkpoints, stopping and resuming of a Lightning training.
+
+Lightning 2.6 has no hooks for some of it. What is replaced for the time of a fit is replaced on the
+instance: how a loader is prepared (``data``), and which checkpoint is read (``_read_newest``).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+
+from fabric_train.errors import InputError
+from fabric_train.lightning.data import Data
+from fabric_train.lightning.logs import continue_logs, copy_logs, describe_logs
+from fabric_train.lightning.sums import EpochSums
+from fabric_train.randomness import seed_generators
+from fabric_train.trainers.companion import (
+    Companion,
+    Settings,
+    ending,
+    leave_sigterm_to_us,
+    parse_env,
+)
+
+STATE_FILE = "checkpoint.ckpt"
+KEY = "fabric_train"
+"""Of what the callback adds to Lightning's checkpoint."""
+
+
+def read_world() -> dict[str, int]:
+    """``devices`` and ``num_nodes`` for ``Trainer(**read_world())``, as torchrun or the launcher
+    started this process; empty without them.
+    """
+    world = parse_env().world
+    return {"devices": world.local_world_size, "num_nodes": world.num_nodes} if world else {}
+
+
+class ContinuityCallback(Callback):
+    """Commits, stops and resumes a fit; with neither a folder nor the launcher it does nothing.
+
+    Without an interval Young's formula chooses it. Steps are optimizer steps. ``folder`` is
+    CHECKPOINT_DIR by default; all nodes share it. A script has one fit for each folder.
+    """
+
+    def __init__(
+        self,
+        folder: str | None = None,
+        every_n_steps: int | None = None,
+        every_s: float | None = None,
+        keep_last: int = 3,
+        keep_every_n_steps: int | None = None,
+    ) -> None:
+        self._companion = Companion(
+            Settings(
+                folder=folder,
+                every_n_steps=every_n_steps,
+                every_s=every_s,
+                keep_last=keep_last,
+                keep_every_n_steps=keep_every_n_steps,
+            )
+        )
+        self._trainer: Trainer | None = None
+        self._resumed: dict[str, Any] | None = None
+
+    # -- before the first batch ----------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Chooses the checkpoint to go on from, once there is a process group."""
+        companion = self._companion
+        fit: Any = trainer  # some of what it sets is not declared
+        if stage != "fit" or not companion.acts or fit.fast_dev_run:
+            return
+        obstacle = find_obstacle(trainer)
+        if companion.folder in companion.opened:
+            obstacle = f"a second fit of one script with the checkpoints in {companion.folder}"
+        if obstacle:
+            companion.say(f"{obstacle}: no checkpoints, no stop with a commit, no exact resume")
+            return
+        with ending():
+            check_world(trainer, companion)
+        found = companion.open(
+            pl_module,
+            self._write,
+            self._describe,
+            kind=f"lightning {type(pl_module).__qualname__}",
+            seed=int(os.environ.get("PL_GLOBAL_SEED", 0)),
+        )
+        self._trainer = trainer
+        self._sums = EpochSums(trainer, companion.saver.ranks)
+        self._data = Data(trainer, companion)
+        # First of all, so that a checkpoint at a batch's start holds nothing of that batch.
+        fit.callbacks = [self, *(each for each in fit.callbacks if each is not self)]
+        if found is not None:
+            continue_logs(trainer, found.path, companion.state.get("logs", []))
+            self._read_newest(trainer, found.path)
+        if companion.env.node_dir is not None:
+            keep_lightning_from_stopping(trainer)
+
+    def _read_newest(self, trainer: Trainer, path: Path) -> None:
+        """Makes Lightning read our checkpoint, whatever ``fit(ckpt_path=...)`` names.
+
+        A path in ``fit`` is what the training began with; it goes on from what it made of that.
+        All ranks read the one that rank 0 has chosen after the earlier group was fenced.
+        """
+        connector: Any = trainer._checkpoint_connector
+        read = connector.resume_start
+
+        def resume_start(_path: Any = None, weights_only: bool | None = None) -> None:
+            del connector.resume_start
+            # A module's hyperparameters may be of any class, so this runs what the pickle says.
+            read(path / STATE_FILE, weights_only=False if weights_only is None else weights_only)
+
+        connector.resume_start = resume_start
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Takes out what ``_take`` put in."""
+        if self._trainer is None or KEY not in checkpoint:
+            return
+        self._resumed = checkpoint[KEY]
+        trainer.should_stop = self._resumed["should_stop"]
+        # About loaders that cannot resume: ours begin where the training stands.
+        warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Everything is loaded."""
+        if self._trainer is None:
+            return
+        if self._companion.env.node_dir is not None:
+            leave_sigterm_to_us()
+        if self._resumed is not None:
+            metrics = self._resumed["callback_metrics"]
+            trainer._logger_connector._callback_metrics.update(metrics)
+            self._sums.load(self._resumed["sums"])
+        self._companion.begin(trainer.global_step)
+
+    # -- between batches -----------------------------------------------------------------------
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """The last batch, its validation and its rows in the logs are done: the time to save."""
+        if self._trainer is None:
+            return
+        if self._resumed is not None:
+            self._put_right(trainer)
+        self._companion.before_batch(trainer.global_step)
+        seed = self._companion.seed
+        seed_generators(seed, trainer.current_epoch, batch_idx, trainer.global_rank)
+
+    def _put_right(self, trainer: Trainer) -> None:
+        """What Lightning's restart in the midst of an epoch leaves wrong."""
+        assert self._resumed is not None
+        loop = trainer.fit_loop
+        # It counts a step too many where a validation was due, which shifts all logs.
+        loop.epoch_loop._batches_that_stepped = self._resumed["batches_that_stepped"]
+        # Otherwise ReduceLROnPlateau leaves out this epoch.
+        loop._restarting = False
+        self._resumed = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Notes progress."""
+        if self._trainer is None:
+            return
+        self._sums.add_loaded()
+
+        def read_loss() -> float:
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            return float(loss) if isinstance(loss, torch.Tensor) else float("nan")
+
+        self._companion.after_batch(trainer.global_step, read_loss)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Sums of an epoch end with it."""
+        if self._trainer is not None:
+            self._sums.forget()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Commits the last state."""
+        if self._trainer is not None:
+            self._companion.finish(trainer.global_step)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """The fit has ended well."""
+        if self._trainer is not None:
+            self._data.leave()
+            self._trainer = None
+            self._companion.close()
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def _describe(self) -> dict[str, Any]:
+        assert self._trainer is not None
+        return {"logs": describe_logs(self._trainer)}
+
+    def _write(self, folder: Path) -> None:
+        trainer = self._trainer
+        assert trainer is not None
+        checkpoint = self._take(trainer)
+        # Not trainer.save_checkpoint: if the disk of one rank is full, the others would wait.
+        trainer.strategy.save_checkpoint(checkpoint, folder / STATE_FILE)
+        if trainer.is_global_zero:
+            copy_logs(trainer, folder)
+
+    def _take(self, trainer: Trainer) -> dict[str, Any]:
+        """Lightning's checkpoint, as between two batches."""
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+        is_between_epochs = epoch["ready"] == epoch["completed"]
+        for name, counts in (("total", progress["total"]), ("current", progress["current"])):
+            done = 0 if name == "current" and is_between_epochs else counts["completed"]
+            counts |= dict.fromkeys(counts, done)
+        progress["is_last_batch"] = False
+        checkpoint[KEY] = {
+            "batches_that_stepped": trainer.fit_loop.epoch_loop._batches_that_stepped,
+            "should_stop": trainer.should_stop,
+            "callback_metrics": dict(trainer._logger_connector._callback_metrics),
+            "sums": [] if is_between_epochs else self._sums.take(),
+        }
+        return checkpoint
+
+
+def find_obstacle(trainer: Trainer) -> str | None:
+    """Why the callback cannot keep its promises with this Trainer; None if it can."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, (SingleDeviceStrategy, DDPStrategy, FSDPStrategy)):
+        return f"the strategy {type(strategy).__name__} is none of ddp, fsdp and one device"
+    if isinstance(strategy, DDPStrategy) and strategy._start_method != "popen":
+        return f"the strategy ddp starts processes by {strategy._start_method}"
+    if isinstance(strategy.checkpoint_io, AsyncCheckpointIO):
+        return "AsyncCheckpointIO writes after a checkpoint was committed"
+    return None
+
+
+def check_world(trainer: Trainer, companion: Companion) -> None:
+    """Raises InputError where the Trainer has another world than the process was started in."""
+    world = companion.env.world
+    if world and (trainer.world_size, trainer.global_rank) != (world.world_size, world.rank):
+        raise InputError(
+            f"this is rank {world.rank} of {world.world_size}, but the Trainer has rank "
+            f"{trainer.global_rank} of {trainer.world_size}: each would train alone",
+            "Trainer(**fabric_train.lightning.read_world(), ...)",
+        )
+
+
+def keep_lightning_from_stopping(trainer: Trainer) -> None:
+    """SIGTERM and Slurm's signals belong to the launcher: no broadcast in a handler, no requeue."""
+    connector: Any = trainer._signal_connector
+    connector._sigterm_notifier_fn = lambda *_: None
+    environment = trainer._accelerator_connector.cluster_environment
+    if isinstance(environment, SLURMEnvironment):
+        environment.auto_requeue = False

@@ -1,0 +1,254 @@
+"""Stands beside a Trainer that has a loop of its own: checkpoints, stopping, the ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+from torch import nn
+
+from fabric_train.checkpoint import Checkpoint
+from fabric_train.commit import SaveResult
+from fabric_train.durable import sync_folder
+from fabric_train.errors import DivergedError, InputError
+from fabric_train.ledger import FirstStep, TrainEnded, TrainStarted, open_ledger
+from fabric_train.lineage import FencedError
+from fabric_train.manifest import find_differences
+from fabric_train.preemption import PreemptedError, exit_on_sigterm, leave
+from fabric_train.retention import Interval, Keep
+from fabric_train.saver import Saver
+from fabric_train.state import has_finite_weights
+from fabric_train.watch import StepWatch
+from fabric_train.worker_env import WORLD_VARIABLES, WorkerEnv, parse_worker_env
+
+Write = Callable[[Path], object]
+"""Puts a Trainer's state into a folder; called on all ranks."""
+Describe = Callable[[], Mapping[str, Any]]
+"""What a manifest says of it besides; JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Where checkpoints go, how often, and which are kept.
+
+    ``folder`` None: CHECKPOINT_DIR, which the launcher sets. Without any interval it is Young's.
+    """
+
+    folder: str | Path | None = None
+    every_n_steps: int | None = None
+    every_s: float | None = None
+    keep_last: int = 3
+    keep_every_n_steps: int | None = None
+
+
+class Companion:
+    """The safety of one training that a Trainer runs; all ranks call the same, in the same order.
+
+    Made when the script begins, before there is a process group. Without the launcher and without
+    a folder it ``acts`` not at all.
+    """
+
+    opened: ClassVar[set[Path]] = set()
+    """Folders of trainings of this process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.env = env = parse_env()
+        self._settings = settings
+        folder = settings.folder or env.checkpoint_dir
+        self.folder = Path(folder) if folder else None
+        self.ledger = open_ledger(env)
+        self.ledger.write(TrainStarted(world_size=env.world_size, generation=env.generation))
+        if env.node_dir is not None:
+            hear_sigterm(env.node_dir)
+        self.seed = 0
+        self.facts: dict[str, Any] = {}
+        """What a start that goes on must have in common, as far as it is known."""
+        self.global_batch_size = 0
+        """Samples of all ranks; 0 where the Trainer's loader is not cut."""
+        self.step = 0
+        self.found: Checkpoint | None = None
+        self._steps = 0
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is a folder for checkpoints."""
+        return self.folder is not None
+
+    @property
+    def rank(self) -> int:
+        """This process's; a Trainer may have started it by itself."""
+        if dist.is_initialized():
+            return dist.get_rank()
+        return self.env.world.rank if self.env.world else 0
+
+    def say(self, text: str) -> None:
+        """Prints on rank 0."""
+        if self.rank == 0:
+            sys.stdout.write(f"fabric_train: {text}\n")
+            sys.stdout.flush()
+
+    def open(
+        self, model: nn.Module, write: Write, describe: Describe, *, kind: str, seed: int
+    ) -> Checkpoint | None:
+        """Takes the folder over, and gives the newest checkpoint; the process group must be there.
+
+        ``kind`` says which Trainer and model it is. Blocks. Ends the process for bad input.
+        """
+        assert self.folder is not None
+        self.opened.add(self.folder)
+        self._write, self._describe = write, describe
+        settings = self._settings
+        self.saver = Saver(
+            self.folder,
+            config={"kind": kind},
+            keep=Keep(last=settings.keep_last, every_steps=settings.keep_every_n_steps),
+            interval=Interval(steps=settings.every_n_steps, seconds=settings.every_s),
+            # The agent took its generation in CHECKPOINT_DIR; elsewhere it means nothing.
+            generation=self.env.generation if self.folder == self.env.checkpoint_dir else None,
+            say=self.say,
+        )
+        self.watch = StepWatch(self.env, self.saver, self.ledger)
+        self._model = model
+        self._shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
+        with ending():
+            self.found = self.saver.begin(self._shapes, shared=True)
+        if self.found:
+            self.say(f"goes on after step {self.found.manifest.step}: {self.found.path}")
+        # As at the first start: the launcher's restart may not know a seed that was drawn.
+        self.seed = self.saver.ranks.from_rank_zero(lambda: self.state.get("seed", seed))
+        return self.found
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """What the found checkpoint's manifest says of the training; empty without one."""
+        return self.found.manifest.trainer if self.found else {}
+
+    def agree_on_facts(self, **facts: Any) -> None:
+        """Ends the process, as for bad input, where the checkpoint was made with other facts."""
+        self.facts |= facts
+        saved = {
+            name: self.state.get("facts", {}).get(name, value) for name, value in facts.items()
+        }
+        if differences := find_differences(saved, facts):
+            with ending():
+                raise InputError(
+                    f"the checkpoint {self.found and self.found.path} belongs to another training: "
+                    + "; ".join(differences),
+                    "give the earlier values, or start anew with another checkpoint_dir",
+                )
+
+    def begin(self, step: int) -> None:
+        """The training goes on from ``step``."""
+        self.step = step
+        self.watch.begin(step)
+
+    def before_batch(self, step: int) -> None:
+        """Between two batches, ``step`` optimizer steps are done: saves, and stops, as agreed."""
+        if step == self.step:  # in the midst of an accumulation, whose gradients no file holds
+            return
+        self.step = step
+        with ending():
+            self.watch.after_step(step, self._save)
+
+    def after_batch(self, step: int, read_loss: Callable[[], float]) -> None:
+        """A batch is trained; reads the loss now and then."""
+        self._steps += 1
+        self._read_loss = read_loss
+        if self._steps == 1:
+            self.ledger.write(FirstStep(step=step))
+        else:
+            self.ledger.on_step(step, self.global_batch_size, read_loss)
+
+    def finish(self, step: int) -> None:
+        """Commits the last state."""
+        self.step = step
+        self.ledger.on_trained(step, self._read_loss() if self._steps else math.nan)
+        with ending():
+            self.watch.finish(self._save)
+
+    def close(self) -> None:
+        """The training has ended well."""
+        self.ledger.write(TrainEnded(step=self.step))
+
+    def _save(self, _block: bool) -> SaveResult | None:
+        if not self.watch.hold_on_all(has_finite_weights(self._model)):
+            raise DivergedError(
+                f"a weight is not a finite number after step {self.step}, "
+                "so no checkpoint of it was written"
+            )
+
+        def write(folder: Path) -> list[str]:
+            # All have written, or all learn of it.
+            self.saver.ranks.gather_done(lambda: self._write(folder))
+            return sync_files(folder) if self.saver.ranks.leads else []
+
+        state = {
+            **self._describe(),
+            "seed": self.seed,
+            "facts": self.facts,
+            "global_batch_size": self.global_batch_size,
+        }
+        return self.saver.save_files(self.step, write, tensors=self._shapes, trainer=state)
+
+
+def sync_files(folder: Path) -> list[str]:
+    """Waits until all files below ``folder`` are on the disk, and gives their names."""
+    paths = sorted(folder.rglob("*"))
+    for path in paths:
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    return [str(path.relative_to(folder)) for path in paths if path.is_file()]
+
+
+def parse_env() -> WorkerEnv:
+    """This process's; ends it where variables contradict each other.
+
+    A process that a Trainer has started by itself has some of torchrun's variables, and no rank.
+    """
+    environ = dict(os.environ)
+    if "RANK" not in environ:
+        for name in WORLD_VARIABLES:
+            environ.pop(name, None)
+    with ending():
+        return parse_worker_env(environ)
+    raise AssertionError("ending() never swallows an error")
+
+
+_heard = False
+
+
+def hear_sigterm(node_dir: Path) -> None:
+    """As ``exit_on_sigterm``, once."""
+    global _heard
+    if not _heard:
+        _heard = True
+        exit_on_sigterm(node_dir)
+
+
+def leave_sigterm_to_us() -> None:
+    """Takes back a handler that a Trainer has set: ``hear_sigterm`` ends the process."""
+    if _heard:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Ends the process without a stack trace for bad input (2) and once it is preempted (143)."""
+    try:
+        yield
+    except InputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2) from None
+    except (PreemptedError, FencedError) as error:
+        leave(str(error))

@@ -1,0 +1,190 @@
+"""The same safety for scripts that use Hugging Face's Trainer (transformers 5).
+
+from fabric_train.transformers import with_continuity
+trainer = with_continuity(Trainer(...))
+trainer.train()
+
+Its callbacks do not see the Trainer, so it is handed over. What is replaced is replaced on it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import TrainOutput
+
+from fabric_train.randomness import seed_generators
+from fabric_train.trainers.companion import Companion, Settings
+from fabric_train.trainers.loaders import cut_loader
+
+SUMS_FILE = "sums.json"
+T = TypeVar("T", bound=Trainer)
+
+
+def with_continuity(
+    trainer: T,
+    folder: str | None = None,
+    every_n_steps: int | None = None,
+    every_s: float | None = None,
+    keep_last: int = 3,
+    keep_every_n_steps: int | None = None,
+) -> T:
+    """The same Trainer, whose ``train`` commits, stops and resumes.
+
+    Options are those of Lightning's ``ContinuityCallback``. With neither a folder nor the launcher
+    nothing is changed.
+    """
+    companion = Companion(
+        Settings(
+            folder=folder,
+            every_n_steps=every_n_steps,
+            every_s=every_s,
+            keep_last=keep_last,
+            keep_every_n_steps=keep_every_n_steps,
+        )
+    )
+    if not companion.acts:
+        return trainer
+    if obstacle := find_obstacle(trainer, companion):
+        companion.say(f"{obstacle}: no checkpoints, no stop with a commit, no exact resume")
+        return trainer
+    trainer.add_callback(TrainerContinuity(trainer, companion))
+    return trainer
+
+
+def find_obstacle(trainer: Any, companion: Companion) -> str | None:
+    """Why the promises cannot be kept with this Trainer; None if they can."""
+    if trainer.is_deepspeed_enabled or trainer.args.parallel_mode.value not in (
+        "distributed",
+        "not_parallel",
+    ):
+        return "the Trainer trains in another way than ddp, fsdp and one device"
+    if trainer.accelerator.dataloader_config.split_batches or trainer.args.auto_find_batch_size:
+        return "split_batches and auto_find_batch_size change what a batch is"
+    if companion.folder in companion.opened:
+        return f"a second training of one script with the checkpoints in {companion.folder}"
+    return None
+
+
+class TrainerContinuity(TrainerCallback):
+    """Stands between a Trainer and a Companion."""
+
+    def __init__(self, trainer: Any, companion: Companion) -> None:
+        self._trainer, self._companion = trainer, companion
+        self._train, self._load_data = trainer.train, trainer.get_train_dataloader
+        self._updates_in_epoch = 1
+        trainer.train, trainer.get_train_dataloader = self.train, self.get_train_dataloader
+
+    def train(self, resume_from_checkpoint: Any = None, **options: Any) -> TrainOutput:
+        """Goes on from our checkpoint, if there is one, whatever the script names."""
+        trainer, companion = self._trainer, self._companion
+        found = companion.open(
+            trainer.model,
+            self._write,
+            lambda: {"stopped_early": self._is_stopped_early()},
+            kind=f"transformers {type(trainer.model).__qualname__}",
+            seed=trainer.args.data_seed or trainer.args.seed,
+        )
+        if found is not None:
+            resume_from_checkpoint = str(found.path)
+            # Otherwise early stopping counts anew.
+            trainer.args.restore_callback_states_from_checkpoint = True
+        if found is not None and companion.state.get(
+            "stopped_early"
+        ):  # its loop would take one more step
+            trainer._load_from_checkpoint(resume_from_checkpoint)
+            trainer.state = TrainerState.load_from_json(f"{found.path}/{TRAINER_STATE_NAME}")
+            return TrainOutput(trainer.state.global_step, 0.0, {})
+        output = self._train(resume_from_checkpoint=resume_from_checkpoint, **options)
+        companion.close()
+        return output
+
+    def get_train_dataloader(self) -> Any:
+        """The Trainer's own loader, cut in accelerate's place."""
+        trainer = self._trainer
+        prepare = trainer.accelerator.prepare
+        trainer.accelerator.prepare = lambda loader: loader
+        try:
+            loader = self._load_data()
+        finally:
+            trainer.accelerator.prepare = prepare
+        cut = None if is_iterable(loader) else cut_loader(loader, self._companion, self._place)
+        if cut is None:
+            self._companion.say(
+                f"the train loader reads {type(loader.dataset).__name__} in a way of its own: a "
+                "resume reads its epoch again and leaves out what was trained, in the same world"
+            )
+            return prepare(loader)
+        self._updates_in_epoch = max(1, -(-len(cut) // trainer.args.gradient_accumulation_steps))
+        self._companion.agree_on_facts(accumulation=trainer.args.gradient_accumulation_steps)
+        return cut
+
+    def _place(self) -> tuple[int, int]:
+        """The Trainer itself leaves out the batches of an epoch that are trained."""
+        return self._trainer.state.global_step // self._updates_in_epoch, 0
+
+    # -- the Trainer's hooks -------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Everything is loaded, but sums since the last row of the log."""
+        trainer, found = self._trainer, self._companion.found
+        if found is not None and (found.path / SUMS_FILE).exists():
+            sums = json.loads((found.path / SUMS_FILE).read_text())
+            losses = sums.pop("loss")
+            rank = self._companion.rank
+            same = len(losses) == args.world_size
+            trainer._tr_loss += losses[rank] if same else sum(losses) / len(losses)
+            vars(trainer).update(sums)
+        self._companion.begin(state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The last step, its rows and its evaluation are done: the time to save."""
+        self._companion.before_batch(state.global_step)
+        seed_generators(self._companion.seed, state.global_step, self._companion.rank)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Notes progress."""
+        trainer = self._trainer
+        since = max(1, state.global_step - trainer._globalstep_last_logged)
+        self._companion.after_batch(state.global_step, lambda: float(trainer._tr_loss) / since)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Commits the last state."""
+        self._companion.finish(state.global_step)
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def _is_stopped_early(self) -> bool:
+        trainer = self._trainer
+        is_short = trainer.state.global_step < trainer.state.max_steps
+        return bool(trainer.control.should_training_stop and is_short)
+
+    def _write(self, folder: Path) -> None:
+        """What the Trainer writes itself, without its folders and their removal."""
+        trainer = self._trainer
+        # What all ranks take part in, before a full disk can fail one of them.
+        trainer.store_flos()
+        losses = self._companion.saver.ranks.gather(float(trainer._tr_loss))
+        trainer.save_model(str(folder), _internal_call=True)
+        trainer._save_optimizer_and_scheduler(str(folder))
+        trainer._save_scaler(str(folder))
+        if not trainer.args.should_save:
+            return
+        for callback in [*trainer.callback_handler.callbacks, trainer.control]:
+            if isinstance(callback, ExportableState):
+                trainer.state.stateful_callbacks[type(callback).__name__] = callback.state()
+        trainer.state.save_to_json(str(folder / TRAINER_STATE_NAME))
+        names = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
+        sums = {"loss": losses, **{name: getattr(trainer, name) for name in names}}
+        (folder / SUMS_FILE).write_text(json.dumps(sums))
+
+
+def is_iterable(loader: Any) -> bool:
+    """Whether a data set has no index: the Trainer cannot seek in it."""
+    return isinstance(loader.dataset, torch.utils.data.IterableDataset)

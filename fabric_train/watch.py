@@ -1,0 +1,90 @@
+"""What happens between two steps: a checkpoint that is due, an answer to a node's request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fabric_train.agreement import Agreement
+from fabric_train.commit import SaveResult
+from fabric_train.ledger import Ledger, Loaded, Saved, SaveFailed, StopAgreed
+from fabric_train.preemption import Preemption, Wish
+from fabric_train.saver import Saver
+from fabric_train.worker_env import WorkerEnv
+
+AGREE_EVERY_S = 0.25
+"""Ranks that make many steps in this time tell each other at some of them that a stop is asked for
+or that a checkpoint is due."""
+
+Save = Callable[[bool], SaveResult | None]
+"""Saves the present state, blocking if it is told to, and gives a save that has ended."""
+
+
+class StepWatch:
+    """Lets all ranks of a training save at the same step; they call the same methods, in order."""
+
+    def __init__(self, env: WorkerEnv, saver: Saver, ledger: Ledger) -> None:
+        self._saver, self._ledger = saver, ledger
+        speaks = env.world is None or env.world.local_rank == 0
+        self._preemption = Preemption(env.node_dir if speaks else None)
+        self._agreement = Agreement(2, pause_s=AGREE_EVERY_S)
+
+    def begin(self, step: int) -> None:
+        """The training goes on from ``step``: the agent learns that requests will be answered."""
+        self._preemption.announce()
+        self._ledger.write(Loaded(step=step))
+
+    def after_step(self, step: int, save: Save) -> None:
+        """Commits when all ranks agree that a checkpoint is due or that a node asks for one.
+
+        Raises PreemptedError after a commit on request, FencedError where a later group has begun.
+        """
+        wish, due = self._agreement.settle()
+        if wish:
+            self._answer(Wish(wish), step, save)
+        elif due or self._saver.is_step_due(step):
+            self.save(save)
+        else:
+            self._tell(self._saver.poll())
+        self._agreement.propose((self._preemption.look(), int(self._saver.is_time_due())))
+
+    def save(self, save: Save, *, block: bool = False) -> None:
+        """Saves, and writes into the ledger what that cost."""
+        result = save(block)
+        self._ledger.on_stall(self._saver.blocked_s)
+        self._tell(result)
+
+    def finish(self, save: Save) -> Path | None:
+        """Commits the final state and gives its path; blocks."""
+        self._agreement.settle()
+        self.save(save, block=True)
+        settled = self._saver.settle()
+        return settled[1] if settled else None
+
+    def hold_on_all(self, holds: bool) -> bool:
+        """Whether it holds on all ranks; blocks."""
+        return self._agreement.hold_on_all(holds)
+
+    def _answer(self, wish: Wish, step: int, save: Save) -> None:
+        self._ledger.write(StopAgreed(step=step, reason=wish.name.lower()))
+        self.save(save, block=True)
+        settled = self._saver.settle()
+        committed = settled is not None and settled[0] == step
+        self._preemption.answer(step, settled[1] if settled and committed else None)
+        if wish is Wish.STOP:
+            self._preemption.wait_for_sigterm()
+
+    def _tell(self, result: SaveResult | None) -> None:
+        if result is None:
+            return
+        if result.path is None:
+            self._ledger.write(SaveFailed(step=result.step, error=result.error))
+            return
+        self._ledger.write(
+            Saved(
+                step=result.step,
+                blocked_s=round(result.blocked_s, 6),
+                write_s=round(result.write_s, 6),
+                bytes=result.total_bytes,
+            )
+        )

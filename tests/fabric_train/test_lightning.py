@@ -1,0 +1,203 @@
+"""Fits that end anywhere and go on, compared with one that was not disturbed."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torchmetrics import MeanMetric
+
+from fabric_train.lightning import ContinuityCallback
+from fabric_train.trainers.companion import Companion
+
+SAMPLES = 22
+SLOW = pytest.mark.slow
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Samples with noise, which is drawn when they are read; ``read`` holds their numbers."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), *(index / SAMPLES + 0.1 * torch.randn(3)).tolist()])
+
+
+class Source(IterableDataset[torch.Tensor]):
+    """The same without noise, in order, with a seek."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def read_from(self, position: int) -> Any:
+        return (torch.full((4,), float(index)) / SAMPLES for index in range(position, SAMPLES))
+
+    def __iter__(self) -> Any:
+        return self.read_from(0)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """The same again without a seek or a length."""
+
+    def __iter__(self) -> Any:
+        return Source().read_from(0)
+
+
+class Model(LightningModule):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, width), nn.Dropout(0.2), nn.Linear(width, 1))
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        loss = self.net(batch[:, 1:]).square().mean()
+        self.mean(loss)
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("largest", loss, on_step=False, on_epoch=True, reduce_fx="max")
+        self.log("seen", batch[:, 0].sum(), on_step=True, on_epoch=False)
+        return loss
+
+    def validation_step(self, batch: torch.Tensor) -> None:
+        self.log("val", self.net(batch[:, 1:]).square().mean() + torch.rand(()) / 100)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": plateau, "monitor": "loss_epoch"},
+        }
+
+
+class Ending(Callback):
+    """Fails after a number of this start's batches."""
+
+    def __init__(self, after: float) -> None:
+        self.left = after
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise ConnectionError("a worker was lost")
+
+
+def make_loader(kind: str, batch_size: int = 4) -> DataLoader[Any]:
+    match kind:
+        case "shuffled":
+            return DataLoader(Numbers(), batch_size, shuffle=True)
+        case "in order, in workers":
+            workers: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
+            return DataLoader(Numbers(), batch_size=4, drop_last=True, **workers)
+        case "weighted":
+            generator = torch.Generator().manual_seed(5)
+            sampler = WeightedRandomSampler([1.0] * SAMPLES, SAMPLES, generator=generator)
+            return DataLoader(Numbers(), batch_size=4, sampler=sampler)
+        case "source":
+            return DataLoader(Source(), batch_size=4, num_workers=2)
+    return DataLoader(Stream(), batch_size=4)
+
+
+def fit(
+    folder: Path,
+    kind: str,
+    after: float = float("inf"),
+    width: int = 8,
+    batch_size: int = 4,
+    **options: Any,
+) -> list[dict[str, str]]:
+    """One start, whose process would end with it; gives the rows of the log."""
+    Companion.opened.clear()
+    seed_everything(3, verbose=False)
+    options = {"max_epochs": 3, **options}
+    continuity = ContinuityCallback(str(folder / "checkpoints"), every_n_steps=1)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=CSVLogger(folder),
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[
+            LearningRateMonitor("step"),
+            EarlyStopping("val", patience=2),
+            continuity,
+            Ending(after),
+        ],
+        default_root_dir=folder,
+        **options,
+    )
+    try:
+        loader = make_loader(kind, batch_size)
+        trainer.fit(Model(width), loader, DataLoader(Numbers(), batch_size=11))
+    except ConnectionError:
+        continuity._data.leave()
+    (version,) = (folder / "lightning_logs").iterdir()
+    return list(csv.DictReader((version / "metrics.csv").open()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("shuffled", {"val_check_interval": 2}),
+        pytest.param("in order, in workers", {"accumulate_grad_batches": 2}, marks=SLOW),
+        pytest.param("weighted", {"check_val_every_n_epoch": 2, "max_epochs": 4}, marks=SLOW),
+        ("source", {"max_steps": 14}),
+        pytest.param(
+            "no index", {"val_check_interval": 3, "check_val_every_n_epoch": None}, marks=SLOW
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_fit_that_ends_anywhere_goes_on_as_if_it_had_not(tmp_path, kind, options):
+    undisturbed = fit(tmp_path / "undisturbed", kind, **options)
+    assert len(undisturbed) > 18
+    folder = tmp_path / "disturbed"
+    rows: list[dict[str, str]] = []
+    for start in range(60):
+        # A few batches each, of which the last are lost with their rows.
+        rows = fit(folder, kind, after=2 + start % 3, **options)
+        if rows == undisturbed:
+            break
+    assert rows == undisturbed
+    # A script that starts once more has nothing to train, also after it has stopped early.
+    assert fit(folder, kind, **options) == undisturbed
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_another_training_is_refused_without_a_stack_trace(tmp_path, capfd):
+    fit(tmp_path, "shuffled", after=3)
+    with pytest.raises(SystemExit, match="2"):
+        fit(tmp_path, "shuffled", batch_size=6)
+    assert "batch_size is 6, was 4" in capfd.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        fit(tmp_path, "shuffled", width=9)
+    assert "net.0.weight is [9, 3], was [8, 3]" in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_not_promised_is_told_and_the_training_goes_on(tmp_path, capfd, monkeypatch):
+    fit(tmp_path / "fork", "shuffled", max_epochs=1, strategy=DDPStrategy(start_method="fork"))
+    assert "starts processes by fork: no checkpoints" in capfd.readouterr().out
+    assert not (tmp_path / "fork/checkpoints").exists()
+    fit(tmp_path, "shuffled", max_epochs=1)
+    again = ContinuityCallback(str(tmp_path / "checkpoints"))
+    trainer = Trainer(max_epochs=1, logger=False, callbacks=[again], default_root_dir=tmp_path)
+    trainer.fit(Model(), make_loader("shuffled"))
+    assert "a second fit of one script" in capfd.readouterr().out
+    monkeypatch.delenv("CHECKPOINT_DIR", raising=False)
+    trainer = Trainer(
+        max_epochs=1, logger=False, callbacks=[ContinuityCallback()], default_root_dir=tmp_path
+    )
+    trainer.fit(Model(), make_loader("shuffled"))
+    assert "fabric_train" not in capfd.readouterr().out
