@@ -1,4 +1,4 @@
-"""``python -m benchmarks.record FILE ...``: puts the rows of reports into docs/benchmark-results.md.
+"""``python -m benchmarks.record FILE ...``: puts rows of reports into docs/benchmark-results.md.
 
 Each FILE is what ``python -m benchmarks --json FILE`` wrote. The rows of a benchmark replace those
 that the page has of it. Rows that were taken under load are refused.

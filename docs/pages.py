@@ -61,7 +61,7 @@ def rules_page() -> str:
     return f"""# Rules of launcher check
 
 {GENERATED}
-`launcher check` names the rule behind each finding. Its exit code is 2 if there is an error, 0 if there are only warnings.
+`launcher check` names the rule behind each finding.
 
 ## Training scripts
 
@@ -93,16 +93,17 @@ def exit_codes_page() -> str:
             "# Exit codes and reasons",
             "",
             GENERATED,
-            "`launcher run` ends with the exit code of its run, and so does each node's agent. The reason is in",
-            "`outcome.json`, in `launcher status` and in the last lines of a run. Codes from 1 to 127 are permanent;",
-            f"from {RETRY_FROM} on a retry is worth it, and schedulers can decide by that.",
+            "`launcher run` ends with the exit code of its run, and so does each node's agent. The",
+            "reason is in `outcome.json`, in `launcher status` and in the last lines of a run.",
+            f"Codes from 1 to 127 are permanent; from {RETRY_FROM} on a retry is worth it, and",
+            "schedulers can decide by that.",
             "",
             "| code | retry | reason | state | whose fault | meaning |",
             "|---|---|---|---|---|---|",
             *rows,
             "",
-            "Other codes: 1 from `doctor` where a row failed, 2 from `check` where there is an error, and 128 + n where",
-            "signal n ended a node.",
+            "Other codes: 1 from `doctor` where a row failed, 2 from `check` where there is an",
+            "error, and 128 + n where signal n ended a node.",
             "",
         ]
     )
@@ -124,8 +125,8 @@ def commands_page() -> str:
         for row in common
     ]
     parts = [
-        f"# Commands\n\n{GENERATED}\n`launcher COMMAND --help` prints the same. Words behind `--` go to the"
-        " training.",
+        f"# Commands\n\n{GENERATED}\n`launcher COMMAND --help` prints the same. Words behind `--`"
+        " go to the training.",
         "\n".join(["| command | it does |", "|---|---|", *index]),
         "## Options of many commands",
         "\n".join(["| option | meaning | commands |", "|---|---|---|", *shared]),
@@ -177,8 +178,8 @@ def decisions_page(folder: Path) -> str:
     for file in sorted(folder.glob("0*.md")):
         title = re.sub(r"^#\s*(\d+[.:]?\s*)?", "", file.read_text("utf-8").splitlines()[0])
         rows.append(f"- [{file.name[:4]}: {title}]({file.name})")
-    top = f"# Decisions\n\n{GENERATED}\nWhy something differs from what one would expect. A record is not changed later."
-    return "\n".join([top, "", *rows, ""])
+    why = "Why something differs from what one would expect. A record is not changed later."
+    return "\n".join(["# Decisions", "", GENERATED, why, "", *rows, ""])
 
 
 def generated_pages(docs: Path) -> dict[Path, str]:

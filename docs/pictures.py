@@ -96,7 +96,8 @@ def _x(value: float, low: float = 0.1, high: float = 100.0) -> float:
 def _bar(y: float, value: float | None, colour: str, told: str) -> str:
     end = _x(value) if value else LABEL_WIDTH
     bar = f'<rect x="{LABEL_WIDTH}" y="{y}" width="{end - LABEL_WIDTH:.1f}" height="12" rx="2"'
-    return f'{bar} fill="{colour}"/><text x="{end + 6:.1f}" y="{y + 11}" class="v">{escape(told)}</text>'
+    text = f'<text x="{end + 6:.1f}" y="{y + 11}" class="v">{escape(told)}</text>'
+    return f'{bar} fill="{colour}"/>{text}'
 
 
 def _axis(marks: tuple[float, ...], bottom: int, name: object, **span: float) -> str:
@@ -117,14 +118,15 @@ def _picture(height: int, title: str, parts: list[str], *, legend: bool = False)
     width = LABEL_WIDTH + PLOT_WIDTH + 130
     keys = ""
     if legend:
-        for x, colour, name in ((LABEL_WIDTH + 340, OURS, "here"), (LABEL_WIDTH + 410, THEIRS, "torchrun")):
+        for x, colour, name in ((650, OURS, "here"), (720, THEIRS, "torchrun")):
             keys += f'<rect x="{x}" y="6" width="12" height="12" rx="2" fill="{colour}"/>'
             keys += f'<text x="{x + 17}" y="17">{name}</text>'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
             f'aria-label="{title}">',
-            f"<style>text{{font:13px system-ui,sans-serif;fill:{INK}}}.v{{font-size:11.5px}}</style>",
+            f"<style>text{{font:13px system-ui,sans-serif;fill:{INK}}}"
+            ".v{font-size:11.5px}</style>",
             f'<rect width="100%" height="100%" rx="6" fill="{GROUND}"/>',
             f'<text x="16" y="17" font-weight="600">{title}</text>{keys}',
             *parts,

@@ -143,7 +143,7 @@ def render(lines: list[Line], folder: Path) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img"'
-            ' aria-label="A run of two nodes; node 1 is killed, the other goes on, a new one joins">',
+            ' aria-label="Node 1 of two is killed, the other goes on, a new one joins">',
             "<style>text{font:14px ui-monospace,Menlo,Consolas,monospace;white-space:pre;"
             "animation:wait 0s step-end}@keyframes wait{from,to{opacity:0}}"
             "@media (prefers-reduced-motion:reduce){text{animation:none}}</style>",
