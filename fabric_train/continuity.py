@@ -67,6 +67,16 @@ class Continuity:
         self._ledger.write(Loaded(step=state.step))
         return self.saver.newest
 
+    def load(self) -> Path | None:
+        """Loads the newest checkpoint for a look at the model; nothing is written."""
+        found = self.saver.resume(
+            self._state.model, self._state.optimizer, self._strategy, only_read=True
+        )
+        if found:
+            self._state.step = found.step
+            self._state.load_json(found.trainer)
+        return self.saver.newest
+
     def after_step(self, refresh: Callable[[], object]) -> None:
         """Commits when all ranks agree that a checkpoint is due or that a node asks for one.
 

@@ -100,10 +100,13 @@ class Saver:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         strategy: Strategy | None = None,
+        *,
+        only_read: bool = False,
     ) -> CheckpointManifest | None:
         """Loads the newest checkpoint of the history; None if there is none.
 
-        ``strategy`` gets its memory back. Blocks; prints which checkpoints were skipped, and why.
+        ``strategy`` gets its memory back. With ``only_read`` nothing is written to the folder, and
+        nothing may be saved afterwards. Blocks; prints which checkpoints were skipped, and why.
         Raises, on all ranks, InputError for a checkpoint of another training or a folder that the
         nodes have to share and do not, and FencedError if a later group has begun.
         """
@@ -112,7 +115,7 @@ class Saver:
         shapes = capture(model, optimizer).shapes if sharded or self._leads else {}
         if sharded:
             shapes = self.ranks.merge(shapes)
-        note = self.ranks.from_rank_zero(lambda: self._begin(found, shapes))
+        note = self.ranks.from_rank_zero(lambda: self._begin(found, shapes, only_read=only_read))
         has_rows = strategy is not None and strategy.has_rows
         if sharded or has_rows or find_rows(name_memory(strategy)):
             self.ranks.check_shared(note)
@@ -161,7 +164,9 @@ class Saver:
 
         return self.ranks.from_rank_zero(read)
 
-    def _begin(self, found: Checkpoint | None, shapes: Mapping[str, list[int]]) -> Path:
+    def _begin(
+        self, found: Checkpoint | None, shapes: Mapping[str, list[int]], *, only_read: bool
+    ) -> Path:
         if found:
             saved, current = (
                 {key: value for key, value in config.items() if key not in self.may_differ}
@@ -175,6 +180,8 @@ class Saver:
                     + "; ".join(differences),
                     "give the earlier values, or start anew with another --checkpoint_dir",
                 )
+        if only_read:
+            return self.store.folder
         return self.store.note_of(self.store.begin(self._generation, found))
 
     # -- saving --------------------------------------------------------------------------------

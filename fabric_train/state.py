@@ -20,7 +20,8 @@ class TrainState:
     ``model`` and ``optimizer`` are not wrapped, so that a checkpoint does not depend on Fabric's
     wrappers. ``step`` counts optimizer steps and ``sample`` counts samples since the first start;
     the epoch and the place in it follow from ``sample``. ``train_loss`` is the mean of the last
-    whole epoch, ``epoch_loss`` the sum over ``epoch_steps`` of the current one.
+    whole epoch, ``epoch_loss`` the sum over ``epoch_steps`` of the current one. ``best_loss`` is
+    the lowest validation loss, ``stale_epochs`` how many epochs have not fallen below it.
     """
 
     model: nn.Module
@@ -30,6 +31,8 @@ class TrainState:
     train_loss: float = float("nan")
     epoch_loss: float = 0.0
     epoch_steps: int = 0
+    best_loss: float = math.inf
+    stale_epochs: int = 0
 
     def to_json(self) -> dict[str, float | None]:
         """What a checkpoint keeps beside the tensors and the step; JSON has no NaN."""
@@ -38,6 +41,8 @@ class TrainState:
             "sample": self.sample,
             "epoch_loss": self.epoch_loss,
             "epoch_steps": self.epoch_steps,
+            "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
+            "stale_epochs": self.stale_epochs,
         }
 
     def load_json(self, values: Mapping[str, Any]) -> None:
@@ -46,6 +51,9 @@ class TrainState:
         self.train_loss = math.nan if loss is None else loss
         self.sample, self.epoch_loss = values["sample"], values["epoch_loss"]
         self.epoch_steps = values["epoch_steps"]
+        best = values.get("best_loss")
+        self.best_loss = math.inf if best is None else best
+        self.stale_epochs = values.get("stale_epochs", 0)
 
 
 def has_finite_weights(model: nn.Module) -> bool:

@@ -16,17 +16,19 @@ from fabric_train.ledger import TrainStarted, open_ledger
 from fabric_train.lineage import FencedError
 from fabric_train.preemption import EXIT_PREEMPTED, PreemptedError, exit_on_sigterm
 from fabric_train.worker_env import NODE_DIR, parse_worker_env
-from train.config import parse_config
+from train.config import VERBS, parse_config
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the training and returns its exit code; raises an error of the training itself."""
     try:
-        config = parse_config(arguments)
+        verb, *rest = arguments if arguments and arguments[0] in VERBS else ("fit", *arguments)
+        config = parse_config(rest)
         env = parse_worker_env(os.environ)
 
         ledger = open_ledger(env)
-        ledger.write(TrainStarted(world_size=env.world_size, generation=env.generation))
+        if verb == "fit":
+            ledger.write(TrainStarted(world_size=env.world_size, generation=env.generation))
 
         # Imported here, because torch takes seconds, and a refused option must answer at once.
         from torch.distributed.elastic.multiprocessing.errors import record
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
         def run() -> None:
             try:
-                train(config, env, ledger)
+                train(config, env, ledger, verb)
             except (PreemptedError, FencedError) as error:
                 leave(f"train: {error}")
 

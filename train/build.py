@@ -46,6 +46,7 @@ class Run:
     sampler: GlobalBatchSampler
     loader: DataLoader[list[torch.Tensor]]
     generator: torch.Generator
+    val_set: TensorDataset
     test_set: TensorDataset
     workload: Workload
     continuity: Continuity
@@ -84,6 +85,7 @@ def build(
     workload = WORKLOADS[config.workload]
     with fabric.rank_zero_first(local=True):
         train_set, test_set = workload.load(config)
+    train_set, val_set = split(train_set, config.val_share)
     replicas = strategy.count_replicas(fabric.world_size)
     sampler = GlobalBatchSampler(
         size=len(train_set),
@@ -96,6 +98,8 @@ def build(
     )
     generator = torch.Generator()
     model = workload.build_model(config)
+    if config.compile:
+        model.compile()  # in place, so that no name in a checkpoint changes
     _, optimizer = strategy.setup(
         model if strategy.places_model else fabric.to_device(model),
         lambda weights: AdamW(weights, lr=config.lr, weight_decay=config.weight_decay, fused=True),
@@ -116,6 +120,7 @@ def build(
             fabric, augment(config, train_set), sampler, generator, config.num_workers
         ),
         generator=generator,
+        val_set=val_set,
         test_set=test_set,
         workload=workload,
         continuity=Continuity(
@@ -127,6 +132,16 @@ def build(
             strategy=strategy,
         ),
         ledger=ledger,
+    )
+
+
+def split(dataset: TensorDataset, val_share: float) -> tuple[TensorDataset, TensorDataset]:
+    """The samples to train on, and the last ones, which are kept back."""
+    size = len(dataset) - round(len(dataset) * val_share)
+    first, last = slice(0, size), slice(size, None)
+    return (
+        TensorDataset(*(tensor[first] for tensor in dataset.tensors)),
+        TensorDataset(*(tensor[last] for tensor in dataset.tensors)),
     )
 
 

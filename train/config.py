@@ -26,7 +26,7 @@ from jsonargparse.typing import (
 from fabric_train.errors import InputError
 from fabric_train.strategies import check_name
 
-Dropout = restricted_number_type("Dropout", float, [(">=", 0), ("<", 1)])
+Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
 # What numpy accepts; Lightning turns a larger seed into 0 with only a warning.
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
@@ -42,7 +42,7 @@ class TrainConfig:
     model_size: Literal["tiny", "small", "medium", "gpt2-small"] = "tiny"
     """How large the transformer of `charlm` is: `tiny` trains on two cores, `gpt2-small` has 12
     layers of 768 and a context of 1,024 characters."""
-    dropout: Dropout = 0.0  # type: ignore[valid-type]
+    dropout: Share = 0.0  # type: ignore[valid-type]
     """Share of the units that are dropped while training."""
     shift_images: bool = False
     """Move every image of `digits` by up to a pixel, anew in each epoch."""
@@ -60,6 +60,18 @@ class TrainConfig:
     most processes there can ever be. Without it: that of the checkpoint, else 16 for `exact`, else
     the fewest that the job's largest number of processes can share. Only `fast` takes more where
     the checkpoint has too few."""
+    accumulate: PositiveInt | None = None
+    """Micro-batches of each process in a step, as Lightning's `accumulate_grad_batches`: the global
+    batch stays as it is and is cut into so many parts for each process. Another word for
+    `virtual_shards`."""
+    val_share: Share = 0.0  # type: ignore[valid-type]
+    """Share of the training samples, the last ones, that are kept back for `validate` and for
+    `patience`."""
+    patience: PositiveInt | None = None
+    """Stop when the validation loss has not fallen for so many epochs; counts over restarts. Needs
+    `val_share`."""
+    compile: bool = False
+    """Compile the model by torch.compile; the first steps of each start are slow."""
     strategy: str = "ddp"
     """How the processes train one model together; docs/strategies.md says which to choose."""
     strategy_options: dict[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
@@ -112,12 +124,17 @@ class TrainConfig:
     """Write checkpoints beside the training, which then stands still only to copy its state."""
 
 
+VERBS = ("fit", "validate", "test", "predict")
+"""What ``python -m train`` does, by its first word; ``fit`` where it is left out."""
 FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 
 MAY_DIFFER_ON_RESUME = frozenset(
     {
         "epochs",
         "max_steps",
+        "accumulate",
+        "patience",
+        "compile",
         "accelerator",
         "num_workers",
         "strategy",
@@ -138,8 +155,19 @@ MAY_DIFFER_ON_RESUME = frozenset(
 def build_parser() -> ArgumentParser:
     """The command line of ``python -m train``, from the fields of TrainConfig."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(prog="python -m train", exit_on_error=False, allow_abbrev=False)
-    parser.description = TrainConfig.__doc__
+    parser = ArgumentParser(
+        prog="python -m train",
+        usage="python -m train [fit|validate|test|predict] [options]",
+        exit_on_error=False,
+        allow_abbrev=False,
+        default_env=True,
+        env_prefix="TRAIN",
+    )
+    parser.description = (
+        f"{TrainConfig.__doc__} fit trains and tests; validate, test and predict load the newest "
+        "checkpoint, and predict writes predictions.csv. Options may also stand in the "
+        "environment, as TRAIN_LR=0.1."
+    )
     parser.add_argument(
         "--config", action="config", help="YAML file of these options; options given here win."
     )
@@ -158,7 +186,12 @@ def parse_config(arguments: Sequence[str]) -> TrainConfig:
     except ArgumentError as error:
         raise InputError(str(error), suggest_fix(str(error))) from error
     check_name(given["strategy"])
-    return TrainConfig(**{name: given[name] for name in FIELDS})
+    config = TrainConfig(**{name: given[name] for name in FIELDS})
+    if config.patience and not config.val_share:
+        raise InputError("--patience watches the validation loss", "--val_share 0.1")
+    if config.accumulate and (config.virtual_shards or config.reduction == "exact"):
+        raise InputError("--accumulate is another word for --virtual_shards", "give one of them")
+    return config
 
 
 def suggest_fix(message: str) -> str:

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from fabric_train.continuity import check_finite
+from fabric_train.errors import InputError
 from fabric_train.fabric import launch_fabric, leave_world
 from fabric_train.ledger import FirstStep, Ledger, TrainEnded, open_ledger
 from fabric_train.processes import launch_processes
@@ -28,19 +29,26 @@ from fabric_train.strategies.strategy import RankBatch, Strategy
 from fabric_train.worker_env import WorkerEnv
 from train.build import Run, build, choose_strategy, say
 from train.config import TrainConfig
-from train.evaluation import evaluate
+from train.evaluation import PREDICTIONS_FILE, evaluate, predict
 from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
 from train.report import format_hardware_table, read_rank_device, read_versions
 from train.resume import check_resize, choose_virtual_shards, may_replan_shards, open_saver
 
 
-def train(config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None) -> Metrics:
+def train(
+    config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None, verb: str = "fit"
+) -> Metrics:
     """Trains to the end, tests, and returns what rank 0 writes to metrics.json.
+
+    With another ``verb`` the newest checkpoint is validated, tested or predicted with instead, and
+    only the scores are returned.
 
     Blocks; all ranks return the same scores. Raises InputError on all ranks for wrong input.
     """
     strategy = choose_strategy(config)
+    if isinstance(strategy, DdpSpawn) and verb != "fit":
+        raise InputError(f"{verb}: not with --strategy ddp_spawn", "--strategy ddp")
     if isinstance(strategy, DdpSpawn):
         return launch_processes(
             train_in_process,
@@ -50,7 +58,7 @@ def train(config: TrainConfig, env: WorkerEnv, ledger: Ledger | None = None) -> 
             accelerator=config.accelerator,
             precision=config.precision,
         )
-    metrics = train_in_world(config, env, ledger or open_ledger(env))
+    metrics = train_in_world(config, env, ledger or open_ledger(env), verb=verb)
     # Called here, because every reference to the process group must be gone before.
     leave_world()
     return metrics
@@ -62,12 +70,16 @@ def train_in_process(fabric: Fabric, env: WorkerEnv, config: TrainConfig) -> Met
 
 
 def train_in_world(
-    config: TrainConfig, env: WorkerEnv, ledger: Ledger, fabric: Fabric | None = None
+    config: TrainConfig,
+    env: WorkerEnv,
+    ledger: Ledger,
+    fabric: Fabric | None = None,
+    verb: str = "fit",
 ) -> Metrics:
     """The whole training, with ``fabric`` if it is there; leaves the process group open."""
     strategy = choose_strategy(config)
     try:
-        return train_by(strategy, config, env, ledger, fabric)
+        return train_by(strategy, config, env, ledger, fabric, verb)
     finally:
         strategy.close()
 
@@ -78,6 +90,7 @@ def train_by(
     env: WorkerEnv,
     ledger: Ledger,
     fabric: Fabric | None,
+    verb: str,
 ) -> Metrics:
     """The training with one strategy."""
     began_at = time.monotonic()
@@ -93,6 +106,8 @@ def train_by(
     shards = choose_virtual_shards(config, env, strategy, earlier)
     before = earlier.config.get("virtual_shards") if earlier else None
     run = build(config, env, fabric, saver, ledger, strategy, shards)
+    if verb != "fit":
+        return look(run, verb)
     show_hardware(run)
     if may_replan_shards(config) and before not in (None, shards):
         run.say(f"each batch is cut into {shards} virtual shards, {before} before")
@@ -148,6 +163,32 @@ def resume(run: Run) -> tuple[int, Path | None]:
     return step, path
 
 
+def look(run: Run, verb: str) -> Metrics:
+    """Validates, tests or predicts with the newest checkpoint; metrics have the scores alone."""
+    path = run.continuity.load()
+    if path is None:
+        folder = run.continuity.saver.store.folder
+        raise InputError(f"{verb}: no checkpoint in {folder}", "--checkpoint_dir FOLDER")
+    run.say(f"step {run.state.step}: {path}")
+    if verb == "predict":
+        target = (run.env.run_dir or Path()) / PREDICTIONS_FILE
+        predict(run.fabric, run.strategy, run.test_set, run.workload, target)
+        run.say(f"{len(run.test_set)} predictions: {target}")
+        scores = cast("Metrics", {"test_samples": len(run.test_set)})
+    else:
+        if verb == "validate" and not len(run.val_set):
+            raise InputError("validate: no sample is kept back for it", "--val_share 0.1")
+        chosen = run.val_set if verb == "validate" else run.test_set
+        scores = cast("Metrics", evaluate(run.fabric, run.strategy, chosen, run.workload))
+        what = "validation" if verb == "validate" else "test"
+        run.say(
+            f"{what} accuracy {scores['test_accuracy']:.4f}, {what} loss {scores['test_loss']:.4f}"
+            f" ({scores['test_samples']} samples)"
+        )
+    run.fabric.barrier()
+    return scores
+
+
 def show_hardware(run: Run) -> None:
     """Prints the hardware table; all ranks must call it."""
     devices = run.continuity.saver.ranks.gather(read_rank_device(run.fabric, run.env))
@@ -180,7 +221,7 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
     state, schedule = run.state, run.schedule
     run.strategy.model.train()
     meter.start()
-    while state.step < schedule.stop_step:
+    while state.step < schedule.stop_step and not has_stopped(run):
         epoch = schedule.epoch_of(state.step)
         stop_step = min(schedule.end_of(epoch), schedule.stop_step)
         batches = iter(seek(run, epoch=epoch, stop_step=stop_step))
@@ -199,6 +240,7 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
         state.train_loss = check_finite(state.epoch_loss / state.epoch_steps, state.step)
         if state.step == schedule.end_of(epoch):
             state.epoch_loss, state.epoch_steps = 0.0, 0
+            validate(run)
         progress.on_epoch_end(state.step, state.train_loss)
         run.continuity.on_epoch_end()
         if state.step < schedule.stop_step:
@@ -207,6 +249,25 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
     progress.close()
     run.ledger.on_trained(state.step, state.train_loss)
     return run.continuity.finish()
+
+
+def has_stopped(run: Run) -> bool:
+    """Whether the validation loss has not fallen for as long as ``patience`` allows."""
+    return run.config.patience is not None and run.state.stale_epochs >= run.config.patience
+
+
+def validate(run: Run) -> None:
+    """Counts the epochs in which the validation loss did not fall; equal on all ranks."""
+    if run.config.patience is None:
+        return
+    loss = evaluate(run.fabric, run.strategy, run.val_set, run.workload)["test_loss"]
+    run.strategy.model.train()
+    state = run.state
+    state.stale_epochs = 0 if loss < state.best_loss else state.stale_epochs + 1
+    state.best_loss = min(loss, state.best_loss)
+    run.say(f"validation loss {loss:.4f} after step {state.step}, lowest {state.best_loss:.4f}")
+    if has_stopped(run):
+        run.say(f"stops early: it has not fallen for {state.stale_epochs} epochs")
 
 
 def on_step(run: Run, loss: torch.Tensor, meter: Meter, progress: Progress) -> None:

@@ -27,7 +27,7 @@ def choose_virtual_shards(
     """
     replicas = strategy.count_replicas(env.world_size)
     largest_world = max(env.world_size, env.max_world_size or 1)
-    given = config.virtual_shards
+    given = config.accumulate * replicas if config.accumulate else config.virtual_shards
     if given is None and config.reduction == "scaled":
         given = replicas
     if given is None and earlier:

@@ -68,11 +68,14 @@ def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
     """Which disk is full, and the largest entries of the run folder.
 
     The disk is that of the path in the error message ``said``, or of the first folder without room.
+    A message that names no path may be of a disk that is none of theirs.
     """
     folders = (run_dir, *others)
-    named = [Path(path) for path in _NAMED.findall(said)]
-    full = next((path for path in folders if not has_room(path)), run_dir)
-    mount = mount_of(named[0] if named else full)
+    named = (Path(path) for path in _NAMED.findall(said))
+    full = next(named, None) or next((path for path in folders if not has_room(path)), None)
+    if full is None and said:
+        return "a disk is full that nothing names; that of the run folder has room"
+    mount = mount_of(full or run_dir)
     found = os.statvfs(mount)
     size, free = (_bytes(blocks * found.f_frsize) for blocks in (found.f_blocks, found.f_bavail))
     told = f"the disk at {mount} is full: {free} and {found.f_ffree} inodes free of {size}"

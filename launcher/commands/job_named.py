@@ -20,7 +20,7 @@ from launcher.yamlfile.problem import FileError
 from launcher.yamlfile.source import read_text
 
 KNOWN_ENDINGS = (*SCRIPT_ENDINGS, ".yaml", ".yml", ".json")
-OVERRIDES = ("nnodes", "nproc_per_node", "max_restarts", "image", "code")
+OVERRIDES = ("nnodes", "nproc_per_node", "devices", "max_restarts", "image", "code")
 """Keys of the job file that have an option of their own; ``--set`` takes all others."""
 
 

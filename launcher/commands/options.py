@@ -102,6 +102,11 @@ def add_job_file(parser: ArgumentParser, *, optional: bool = False, again: bool 
         "of the node, without GPUs one for each of its cores)",
     )
     parser.add_argument(
+        "--devices",
+        metavar="DEVICES",
+        help="GPUs of each machine: 2, 1,3, -1 (all) or free:2 (unused); one process for each",
+    )
+    parser.add_argument(
         "--max-restarts", metavar="N", help="how often failed workers are started again"
     )
     parser.add_argument("--image", metavar="REF", help="the container image; it needs torch")

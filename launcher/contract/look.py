@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -140,6 +140,16 @@ def read_stacks(folder: Path, rank: int) -> RankStacks | None:
 def read_collectives(folder: Path, rank: int) -> dict[str, Any]:
     """What torch's recorder of one worker wrote; empty where there is nothing to be read."""
     return read_object(folder / COLLECTIVES.format(rank=rank))
+
+
+def has_open_collective(recorded: Mapping[str, Any]) -> bool:
+    """Whether a worker stands in a collective that it has entered, by torch's recorder. Pure."""
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
+        return any(
+            group["last_completed_collective"] < group["last_enqueued_collective"]
+            for group in recorded["pg_status"].values()
+        )
+    return False
 
 
 def render_thread(thread: ThreadStack) -> tuple[str, ...]:

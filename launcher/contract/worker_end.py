@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from launcher.contract.errors import ExitCode, name_ending
+from launcher.contract.protocol import STDOUT_FILE
 
 COLLATERAL = re.compile(
     r"closed by peer|reset by peer|refused|Broken pipe|DistNetworkError|DistStoreError"
@@ -70,6 +71,13 @@ class WorkerEnd:
         """Its place and its exception, on one line."""
         what = self.exception.partition("\n")[0][:REPR_CHARACTERS]
         return f"{self.place}: {what}"
+
+    @property
+    def last_words(self) -> str:
+        """The last line of its log; empty if that is its stdout, where no reason is told."""
+        is_output = self.log.endswith(f"/{STDOUT_FILE}")
+        lines = () if is_output else reversed(self.log_tail)
+        return next((line for line in lines if line.strip()), "")
 
     @property
     def is_collateral(self) -> bool:

@@ -23,7 +23,7 @@ _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
 """Keys whose values stay as they are written: in a version or a variable ``1.10`` is not 1.1.
 
 Their overrides are not read as YAML either, so that ``--set env.PATTERN=*.py`` works."""
-_READ_AS_YAML = ("nnodes", "nproc_per_node", "max_restarts")
+_READ_AS_YAML = ("nnodes", "nproc_per_node", "devices", "max_restarts")
 """Keys that are numbers; all others that have an option of their own are text."""
 
 

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from launcher.contract.agent_settings import DETECTION_LIMIT_S, GPU_FREE_LIMIT_S, HANG_MIN_S
 from launcher.job.kubernetes import KubernetesSpec
+from launcher.job.refused import NotAcceptedError
 from launcher.job.slurm import SlurmSpec
 from launcher.job.storage import MOUNT, MOUNT_WORDS, split_mount
 from launcher.job.types import (
@@ -20,6 +21,7 @@ from launcher.job.types import (
     Command,
     Cores,
     Count,
+    DeviceChoice,
     Endpoint,
     Flag,
     HostPath,
@@ -43,7 +45,7 @@ from launcher.job.types import (
     TorchVersion,
     Variable,
 )
-from launcher.job.values import IN_IMAGE, NodeRange, parse_quantity_bytes
+from launcher.job.values import IN_IMAGE, NodeRange, parse_devices, parse_quantity_bytes
 
 
 class RdzvConfSpec(Section):
@@ -268,6 +270,12 @@ class JobSpec(Section):
     nproc_per_node: Annotated[Processes, Field(examples=[8, "gpu"])] = "auto"
     """Processes per node: a number; ``gpu``, one for each GPU; ``cpu``, one for each core, without
     GPUs; ``auto``, ``gpu`` where there are GPUs, else ``cpu``."""
+    devices: Annotated[DeviceChoice | None, Field(examples=[2, [1, 3], "free:2"])] = None
+    """Which GPUs of each machine, as people write them: ``2`` of them, ``-1`` or ``auto`` for all,
+    ``[1, 3]`` or ``"1,3"`` for these, ``"1,"`` for this one, ``free:2`` for two that no process
+    uses. There is one process for each, unless ``nproc_per_node`` says otherwise; without GPUs a
+    number is that of processes. Nodes of one machine share them out. A scheduler gives out numbers
+    of GPUs, and no ids."""
     rdzv: RdzvSpec = Field(
         default=RdzvSpec.model_construct(),
         examples=[{"port": 29400, "conf": {"last_call_timeout": 5}}],
@@ -333,6 +341,24 @@ class JobSpec(Section):
     """Settings for ``--on hosts`` alone."""
     slurm: SlurmSpec = SlurmSpec.model_construct()
     """Settings for ``--on slurm`` alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _devices_are_processes(cls, keys: object) -> object:
+        """One process for each device, as Lightning has it; or that many GPUs for the processes."""
+        given = keys.get("devices") if isinstance(keys, dict) else None
+        try:
+            count = parse_devices(given).count if given is not None else None
+        except NotAcceptedError:
+            count = None  # the key's own check says so
+        if count is None or not isinstance(keys, dict):
+            return keys
+        if keys.get("nproc_per_node") is None:
+            return {**keys, "nproc_per_node": count}
+        resources = keys.get("resources") or {}
+        if isinstance(resources, dict) and resources.get("gpus") is None:
+            return {**keys, "resources": {**resources, "gpus": count}}
+        return keys
 
     @property
     def is_elastic(self) -> bool:

@@ -243,6 +243,17 @@ Processes = Annotated[
         {"enum": ["auto", "gpu", "cpu"]},
     ),
 ]
+DeviceChoice = Annotated[
+    values.Devices,
+    Read(
+        values.parse_devices,
+        values.DEVICES_WORDS,
+        {"type": "integer"},
+        text(values.DEVICES),
+        {"type": "array", "items": {"type": ["integer", "string"]}, "minItems": 1},
+        dump=str,
+    ),
+]
 Pairs = tuple[tuple[str, str], ...]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 Cores = Annotated[float, Field(strict=True, gt=0)]

@@ -114,6 +114,49 @@ def parse_processes(value: object) -> int | str:
     raise NotAcceptedError
 
 
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """Which GPUs of a machine: ``count`` of them or all (None), these ``ids``, only unused ones."""
+
+    count: int | None = None
+    ids: tuple[str, ...] = ()
+    unused: bool = False
+
+    def __str__(self) -> str:
+        if self.ids:
+            return ",".join((*self.ids, *([""] if len(self.ids) == 1 else [])))
+        number = -1 if self.count is None else self.count
+        return f"free:{number}" if self.unused else str(number)
+
+
+DEVICES = r"-1|auto|all|[1-9][0-9]{0,3}|free:[1-9][0-9]{0,3}|[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*,?"
+DEVICES_WORDS = "a number, -1 or auto for all, ids such as 1,3 or [1, 3], or free:2"
+
+
+def parse_devices(value: object) -> Devices:
+    """GPUs as people write them: ``2``, ``"2"``, ``[1, 3]``, ``"1,3"``, ``"1,"``, ``-1``, ``auto``,
+    ``free:2``."""
+    if isinstance(value, list | tuple):
+        items = [str(item) for item in value]
+    else:
+        text = "" if isinstance(value, bool) else str(value).replace(" ", "")
+        if not re.fullmatch(DEVICES, text):
+            raise NotAcceptedError(DEVICES_WORDS)
+        if text == "0":
+            raise NotAcceptedError(DEVICES_WORDS, fix='"0," for GPU 0, resources.gpus: 0 for none')
+        if text in ("-1", "auto", "all"):
+            return Devices()
+        if text.isdigit() or text.startswith("free:"):
+            return Devices(count=int(text.removeprefix("free:")), unused=":" in text)
+        items = [item for item in text.split(",") if item]
+    named = re.compile(r"\d{1,4}|(GPU|MIG)-[A-Za-z0-9-]+")
+    if not items or not all(named.fullmatch(item) for item in items):
+        raise NotAcceptedError(DEVICES_WORDS)
+    if len({*items}) < len(items):
+        raise NotAcceptedError("each GPU once")
+    return Devices(count=len(items), ids=tuple(items))
+
+
 def parse_rdma(value: object) -> bool | int:
     """True or false, or a number of devices."""
     if isinstance(value, int) and value >= 0:

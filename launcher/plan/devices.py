@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.contract.errors import KeyInputError
@@ -23,9 +23,38 @@ class NodeDevices:
 def plan_devices(job: JobSpec, facts: TargetFacts) -> tuple[NodeDevices, ...]:
     """Workers and accelerators of each node; nodes that share a machine get disjoint ones."""
     if not facts.nodes:
-        return _share(job, facts, facts.machine, job.nnodes.max)
-    machines = (node.machine or facts.machine for node in facts.nodes)
+        return _share(job, facts, _chosen(job, facts, facts.machine), job.nnodes.max)
+    machines = (_chosen(job, facts, node.machine or facts.machine) for node in facts.nodes)
     return tuple(node for machine in machines for node in _share(job, facts, machine, 1))
+
+
+def _chosen(job: JobSpec, facts: TargetFacts, machine: MachineFacts) -> MachineFacts:
+    """The machine with those GPUs alone that the key ``devices`` names."""
+    devices, there = job.devices, machine.device_ids
+    if devices is None or not (devices.ids or devices.unused):
+        return machine
+    where = machine.name or f"target {facts.target}"
+    if there is None and devices.ids:
+        what = f"{devices}, but the scheduler of {where} gives out GPUs by number"
+        raise KeyInputError(("devices",), what, f"--devices {devices.count}")
+    if there is None:
+        return machine
+    if not there:
+        what, fix = f"{devices}, but {where} has no GPU", f"--devices {devices.count}: processes"
+        raise KeyInputError(("devices",), what, fix)
+    unused = tuple(gpu for gpu in there if gpu not in machine.used_ids)
+    if devices.unused:
+        if (devices.count or 0) > len(unused):
+            what = f"{devices}, but of {where}'s GPUs {', '.join(unused) or 'none'} are unused"
+            fix = f"wait, or --devices {devices.count} to share with other processes"
+            raise KeyInputError(("devices",), what, fix)
+        return replace(machine, device_ids=unused)
+    if missing := [gpu for gpu in devices.ids if gpu not in there]:
+        what = f"{devices}, but {where} has {', '.join(there)} and no {', '.join(missing)}"
+        raise KeyInputError(
+            ("devices",), what, f"--devices {len(devices.ids)} takes the first ones"
+        )
+    return replace(machine, device_ids=devices.ids)
 
 
 def _share(

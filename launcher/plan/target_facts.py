@@ -21,6 +21,8 @@ class MachineFacts:
     cpu_count: int
     device_ids: tuple[str, ...] | None = ()
     """Accelerators that a job may use; empty on CPU, None where a scheduler gives them out."""
+    used_ids: tuple[str, ...] = ()
+    """Those of ``device_ids`` that some process uses; read where the job asks for unused ones."""
     most_processes: int | None = None
     """How many it can reasonably start, agents and workers together; None where nobody knows."""
     address: str | None = None

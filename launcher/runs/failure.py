@@ -185,9 +185,9 @@ class _NodeReader:
         exception = _describe_end(end)
         if end.cause == "hang" and (found := self._read_stacks(end)):
             # Its output simply stops.
-            log, calls = found
+            log, calls, waits = found
             tail = calls[:TAIL_LINES]
-            if any(_IN_COLLECTIVE in call for call in calls):
+            if waits:
                 exception = f"{name_end(end)}: {_WAITS}"
         if not folder.is_dir():
             # The log is on the cluster's claim; the node's console has a copy.
@@ -200,14 +200,20 @@ class _NodeReader:
             log_tail=tail,
         )
 
-    def _read_stacks(self, end: WorkerEnd) -> tuple[str, tuple[str, ...]] | None:
-        """Of the look that found the hang: the file of its stacks, and its main thread's calls."""
+    def _read_stacks(self, end: WorkerEnd) -> tuple[str, tuple[str, ...], bool] | None:
+        """Of the look that found the hang: the file of its stacks, its main thread's calls, and
+        whether it waits in a collective.
+        """
         for one in reversed(look.read_looks(self._folder)):
             folder = look.look_dir(self._folder, one.id)
             stacks = look.read_stacks(folder, end.rank)
             if one.why == "hang" and one.attempt == end.attempt and stacks and stacks.threads:
                 file = folder / look.STACKS.format(rank=end.rank)
-                return str(file), look.render_thread(stacks.threads[0])
+                calls = look.render_thread(stacks.threads[0])
+                waits = any(_IN_COLLECTIVE in call for call in calls)
+                # DDP waits for the gradients in C++, below the calls that are seen.
+                recorded = look.read_collectives(folder, end.rank)
+                return str(file), calls, waits or look.has_open_collective(recorded)
         return None
 
     def _read_of_worker(self, rank: int) -> tuple[str, ...]:

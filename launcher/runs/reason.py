@@ -60,7 +60,7 @@ def _find_bad_input(first: WorkerEnd) -> str:
     Python ends with 2 for a missing script, as argparse does for bad arguments. For a missing
     module it ends with 1, and one line on stderr.
     """
-    last = next((line for line in reversed(first.log_tail) if line.strip()), "")
+    last = first.last_words
     if missing := _NO_MODULE.fullmatch(last):
         return f"rank {first.rank}: {missing[1]}"
     is_bad = first.exit_code == ExitCode.BAD_INPUT

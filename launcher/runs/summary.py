@@ -77,7 +77,8 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
     if fell_with_a_node(first, reason):
         what = "fell with it"
     others = failure.collateral
-    if reason == Reason.BAD_INPUT and first.steps == 0 and all(map(_says_as_much, failure.ranks)):
+    is_told = reason == Reason.BAD_INPUT and first.last_words and first.steps == 0
+    if is_told and all(map(_says_as_much, failure.ranks)):
         # The headline has its last line, and the other workers said the same or nothing.
         return [f"    log: {first.log}"]
     lines = [f"  {what}: {_who(first)}: {first.exception}"]

@@ -28,6 +28,18 @@ def is_free(port: int, address: str) -> bool:
     return True
 
 
+def read_used_gpus() -> tuple[str, ...]:
+    """Ids of the GPUs on which a process computes, numbers and UUIDs; empty without a driver."""
+    used, listed = (
+        short_command.read_output(("nvidia-smi", query, "--format=csv,noheader"), timeout_s=10)
+        or ""
+        for query in ("--query-compute-apps=gpu_uuid", "--query-gpu=uuid,index")
+    )
+    numbers = dict(line.split(", ") for line in listed.splitlines() if ", " in line)
+    uuids = {line.strip() for line in used.splitlines()} & numbers.keys()
+    return tuple(sorted(name for uuid in uuids for name in (uuid, numbers[uuid].strip())))
+
+
 def read_gpus() -> tuple[str, ...]:
     """Ids of this machine's NVIDIA GPUs; empty without a driver.
 

@@ -58,6 +58,8 @@ def a_node_that_is_told_to_end_is_done_without(group: Group) -> str:
 def _does_without(group: Group, worker: Callable[[], str], lose: Callable[[Node], None]) -> str:
     nodes = group.start_all(2, worker, least=1, max_restarts=2, exit_barrier_s=3)
     group.told(nodes, 1)
+    # On a busy machine one may begin alone, and the other join it.
+    group.wait(lambda: all(node.runs_in(2) for node in nodes))
     lost = next(node for node in nodes if node.ranks() != [0])
     (left,) = (node for node in nodes if node is not lost)
     lose(lost)

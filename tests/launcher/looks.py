@@ -11,6 +11,43 @@ from launcher.contract import look
 from launcher.contract.look import Frame, Look, LookRequest, RankLook, RankStacks, ThreadStack
 from launcher.contract.records import dump_record, parse_record, read_object
 
+STUCK_FOUR_WAYS = """
+import ctypes, os, pathlib, signal, threading
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+def waits_for_a_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def sleeps_in_c():
+    ctypes.CDLL(None).sleep(600)
+
+def is_stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+print("ready", flush=True)
+if rank == 0:
+    dist.all_reduce(torch.ones(1000))
+(waits_for_a_lock, sleeps_in_c, is_stopped)[rank - 1]()
+"""
+"""Rank 0 waits in a collective, 1 for a lock, 2 in C, and 3 is stopped."""
+
+
+def check_four_ways(told: str) -> None:
+    """What ``launcher stacks`` has to say of ``STUCK_FOUR_WAYS``."""
+    for line in (
+        "rank 0: all_reduce <- ",
+        "rank 1: waits_for_a_lock <- ",
+        "rank 2: sleeps_in_c <- ",
+        "rank 3: stopped by a signal; kill -CONT continues it",
+    ):
+        assert line in told, told
+    # Nobody can ask rank 3 what it has entered.
+    assert "ranks 1-2 have not entered all_reduce 1 " in told, told
+
 
 def write_look(node_dir: Path, id: str, rank: int, *, why: look.Why = "asked") -> None:
     """What an agent leaves of one worker that waits in ``recv``."""

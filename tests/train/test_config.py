@@ -67,7 +67,7 @@ def test_help_describes_every_option(capsys):
     with pytest.raises(SystemExit) as ended:
         parse_config(["--help"])
     assert ended.value.code == 0
-    blocks = capsys.readouterr().out.split("\n  --")
+    blocks = capsys.readouterr().out.split("\n  ARG:   --")
     for name in FIELDS:
         block = next(block for block in blocks if block.startswith(f"{name} "))
         described, typed, _ = " ".join(block.split()).partition(" (type: ")

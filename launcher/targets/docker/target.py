@@ -42,7 +42,7 @@ from launcher.targets.docker_options import (
     ContainerSettings,
     plan_containers,
 )
-from launcher.targets.machine import PROCESSES_PER_CORE, read_gpus
+from launcher.targets.machine import PROCESSES_PER_CORE, read_gpus, read_used_gpus
 from launcher.targets.preflight import read_secrets
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class DockerTarget(Target):
             machine=MachineFacts(
                 cpu_count=info["NCPU"],
                 device_ids=gpus,
+                used_ids=read_used_gpus() if job.devices and job.devices.unused else (),
                 most_processes=info["NCPU"] * PROCESSES_PER_CORE,
             ),
             image=image,

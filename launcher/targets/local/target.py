@@ -31,7 +31,7 @@ from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets import children, process_table
 from launcher.targets.agent_files import write_agent_files
 from launcher.targets.interpreter import find_torch
-from launcher.targets.machine import PORTS, PROCESSES_PER_CORE, is_free, read_gpus
+from launcher.targets.machine import PORTS, PROCESSES_PER_CORE, is_free, read_gpus, read_used_gpus
 from launcher.targets.preflight import check_here, read_secrets
 from launcher.targets.processes import Process, ProcessArtifact, ProcessSettings, render_processes
 
@@ -74,6 +74,7 @@ class LocalTarget(Target):
             machine=MachineFacts(
                 cpu_count=cores,
                 device_ids=devices,
+                used_ids=read_used_gpus() if job.devices and job.devices.unused else (),
                 most_processes=cores * PROCESSES_PER_CORE,
             ),
             torch_version=torch_version,

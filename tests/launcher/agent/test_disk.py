@@ -47,6 +47,11 @@ def test_a_full_disk_is_told_by_its_mount_and_the_three_largest_entries(tmp_path
     assert told.endswith(f"; largest in the run folder: {largest}")
 
 
+def test_a_disk_with_room_is_not_called_full_for_one_that_nothing_names(tmp_path: Path) -> None:
+    told = disk.describe("OSError: [Errno 28] No space left on device", tmp_path)
+    assert told == "a disk is full that nothing names; that of the run folder has room"
+
+
 def test_a_ledger_goes_on_behind_a_line_that_a_full_disk_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "ledger/agent.jsonl"
     path.parent.mkdir()

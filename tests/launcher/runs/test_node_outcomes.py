@@ -62,13 +62,14 @@ class Folder:
         outcome = NodeOutcome(node_index=node, incarnation=0, **told, **times, **fields)
         write_outcome(folder / protocol.OUTCOME_FILE, outcome)
 
-    def hang(self, node: int, rank: int, *frames: Frame) -> None:
-        """What a node's agent leaves of a hang."""
+    def hang(self, node: int, rank: int, *frames: Frame, recorded: object = None) -> None:
+        """What a node's agent leaves of a hang; ``recorded`` is torch's recorder's."""
         folder = look.look_dir(self.run.node_dir(node, 0), "hang-1")
         folder.mkdir(parents=True, exist_ok=True)
         thread = ThreadStack(name="MainThread", is_main=True, frames=frames)
         stacks = RankStacks(rank=rank, pid=1, taken_by="py-spy", threads=(thread,))
         (folder / look.STACKS.format(rank=rank)).write_text(dump_record(stacks))
+        (folder / look.COLLECTIVES.format(rank=rank)).write_text(json.dumps(recorded))
         told = Look(id="hang-1", at=1.0, why="hang", attempt=0)
         (folder / look.LOOK_FILE).write_text(dump_record(told))
 
@@ -162,13 +163,19 @@ def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> N
     assert report.first.log_tail == ('  File "train.py", line 3 in recv',)
 
 
+@pytest.mark.parametrize(
+    ("waits_in", "entered"),
+    [("distributed/distributed_c10d.py", None), ("autograd/graph.py", 14)],
+    ids=["a call of torch.distributed", "the backward pass of DDP"],
+)
 def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
-    folder: Folder, make_plan: MakePlan
+    folder: Folder, make_plan: MakePlan, waits_in: str, entered: int | None
 ) -> None:
     script = Frame(function="<module>", file="/x/train.py", line=9)
-    torch = "/x/torch/distributed/distributed_c10d.py"
-    folder.hang(0, 0, *[script] * 20, Frame(function="all_reduce", file=torch, line=1), script)
-    folder.hang(0, 1, script)
+    call = Frame(function="wait", file=f"/x/torch/{waits_in}", line=1)
+    for rank, calls, newest in ((0, [*[script] * 20, call, script], entered), (1, [script], 13)):
+        status = {"last_enqueued_collective": newest, "last_completed_collective": 13}
+        folder.hang(0, rank, *calls, recorded={"pg_status": {"0": status}})
     logs = [folder.worker(0, rank) for rank in range(2)]
     hung = [end(r, exit_code=-9, cause="hang", log=log) for r, log in enumerate(logs)]
     folder.node(0, Reason.TRAINING_FAILED, *hung)

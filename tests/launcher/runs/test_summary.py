@@ -162,6 +162,15 @@ def test_arguments_that_no_worker_takes_are_told_once() -> None:
     assert "rank 1" not in text
 
 
+def test_exit_code_2_of_a_script_that_says_no_reason_is_told_as_any_other() -> None:
+    first = replace(rank(0, "exit code 2"), exit_code=2, log="/r/stdout", log_tail=("epoch 1",))
+    seen = Outcome(reason=Reason.BAD_INPUT, detail="rank 0: exit code 2")
+    detail = decide_reason(seen, (), first).detail
+    text = summary(Reason.BAD_INPUT, failure=report(first), detail=detail)
+    assert "bad-input (fault: user)\n  first failure: rank 0 on node 0: exit code 2\n" in text
+    assert "    | epoch 1\n" in text
+
+
 def test_workers_that_missed_a_lost_node_are_not_told_as_the_first_failure() -> None:
     lost = {"detail": "node 1 ended with exit code 137"}
     failure = report(rank(0, "RuntimeError: Connection closed by peer"))

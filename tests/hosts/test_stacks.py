@@ -1,0 +1,25 @@
+"""``launcher stacks`` on hosts: looks that travel by ssh."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.hosts.typist import Typist
+from tests.launcher.looks import STUCK_FOUR_WAYS, check_four_ways
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow]
+
+
+def test_ranks_of_two_hosts_that_are_stuck_in_four_ways(typist: Typist) -> None:
+    typist.write(STUCK_FOUR_WAYS)
+    launcher = typist.start("run", "job.yaml", "--nnodes", "2", "--nproc-per-node", "2")
+    wait_until(lambda: typist("logs", "latest").stdout.count("ready") == 4)
+    began = time.monotonic()
+    told = typist("stacks", "latest")
+    assert time.monotonic() - began < 15, "5 s on a machine that does nothing else"
+    check_four_ways(told.stdout)
+    typist("stop", "latest", "--grace", "0")
+    assert launcher.wait(60) == 143

@@ -1,0 +1,21 @@
+"""``launcher stacks`` on Slurm: looks that travel by the shared file system."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launcher.looks import STUCK_FOUR_WAYS, check_four_ways
+from tests.slurm.typist import ALLOCATION, Typist
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def test_ranks_of_two_nodes_that_are_stuck_in_four_ways(typist: Typist) -> None:
+    typist.write(STUCK_FOUR_WAYS, f"name: tiny\nstop_grace_s: 5\n{ALLOCATION}")
+    options = ("--nnodes", "2", "--nproc-per-node", "2")
+    typist.start("run", "job.yaml", "--on", "slurm", *options)
+    wait_until(lambda: typist("logs", "latest").stdout.count("ready") == 4)
+    check_four_ways(typist("stacks", "latest").stdout)
+    typist("stop", "latest", "--grace", "0")
+    assert typist.finish()[0] == 143

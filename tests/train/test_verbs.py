@@ -1,0 +1,93 @@
+"""fit, validate, test and predict, and a training that stops early."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fabric_train.errors import InputError
+from fabric_train.fabric import leave_world
+from fabric_train.ledger import open_ledger
+from fabric_train.worker_env import WorkerEnv, parse_worker_env
+from tests.fabric_train.forked import run_forked
+from train.config import TrainConfig, parse_config
+from train.evaluation import PREDICTIONS_FILE
+from train.loop import train, train_in_world
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    return TrainConfig(
+        checkpoint_dir=tmp_path / "checkpoints", lr=0.1, val_share=0.2, patience=1, epochs=40
+    )
+
+
+def look(verb: str, config: TrainConfig, folder: Path) -> object:
+    env = replace(parse_worker_env(os.environ), run_dir=folder, checkpoint_dir=None)
+    scores = train_in_world(config, env, open_ledger(env), verb=verb)
+    leave_world()
+    return scores
+
+
+def test_it_stops_early_and_a_resume_finds_it_stopped_and_each_verb_sees_that_model(
+    config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = WorkerEnv(run_dir=tmp_path / "run", progress="lines")
+    metrics = train(config, env)
+    assert metrics["steps"] < 40 * 12
+    assert "stops early: it has not fallen for 1 epochs" in capsys.readouterr().out
+    again = train(config, env)
+    assert (again["resumed_from_step"], again["steps"]) == (metrics["steps"],) * 2
+    before = sorted((tmp_path / "checkpoints").rglob("*"))
+
+    tested = train(config, env, verb="test")
+    assert tested["test_loss"] == pytest.approx(metrics["test_loss"])
+    assert train(config, env, verb="validate")["test_samples"] == round(1440 * 0.2)
+    alone, two = tmp_path / "alone", tmp_path / "two"
+    train(config, replace(env, run_dir=alone), verb="predict")
+    run_forked(look, 2, "predict", config, two, group=False)
+    lines = (alone / PREDICTIONS_FILE).read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines[1:]] == [str(n) for n in range(357)]
+    classes = [[line.split(",")[1] for line in (f / PREDICTIONS_FILE).read_text().splitlines()]
+               for f in (alone, two)]  # fmt: skip
+    assert classes[0] == classes[1]
+    assert sorted((tmp_path / "checkpoints").rglob("*")) == before, "a look writes nothing"
+
+
+def test_accumulated_micro_batches_are_virtual_shards_of_each_process(
+    config: TrainConfig, tmp_path: Path
+) -> None:
+    env = WorkerEnv(run_dir=tmp_path / "run", progress="lines")
+    few = replace(config, max_steps=2, patience=None)
+    four = train(replace(few, accumulate=4), env)
+    other = replace(few, virtual_shards=4, checkpoint_dir=tmp_path / "other")
+    assert train(other, env)["weights_sha256"] == four["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--patience", "3"], "--val_share 0.1"),
+        (["--accumulate", "2", "--virtual_shards", "4"], "give one of them"),
+        (["--val_share", "1"], "val_share"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(words: list[str], what: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_config(words)
+    assert what in str(refused.value)
+
+
+def test_options_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAIN_LR", "0.5")
+    assert parse_config([]).lr == 0.5
+    assert parse_config(["--lr", "0.1"]).lr == 0.1
+
+
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_a_look_without_a_checkpoint_says_where_it_looked(verb: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{verb}: no checkpoint in {tmp_path}"):
+        train(TrainConfig(checkpoint_dir=tmp_path), WorkerEnv(), verb=verb)
