@@ -30,7 +30,7 @@ EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target 
 not there is bad input. A worker that ends with code 2 also gives 2. Docs: docs/job-file.md"""
 
 
-class Version(argparse.Action):
+class TellVersion(argparse.Action):
     """Prints the version; what it tells is looked up only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
@@ -167,7 +167,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         epilog=EPILOG,
     )
     parser.add_argument(
-        "--version", action=Version, nargs=0, help="print version, commit and torch"
+        "--version", action=TellVersion, nargs=0, help="print version, commit and torch"
     )
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_commands(commands)
