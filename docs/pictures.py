@@ -51,7 +51,7 @@ def failures(rows: list[Row]) -> str:
     """Seconds from each failure to the next collective, beside torchrun's."""
     found = {row.what: row for row in rows}
     height = 64 + ROW * len(FAILURES)
-    parts = [_axis((0.1, 1, 10, 100), height - 34, lambda value: f"{value:g} s")]
+    parts = [_axis((0.1, 1, 10, 100), height - 34, "s")]
     for at, (what, name) in enumerate(FAILURES.items()):
         row, y = found[what], 34 + ROW * at
         parts.append(f'<text x="{LABEL_WIDTH - 12}" y="{y + 19}" text-anchor="end">{name}</text>')
@@ -73,7 +73,7 @@ def ratios(rows: list[Row]) -> str:
             name = row.what.partition(": ")[0]
             by_name.setdefault(name, []).append((float(match[0]), row))
     height = 64 + 26 * len(by_name)
-    parts = [_axis((0.01, 0.1, 1), height - 34, lambda value: f"{value:g} x", low=0.003, high=3)]
+    parts = [_axis((0.01, 0.1, 1), height - 34, "x", low=0.003, high=3)]
     one = _x(1, 0.003, 3)
     parts.append(f'<path d="M{one:.1f} 26V{height - 34}" stroke="{INK}" stroke-width="1.5"/>')
     for at, (name, found) in enumerate(by_name.items()):
@@ -100,12 +100,12 @@ def _bar(y: float, value: float | None, colour: str, told: str) -> str:
     return f'{bar} fill="{colour}"/>{text}'
 
 
-def _axis(marks: tuple[float, ...], bottom: int, name: object, **span: float) -> str:
+def _axis(marks: tuple[float, ...], bottom: int, unit: str, **span: float) -> str:
     parts = []
     for mark in marks:
         x = _x(mark, **span)
         parts.append(f'<path d="M{x:.1f} 26V{bottom}" stroke="{GRID}"/>')
-        label = name(mark)  # type: ignore[operator]
+        label = f"{mark:g} {unit}"
         parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{label}</text>')
     return "".join(parts)
 

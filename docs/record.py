@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 from xml.sax.saxutils import escape
 
 import psutil
@@ -70,9 +70,17 @@ def record(folder: Path) -> list[Line]:
     path = f"{program.parent}:{os.environ['PATH']}"  # so that messages say `launcher`
     # No engine: it has no part in this, and may hold runs of others, which would be told.
     env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "DOCKER_HOST": "unix:///none"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     start = time.monotonic()
-    run = subprocess.Popen([program, *COMMAND.split()[1:]], cwd=folder, env=env, **pipes)
+    run = subprocess.Popen(
+        [program, *COMMAND.split()[1:]],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    assert run.stderr is not None
     printed: queue.Queue[Line | None] = queue.Queue()
     readers = [
         threading.Thread(target=read, args=(stream, colour, start, printed))
@@ -81,9 +89,11 @@ def record(folder: Path) -> list[Line]:
     for reader in readers:
         reader.start()
     lines = [Line(0, f"$ {COMMAND}", TYPED)]
-    while sum(reader.is_alive() for reader in readers) or not printed.empty():
+    ended = 0
+    while ended < len(readers):
         line = printed.get(timeout=300)
         if line is None:
+            ended += 1
             continue
         lines.append(line)
         if KILL_AT in line.text:
@@ -97,9 +107,9 @@ def record(folder: Path) -> list[Line]:
     return sorted(lines, key=lambda line: line.at)
 
 
-def read(stream: object, colour: str, start: float, into: queue.Queue[Line | None]) -> None:
+def read(stream: IO[str], colour: str, start: float, into: queue.Queue[Line | None]) -> None:
     """Puts each line of a stream, and None at its end."""
-    for text in stream:  # type: ignore[attr-defined]
+    for text in stream:
         into.put(Line(time.monotonic() - start, text.rstrip("\n"), colour))
     into.put(None)
 
