@@ -34,7 +34,7 @@ build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .R
 .PHONY: help setup run-local test soak breaks compat lint format lines bench chaos docs site recording release-check k8s clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
 	@echo "  variables: GPUS=2 NODES=1:3 ON=docker|local JOB=jobs/digits.yaml ARGS='-- --epochs=5' BASE_IMAGE=... REQUIRE=docker"
 
 setup: $(READY) ## make the virtual environment in .venv

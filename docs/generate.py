@@ -1,7 +1,8 @@
 """``make docs``: writes what is made from the sources.
 
-These are jobs/job.schema.json, the keys and errors in docs/job-file.md, the pages of the reference
-in docs/pages.py, and the pictures of docs/benchmark-results.md. A test fails until it was run.
+These are jobs/job.schema.json, the keys and errors in docs/job-file.md, the functions in
+docs/python.md, the pages of docs/pages.py, and the pictures of docs/benchmark-results.md. A test
+fails until it was run.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ def render_all() -> dict[Path, str]:
     """Each file that is made, with its text."""
     from docs.pages import generated_pages
     from docs.pictures import render_pictures
-    from docs.reference import fill_reference
+    from docs.reference import fill_functions, fill_reference
     from launcher.job.schema import render_schema
 
-    reference = DOCS / "job-file.md"
+    reference, python = DOCS / "job-file.md", DOCS / "python.md"
     return {
         reference: fill_reference(reference.read_text("utf-8")),
+        python: fill_functions(python.read_text("utf-8")),
         ROOT / "jobs/job.schema.json": render_schema(),
         **generated_pages(DOCS),
         **render_pictures(DOCS),
