@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from fabric_train.processes import launch_processes
     from fabric_train.randomness import derive_seed, seed_generators
+    from fabric_train.ranks import rank_zero_first
     from fabric_train.reduction import ExactReduction, FastReduction, align
     from fabric_train.retention import Interval, Keep
     from fabric_train.sampler import GlobalBatchSampler, ShardSampler, fingerprint_tensors
@@ -86,6 +87,7 @@ __all__ = [
     "make_strategy",
     "open_ledger",
     "parse_worker_env",
+    "rank_zero_first",
     "read_environment",
     "seed_generators",
     "share_row",
@@ -107,6 +109,7 @@ _NAMES = {
     "preemption": "EXIT_PREEMPTED PreemptedError Preemption Wish"
     " exit_on_sigterm finish_before_exit ignore_sigterm",
     "processes": "launch_processes",
+    "ranks": "rank_zero_first",
     "randomness": "derive_seed seed_generators",
     "reduction": "ExactReduction FastReduction align",
     "retention": "Interval Keep",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +16,8 @@ from torch import Tensor
 from fabric_train.errors import InputError
 
 T = TypeVar("T")
+DOWNLOAD_LIMIT_S = 86_400.0
+"""How long ranks wait for the one that downloads."""
 
 
 class Ranks:
@@ -102,6 +106,29 @@ class Ranks:
                 "of the state",
                 "set checkpoint_dir to a folder that all nodes share",
             )
+
+
+@contextmanager
+def rank_zero_first(*, local: bool = True, limit_s: float = DOWNLOAD_LIMIT_S) -> Iterator[None]:
+    """The block runs on one rank first, of each node or (not ``local``) of all, then on the others.
+
+    For downloads into a folder that they share: the others find what the first has fetched. If the
+    first fails, all raise what it raised, so that none waits for it. All ranks must enter it; the
+    others wait for at most ``limit_s``. Without a process group the block just runs.
+    """
+    ranks = Ranks.of_world(limit_s)
+    leads = ranks.leads or (local and os.environ.get("LOCAL_RANK") == "0")
+    failed: Exception | None = None
+    if leads:
+        try:
+            yield
+        except Exception as error:
+            failed = error
+    for outcome in ranks.gather(failed):
+        if outcome is not None:
+            raise outcome
+    if not leads:
+        yield
 
 
 def attempt(act: Callable[[], T]) -> T | Exception:

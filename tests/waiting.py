@@ -33,6 +33,8 @@ class StoppedClock:
     def monotonic(self) -> float:
         return self.now
 
+    __call__ = monotonic
+
     def wall(self) -> float:
         return self.now
 

@@ -18,6 +18,7 @@ from fabric_train.environment import read_environment
 from fabric_train.errors import InputError
 from fabric_train.ledger import Ledger
 from fabric_train.preemption import ignore_sigterm
+from fabric_train.ranks import rank_zero_first
 from fabric_train.sampler import GlobalBatchSampler, fingerprint_tensors
 from fabric_train.saver import Saver
 from fabric_train.state import TrainState
@@ -83,7 +84,7 @@ def build(
         config = dataclasses.replace(config, virtual_shards=virtual_shards)
     fabric.seed_everything(config.seed, workers=True, verbose=False)
     workload = WORKLOADS[config.workload]
-    with fabric.rank_zero_first(local=True):
+    with rank_zero_first():
         train_set, test_set = workload.load(config)
     train_set, val_set = split(train_set, config.val_share)
     replicas = strategy.count_replicas(fabric.world_size)

@@ -34,14 +34,12 @@ def open_streams(*, shows: str) -> Iterator[Console]:
     """
     # A closed descriptor: Python has no stream for it.
     out = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-    stdout = stderr = OutputBuffer(sys.stderr, shows=shows)
+    stdout = stderr = OutputBuffer(sys.stderr)
     # Two that lead to the same terminal, pipe or file are one: then one order is kept.
     if not os.path.samestat(os.fstat(out.fileno()), os.fstat(sys.stderr.fileno())):
         # A lambda, as the console is made of what calls it.
-        stdout = OutputBuffer(out, shows=shows, on_lost=lambda why: console.tell_lost(why))
+        stdout = OutputBuffer(out, on_lost=lambda why: console.tell_lost(why))
     console = Console(stderr, out=stdout, shows=shows)
-    if sys.stdout is None:
-        console.tell_lost("it is closed")
     try:
         yield console
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from launcher.api.choose_target import open_target
@@ -18,6 +17,7 @@ from launcher.follow.look import LIMIT_S, present_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.verdict.collectives import Mismatch, join_recorders
+from launcher.verdict.looks import Seen, find_last_looks, read_seen
 from launcher.verdict.stacks import merge_stacks, name_ranks, render_group
 
 _STATES = {
@@ -65,11 +65,9 @@ def take_stacks(
         raise InputError(*_without_agent(plan))
     at = clock.wall()
     request = LookRequest(id=f"asked-{at:.3f}-{os.getpid()}", native=native)
-    target = open_target(plan.target, run.path.parent)
-    silent = target.look(run, plan, request, LIMIT_S, clock)
-    nodes = present_nodes(run)
-    folders = {index: look.look_dir(folder, request.id) for index, folder in nodes.items()}
-    return _read(run, folders, at, silent, rank)
+    silent = open_target(plan.target, run.path.parent).look(run, plan, request, LIMIT_S, clock)
+    folders = {n: look.look_dir(folder, request.id) for n, folder in present_nodes(run).items()}
+    return _tell(run, read_seen(folders), rank, RunStacks(run_id=run.run_id, at=at, silent=silent))
 
 
 def _without_agent(plan: LaunchPlan) -> tuple[str, str]:
@@ -79,49 +77,26 @@ def _without_agent(plan: LaunchPlan) -> tuple[str, str]:
 
 def _read_last(run: RunFolder, ended: str, rank: int | None) -> RunStacks:
     """The newest look that agents took by themselves, or else that somebody asked for."""
-    found: dict[int, tuple[bool, float, Path]] = {}
-    for index, number in run.incarnations():
-        node_dir = run.node_dir(index, number)
-        for one in look.read_looks(node_dir):
-            this = (one.why == "hang", one.at, look.look_dir(node_dir, one.id))
-            found[index] = max(found.get(index, this), this)
-    if not found:
+    seen = read_seen(find_last_looks(run, run.incarnations()))
+    if not seen.looks:
         what = f"{run.run_id} has ended ({ended}), and no look at its workers was left"
         raise InputError(what, typed.command("report", run.run_id))
-    folders = {index: folder for index, (_, _, folder) in found.items()}
-    return _read(run, folders, max(at for _, at, _ in found.values()), {}, rank, ended)
+    at = max(one.at for one in seen.looks.values())
+    return _tell(run, seen, rank, RunStacks(run_id=run.run_id, at=at, ended=ended))
 
 
-def _read(
-    run: RunFolder,
-    folders: Mapping[int, Path],
-    at: float,
-    silent: Mapping[int, str],
-    rank: int | None,
-    ended: str = "",
-) -> RunStacks:
-    looks = {index: one for index, folder in folders.items() if (one := look.read_look(folder))}
-    stacks: dict[int, RankStacks] = {}
-    traces: dict[int, dict[str, Any]] = {}
-    for index, one in looks.items():
-        for seen in one.ranks:
-            traces[seen.rank] = look.read_collectives(folders[index], seen.rank)
-            if read := look.read_stacks(folders[index], seen.rank):
-                stacks[seen.rank] = read
-    if rank is not None and rank not in traces and traces:
-        raise InputError(f"--rank {rank}: {run.run_id} has {name_ranks(traces)} there")
-    newest = max((one.at for one in looks.values()), default=at)
-    return RunStacks(
-        run_id=run.run_id,
-        at=at,
-        ended=ended,
+def _tell(run: RunFolder, seen: Seen, rank: int | None, begun: RunStacks) -> RunStacks:
+    if rank is not None and rank not in seen.traces and seen.traces:
+        raise InputError(f"--rank {rank}: {run.run_id} has {name_ranks(seen.traces)} there")
+    newest = max((one.at for one in seen.looks.values()), default=begun.at)
+    return replace(
+        begun,
         looks={
-            index: replace(one, ranks=tuple(r for r in one.ranks if rank in (None, r.rank)))
-            for index, one in looks.items()
+            node: replace(one, ranks=tuple(r for r in one.ranks if rank in (None, r.rank)))
+            for node, one in seen.looks.items()
         },
-        silent=silent,
-        stacks={r: one for r, one in stacks.items() if rank in (None, r)},
-        findings=join_recorders({r: trace for r, trace in traces.items() if trace}, newest),
+        stacks={r: one for r, one in seen.stacks.items() if rank in (None, r)},
+        findings=join_recorders({r: one for r, one in seen.traces.items() if one}, newest),
     )
 
 

@@ -12,6 +12,8 @@ from launcher.runs.folder import RunFolder
 from launcher.verdict.evidence import Evidence, read_run
 from launcher.verdict.torchrun_logs import read_file, read_folder
 
+_OF_RUNS = (protocol.NODES_DIR, protocol.OUTCOME_FILE, protocol.PLAN_FILE)
+
 
 def read_named_run(run: RunFolder) -> Evidence:
     """Of a run with its plan; one that ended unseen gets its outcome."""
@@ -28,5 +30,5 @@ def read_path(path: Path) -> Evidence:
         return read_file(path)
     if not path.is_dir():
         raise InputError(f"{path}: no log and no folder", "name a run, a folder of logs, or a log")
-    is_run = (path / protocol.NODES_DIR).is_dir() or (path / protocol.OUTCOME_FILE).exists()
+    is_run = any((path / name).exists() for name in _OF_RUNS)
     return read_run(RunFolder(path.resolve())) if is_run else read_folder(path)

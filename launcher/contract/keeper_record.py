@@ -1,6 +1,6 @@
 """The record of the process that runs a node: of a host's keeper, or of an agent of this machine.
 
-Standard library only, and no newer than Python 3.8: hosts import it with a Python of their own.
+Standard library only, and no newer than Python 3.9: hosts import it with a Python of their own.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ ASKED_FILE = "LAUNCHER_ASKED_FILE"
 SIGTERM without it came from elsewhere, such as Slurm's to all processes of a step: a stop request
 follows, and after the commit the agent's own SIGTERM."""
 GENERATION = "LAUNCHER_GENERATION"
-"""The fencing generation of this membership, set by the agent; absent where nothing fences."""
+"""The generation of this membership, set by the agent; absent in a static group."""
 RUN_DIR = "RUN_DIR"
 """The run folder as the node sees it."""
 CHECKPOINT_DIR = "CHECKPOINT_DIR"
@@ -132,8 +132,8 @@ SCALE_REQUEST = "scale-request"
 RUN_REQUESTS = (STOP_RUN_FILE, SCALE_REQUEST)
 """Files by which a terminal asks the launcher of a run, which removes them when it has acted."""
 FOLLOWED_FILE = ".followed"
-"""In a run's folder on a host: changed, by the clock since the boot, as long as a launcher follows
-the run."""
+"""In a node's folder on a host, beside its incarnations: changed, by the clock since the boot, as
+long as a launcher follows the run."""
 NODES_DIR = "nodes"
 AGENT_ARCHIVE = "agent.pyz"
 """The node agent of this run, in RUN_DIR."""

@@ -26,12 +26,9 @@ class GpuFacts:
 class NodeAnswer:
     """What a node is and has. None means unknown; for ``memlock_bytes`` it means no limit.
 
-    ``addresses`` belong to its own name; ``xids`` are (PCI address, number); ``infiniband`` tells
-    whether a device has an active port.
+    ``xids`` are (PCI address, number); ``infiniband`` tells whether a device has an active port.
     """
 
-    host: str
-    addresses: tuple[str, ...]
     python: str
     torch: str | None
     cuda: str | None
@@ -70,20 +67,15 @@ Nodes = Mapping[str, NodeAnswer]
 
 SLOW_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
 """10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it."""
-LOOPBACK = ("127.", "::1")
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
 """Errors that a program makes; the GPU is sound after them (NVIDIA, XID Errors)."""
 
 
-def judge_nodes(nodes: Nodes, *, meets_others: bool) -> Iterator[Finding]:
-    """Each node by itself, then what must be equal on all.
-
-    ``meets_others``: nodes find each other by name or address, so a name that resolves to
-    loopback matters.
-    """
+def judge_nodes(nodes: Nodes) -> Iterator[Finding]:
+    """Each node by itself, then what must be equal on all."""
     for where, facts in nodes.items():
         yield from judge_environment(facts, where)
-        yield from judge_machine(facts, where, meets_others=meets_others)
+        yield from judge_machine(facts, where)
     yield from judge_equal(nodes)
     yield from judge_equal_gpus(nodes)
 
@@ -102,29 +94,12 @@ def judge_environment(facts: NodeAnswer, where: str) -> Iterator[Finding]:
     yield from _judge_memory(facts, where)
 
 
-def judge_machine(
-    facts: NodeAnswer, where: str, *, meets_others: bool, by_address: bool = False
-) -> Iterator[Finding]:
-    """What all containers of a machine share: its GPUs and its name.
-
-    ``by_address``: the run tells nodes each other's addresses, so that a wrong name harms only
-    what the training itself looks up.
-    """
+def judge_machine(facts: NodeAnswer, where: str) -> Iterator[Finding]:
+    """What all containers of a machine share: its GPUs and its InfiniBand."""
     for gpu in facts.gpus:
         yield _judge_gpu(gpu, facts, where)
     if facts.gpus and facts.infiniband:
         yield _judge_infiniband(facts, where)
-    if meets_others:
-        yield from _judge_name(facts, where, by_address=by_address)
-
-
-def judge_shared(shared: Mapping[str, bool]) -> Iterator[Finding]:
-    """Whether all nodes see the same checkpoint folder."""
-    check, found = "shared checkpoints", "does not see what the others wrote into checkpoint_dir"
-    fix = "set checkpoint_dir of the job to a folder that is mounted on all nodes"
-    if shared and all(shared.values()):
-        yield ok(check, "all nodes", "one folder")
-    yield from (failed(check, where, found, fix) for where, sees in shared.items() if not sees)
 
 
 def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
@@ -220,18 +195,6 @@ def _judge_infiniband(facts: NodeAnswer, where: str) -> Finding:
         return warning("InfiniBand", where, f"{why}, so that NCCL falls back to sockets", fix)
     active = ", ".join(name for name, is_active in facts.infiniband.items() if is_active)
     return ok("InfiniBand", where, active)
-
-
-def _judge_name(facts: NodeAnswer, where: str, *, by_address: bool) -> Iterator[Finding]:
-    check, host, addresses = "own name", facts.host, facts.addresses
-    fix = f"give {host} the node's own address in /etc/hosts there"
-    if not addresses:
-        yield warning(check, where, f"{host} has no address", fix)
-    elif all(address.startswith(LOOPBACK) for address in addresses):
-        found = f"{host} leads to {', '.join(addresses)}"
-        if by_address:
-            found = f"{found}; runs go by addresses, a script that looks itself up does not"
-        yield (warning if by_address else failed)(check, where, found, fix)
 
 
 def judge_equal(nodes: Nodes) -> Iterator[Finding]:

@@ -17,7 +17,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from ctypes.util import find_library
@@ -56,7 +55,6 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    _check_shared(folder, index, dist)
     rates = list(measure(torch, dist, device))
     if dist.get_rank() == 0:
         _write(folder / "all-reduce.json", {"backend": dist.get_backend(), "rates": rates})
@@ -66,10 +64,7 @@ def main() -> None:
 def read_node() -> dict[str, object]:
     """What this node is and has; ``None`` where it does not say."""
     shm = Path("/dev/shm")
-    host = socket.gethostname()
     return {
-        "host": host,
-        "addresses": resolve(host),
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": _version("torch"),
         "cuda": _cuda(),
@@ -114,20 +109,6 @@ def measure(torch: Any, dist: Any, device: Any) -> Iterator[dict[str, float]]:
         size *= 8
 
 
-def _check_shared(folder: Path, index: str, dist: Any) -> None:
-    """A token that rank 0 leaves in the checkpoint folder must be there for every node."""
-    token = Path(os.environ["CHECKPOINT_DIR"], f".doctor-{os.environ['LAUNCHER_RUN_ID']}")
-    if dist.get_rank() == 0:
-        with contextlib.suppress(OSError):
-            token.touch()
-    dist.barrier()
-    if os.environ["LOCAL_RANK"] == "0":
-        _write(folder / f"shared-{index}.json", token.exists())
-    dist.barrier()
-    if dist.get_rank() == 0:
-        token.unlink(missing_ok=True)
-
-
 def _write(path: Path, value: object) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(value))
@@ -155,22 +136,6 @@ def _nccl() -> str | None:
     names = (d.metadata["Name"] or "" for d in metadata.distributions())
     found = sorted(name for name in names if name.startswith("nvidia-nccl-"))
     return _version(found[0]) if found else None
-
-
-def resolve(name: str) -> list[str]:
-    """The addresses of a name; empty where no resolver answers in time."""
-    found: list[str] = []
-
-    def look() -> None:
-        with contextlib.suppress(OSError):
-            # Ended by the resolver's own limit; the process does not wait for it.
-            found.extend(sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)}))
-
-    # A resolver without its server takes half a minute.
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(5.0)
-    return list(found)
 
 
 def _memlock_bytes() -> int | None:
@@ -240,7 +205,5 @@ def parse_xids(text: str) -> list[tuple[str, int]]:
 if __name__ == "__main__":
     if sys.argv[1:] == ["node"]:
         sys.stdout.write(json.dumps(read_node()))
-        sys.stdout.flush()
-        # Do not wait for threads that still resolve a name.
-        os._exit(0)
-    main()
+    else:
+        main()

@@ -40,7 +40,6 @@ class ProbeAnswers:
 
     nodes: Mapping[str, NodeAnswer]
     silent: Sequence[str]
-    shared: Mapping[str, bool]
     all_reduce: AllReduce | None
     failure: str
     world: str
@@ -74,13 +73,11 @@ def run_probe(plan: LaunchPlan, target: Target, limit_s: float) -> ProbeAnswers:
     indices = [node.node_index for node in plan.nodes]
     names = {i: plan.machines[i].name if plan.machines else f"node {i}" for i in indices}
     nodes = {name: _read(found / f"node-{i}.json", NodeAnswer) for i, name in names.items()}
-    shared = {name: _read(found / f"shared-{i}.json", bool) for i, name in names.items()}
     first = outcome.failure.first if outcome.failure else None
     cause = (first.exception if first else "") or outcome.detail or outcome.reason
     return ProbeAnswers(
         nodes={name: facts for name, facts in nodes.items() if facts is not None},
         silent=[name for name, facts in nodes.items() if facts is None],
-        shared={name: sees for name, sees in shared.items() if sees is not None},
         all_reduce=_read(found / "all-reduce.json", AllReduce),
         failure=cause if outcome.failure else "",
         world=f"{len(plan.nodes)} x {plan.nodes[0].nproc_per_node}",

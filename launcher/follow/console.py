@@ -51,8 +51,8 @@ class Console:
     @property
     def copies_stdout(self) -> bool:
         """Whether the workers' stdout has a stream of its own, which takes any bytes."""
-        own = self._out if self._out is not self._stream and self.keeps_returns else None
-        return isinstance(own, OutputBuffer) and own.is_utf8
+        is_own = self._out is not self._stream and self.keeps_returns
+        return is_own and isinstance(self._out, OutputBuffer)
 
     def line(self, text: str) -> None:
         """One line as it is."""

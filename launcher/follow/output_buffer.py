@@ -10,10 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import TextIO
 
-BUFFER_BYTES = 16 << 20
-"""Kept for a reader that pauses; when it is full, the older half is dropped."""
-HOLD_S = 1.0
-"""How long a full buffer waits for the reader to take half of it."""
+FULL_BYTES = 4 << 20
+"""A reader that has so much to read gets no more of what can be held back."""
 FILE_CHUNK_BYTES = 1 << 20
 """Written in one piece to a regular file."""
 STALL_S = 5.0
@@ -23,48 +21,37 @@ STALL_S = 5.0
 class OutputBuffer:
     """Writes whole lines to a stream's descriptor, in a thread.
 
-    ``put`` waits for a reader for at most ``HOLD_S``. Lines beyond ``BUFFER_BYTES`` are dropped;
-    one line then says how many, with the command ``shows`` that shows them. A caller that can hold
-    output back asks ``has_room`` first, and loses nothing. ``on_lost`` is called once, in the
-    thread, with the system's message when the stream fails (the reader has gone, the disk is full);
-    later output is dropped. Not for a process that forks into the background afterwards.
+    ``put`` never waits for a reader: a caller that can hold much output back asks ``has_room``
+    first. ``on_lost`` is called once, in the thread, with the system's message when the stream
+    fails (the reader has gone, the disk is full); later output is dropped. Not for a process that
+    forks into the background afterwards.
     """
 
     def __init__(
-        self, stream: TextIO, *, shows: str, on_lost: Callable[[str], None] = lambda why: None
+        self, stream: TextIO, *, on_lost: Callable[[str], None] = lambda why: None
     ) -> None:
-        self._fd, self._encoding, self._shows = stream.fileno(), stream.encoding, shows
-        self.is_utf8 = self._encoding.lower().replace("_", "-") in ("utf-8", "utf8")
-        self.isatty = stream.isatty
+        self._fd, self.isatty = stream.fileno(), stream.isatty
         self._on_lost, self._is_lost = on_lost, False
         is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
         # A pipe takes this many in one piece.
         self._chunk_bytes = FILE_CHUNK_BYTES if is_file else select.PIPE_BUF
-        self._buffer, self._left_out = bytearray(), 0
-        self._is_writing, self._keeps_up, self._writes = False, True, 0
+        self._buffer = bytearray()
+        self._is_writing, self._writes = False, 0
         self._gave_up_at: int | None = None
         self._changed = threading.Condition()
         threading.Thread(target=self._write_on, daemon=True).start()
 
     def put(self, data: bytes) -> None:
-        """Takes whole lines of UTF-8, or an update of a terminal's last line.
-
-        Takes any bytes where ``is_utf8``.
-        """
-        if not self.is_utf8:
-            data = data.decode().encode(self._encoding, "backslashreplace")
+        """Takes whole lines, or an update of a terminal's last line."""
         with self._changed:
-            if self._is_lost:
-                return
-            if len(self._buffer) + len(data) > BUFFER_BYTES:
-                self._make_room()
-            self._buffer += data
-            self._changed.notify_all()
+            if not self._is_lost:
+                self._buffer += data
+                self._changed.notify_all()
 
     def has_room(self) -> bool:
         """Whether the reader keeps up, so that more can be written; False when it has gone."""
         with self._changed:
-            return len(self._buffer) <= BUFFER_BYTES // 4 and not self._is_lost
+            return len(self._buffer) <= FULL_BYTES and not self._is_lost
 
     def wait_for_room(self) -> bool:
         """As ``has_room``; waits for a reader until it has read nothing for ``STALL_S``."""
@@ -96,16 +83,6 @@ class OutputBuffer:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), self._fd)
             return is_done and self._gave_up_at is None
 
-    def _make_room(self) -> None:
-        half = BUFFER_BYTES // 2
-        if self._keeps_up:
-            self._keeps_up = self._changed.wait_for(lambda: len(self._buffer) <= half, HOLD_S)
-        if not self._keeps_up:
-            beyond = max(len(self._buffer) - half, 0)
-            end = self._buffer.find(b"\n", beyond) + 1 or len(self._buffer)
-            self._left_out += self._buffer.count(b"\n", 0, end)
-            del self._buffer[:end]
-
     def _write_on(self) -> None:
         while True:
             with self._changed:
@@ -122,7 +99,6 @@ class OutputBuffer:
                     self._on_lost(error.strerror or str(error))
             with self._changed:
                 self._is_writing = False
-                self._keeps_up = self._keeps_up or not self._buffer
                 self._writes += 1
                 self._changed.notify_all()
 
@@ -131,13 +107,7 @@ class OutputBuffer:
         end = self._buffer.rfind(b"\n", 0, self._chunk_bytes) + 1 or self._buffer.find(b"\n") + 1
         chunk = bytes(self._buffer[: end or len(self._buffer)])
         del self._buffer[: len(chunk)]
-        if not self._left_out:
-            return chunk
-        left_out, self._left_out = self._left_out, 0
-        clear = "\r\x1b[K" if self.isatty() else ""
-        note = f"launcher: {left_out} lines left out here, as nobody read; see: {self._shows}"
-        told = f"{clear}{note}\n"
-        return told.encode(self._encoding, "backslashreplace") + chunk
+        return chunk
 
     def _put(self, data: bytes) -> None:
         while data:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.contract.errors import LauncherError
 from launcher.doctor.finding import Finding, failed, ok
-from launcher.doctor.judge import judge_nodes, judge_shared
+from launcher.doctor.judge import judge_nodes
 from launcher.doctor.run import (
     MOUNTED_PROGRAM,
     OWN_FOLDER,
@@ -54,8 +54,7 @@ def _probe_nodes(plan: LaunchPlan, target: Target, limit_s: float) -> Iterator[F
         yield failed("start", count_nodes(len(plan.nodes)), error.what, error.hint)
         return
     yield from judge_start(answers, limit_s)
-    yield from judge_nodes(answers.nodes, meets_others=len({n.local_addr for n in plan.nodes}) > 1)
-    yield from judge_shared(answers.shared)
+    yield from judge_nodes(answers.nodes)
     yield judge_speed(answers)
 
 

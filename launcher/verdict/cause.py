@@ -23,7 +23,7 @@ class FailureCause(enum.StrEnum):
     """What helps in most cases."""
 
     # the script
-    SCRIPT_ERROR = "script-error", _FAILED, "correct the line that raised it"
+    SCRIPT_ERROR = "script-error", _FAILED, "correct the line that raised it or ended the process"
     WRONG_ARGUMENT = "wrong-argument", _INPUT, "correct the option; the program's --help lists them"
     MISSING_MODULE = "missing-module", _INPUT, "python -m pip install PACKAGE where the workers run"
     MISSING_FILE = "missing-file", _INPUT, "name a path that every node has, or mount it"
@@ -39,12 +39,12 @@ class FailureCause(enum.StrEnum):
     MISMATCHED_COLLECTIVE = (
         "mismatched-collective",
         _FAILED,
-        "call the same ones in one order on all ranks",
+        "the same ones in one order everywhere",
     )
     SHAPE_MISMATCH_IN_COLLECTIVE = (
         "shape-mismatch-in-collective",
         _FAILED,
-        "the same sizes and types on all ranks",
+        "the same sizes and types",
     )
     UNEVEN_BATCHES = (
         "uneven-batches",
@@ -53,11 +53,7 @@ class FailureCause(enum.StrEnum):
     )
     STRAGGLER = "straggler", _FAILED, "look at that rank's GPU clocks, CPU load and data"
     # data
-    DATA_LOADER_WORKER_DIED = (
-        "data-loader-worker-died",
-        _FAILED,
-        "num_workers=0 shows its error; or memory",
-    )
+    DATA_LOADER_WORKER_DIED = "data-loader-worker-died", _FAILED, "num_workers=0 shows its error"
     DATA_STALL = "data-stall", _FAILED, "more num_workers, a faster disk, or a local copy"
     SHM_TOO_SMALL = "shm-too-small", _FAILED, "--set resources.shm=8Gi (docker run --shm-size=8g)"
     BAD_DATA = "bad-data", _FAILED, "fetch the file anew, or take the checkpoint before it"
@@ -69,7 +65,7 @@ class FailureCause(enum.StrEnum):
     TOO_MANY_PROCESSES = "too-many-processes", _FAILED, "ulimit -u; the container's pids limit"
     CLOCK_JUMP = "clock-jump", _UNMET, "chronyc tracking on each node; start chronyd"
     # endings from outside
-    KILLED = "killed", Reason.KILLED, "dmesg -T there tells of kills for memory; who else?"
+    KILLED = "killed", Reason.KILLED, "find who sent it: dmesg -T tells of memory kills"
     CRASHED = "crashed", _FAILED, "faulthandler's stack in the log, or gdb with the core"
     STOPPED_BY_USER = "stopped-by-user", Reason.STOP_REQUESTED, "run it again, with --resume RUN"
     PREEMPTED = "preempted", Reason.PREEMPTED, "run it again, with --resume RUN"
@@ -83,18 +79,14 @@ class FailureCause(enum.StrEnum):
     WRONG_INTERFACE = (
         "wrong-interface",
         _UNMET,
-        "ip -br addr; set NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME",
+        "ip -br addr; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME",
     )
     PROXY = "proxy", _UNMET, "unset http_proxy, or export no_proxy=ADDRESSES"
     FIREWALL = "firewall", _UNMET, "open all ports between the nodes; nc -vz HOST PORT"
     NCCL_ERROR = "nccl-error", _FAILED, "once more with NCCL_DEBUG=INFO; read what comes before"
     # GPUs and fabric
     GPU_FAULT = "gpu-fault", _LOST, "drain the node; dmesg -T | grep Xid; reset the GPU"
-    GPU_MEMORY_ERROR = (
-        "gpu-memory-error",
-        _LOST,
-        "drain it; nvidia-smi -q -d ECC,ROW_REMAPPER; reset",
-    )
+    GPU_MEMORY_ERROR = "gpu-memory-error", _LOST, "drain; nvidia-smi -q -d ECC,ROW_REMAPPER; reset"
     NVLINK_FAULT = "nvlink-fault", _LOST, "drain it; nvidia-smi nvlink -s; look at fabricmanager"
     INFINIBAND_FAULT = "infiniband-fault", _LOST, "ibstat there; look at its port and cable"
     NO_GPU = "no-gpu", _INPUT, "nvidia-smi -L there; ask for GPUs, or fewer processes"
@@ -106,7 +98,7 @@ class FailureCause(enum.StrEnum):
     DRIVER_TOO_OLD = (
         "driver-too-old",
         _INPUT,
-        "a newer driver, an older CUDA; after an update reboot",
+        "a newer driver, or older CUDA; after an update reboot",
     )
     CODE_MISMATCH = "code-mismatch", _INPUT, "the same code and configuration on all nodes"
     # engines and schedulers
@@ -127,3 +119,13 @@ class FailureCause(enum.StrEnum):
     def section(self) -> str:
         """Where the runbook tells of it."""
         return f"docs/runbook.md#{self}"
+
+
+_FOLLOWS = """
+dns wrong-interface no-gpu gpu-busy cuda-assert bad-data data-loader-worker-died data-stall
+time-limit crashed killed endless-loop deadlock straggler network-cut firewall exited-early
+target-unreachable container-start stopped-by-user nccl-error master-unreachable script-error
+missing-collective
+"""
+FOLLOWS = tuple(cause for word in _FOLLOWS.split() for cause in FailureCause if cause == word)
+"""Causes that another one may have led to, those that say least last: never certain by a text."""

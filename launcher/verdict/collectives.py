@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 from launcher.verdict.stacks import name_ranks
 
 Kind = Literal["different", "sizes", "missing"]
+Like = tuple[object, ...]
+Key = TypeVar("Key", str, Like)
 WAITS_S = 1.0
 """A shorter wait is nothing to tell: ranks do not come at the same instant."""
 SAME_SIZES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "_all_gather_base")
@@ -39,28 +41,20 @@ class Call:
     began_at: float
     is_over: bool
 
+    @property
+    def like(self) -> Like:
+        """What two calls have in common where they are the same collective."""
+        return self.op, self.sizes if self.op in SAME_SIZES else (), self.dtypes
+
 
 @dataclass(frozen=True, kw_only=True)
-class RankGroup:
-    """What one rank remembers of one process group; ``members`` are empty where nobody says."""
+class ProcessGroup:
+    """One process group: each rank's calls by number, and its members as far as they are told."""
 
-    rank: int
-    backend: str
-    group: str
-    description: str
-    members: tuple[int, ...]
-    calls: Mapping[int, Call]
-
-    @property
-    def last(self) -> int:
-        """The number of the newest collective that it has entered."""
-        return max(self.calls, default=0)
-
-    @property
-    def waiting(self) -> Call | None:
-        """The oldest one in which it still is."""
-        open_ones = (call for call in self.calls.values() if not call.is_over)
-        return min(open_ones, key=lambda call: call.seq, default=None)
+    name: str
+    is_default: bool
+    calls: dict[int, dict[int, Call]] = field(default_factory=dict)
+    members: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,56 +73,6 @@ class Mismatch:
     waited_s: float = 0.0
 
 
-def parse_recorder(rank: int, data: Mapping[str, Any]) -> tuple[RankGroup, ...]:
-    """What a rank's recorder tells of each of its groups; empty for anything that is no trace."""
-    found: dict[tuple[str, str], tuple[str, dict[int, Call]]] = {}
-    for entry in _list(data.get("entries")):
-        try:
-            if entry.get("is_p2p"):
-                continue
-            backend, _, op = str(entry["profiling_name"]).rpartition(":")
-            group, description = (str(word) for word in entry["process_group"])
-            call = _parse_call(entry, op)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            continue
-        found.setdefault((backend, group), (description, {}))[1][call.seq] = call
-    return tuple(
-        RankGroup(
-            rank=rank,
-            backend=backend,
-            group=group,
-            description="" if description in _UNNAMED else description,
-            members=_members(data, group),
-            calls=calls,
-        )
-        for (backend, group), (description, calls) in found.items()
-    )
-
-
-def _parse_call(entry: Mapping[str, Any], op: str) -> Call:
-    return Call(
-        seq=int(entry["collective_seq_id"]),
-        op=op,
-        sizes=tuple(tuple(int(n) for n in shape) for shape in entry["input_sizes"]),
-        dtypes=tuple(map(str, entry.get("input_dtypes", ()))),
-        began_at=int(entry["time_created_ns"]) / 1e9,
-        is_over=bool(entry.get("retired")) or entry.get("state") == "completed",
-    )
-
-
-def _members(data: Mapping[str, Any], group: str) -> tuple[int, ...]:
-    try:
-        listed = data["pg_config"][group]["ranks"]
-        ranks = json.loads(listed) if isinstance(listed, str) else listed
-        return tuple(int(rank) for rank in ranks)
-    except (KeyError, TypeError, ValueError):
-        return ()
-
-
-def _list(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
-
-
 def join_recorders(
     traces: Mapping[int, Mapping[str, Any]], now: float, *, waits_s: float = WAITS_S
 ) -> tuple[Mismatch, ...]:
@@ -138,109 +82,145 @@ def join_recorders(
     the epoch. A rank without a trace counts as unknown, not as missing.
     """
     known = {rank for rank, trace in traces.items() if "entries" in trace}
-    groups: dict[tuple[str, str], list[RankGroup]] = {}
+    groups: dict[tuple[str, str], ProcessGroup] = {}
     for rank in sorted(known):
-        for one in parse_recorder(rank, traces[rank]):
-            groups.setdefault((one.backend, one.group), []).append(one)
-    found = [finding for same in groups.values() if (finding := _judge(same, known, now, waits_s))]
+        _add_trace(groups, rank, traces[rank])
+    found = [finding for one in groups.values() if (finding := _judge(one, known, now, waits_s))]
     return tuple(sorted(found, key=lambda one: (one.kind == "missing", -one.waited_s)))
 
 
-def _judge(same: list[RankGroup], known: set[int], now: float, waits_s: float) -> Mismatch | None:
-    """What is wrong in one process group, of which all are the recorders."""
-    waiting = [(one, call) for one in same if (call := one.waiting)]
-    waited_s = max((now - call.began_at for _, call in waiting), default=0.0)
+def _add_trace(
+    groups: dict[tuple[str, str], ProcessGroup], rank: int, trace: Mapping[str, Any]
+) -> None:
+    """Adds what a rank's recorder tells; nothing of what is no trace."""
+    entries = trace["entries"]
+    for entry in entries if isinstance(entries, list) else ():
+        try:
+            if entry.get("is_p2p"):
+                continue
+            backend, _, op = str(entry["profiling_name"]).rpartition(":")
+            id, description = (str(word) for word in entry["process_group"])
+            call = Call(
+                seq=int(entry["collective_seq_id"]),
+                op=op,
+                sizes=tuple(tuple(int(n) for n in shape) for shape in entry["input_sizes"]),
+                dtypes=tuple(map(str, entry.get("input_dtypes", ()))),
+                began_at=int(entry["time_created_ns"]) / 1e9,
+                is_over=bool(entry.get("retired")) or entry.get("state") == "completed",
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            continue
+        unnamed = "default" if id == DEFAULT else id
+        name = unnamed if description in _UNNAMED else description
+        group = groups.setdefault((backend, id), ProcessGroup(name=name, is_default=id == DEFAULT))
+        group.calls.setdefault(rank, {})[call.seq] = call
+        group.members.update(_members(trace, id))
+
+
+def _members(trace: Mapping[str, Any], group: str) -> tuple[int, ...]:
+    try:
+        listed = trace["pg_config"][group]["ranks"]
+        ranks = json.loads(listed) if isinstance(listed, str) else listed
+        return tuple(int(rank) for rank in ranks)
+    except (KeyError, TypeError, ValueError):
+        return ()
+
+
+def _judge(group: ProcessGroup, known: set[int], now: float, waits_s: float) -> Mismatch | None:
+    """What is wrong in one process group."""
+    waiting = [call for own in group.calls.values() for call in own.values() if not call.is_over]
+    waited_s = max((now - call.began_at for call in waiting), default=0.0)
     if not waiting or waited_s < waits_s:
         return None
-    seqs = {seq for one in same for seq in one.calls}
-    for seq in sorted(seqs):
-        calls = {one.rank: one.calls[seq] for one in same if seq in one.calls}
-        if finding := _differ(same[0], seq, calls, waited_s):
-            return finding
-    return _missing(same, known, min(call.seq for _, call in waiting), waited_s)
-
-
-def _differ(
-    group: RankGroup, seq: int, calls: Mapping[int, Call], waited_s: float
-) -> Mismatch | None:
-    """Where ranks do different things under one number."""
-    by_op = _by(calls, lambda call: call.op)
-    where = _where(group)
-    if len(by_op) > 1:
-        few = min(by_op.values(), key=len)
-        told = " and ".join(f"{op} {seq} ({name_ranks(ranks)})" for op, ranks in by_op.items())
-        text = f"{name_ranks(calls)} are in different collectives{where}: {told}"
-        return Mismatch(
-            kind="different",
-            text=text,
-            ranks=tuple(few),
-            group=_name(group),
-            seq=seq,
-            op=next(iter(by_op)),
-            waited_s=waited_s,
-        )
-    op = next(iter(by_op))
-    by_size = _by(calls, lambda call: _render_sizes(call.sizes))
-    if len(by_size) > 1 and op in SAME_SIZES:
-        few = min(by_size.values(), key=len)
-        told = ", ".join(f"{size} on {name_ranks(ranks)}" for size, ranks in by_size.items())
-        text = f"sizes differ in {op} {seq}{where}: {told}"
-        return Mismatch(
-            kind="sizes",
-            text=text,
-            ranks=tuple(few),
-            group=_name(group),
-            seq=seq,
-            op=op,
-            waited_s=waited_s,
-        )
-    return None
-
-
-def _missing(same: list[RankGroup], known: set[int], seq: int, waited_s: float) -> Mismatch | None:
-    """Which ranks have not entered the collective in which the others are."""
-    there = {one.rank: one for one in same if one.last >= seq}
-    members = next((one.members for one in same if one.members), ())
-    late = {one.rank for one in same} - there.keys()
-    # A rank whose recorder has nothing of this group has entered none of its collectives.
-    # All ranks are in the first group, of which gloo does not name the members.
-    everybody = known if same[0].group == DEFAULT else set(members) & known
-    late |= everybody - {one.rank for one in same}
-    if not late or not there:
+    seqs = sorted({seq for own in group.calls.values() for seq in own})
+    found = next(filter(None, (_differ(group, seq) for seq in seqs)), None)
+    found = found or _missing(group, known, min(call.seq for call in waiting), waited_s)
+    if found is None:
         return None
-    one = next(iter(there.values()))
-    call = one.calls.get(seq) or one.calls[one.last]
-    size = f"{_render_bytes(call)}, " if call.sizes else ""
-    verb = "has" if len(late) == 1 else "have"
-    others = "all others wait" if len(there) > 1 else f"{name_ranks(there)} waits"
-    text = (
-        f"{name_ranks(late)} {verb} not entered {call.op} {seq} "
-        f"({size}group {_name(one)}), {others} since {waited_s:.0f} s"
-    )
+    kind, text, ranks, call = found
     return Mismatch(
-        kind="missing",
+        kind=kind,
         text=text,
-        ranks=tuple(sorted(late)),
-        group=_name(one),
-        seq=seq,
+        ranks=tuple(sorted(ranks)),
+        group=group.name,
+        seq=call.seq,
         op=call.op,
         waited_s=waited_s,
     )
 
 
-def _by(calls: Mapping[int, Call], key: Any) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for rank, call in sorted(calls.items()):
+_Found = tuple[Kind, str, Collection[int], Call]
+
+
+def _differ(group: ProcessGroup, seq: int) -> _Found | None:
+    """Where ranks do different things under one number."""
+    calls = {rank: own[seq] for rank, own in sorted(group.calls.items()) if seq in own}
+    alike = _by(calls, lambda one: one.like)
+    if len(alike) < 2:
+        return None
+    where = "" if group.name == "default" else f" of group {group.name}"
+    if len(alike) == 2 and (found := _left_out(group, seq, alike)):
+        late, call = found
+        text = f"{name_ranks(late)} {_have(late)} left out {call.op} {seq}{where}"
+        return "missing", text, late, call
+    odd = min(alike.values(), key=len)
+    call = next(iter(calls.values()))
+    if len(by_op := _by(calls, lambda one: one.op)) > 1:
+        told = " and ".join(f"{op} {seq} ({name_ranks(ranks)})" for op, ranks in by_op.items())
+        text = f"{name_ranks(calls)} are in different collectives{where}: {told}"
+        return "different", text, odd, call
+    by_size = _by(calls, lambda one: _render_sizes(one.sizes))
+    differ = by_size if len(by_size) > 1 else _by(calls, lambda one: ", ".join(one.dtypes))
+    told = ", ".join(f"{size} on {name_ranks(ranks)}" for size, ranks in differ.items())
+    return "sizes", f"sizes differ in {call.op} {seq}{where}: {told}", odd, call
+
+
+def _left_out(
+    group: ProcessGroup, seq: int, alike: Mapping[Like, list[int]]
+) -> tuple[list[int], Call] | None:
+    """The ranks that are in what comes next, as earlier steps tell, and what they have left out."""
+    for like, ranks in alike.items():
+        own = group.calls[ranks[0]]
+        likes = {number: call.like for number, call in own.items()}
+        before = (likes.get(seq - 2), likes.get(seq - 1))
+        # Where the two before were the same ones, this one and the next are known.
+        steps = (n for n in likes if n < seq and (likes.get(n - 2), likes.get(n - 1)) == before)
+        at = max(steps, default=0) if None not in before else 0
+        late = alike.get(likes.get(at + 1, ()), ranks)
+        if likes.get(at) == like and late is not ranks:
+            return late, own[seq]
+    return None
+
+
+def _missing(group: ProcessGroup, known: set[int], seq: int, waited_s: float) -> _Found | None:
+    """Which ranks have not entered the collective in which the others are."""
+    there = {rank: own for rank, own in group.calls.items() if max(own) >= seq}
+    # A rank whose recorder has nothing of this group has entered none of its collectives.
+    # All ranks are in the first group, of which gloo does not name the members.
+    everybody = (known if group.is_default else group.members & known) | group.calls.keys()
+    late = everybody - there.keys()
+    if not late or not there:
+        return None
+    own = next(iter(there.values()))
+    call = own.get(seq) or own[max(own)]
+    size = f"{_render_bytes(call)}, " if call.sizes else ""
+    others = "all others wait" if len(there) > 1 else f"{name_ranks(there)} waits"
+    text = (
+        f"{name_ranks(late)} {_have(late)} not entered {call.op} {seq} "
+        f"({size}group {group.name}), {others} since {waited_s:.0f} s"
+    )
+    return "missing", text, late, call
+
+
+def _have(ranks: Collection[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _by(calls: Mapping[int, Call], key: Callable[[Call], Key]) -> dict[Key, list[int]]:
+    found: dict[Key, list[int]] = {}
+    for rank, call in calls.items():
         found.setdefault(key(call), []).append(rank)
     return found
-
-
-def _name(group: RankGroup) -> str:
-    return group.description or ("default" if group.group == DEFAULT else group.group)
-
-
-def _where(group: RankGroup) -> str:
-    return "" if group.group == DEFAULT else f" of group {_name(group)}"
 
 
 def _render_sizes(sizes: tuple[tuple[int, ...], ...]) -> str:

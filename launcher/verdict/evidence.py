@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from launcher.agent.worker_exit import read_ends
 from launcher.contract import protocol
@@ -20,17 +21,18 @@ from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
-from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
+from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
-from launcher.verdict.looks import Looks
+from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
 from launcher.verdict.rules.standstill import Standing
-from launcher.verdict.scan import SETTING, LogLine, find_telling, read_telling
+from launcher.verdict.scan import SETTING, LogLine, find_telling, name_nodes, read_both, tell_both
 
 MOST_BYTES = 48 << 20
 """Read of all logs together; each has its share, from both ends."""
 SHARE_BYTES = 5 << 20
 LEAST_SHARE_BYTES = 64 << 10
+END_BYTES = 1 << 18
 LIMIT_S = 6.0
 """After it no other file is opened."""
 MOST_LINES = 6000
@@ -48,6 +50,8 @@ class Evidence:
 
     ``state`` is the run's, empty for logs; ``lines`` are the telling ones, in the order of their
     files; ``missing`` says what could not be read; ``now`` what a run that goes on does.
+    ``is_placed``: the nodes of ``failure`` are known, and not guessed from ranks. ``only_node`` is
+    the node of a run that has but one.
     """
 
     subject: str
@@ -59,18 +63,23 @@ class Evidence:
     standing: tuple[Standing, ...] = ()
     missing: tuple[str, ...] = ()
     now: str = ""
+    is_placed: bool = True
+    only_node: int | None = None
 
 
 class LogReading:
-    """Reads many logs within one budget of bytes and time, and keeps count of what it could not."""
+    """Reads many logs within one budget of bytes and time, and keeps count of what it could not.
+
+    ``ends`` are the ends of the texts, where torchrun's report stands.
+    """
 
     def __init__(self, files: int) -> None:
-        share = min(SHARE_BYTES, MOST_BYTES // max(1, files))
-        self._share = max(LEAST_SHARE_BYTES, share)
+        self._share = max(LEAST_SHARE_BYTES, min(SHARE_BYTES, MOST_BYTES // max(1, files)))
         self._until = time.monotonic() + LIMIT_S
         self._unread: list[str] = []
         self._late = 0
         self.lines: list[LogLine] = []
+        self.ends: list[str] = []
 
     def read(self, path: Path, place: LogLine) -> None:
         """Adds the telling lines of a file; one that cannot be read counts as missing."""
@@ -78,19 +87,20 @@ class LogReading:
             self._late += 1
             return
         try:
-            if not path.is_file():
-                return
-            found, passed_over = read_telling(path, place, self._share)
+            if path.is_file():
+                with path.open("rb") as file:
+                    self.add(file, place)
         except OSError as error:
             self._unread.append(f"{place.file}: {error.strerror}")
-            return
-        self.add(found, place.file, passed_over)
 
-    def add(self, found: Sequence[LogLine], file: str, passed_over: int) -> None:
-        """Adds lines that were read of a file."""
+    def add(self, file: BinaryIO, place: LogLine) -> None:
+        """Adds the telling lines of an open file or pipe. Raises ``OSError``."""
+        head, tail, passed_over = read_both(file, self._share)
+        found = tell_both(head, tail, place)
         self.lines += found[: MOST_LINES - len(self.lines)]
+        self.ends.append((tail or head)[-END_BYTES:].decode(errors="replace"))
         if passed_over:
-            self._unread.append(f"{render_bytes(passed_over)}B in the middle of {file}")
+            self._unread.append(f"{render_bytes(passed_over)}B in the middle of {place.file}")
 
     def missing(self) -> tuple[str, ...]:
         """What was not read, in words."""
@@ -117,11 +127,12 @@ def read_run(
     with contextlib.suppress(OSError, ValueError):
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
-    looks = Looks(run, newest, logs)
+    seen = read_seen(find_last_looks(run, newest.items()))
+    hosts = {one.name: node for node, one in enumerate(plan.machines)} if plan else {}
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
-    reading.lines += looks.recorded()
+    reading.lines += tell_recorded(run, seen, logs)
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
             reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
@@ -138,6 +149,9 @@ def read_run(
     for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
         # The target's own logs, such as a batch script's, lie in a folder of its name.
         reading.read(path, LogLine(file=_inside(run, path), number=0, text=""))
+    if not outcome and not newest and run.submitted_at():
+        text = "submitted, and no node has started"
+        reading.lines.append(LogLine(file=SUBMITTED_FILE, number=0, text=text))
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
     return Evidence(
@@ -146,10 +160,11 @@ def read_run(
         reason=outcome.reason if outcome else None,
         detail=outcome.detail if outcome else "",
         failure=failure,
-        lines=tuple(reading.lines),
-        standing=tuple(looks.standing()),
+        lines=tuple(name_nodes(reading.lines, hosts)),
+        standing=tuple(tell_standing(run, seen)),
         missing=(*missing, *reading.missing()),
         now="" if outcome else tell_now(run, time.time()),
+        only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from launcher.agent.worker_exit import read_error, read_tail
+from launcher.agent.worker_exit import read_error
 from launcher.contract.look import (
     FAILED_COLLECTIVES,
     STACKS,
-    Frame,
     Look,
+    RankStacks,
     look_dir,
     read_collectives,
+    read_look,
     read_looks,
     read_stacks,
 )
@@ -26,70 +28,80 @@ from launcher.verdict.collectives import join_recorders
 from launcher.verdict.rules.standstill import Standing
 from launcher.verdict.scan import LogLine
 
-OLDER_STACKS = "stacks.txt"
-"""What older agents left of a hang, by faulthandler, in the worker's folder."""
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.M)
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What was seen of the workers: looks and their folders by node, stacks and traces by rank."""
+
+    folders: Mapping[int, Path]
+    looks: dict[int, Look] = field(default_factory=dict)
+    stacks: dict[int, RankStacks] = field(default_factory=dict)
+    traces: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-class Looks:
-    """The last looks at the newest nodes of a run; ``logs`` are those of its newest workers."""
+def find_last_looks(run: RunFolder, incarnations: Iterable[tuple[int, int]]) -> dict[int, Path]:
+    """The folder of each node's last look; one that found a hang comes before all others."""
+    found: dict[int, tuple[bool, float, Path]] = {}
+    for node, incarnation in incarnations:
+        node_dir = run.node_dir(node, incarnation)
+        for one in read_looks(node_dir):
+            this = (one.why == "hang", one.at, look_dir(node_dir, one.id))
+            found[node] = max(found.get(node, this), this)
+    return {node: folder for node, (_, _, folder) in found.items()}
 
-    def __init__(
-        self, run: RunFolder, newest: Mapping[int, int], logs: Sequence[WorkerLog]
-    ) -> None:
-        self._run, self._logs = run, logs
-        self._looks: dict[int, Look] = {}
-        self._places: dict[int, LogLine] = {}
-        for node, incarnation in newest.items():
-            folder = run.node_dir(node, incarnation)
-            found = max(read_looks(folder), key=lambda x: (x.why == "hang", x.at), default=None)
-            if found:
-                self._looks[node] = found
-                file = str(look_dir(folder, found.id).relative_to(run.path))
-                self._places[node] = LogLine(file=file, number=0, text="", node=node)
 
-    def standing(self) -> Iterator[Standing]:
-        """Where each rank's main thread stood; by faulthandler where no look tells it."""
-        looked: set[int] = set()
-        for node, look in self._looks.items():
+def read_seen(folders: Mapping[int, Path]) -> Seen:
+    """What lies in the folders of one look at each node; one not finished is left out."""
+    seen = Seen(folders=folders)
+    for node, folder in folders.items():
+        if look := read_look(folder):
+            seen.looks[node] = look
             for one in look.ranks:
-                found = read_stacks(self._run.path / self._places[node].file, one.rank)
-                if found and found.threads:
-                    looked.add(one.rank)
-                    file = f"{self._places[node].file}/{STACKS.format(rank=one.rank)}"
-                    line = LogLine(file=file, number=0, text="", node=node, rank=one.rank)
-                    frames, is_busy = found.threads[0].frames, one.state == "R"
-                    yield Standing(line=line, frames=frames, is_busy=is_busy)
-        for log in self._logs:
-            rank, file = log.rank or 0, f"{log.folder}/{OLDER_STACKS}"
-            frames = parse_faulthandler(read_tail(self._run.path / file))
-            if frames and rank not in looked:
-                line = LogLine(file=file, number=0, text="", node=log.node_index, rank=rank)
-                yield Standing(line=line, frames=frames)
+                if stacks := read_stacks(folder, one.rank):
+                    seen.stacks[one.rank] = stacks
+                seen.traces[one.rank] = read_collectives(folder, one.rank)
+    return seen
 
-    def recorded(self) -> Iterator[LogLine]:
-        """What is wrong between the ranks' collectives, worst first."""
-        traces: dict[int, dict[str, Any]] = {}
-        places: dict[int, LogLine] = {}
-        at = 0.0
-        for log in self._logs:
-            if trace := read_object(self._run.path / log.folder / FAILED_COLLECTIVES):
-                file, rank = f"{log.folder}/{FAILED_COLLECTIVES}", log.rank or 0
-                place = LogLine(file=file, number=0, text="", node=log.node_index, rank=rank)
-                if COLLATERAL.search(read_error(self._run.path / log.folder)):
-                    _open_last(trace)
-                traces[rank], places[rank] = trace, place
-                with contextlib.suppress(OSError):
-                    at = max(at, (self._run.path / file).stat().st_mtime)
-        for node, look in self._looks.items():
-            for one in look.ranks:
-                trace = read_collectives(self._run.path / self._places[node].file, one.rank)
-                if trace and one.rank not in traces:
-                    traces[one.rank], places[one.rank] = trace, self._places[node]
-        at = max((at, *(look.at for look in self._looks.values())))
-        for finding in join_recorders(traces, at):
-            place, rank = places[finding.ranks[0]], finding.ranks[0]
-            yield LogLine(file=place.file, number=0, text=finding.text, node=place.node, rank=rank)
+
+def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
+    """Where each rank's main thread stood."""
+    for node, look in seen.looks.items():
+        place = str(seen.folders[node].relative_to(run.path))
+        for one in look.ranks:
+            stacks = seen.stacks.get(one.rank)
+            if stacks and stacks.threads:
+                file = f"{place}/{STACKS.format(rank=one.rank)}"
+                line = LogLine(file=file, number=0, text="", node=node, rank=one.rank)
+                frames = stacks.threads[0].frames
+                yield Standing(line=line, frames=frames, is_busy=one.state == "R")
+
+
+def tell_recorded(run: RunFolder, seen: Seen, logs: Sequence[WorkerLog]) -> Iterator[LogLine]:
+    """What is wrong between the ranks' collectives, worst first; ``logs`` are of the workers.
+
+    A worker that ended by an exception has left its recorder's trace beside it.
+    """
+    traces = {rank: trace for rank, trace in seen.traces.items() if trace}
+    files = {rank: str(seen.folders[node].relative_to(run.path)) for rank, node in _nodes(seen)}
+    nodes = dict(_nodes(seen))
+    at = max((look.at for look in seen.looks.values()), default=0.0)
+    for log in logs:
+        path, rank = run.path / log.folder / FAILED_COLLECTIVES, log.rank or 0
+        if trace := read_object(path):
+            if COLLATERAL.search(read_error(path.parent)):
+                _open_last(trace)
+            traces[rank], nodes[rank] = trace, log.node_index
+            files[rank] = f"{log.folder}/{FAILED_COLLECTIVES}"
+            with contextlib.suppress(OSError):
+                at = max(at, path.stat().st_mtime)
+    for finding in join_recorders(traces, at):
+        rank = finding.ranks[0]
+        line = LogLine(file=files[rank], number=0, text=finding.text, node=nodes[rank], rank=rank)
+        yield replace(line, joined=True)
+
+
+def _nodes(seen: Seen) -> Iterator[tuple[int, int]]:
+    return ((one.rank, node) for node, look in seen.looks.items() for one in look.ranks)
 
 
 def _open_last(trace: dict[str, Any]) -> None:
@@ -98,10 +110,3 @@ def _open_last(trace: dict[str, Any]) -> None:
     last = entries[-1] if isinstance(entries, list) and entries else None
     if isinstance(last, dict):
         last.update(retired=False, state="scheduled")
-
-
-def parse_faulthandler(text: str) -> tuple[Frame, ...]:
-    """The calls of the main thread, the newest first."""
-    _, found, stack = text.partition("Current thread ")
-    frames = _FRAME.finditer(stack.partition("\n\n")[0]) if found else ()
-    return tuple(Frame(function=f["function"], file=f["file"], line=int(f["line"])) for f in frames)

@@ -15,9 +15,11 @@ from launcher.plan.torchrun import parse_failures
 from launcher.runs.failure import decide_report
 from launcher.verdict.evidence import Evidence, LogReading, read_error_file
 from launcher.verdict.rules.all import OF_STARTERS
-from launcher.verdict.scan import LogLine, name_nodes, read_stream
+from launcher.verdict.scan import LogLine, name_nodes
 
 MOST_FILES = 2000
+MOST_GPUS = 8
+"""Of a usual node: lower ranks of a log that names no node are on the first one, most likely."""
 NO_LOGS = re.compile(
     r"\.(?:pt|pth|ckpt|bin|safetensors|np[yz]|gz|zip|tar|pyz?|so|pkl|png|jpe?g|ya?ml|md|toml)$"
 )
@@ -33,41 +35,28 @@ def read_folder(folder: Path) -> Evidence:
     """The evidence in a folder of logs, of the newest attempt where torchrun made several."""
     files = list(_find_logs(folder))
     reading = LogReading(len(files))
-    reports = []
     for name in files:
         path, place = folder / name, _place_of(name)
         if path.name == "error.json":
             reading.lines += read_error_file(path, place, folder)
         else:
             reading.read(path, place)
-            reports.append(_read_end(path))
     missing = reading.missing() if files else ("a log: the folder holds none",)
-    return _judge(str(folder), reading.lines, reports, missing)
+    return _judge(str(folder), reading, missing)
 
 
 def read_file(path: Path) -> Evidence:
     """The evidence in one log; it raises nothing."""
     reading = LogReading(1)
     reading.read(path, LogLine(file=path.name, number=0, text=""))
-    return _judge(str(path), reading.lines, [_read_end(path)], reading.missing())
+    return _judge(str(path), reading, reading.missing())
 
 
 def read_stdin(stream: BinaryIO) -> Evidence:
     """The evidence in what comes on ``stream``, until its end."""
     reading = LogReading(1)
-    found, passed_over, tail = read_stream(stream, LogLine(file="stdin", number=0, text=""))
-    reading.add(found, "stdin", passed_over)
-    return _judge("stdin", reading.lines, [tail.decode(errors="replace")], reading.missing())
-
-
-def _read_end(path: Path) -> str:
-    """Where torchrun's report of failures stands."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - (1 << 18)))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+    reading.add(stream, LogLine(file="stdin", number=0, text=""))
+    return _judge("stdin", reading, reading.missing())
 
 
 def _find_logs(folder: Path) -> Iterator[str]:
@@ -86,12 +75,13 @@ def _find_logs(folder: Path) -> Iterator[str]:
 
 
 def _place_of(name: str) -> LogLine:
-    rank, node = _OF_RANK.search(name), _OF_NODE.search(name)
+    rank, node, stem = _OF_RANK.search(name), _OF_NODE.search(name), Path(name).stem
     number = (rank["rank"] or rank["named"]) if rank else None
     return LogLine(
         file=name,
         number=0,
         text="",
+        pod=stem if "-master-" in stem or "-worker-" in stem else "",
         node=int(node["node"]) if node else None,
         rank=None if number is None else int(number),
     )
@@ -99,9 +89,8 @@ def _place_of(name: str) -> LogLine:
 
 @dataclass(frozen=True, kw_only=True)
 class _Code:
-    """How torchrun's report says that a rank ended; ``node`` is counted from its local rank."""
+    """How torchrun's report says that a rank ended; ``node`` is None where it does not tell."""
 
-    rank: int
     local_rank: int
     code: int
     node: int | None
@@ -114,23 +103,28 @@ def _read_codes(reports: Iterable[str], lines: Iterable[LogLine]) -> dict[int, _
         failures = parse_failures(text)
         nproc = 1 + max((local for _, local, _ in failures), default=0)
         for rank, local, code in failures:
-            node, rest = divmod(rank - local, nproc)
-            place = None if rest else node
-            found[rank] = _Code(rank=rank, local_rank=local, code=code, node=place)
+            found[rank] = _Code(local_rank=local, code=code, node=_node_of(rank - local, nproc))
     for line in lines if not found else ():  # It was ended before its report.
         if told := _FAILED.search(line.text):
             rank = int(told["rank"])
-            code = int(told["code"])
-            found[rank] = _Code(rank=rank, local_rank=rank, code=code, node=line.node)
+            found[rank] = _Code(local_rank=rank, code=int(told["code"]), node=line.node)
     return found
 
 
-def _judge(
-    subject: str, lines: Sequence[LogLine], reports: Iterable[str], missing: tuple[str, ...]
-) -> Evidence:
+def _node_of(first: int, least: int) -> int | None:
+    """The node whose first rank this is, with ``least`` workers or more; None if several fit."""
+    fit = [node for node in range(1, first + 1) if first % node == 0 and first // node >= least]
+    return 0 if first == 0 else fit[0] if len(fit) == 1 else None
+
+
+def _judge(subject: str, reading: LogReading, missing: tuple[str, ...]) -> Evidence:
     """With the workers that failed, as ``runs.failure`` judges them."""
-    lines = name_nodes(lines)
-    codes = _read_codes(reports, lines)
+    lines = name_nodes(reading.lines)
+    agents = {found[1] for line in lines if (found := _AGENT.search(line.text))}
+    if len(agents) == 1 and 0 in {line.rank for line in lines}:
+        # Rank 0 is on node 0, and so are all others of the same agent.
+        lines = [replace(line, node=line.node or 0) for line in lines]
+    codes = _read_codes(reading.ends, lines)
     said: dict[int, tuple[float, LogLine]] = {}
     for order, line in enumerate(_with_ranks(lines, codes)):
         tells = line.raised or _WATCHDOG.search(line.text)
@@ -138,34 +132,36 @@ def _judge(
             kept = said.get(line.rank)
             if kept is None or not is_own_failure(kept[1].text):
                 said[line.rank] = (order, line)
+    interrupted = {
+        x.rank: None for x in lines if x.text == "KeyboardInterrupt" and x.rank is not None
+    }
     timed = all(line.at for _, line in said.values())
     ends = []
-    interrupted = {x.rank for x in lines if x.text == "KeyboardInterrupt" and x.rank is not None}
-    for order, rank in enumerate({**codes, **said, **dict.fromkeys(interrupted)}, len(lines)):
+    for order, rank in enumerate({**codes, **said, **interrupted}, len(lines)):
         at, line = said.get(rank, (order, LogLine(file="", number=0, text="")))
-        end = codes.get(rank)
-        code = end.code if end else 1
-        asked = (code == -15 or end is None) and not is_own_failure(line.text)
-        node = end.node if end and line.node is None else line.node
+        end = codes.get(rank, _Code(local_rank=rank, code=1, node=line.node))
+        asked = (end.code == -15 or rank not in codes) and not is_own_failure(line.text)
+        node = end.node if line.node is None else line.node
         ends.append(
             WorkerEnd(
                 attempt=0,
                 rank=rank,
-                local_rank=end.local_rank if end else rank,
+                local_rank=end.local_rank,
                 node_index=-1 if node is None else node,
-                exit_code=code,
+                exit_code=end.code,
                 failed_at=line.at if timed and line.at else at,
-                cause="terminated" if asked else "signal" if code < 0 else "exit",
-                exception=line.text or name_ending(code),
+                cause="terminated" if asked else "signal" if end.code < 0 else "exit",
+                exception=line.text or name_ending(end.code),
                 log=line.file,
             )
         )
-    # Rank 0 is on node 0, and so are all others of the same agent.
-    agents = {found[1] for line in lines if (found := _AGENT.search(line.text))}
-    if len(agents) <= 1 and 0 in {end.rank for end in ends}:
+    ranks = {end.rank for end in ends}
+    if len(agents) <= 1 and (0 in ranks or (ranks and max(ranks) < MOST_GPUS)):
         ends = [replace(end, node_index=max(0, end.node_index)) for end in ends]
     failure = decide_report(ends, ()) if ends else None
-    return Evidence(subject=subject, failure=failure, lines=tuple(lines), missing=tuple(missing))
+    return Evidence(
+        subject=subject, failure=failure, lines=tuple(lines), missing=missing, is_placed=False
+    )
 
 
 def _with_ranks(lines: Sequence[LogLine], codes: Mapping[int, _Code]) -> Iterator[LogLine]:

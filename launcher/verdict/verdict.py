@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from launcher.contract.reasons import RunState
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
-from launcher.verdict.cause import FailureCause
+from launcher.verdict.cause import FOLLOWS, FailureCause
 from launcher.verdict.evidence import Evidence
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Meaning, Weight
 from launcher.verdict.scan import LogLine
 from launcher.verdict.stacks import name_ranks
 
-_GENERAL = frozenset(
-    (
-        *(FailureCause.SCRIPT_ERROR, FailureCause.MASTER_UNREACHABLE, FailureCause.NCCL_ERROR),
-        *(FailureCause.STOPPED_BY_USER, FailureCause.CONTAINER_START),
-        FailureCause.MISSING_COLLECTIVE,
-    )
+_OF_OTHERS = (
+    *(FailureCause.MISSING_COLLECTIVE, FailureCause.NETWORK_CUT, FailureCause.NCCL_ERROR),
+    FailureCause.MASTER_UNREACHABLE,
 )
-"""What comes behind others that weigh as much."""
+"""What a worker says of others."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
-CERTAINTY = {Weight.ROOT: "certain", Weight.SURE: "certain", Weight.LIKELY: "likely"}
-"""Of a finding that nothing speaks against; all others are unclear."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +64,19 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned")
     first = failure.first if failure else None
     found = list(judge_lines(evidence.lines, evidence.standing))
+    begun_by = first
     if first:
-        found.append(judge_end(first))
+        end = judge_end(first)
+        if first.cause == "hang" or first.is_collateral or end.cause in _OF_OTHERS:
+            begun_by = None  # It only followed from what another one did.
+        line = end.line if evidence.is_placed else replace(end.line, node=None)
+        found.append(replace(end, line=line))
     found += judge_reason(evidence.reason, evidence.detail)
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
     if goes_on and first is None:
         found = [one for one in found if one.weight >= Weight.SURE]
-    ordered = _order(found, first)
+    ordered = _order(found, begun_by)
     if not ordered:
         return _nothing(evidence, first, goes_on=goes_on)
     best = ordered[0]
@@ -86,7 +86,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         subject=evidence.subject,
         state=evidence.state,
         cause=best.cause,
-        certainty=_judge_certainty(best, ordered),
+        certainty=_judge_certainty(best, node, ordered),
         what=line.text or best.cause.replace("-", " "),
         fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
@@ -116,25 +116,24 @@ def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None
         return rank, line.node
     # Of a fact of the machine: the node, where there is but one.
     nodes = {end.node_index for end in ends if rank in (end.rank, None)}
-    node = nodes.pop() if len(nodes) == 1 else -1
-    return rank, line.node if node < 0 else node
+    told = nodes.pop() if len(nodes) == 1 else -1
+    node = line.node if told < 0 else told
+    return rank, evidence.only_node if node is None else node
 
 
 def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
     """The heaviest before others; among equals the first failed worker's, then as they came."""
     all_found = list(found)
-    if first and (first.cause == "hang" or first.is_collateral):
-        first = None  # It only followed from what another one did.
     timed = all(one.line.at for one in all_found)
 
     def key(one: Meaning) -> tuple[float, ...]:
         is_own = first is None or one.line.rank == first.rank
         # What others say once it is gone: they are judged, and it came before them.
         is_after = not is_own and one.line.rank is not None and one.weight < Weight.ROOT
-        is_general = one.cause in _GENERAL
+        says_little = FOLLOWS.index(one.cause) if one.cause in FOLLOWS else -1
         nowhere = one.weight is Weight.ROOT and one.line.node is None
         at = one.line.at if timed else 0.0
-        return (is_after, -one.weight, not is_own, is_general, nowhere, at)
+        return (is_after, -one.weight, says_little, not is_own, nowhere, at)
 
     return sorted(all_found, key=key)
 
@@ -145,13 +144,30 @@ def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
     return best.line if best.line.frame else next(same, best.line)
 
 
-def _judge_certainty(best: Meaning, found: Sequence[Meaning]) -> str:
-    rivals = {one.cause for one in found if one.weight >= max(best.weight, Weight.LIKELY)}
-    certainty = CERTAINTY.get(best.weight, "unclear")
-    # Each side of a broken link blames the other.
-    sides = {one.line.node for one in found if one.cause is FailureCause.INFINIBAND_FAULT}
-    is_disputed = rivals - {best.cause} or len(sides) > 1
-    return "likely" if certainty == "certain" and is_disputed else certainty
+def _judge_certainty(best: Meaning, node: int | None, found: Sequence[Meaning]) -> str:
+    """Certain is what cannot have followed from anything else, and nothing speaks against it.
+
+    That is the word of a kernel, an engine or a scheduler, an exception that was raised, and what
+    the recorders of all ranks say together, of a node that is told and not guessed.
+    """
+    if best.weight < Weight.LIKELY:
+        return "unclear"
+    is_own = best.cause is FailureCause.SCRIPT_ERROR and best.line.is_own
+    same = [one for one in found if one.cause is best.cause]
+    is_proved = any(_proves(one) and node in (None, one.line.node) for one in same)
+    if not is_proved or best.also or (best.cause in FOLLOWS and not is_own):
+        return "likely"
+    heaviest = {one.line.node for one in same if one.weight is best.weight} - {None}
+    rivals = (
+        one.weight >= (best.weight if one.cause in FOLLOWS else Weight.LIKELY)
+        for one in found
+        if one.cause is not best.cause
+    )
+    return "likely" if len(heaviest) > 1 or any(rivals) else "certain"
+
+
+def _proves(one: Meaning) -> bool:
+    return one.weight is Weight.ROOT or (one.weight is Weight.SURE and one.line.is_told)
 
 
 def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:

@@ -7,14 +7,7 @@ import pytest
 from fabric_train.ledger import KEPT_EVENTS, Ledger, Loaded, open_ledger
 from fabric_train.worker_env import WorkerEnv, World
 from launcher.runs.folder import RunFolder
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.waiting import StoppedClock
 
 
 def read(path) -> list[dict]:
@@ -22,8 +15,8 @@ def read(path) -> list[dict]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> StoppedClock:
+    return StoppedClock(100.0)
 
 
 @pytest.fixture

@@ -112,13 +112,10 @@ def test_launch_fabric_says_which_function_starts_processes():
         launch_fabric(WorkerEnv(), accelerator="cpu", strategy=make_strategy("ddp_fork"))
 
 
+@pytest.mark.slow  # an error of a rank ends the others above
 @pytest.mark.parametrize(
     ("number", "code"),
-    [
-        (signal.SIGINT, {1, 130, -signal.SIGINT}),
-        pytest.param(signal.SIGTERM, {-signal.SIGTERM}, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, {-signal.SIGKILL}, marks=pytest.mark.slow),
-    ],
+    [(signal.SIGINT, {1, 130, -signal.SIGINT}), (signal.SIGKILL, {-signal.SIGKILL})],
 )
 def test_no_process_outlives_the_program_that_was_ended(
     processes, finish, wait_until, number, code

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
+import time
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 
-from fabric_train.ranks import Ranks
+from fabric_train.ranks import Ranks, rank_zero_first
 from tests.fabric_train.forked import run_forked
 
 STALE = OSError(errno.ESTALE, "Stale file handle")
@@ -44,3 +47,36 @@ def test_a_storage_that_fails_on_one_rank_is_told_on_all(tmp_path):
 
     assert isinstance(tmp_path, Path)
     assert run_forked(check, 2) == ["Stale file handle"] * 2
+
+
+def fetch(folder: Path, local: bool, fails: bool) -> str:
+    node = int(os.environ.get("RANK", 0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    name = f"done-{node}" if local else "done"
+    try:
+        with rank_zero_first(local=local):
+            if (folder / name).exists():
+                return "found"
+            if fails:
+                raise OSError("no route to the data")
+            time.sleep(0.2)
+            (folder / name).touch()
+            return "fetched"
+    except OSError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("local", "expected"), [(False, ["fetched"] + ["found"] * 3), (True, ["fetched", "found"] * 2)]
+)
+def test_one_rank_of_all_or_of_each_node_fetches_and_the_others_find_it(
+    tmp_path: Path, local: bool, expected: list[str]
+) -> None:
+    assert run_forked(fetch, 4, tmp_path, local, False, nodes=2) == expected
+
+
+def test_what_the_first_rank_raises_all_raise_and_none_waits(tmp_path: Path) -> None:
+    assert run_forked(fetch, 2, tmp_path, True, True, limit_s=30) == ["no route to the data"] * 2
+
+
+def test_without_a_process_group_the_block_just_runs(tmp_path: Path) -> None:
+    assert fetch(tmp_path, False, False) == "fetched"

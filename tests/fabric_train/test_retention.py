@@ -13,6 +13,7 @@ from fabric_train.retention import (
     observe_mtbf_s,
     young_interval_s,
 )
+from tests.waiting import StoppedClock
 
 WRITER = Writer(1, 0)
 
@@ -47,21 +48,13 @@ def test_nothing_is_best_where_no_score_is_known():
     assert removed(Keep(last=1, best=True), {1: None, 2: None}) == [1]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_an_interval_in_steps_is_due_at_its_multiples():
-    timer = Timer(Interval(steps=5), 1.0, Clock())
+    timer = Timer(Interval(steps=5), 1.0, StoppedClock(100.0))
     assert [step for step in range(1, 12) if timer.is_step_due(step)] == [5, 10]
 
 
 def test_an_interval_in_seconds_counts_from_the_last_save():
-    clock = Clock()
+    clock = StoppedClock(100.0)
     timer = Timer(Interval(seconds=60), 1.0, clock)
     clock.now += 59
     assert not timer.is_time_due()
@@ -76,13 +69,13 @@ def test_youngs_interval_is_the_root_of_twice_the_cost_times_the_mtbf():
 
 
 def test_a_chosen_interval_follows_the_measured_cost_and_the_given_mtbf():
-    timer = Timer(Interval(mtbf_s=3600.0), 1.0, Clock())
+    timer = Timer(Interval(mtbf_s=3600.0), 1.0, StoppedClock(100.0))
     timer.on_saved(2.0)
     assert timer.seconds == pytest.approx(120.0)
 
 
 def test_a_chosen_interval_follows_the_observed_mtbf_where_none_is_given():
-    timer = Timer(Interval(), 900.0, Clock())
+    timer = Timer(Interval(), 900.0, StoppedClock(100.0))
     timer.on_saved(2.0)
     assert timer.seconds == pytest.approx(60.0)
 

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runs.folder import find_run
-from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.settings import LEASE_DIR, Host
-from launcher.targets.hosts.target import HostsTarget
+from launcher.targets.hosts.settings import LEASE_DIR
 from tests.hosts.places import HOME, Network, sh
 from tests.hosts.typist import STATE, Typist
 from tests.launcher.own_script.project import ARGUMENTS, TWO_BY_TWO, losses_in, make_project
@@ -104,25 +101,6 @@ def test_a_run_again_sends_nothing_and_can_be_started_by_hand(
     host.run("rm", "-rf", f"{HOME}/.launcher/runs", f"{HOME}/.launcher/checkpoints")
 
 
-@pytest.mark.slow  # the code store is tested by itself
-def test_hosts_that_lost_the_code_get_it_from_the_runs_folder(project: Typist) -> None:
-    (project.folder / "train.py").write_text(SHORT)
-    assert project("run", "train.py", "--nnodes", "1", *PYTHON).returncode == 0
-    host = project.network.hosts[0]
-    host.run("rm", "-r", f"{STATE}/code")
-    (project.folder / "train.py").unlink()
-    run_root = project.folder / "runs"
-    plan = find_run(run_root, "latest").read_plan()
-    named = Inventory(hosts=(Host(name=host.name),), ssh_config=str(project.network.ssh_config))
-    target = HostsTarget(run_root, named)
-    target.submit(plan)
-    try:
-        wait_until(lambda: not any(node.is_alive for node in target.observe(plan).nodes))
-        assert target.observe(plan).nodes[0].exit_code == 0
-    finally:
-        target.stop(plan.run_id, 0)
-
-
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_module_in_a_folder_of_a_repository(project: Typist, runtime: str) -> None:
     folder = project.folder
@@ -189,16 +167,3 @@ def test_a_script_that_hosts_without_containers_would_not_find_is_told(
     assert done.returncode in (2, 3)
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow  # what is sent is tested above
-def test_a_script_that_is_in_place_on_the_hosts_is_started_there(project: Typist) -> None:
-    # Whoever shares a folder with the hosts need not have anything sent.
-    (project.folder / "train.py").write_text(SHORT)
-    done = project(
-        *("run", "train.py", "--code", "image", "--set", f"workdir={project.folder}"),
-        *("--nnodes", "1", *PYTHON),
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"losses {project.folder.name} 0.1 0.2 0.5\n"
-    assert not (project.folder / "runs" / project.outcome["run_id"] / "code").exists()

@@ -17,9 +17,10 @@ def test_ranks_of_two_hosts_that_are_stuck_in_four_ways(typist: Typist) -> None:
     typist.write(STUCK_FOUR_WAYS)
     launcher = typist.start("run", "job.yaml", "--nnodes", "2", "--nproc-per-node", "2")
     wait_until(lambda: typist("logs", "latest").stdout.count("ready") == 4)
+    wait_until(lambda: "have not entered" in typist("stacks", "latest").stdout)
     began = time.monotonic()
     told = typist("stacks", "latest")
     assert time.monotonic() - began < 15, "5 s on a machine that does nothing else"
     check_four_ways(told.stdout)
-    typist("stop", "latest", "--grace", "0")
+    typist("stop", "latest", "--grace", "5")
     assert launcher.wait(60) == 143

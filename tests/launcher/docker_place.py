@@ -23,7 +23,6 @@ exec "$@"
 """
 LINGER = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done"
 """Runs until it is asked to end, and says so."""
-STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.1; done"
 CHATTER = "echo up; while :; do echo more; sleep 0.1; done"
 
 

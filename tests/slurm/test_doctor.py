@@ -43,11 +43,9 @@ def diagnose(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_sound_cluster_is_fit_and_is_asked_little(cluster: Cluster, diagnose: Diagnose) -> None:
     found = diagnose(nnodes=3)
     assert is_fit(list(found.values())), found
-    assert list(found) == [
-        *("client", "munge", "slurmctld", "partition", "time to stop", "run folder", "start")
-    ]
+    assert list(found) == [*("client", "slurmctld", "partition", "start")]
     assert found["start"].found.startswith("Job ")
-    assert cluster.calls.total() == 7
+    assert cluster.calls.total() == 5
     assert cluster.queue() == []
 
 
@@ -57,13 +55,11 @@ def test_the_test_job_tells_what_a_node_sees_and_what_it_lacks(
 ) -> None:
     found = diagnose(ask_nodes=True)
     assert is_fit(list(found.values())), found
-    assert found["test job"].where in ("n1", "n2", "n3")
     assert "torch" in found["python, torch"].found
-    lacking = diagnose(ask_nodes=True, slurm={"python": "/opt/nowhere/python"})["test job"]
-    assert lacking.status is Status.FAILED
-    assert "/opt/nowhere/python: No such file" in lacking.found
-    assert "slurm.python" in lacking.fix
-    assert cluster.queue() == []
+    lacking = diagnose(ask_nodes=True, slurm={"python": "/opt/nowhere/python"})
+    assert "/opt/nowhere/python: No such file" in lacking["all-reduce"].found
+    assert lacking["test job"].status is Status.FAILED
+    cluster.wait_idle()
 
 
 def test_what_does_not_fit_is_told_in_slurms_own_words(
@@ -81,18 +77,11 @@ def test_what_does_not_fit_is_told_in_slurms_own_words(
     assert "--set slurm.partition=NAME" in nowhere.fix
 
 
-def test_what_slurm_needs_itself_and_is_away_ends_the_diagnosis(
-    cluster: Cluster, diagnose: Diagnose
-) -> None:
+def test_a_controller_that_is_away_ends_the_diagnosis(cluster: Cluster, diagnose: Diagnose) -> None:
     cluster.stop_controller()
     found = diagnose()
-    assert list(found) == ["client", "munge", "slurmctld"]
-    assert found["munge"].status is Status.OK
+    assert list(found) == ["client", "slurmctld"]
     assert found["slurmctld"].found.endswith("is DOWN")
-    cluster.stop_munge()
-    found = diagnose()
-    assert "Did you start munged?" in found["munge"].found
-    assert found["slurmctld"].fix == "munge first, above"
 
 
 @pytest.mark.slow
@@ -105,8 +94,7 @@ def test_a_test_job_that_does_not_start_is_taken_back(
         {"name": "digits", "command": ["-m", "train"], "slurm": {"exclusive": True}}
     )
     found = list(diagnose_slurm(spec, tmp_path, tmp_path / "runs", 4.0, ask_nodes=True))
-    assert found[-1].check == "test job"
-    assert "has not ended within 4 s: PENDING (" in found[-1].found
+    assert (found[-1].check, found[-1].found) == ("test job", "did not succeed within 4 s")
     assert [line.split()[0] for line in cluster.queue()] == [held]
     cluster.ask("scancel", held)
     cluster.wait_idle()

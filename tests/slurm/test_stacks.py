@@ -16,6 +16,7 @@ def test_ranks_of_two_nodes_that_are_stuck_in_four_ways(typist: Typist) -> None:
     options = ("--nnodes", "2", "--nproc-per-node", "2")
     typist.start("run", "job.yaml", "--on", "slurm", *options)
     wait_until(lambda: typist("logs", "latest").stdout.count("ready") == 4)
+    wait_until(lambda: "have not entered" in typist("stacks", "latest").stdout)
     check_four_ways(typist("stacks", "latest").stdout)
     typist("stop", "latest", "--grace", "0")
     assert typist.finish()[0] == 143

@@ -5,6 +5,7 @@ import io
 import pytest
 import torch
 
+from tests.waiting import StoppedClock
 from train.config import TrainConfig
 from train.progress import Meter, Progress, Progression, format_bar, format_duration, format_line
 from train.schedule import plan_schedule
@@ -12,16 +13,6 @@ from train.schedule import plan_schedule
 SNAPSHOT = Progression(
     epoch=2, epochs=4, step=30, stop_step=60, loss=0.12345, samples_per_s=12345.6, eta_s=65.4
 )
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class UnreadableLoss(torch.Tensor):
@@ -32,7 +23,7 @@ class UnreadableLoss(torch.Tensor):
 
 
 def make(mode, clock=None, stop=60):
-    clock = clock or Clock()
+    clock = clock or StoppedClock(100.0)
     meter = Meter(clock, lambda: 1e9)
     stream = io.StringIO()
     schedule = plan_schedule(
@@ -110,7 +101,7 @@ def test_other_ranks_show_nothing_and_read_no_loss():
 
 
 def test_the_meter_counts_from_the_start_to_the_stop():
-    clock = Clock()
+    clock = StoppedClock(100.0)
     meter = Meter(clock, lambda: 1234.5)
     clock.now += 50
     meter.start()
@@ -125,5 +116,5 @@ def test_the_meter_counts_from_the_start_to_the_stop():
 
 
 def test_a_meter_without_steps_is_zero_and_not_an_error():
-    meter = Meter(Clock())
+    meter = Meter(StoppedClock(100.0))
     assert (meter.steps_per_s, meter.median_step_s, meter.first_step_at) == (0.0, 0.0, 0.0)

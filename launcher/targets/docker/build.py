@@ -152,7 +152,7 @@ class Builder:
         self._engine.read_info()
 
     def build(self, order: Order) -> Built:
-        """Makes the image. The one that had the tag before is removed, unless it has another name.
+        """Makes the image. The one that had the tag before stays without a name.
 
         Raises ``LauncherError``. On Ctrl-C the engine gives the build up.
         """
@@ -168,8 +168,6 @@ class Builder:
         load = ("--load",) if "buildx" in self._words else ()
         self._build(order, args, "image", "--tag", order.tag, *load)
         after = self._id_of(order.tag)
-        if before and before != after:
-            self._remove_untagged(before)
         return Built(torch=facts["torch"], cuda=facts["cuda"], is_same=before == after)
 
     def push(self, tag: str) -> None:
@@ -195,13 +193,6 @@ class Builder:
             except docker.errors.ImageNotFound:
                 return ""
             return str(found["Id"])
-
-    def _remove_untagged(self, id: str) -> None:
-        """Removes an image that has no name any more: each edit of the code would leave one."""
-        # It stays where another image or a container is made of it.
-        with engine_errors("remove an image"), contextlib.suppress(docker.errors.APIError):
-            if not self._engine.api.inspect_image(id)["RepoTags"]:  # type: ignore[no-untyped-call]
-                self._engine.api.remove_image(id)
 
     def _build(self, order: Order, args: Mapping[str, str], target: str, *more: str) -> None:
         """Builds one stage of ``DOCKERFILE``. Raises ``LauncherError``."""

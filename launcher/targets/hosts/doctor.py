@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from launcher.targets.machine import PORTS
 PAIR_LIMIT_S = 60.0
 PAIRS_AT_ONCE = 8
 PROBE_LIMIT_S = 40.0
-"""The probe waits up to 5 s for names and 10 s for nvidia-smi."""
+"""The probe waits up to 10 s for nvidia-smi."""
 
 
 def diagnose_hosts(
@@ -59,10 +59,6 @@ def diagnose_hosts(
         yield warning("all-reduce", f"{len(inventory.hosts)} hosts", "not tried", fix)
         return
     yield from _HostsProbe(job, inventory, run_root).diagnose(limit_s)
-    if job.checkpoint_dir is not None and not all(answer.has_folder for answer in answers):
-        folder = shared_folder(job, str(Path.cwd())) or ""
-        made = [answer.host for answer in answers if not answer.has_folder]
-        _remove(ssh, made, f"{folder}/{run.OWN_FOLDER}", folder)
 
 
 def _why_not_run(findings: Sequence[Finding]) -> str:
@@ -92,8 +88,7 @@ def _examine(session: Session, job: JobSpec, port: int) -> HostAnswer:
         told = session.call(asked, run.PROGRAM.read_bytes())
     except TargetError as error:
         return replace(answer, node_error=error.what.partition(": ")[2] or error.what)
-    node = parse_record(judge.NodeAnswer, told.answer)
-    return replace(answer, node=node, has_folder=told.has_folder)
+    return replace(answer, node=parse_record(judge.NodeAnswer, told))
 
 
 def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> Iterator[Finding]:
@@ -112,7 +107,7 @@ def _look(ssh: Ssh, answers: Sequence[HostAnswer], job: JobSpec, port: int) -> I
 
 
 def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
-    bare, several = job.hosts.runtime == "python", len(answers) > 1
+    bare = job.hosts.runtime == "python"
     for answer in answers:
         if not bare:
             yield from doctor_judge.judge_engine(answer)
@@ -123,9 +118,7 @@ def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding
         # In containers Python and folders differ from the host's; the run of the probe checks them.
         if bare:
             yield from judge.judge_environment(answer.node, answer.host.name)
-        yield from judge.judge_machine(
-            answer.node, answer.host.name, meets_others=several, by_address=True
-        )
+        yield from judge.judge_machine(answer.node, answer.host.name)
     if not bare and answers:
         yield from doctor_judge.judge_images(answers, read_image(answers[0].found.image or ""))
     nodes = {answer.host.name: answer.node for answer in answers if answer.node is not None}
@@ -142,12 +135,9 @@ def _judge_together(
     folder = shared_folder(job, str(Path.cwd()))
     with ssh.sessions(hosts) as sessions:
         opened = [sessions[host.name] for host in hosts]
-        met = meet(ssh, opened, candidates, folder, ports=(port, 0))
-    yield from doctor_judge.judge_ports(hosts, met, port)
-    pairs = list(doctor_judge.judge_pairs(hosts, candidates, met, port))
-    yield from pairs
-    if all(finding.status is Status.OK for finding in pairs):
-        yield from doctor_judge.judge_interfaces(hosts, candidates, met)
+        met = meet(ssh, opened, candidates, folder)
+    yield from doctor_judge.judge_ports(answers, port)
+    yield from doctor_judge.judge_ways(hosts, candidates, met)
     yield from doctor_judge.judge_folder(hosts, met, folder)
 
 
@@ -201,8 +191,9 @@ class _HostsProbe:
             if job.checkpoint_dir is not None:
                 own = Path(plan.checkpoint_dir)
                 assert own.name == run.OWN_FOLDER, "as_probe has named it"
-                hosts = HostsSettings.of(plan).hosts
-                _remove(Ssh(inventory), [facts.host for facts in hosts], str(own))
+                asked = RemoveRun(run_dir=str(own), checkpoint_dir="", outputs_dir="")
+                hosts = [facts.host for facts in HostsSettings.of(plan).hosts]
+                Ssh(inventory).try_each(lambda session: session.call(asked), hosts)
 
     def _diagnose_pairs(self, hosts: Sequence[Host], limit_s: float) -> Iterator[Finding]:
         """Measures each host with its two neighbours: one that is slow with both is the cause."""
@@ -227,9 +218,3 @@ def _disjoint(ring: list[tuple[Host, Host]]) -> list[list[tuple[Host, Host]]]:
     """Groups of pairs in which no host is twice, so that no pair slows another one down."""
     odd = [ring.pop()] if len(ring) % 2 else []
     return [group for group in (ring[::2], ring[1::2], odd) if group]
-
-
-def _remove(ssh: Ssh, hosts: Iterable[Host], tree: str, empty: str = "") -> None:
-    """Removes the folder ``tree``, and the folder ``empty`` if it is, where a host is reached."""
-    asked = RemoveRun(run_dir=tree, checkpoint_dir=empty, outputs_dir="")
-    ssh.try_each(lambda session: session.call(asked), hosts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from launcher.contract import typed
@@ -19,9 +18,6 @@ from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import free_gpus, why_held
 
-RENDEZVOUS, EPHEMERAL = 0, 1
-"""Indices of the two ports at which hosts call each other."""
-PORT_NAMES = ("the rendezvous port", "an ephemeral port")
 FIRST_EPHEMERAL_PORT = 1024
 IMAGE = "image"
 
@@ -32,7 +28,6 @@ class HostAnswer:
 
     ``found`` is what a start needs to know, ``node`` what the probe says of its Python and
     machine, ``node_error`` why it says nothing.
-    ``has_folder``: the checkpoint folder was there before anything was asked.
     """
 
     host: Host
@@ -40,7 +35,6 @@ class HostAnswer:
     found: HostReport = field(default_factory=HostReport)
     node: NodeAnswer | None = None
     node_error: str = ""
-    has_folder: bool = True
 
 
 def judge_reachable(answer: HostAnswer) -> Finding:
@@ -135,70 +129,47 @@ def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Findin
         yield (warning if enough else failed)("leases", name, why, fix)
 
 
-def judge_ports(hosts: Sequence[Host], met: Reachability, port: int) -> Iterator[Finding]:
+def judge_ports(answers: Sequence[HostAnswer], port: int) -> Iterator[Finding]:
     """Whether the rendezvous port is free on every host: any may be the one that serves."""
-    taken = sorted(place for place, number in met.closed if number == RENDEZVOUS)
-    for name in (hosts[place].name for place in taken):
+    taken = [answer.host.name for answer in answers if port not in answer.found.free_ports]
+    for name in taken:
         fix = f"ssh {name} ss -ltnp sport = :{port} shows by whom; or --set rdzv.port=N"
         yield failed("port", name, f"{port}, of the rendezvous, is taken", fix)
     if not taken:
         yield ok("port", "all hosts", f"{port} is free")
 
 
-def judge_pairs(
-    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability, port: int
-) -> Iterator[Finding]:
-    """Every ordered pair at both ports; what fails, by the host that is called."""
-    taken: list[Address] = []
-    with suppress(TargetError):
-        taken = _decide_taken(hosts, candidates, met)
-    missing = 0
-
-    def reaches(source: int, to: int, number: int) -> bool:
-        # Where all hosts meet, only the addresses that a run would take count.
-        addresses = [taken[to]] if taken else candidates[to]
-        return any((source, to, a.address, number) in met.reached for a in addresses)
-
-    for to, host in enumerate(hosts):
-        for number, kind in enumerate(PORT_NAMES):
-            if (to, number) in met.closed:
-                continue
-            lost = [o for o in range(len(hosts)) if o != to and not reaches(o, to, number)]
-            missing += len(lost)
-            if lost:
-                is_rendezvous = number == RENDEZVOUS
-                opened = str(port) if is_rendezvous else f"{FIRST_EPHEMERAL_PORT}:65535"
-                used = [[address] for address in taken] or candidates
-                callers = ",".join(a.address for other in lost for a in used[other][:1])
-                line = f"iptables -I INPUT -s {callers} -p tcp --dport {opened} -j ACCEPT"
-                sources = ", ".join(hosts[other].name for other in lost)
-                at = f"{kind} {port}" if is_rendezvous else kind
-                found = f"{host.name} cannot be reached at {at}"
-                fix = f"on {host.name}, and between: {line}"
-                yield failed("pair", f"{sources} -> {host.name}", found, fix)
-    ways = len(hosts) * (len(hosts) - 1)
-    if not missing and ways:
-        yield ok("pairs", "all hosts", f"{ways} ways, each at port {port} and an ephemeral one")
-
-
-def _decide_taken(
-    hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability
-) -> list[Address]:
-    """The addresses that a run would take. Raises ``TargetError`` where there are none."""
-    reached = {way[:3]: own for way, own in met.reached.items() if way[3] == EPHEMERAL}
-    return decide_addresses(hosts, candidates, reached)
-
-
-def judge_interfaces(
+def judge_ways(
     hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability
 ) -> Iterator[Finding]:
-    """The address and interface that a run would take for each host."""
+    """Every ordered pair of hosts, by the one that is called; then the addresses of a run."""
+    # Where all hosts meet, only the addresses that a run would take count.
+    chosen: list[Address] = []
+    why: TargetError | None = None
     try:
-        chosen = _decide_taken(hosts, candidates, met)
+        chosen = decide_addresses(hosts, candidates, met.reached)
     except TargetError as error:
-        yield failed("interface", "all hosts", error.what, error.hint)
+        why = error
+    used = [[address] for address in chosen] or candidates
+    is_open = True
+    for to, host in enumerate(hosts):
+        ways = {o: [(o, to, a.address) for a in used[to]] for o in range(len(hosts)) if o != to}
+        lost = [o for o, tried in ways.items() if not any(way in met.reached for way in tried)]
+        if lost:
+            is_open = False
+            callers = ",".join(a.address for other in lost for a in used[other][:1])
+            ports = f"{FIRST_EPHEMERAL_PORT}:65535"
+            line = f"iptables -I INPUT -s {callers} -p tcp --dport {ports} -j ACCEPT"
+            sources = ", ".join(hosts[other].name for other in lost)
+            found = f"{host.name} cannot be reached at an ephemeral port"
+            fix = f"on {host.name}, and between: {line}"
+            yield failed("pair", f"{sources} -> {host.name}", found, fix)
+    if not is_open:
         return
-    for host, address in zip(hosts, chosen, strict=True):
+    yield ok("pairs", "all hosts", f"{len(hosts) * (len(hosts) - 1)} ways")
+    if why is not None:
+        yield failed("interface", "all hosts", why.what, why.hint)
+    for host, address in zip(hosts, chosen, strict=False):
         speed = f", {address.speed} Mbit/s" if address.speed else ""
         yield ok("interface", host.name, f"{address.address} by {address.interface}{speed}")
 

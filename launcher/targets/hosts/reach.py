@@ -14,23 +14,21 @@ REACH_LIMIT_S = 3.0
 """For one call: a kernel sends a lost first packet again after 1 s (RFC 6298)."""
 TOKEN_LIMIT_S = 5.0
 
-Way = tuple[int, int, str, int]
-"""From, to, address, port: hosts and ports by their place in what was asked."""
+Way = tuple[int, int, str]
+"""From, to, address: hosts by their place in what was asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reachability:
-    """The result; hosts and ports are given by their place in what was asked.
+    """The result; hosts are given by their place in what was asked.
 
     ``reached`` holds each way that was open, and the caller's own address on it. ``seen`` holds,
-    for each host, the hosts whose files it saw in the folder. ``closed`` are the (host, port) that
-    could not be opened, ``unwritten`` the hosts that could not write to the folder, each with its
-    error.
+    for each host, the hosts whose files it saw in the folder. ``unwritten`` are the hosts that
+    could not write to the folder, each with its error.
     """
 
     reached: Mapping[Way, str]
     seen: tuple[frozenset[int], ...]
-    closed: dict[tuple[int, int], TargetError]
     unwritten: dict[int, TargetError]
 
 
@@ -41,11 +39,10 @@ def meet(
     folder: str | None,
     *,
     called: Sequence[int] | None = None,
-    ports: Sequence[int] = (0,),
 ) -> Reachability:
     """Lets hosts call those that are ``called``, or all others; blocks for seconds.
 
-    They are called at ``ports`` (0: one that the kernel chooses), and all their addresses.
+    They are called at a port that their kernel chooses, and all their addresses.
     ``folder`` is the one that all should share, if any. Ports and files last as long as the
     ``sessions``, which the caller closes. Raises ``TargetError`` where a host is gone.
     """
@@ -54,9 +51,9 @@ def meet(
     tokens = [f"{secret}-{place}" for place in range(len(sessions))]
     # Not at the same time: a host that looks for files does not greet callers.
     wanted = range(len(sessions)) if called is None else called
-    reached, closed = _call(ssh, sessions, candidates, tokens, wanted, ports)
+    reached = _call(ssh, sessions, candidates, tokens, wanted)
     seen, unwritten = _share(ssh, sessions, tokens, folder) if folder else ([], {})
-    return Reachability(reached=reached, seen=tuple(seen), closed=closed, unwritten=unwritten)
+    return Reachability(reached=reached, seen=tuple(seen), unwritten=unwritten)
 
 
 def _call(
@@ -65,37 +62,20 @@ def _call(
     candidates: Sequence[Sequence[messages.Address]],
     tokens: Sequence[str],
     wanted: Sequence[int],
-    ports: Sequence[int],
-) -> tuple[dict[Way, str], dict[tuple[int, int], TargetError]]:
-    closed: dict[tuple[int, int], TargetError] = {}
-
-    def listen(place: int) -> dict[int, int]:
-        """The ports that were opened, by their place in ``ports``."""
-        opened = {}
-        for number, port in enumerate(ports):
-            try:
-                asked = messages.Listen(token=tokens[place], port=port)
-                opened[number] = sessions[place].call(asked)
-            except TargetError as error:
-                closed[place, number] = error
-        return opened
+) -> dict[Way, str]:
+    def listen(place: int) -> int:
+        return sessions[place].call(messages.Listen(token=tokens[place]))
 
     opened = dict(zip(wanted, ssh.each(listen, wanted), strict=True))
 
     def call(place: int) -> dict[Way, str]:
-        calls = [
-            (to, a.address, number, port)
-            for to in wanted
-            if to != place
-            for a in candidates[to]
-            for number, port in opened[to].items()
-        ]
-        called = [(address, port, tokens[to]) for to, address, _, port in calls]
-        answered = sessions[place].call(messages.CallHosts(calls=called, wait_s=REACH_LIMIT_S))
-        return {(place, *calls[int(i)][:3]): own for i, own in answered.items()}
+        ways = [(to, a.address) for to in wanted if to != place for a in candidates[to]]
+        calls = [(address, opened[to], tokens[to]) for to, address in ways]
+        answered = sessions[place].call(messages.CallHosts(calls=calls, wait_s=REACH_LIMIT_S))
+        return {(place, *ways[int(i)]): own for i, own in answered.items()}
 
     found = ssh.each(call, range(len(sessions)))
-    return {way: own for ways in found for way, own in ways.items()}, closed
+    return {way: own for ways in found for way, own in ways.items()}
 
 
 def _share(

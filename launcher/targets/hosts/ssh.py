@@ -350,7 +350,7 @@ class Session:
 def hello(host: Host) -> bytes:
     """What starts the program on a host, before the first message.
 
-    The program itself is sent to a host that asks for it: it is 40 kB, which need round trips.
+    The program itself is sent to a host that asks for it: it is 41 kB, which need round trips.
     """
     _, version = host_program()
     loader = b"%d\n%s" % (len(LOADER), LOADER)

@@ -81,9 +81,8 @@ def _with_addresses(
     hosts = [facts.host for facts in chosen]
     candidates = [wanted_addresses(host, told[host].interfaces) for host in hosts]
     met = meet(ssh, sessions, candidates, folder, called=(0,))
-    reached = {way[:3]: own for way, own in met.reached.items()}
-    found = decide_addresses(hosts, candidates, reached)
-    for error in (*met.closed.values(), *met.unwritten.values()):
+    found = decide_addresses(hosts, candidates, met.reached)
+    for error in met.unwritten.values():
         raise error
     if folder:
         check_shared([host.name for host in hosts], met.seen, folder)

@@ -60,14 +60,11 @@ ENDED_STATES = frozenset(
 
 
 class SlurmError(TargetError):
-    """A command that failed, in Slurm's own words. ``is_away``: the controller did not answer.
+    """A command that failed, in Slurm's own words. ``is_away``: the controller did not answer."""
 
-    ``code`` is the command's exit code, None where it has none.
-    """
-
-    def __init__(self, what: str, hint: str, *, is_away: bool, code: int | None = None) -> None:
+    def __init__(self, what: str, hint: str, *, is_away: bool) -> None:
         super().__init__(what, hint)
-        self.is_away, self.code = is_away, code
+        self.is_away = is_away
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +154,7 @@ def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> Comma
         ping = "scontrol ping tells whether the controller answers"
         hint = ping if is_away else _find_fix(text, OUT_OF_REACH)
         what = f"{argv[0]}: {'; '.join(told)}"
-        raise SlurmError(what, hint, is_away=is_away, code=said.code)
+        raise SlurmError(what, hint, is_away=is_away)
     return said
 
 

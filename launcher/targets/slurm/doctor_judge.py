@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
-from launcher.contract import typed
 from launcher.doctor.finding import Finding, failed, ok, warning
 from launcher.targets.slurm.client import fix_of_refusal
-from launcher.targets.slurm.plan import parse_time_s
 
-CLOCK_LIMIT_S = 2.0
-"""Seconds by which clocks may differ: a report compares the times of several machines."""
 PARTITION_FORMAT = "%P|%a|%l|%F|%G"
 """For ``sinfo``: name, state, time limit, nodes as ALLOCATED/IDLE/OTHER/TOTAL, and their GPUs."""
 REASON_FORMAT = "%N|%T|%E"
 """For ``sinfo --list-reasons``: the reason comes last, as it may hold any character."""
-SHARED_TYPES = re.compile(
-    r"nfs4?|lustre|gpfs|beegfs\w*|(fuse\.)?(ceph|glusterfs|quobyte|mfs|daos|dfuse|juicefs|sshfs)|"
-    r"panfs|afs|cifs|smb3|wekafs|pvfs2|orangefs|gfs2|ocfs2|virtiofs|9p|autofs"
-)
 
 
 def tell_partitions(lines: Iterable[str]) -> Iterator[Finding]:
@@ -47,67 +37,6 @@ def tell_lost_nodes(lines: Iterable[str]) -> Iterator[Finding]:
         yield warning("node", nodes, f"{state}: {reason}", fix)
 
 
-# -- time to stop ---------------------------------------------------------------------------------
-
-
-def parse_config(text: str) -> dict[str, str]:
-    """Of ``scontrol show config``."""
-    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def judge_stop(
-    config: Mapping[str, str], shown: str, partition: str, grace_s: float
-) -> Iterator[Finding]:
-    """How long the training has for a checkpoint where Slurm itself ends the job.
-
-    ``shown`` is what ``scontrol --oneliner show partition`` prints. ``partition`` names those of
-    the job, empty for the default one.
-    """
-    each = [dict(word.partition("=")[::2] for word in line.split()) for line in shown.splitlines()]
-    key, values = ("PartitionName", partition.split(",")) if partition else ("Default", ["YES"])
-    used = [shown for shown in each if shown.get(key) in values]
-    preempts = config.get("PreemptType", "preempt/none") != "preempt/none"
-    modes = {p.get("PreemptMode", "OFF") for p in used} - {"OFF"} if preempts else set()
-    left_s = _seconds_of(config.get("KillWait", "30 sec"))
-    told = f"KillWait is {left_s:g} s"
-    if modes:
-        given_s = min(_seconds_of(p.get("GraceTime", "0")) for p in used)
-        left_s += given_s
-        told += f", preemption {', '.join(sorted(modes))} with GraceTime {given_s:g} s"
-    told += f"; stop_grace_s is {grace_s:g}"
-    if left_s < grace_s:
-        fix = f"--set stop_grace_s={left_s:g}, or more frequent checkpoints"
-        yield warning("time to stop", "cluster", told, fix)
-    else:
-        yield ok("time to stop", "cluster", told)
-    if "CANCEL" in modes:
-        found = "a preempted job is cancelled, not requeued"
-        fix = f"a partition or QOS that requeues; else {typed.command('run', '--resume', 'RUN')}"
-        yield warning("preemption", "partition", found, fix)
-
-
-def _seconds_of(text: str) -> float:
-    """Of a time as Slurm prints it: ``8:00:00``, ``30 sec``, ``UNLIMITED``."""
-    if re.fullmatch(r"(\d+-)?\d+(:\d\d){1,2}", text):
-        return parse_time_s(text) or 0
-    number = text.partition(" ")[0]
-    return int(number) if number.isdigit() else math.inf
-
-
-# -- the shared folder, a start -------------------------------------------------------------------
-
-
-def judge_folder(folder: str, told: str) -> Finding:
-    """The folder of the run folders; ``told`` are the type and the source of its file system."""
-    kind, _, source = told.strip().partition(" ")
-    where = f"on {kind} ({source.strip()})"
-    if SHARED_TYPES.fullmatch(kind):
-        return ok("run folder", folder, f"{where}, which other machines can see")
-    fix = "--runs FOLDER on the cluster's shared file system; --test-job asks a node"
-    return warning("run folder", folder, f"{where}, which other machines may not see", fix)
-
-
 def judge_submission(words: str, *, accepted: bool) -> Finding:
     """What ``sbatch --test-only`` says of the very script, such as when it would start."""
     words = "; ".join(line.strip() for line in words.splitlines() if line.strip())
@@ -115,17 +44,3 @@ def judge_submission(words: str, *, accepted: bool) -> Finding:
     if not accepted:
         return failed("start", "sbatch", words, fix_of_refusal(words))
     return ok("start", "sbatch", words or "accepts the job")
-
-
-def judge_clock(host: str, at: float, began: float, ended: float) -> Finding:
-    """Compares a node's clock with this machine's.
-
-    ``at`` is the node's time during the test job, which ran from ``began`` to ``ended`` by this
-    machine's clock. All are in seconds since the epoch.
-    """
-    off_s = max(began - at, at - ended)
-    if off_s <= CLOCK_LIMIT_S:
-        told = f"equal to this machine's, as far as a test job of {ended - began:.0f} s can tell"
-        return ok("clock", host, told)
-    told = f"at least {off_s:.0f} s {'behind' if at < began else 'ahead of'} this machine's"
-    return warning("clock", host, told, "an admin: timedatectl set-ntp true on both machines")

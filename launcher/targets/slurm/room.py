@@ -54,7 +54,7 @@ class SlurmRoom(Room):
             metavar = "LIMIT" if key == "time" else "NAME"
             parser.add_argument(f"--{key}", metavar=metavar, help=f"Slurm: override slurm.{key}")
         if of == "doctor":
-            asks = "Slurm: run a job of a minute on one node, which tells what it sees and has"
+            asks = "Slurm: run the probe on one node, which tells what it sees and has"
             parser.add_argument("--test-job", action="store_true", help=asks)
 
     def read_options(self, arguments: Namespace) -> GivenOptions:

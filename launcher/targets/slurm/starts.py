@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from launcher.contract import typed
 from launcher.contract.errors import TargetError
@@ -159,13 +158,11 @@ def ask_to_stop(run: RunFolder, start: JobStart, reason: str) -> None:
 
 
 def last_words(run: RunFolder, start: JobStart) -> str:
-    """The last line that the script or srun printed in a start; empty if there is none."""
-    return read_last_line(run.path / JOBS_DIR / f"{start.name}.log")
-
-
-def read_last_line(log: Path) -> str:
-    """The last line of a file that is not blank; empty where there is none."""
-    with contextlib.suppress(OSError):
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "")
+    """The last line that is not blank of what the start's first node printed before its agent ran,
+    or else of what the script printed; empty if there is none."""
+    for name in (f"node-{start.element or 0}.log", f"{start.name}.log"):
+        with contextlib.suppress(OSError):
+            text = (run.path / JOBS_DIR / name).read_text(errors="replace").strip()
+            if text:
+                return text.splitlines()[-1].strip()
     return ""

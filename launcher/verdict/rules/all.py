@@ -6,73 +6,70 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from launcher.contract.errors import name_ending
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure
-from launcher.verdict.cause import FailureCause
-from launcher.verdict.rules import (
-    cluster,
-    data,
-    gpu,
-    hangs,
-    memory_and_disk,
-    network,
-    versions,
-    workers,
-)
-from launcher.verdict.rules.rule import Meaning, Weight, table
+from launcher.verdict.cause import FOLLOWS, FailureCause
+from launcher.verdict.rules import cluster, collectives, gpu, memory_and_disk, network, script
+from launcher.verdict.rules.rule import LIKELY, ROOT, SIGN, SURE, Meaning
 from launcher.verdict.rules.standstill import Standing, judge_standing
 from launcher.verdict.scan import LogLine
 
-_FAMILIES = (gpu, memory_and_disk, cluster, network, hangs, data, versions, workers)
-RULES = tuple(rule for family in _FAMILIES for rule in table(family.MEANINGS))
+RULES = tuple(
+    rule
+    for family in (gpu, memory_and_disk, cluster, network, collectives, script)
+    for rule in family.RULES
+)
 """Where several fit a line equally well, the first one."""
 OF_STARTERS = re.compile(r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception")
 """Exceptions by which a starter tells of its workers'."""
-_WARNS = re.compile(r"\b\w*Warning: |^\[?W\d* |NCCL INFO|\bWARNING\b")
+_WARNS = re.compile(r"\b\w*Warning: |^\[?W\d* |NCCL INFO|\bWARNING\b|: W tensorflow")
 
 
 def judge_line(line: LogLine) -> Meaning | None:
     """What a line means by the rules; None where it says nothing. Pure."""
-    best: Meaning | None = None
+    found: list[Meaning] = []
+    text = line.text.lower()
+    most = SIGN if _WARNS.search(line.text) and not line.raised else ROOT  # it went on after it
     for rule in RULES:
-        if (best is None or rule.weight > best.weight) and (found := rule.search.search(line.text)):
-            named = found.groupdict()
+        if told := rule.search.search(text):
+            named = told.groupdict()
             node = int(named["node"]) if named.get("node") else line.node
-            best = Meaning(
-                cause=rule.cause,
-                weight=rule.weight,
-                line=replace(line, node=node),
-                package=named.get("package") or "",
-                rank=int(named["rank"]) if named.get("rank") else None,
+            found.append(
+                Meaning(
+                    cause=rule.cause,
+                    weight=min(rule.weight, most, ROOT if line.rank is None else rule.most),
+                    line=replace(line, node=node),
+                    package=line.text[slice(*told.span("package"))] if "package" in named else "",
+                    rank=int(named["rank"]) if named.get("rank") else None,
+                )
             )
-    if best and not line.raised and _WARNS.search(line.text):
-        # The program went on after it.
-        return replace(best, weight=min(best.weight, Weight.SIGN))
-    if (best is None or best.weight < Weight.LIKELY) and _is_own(line):
-        weight = Weight.SURE if line.is_own else Weight.LIKELY
-        return Meaning(cause=FailureCause.SCRIPT_ERROR, weight=weight, line=line)
-    return best
-
-
-def _is_own(line: LogLine) -> bool:
-    return line.raised and is_own_failure(line.text) and not OF_STARTERS.search(line.text)
+    is_own = line.raised and is_own_failure(line.text) and not OF_STARTERS.search(line.text)
+    if not found:
+        weight = SURE if line.is_own else LIKELY
+        own = Meaning(cause=FailureCause.SCRIPT_ERROR, weight=weight, line=line)
+        return own if is_own else None
+    best = max(found, key=lambda one: one.weight)
+    also = frozenset(one.cause for one in found if one.weight >= LIKELY) - {best.cause, *FOLLOWS}
+    # What a script raises is more than a sign.
+    return replace(best, weight=max(best.weight, LIKELY) if is_own else best.weight, also=also)
 
 
 def judge_lines(lines: Sequence[LogLine], standing: Sequence[Standing]) -> Iterator[Meaning]:
     """What all lines mean, each by itself and beside those of other ranks. Pure."""
     yield from judge_standing(standing)
     yield from filter(None, map(judge_line, lines))
-    yield from hangs.join_ranks(lines)
-    yield from versions.find_differences(lines)
+    yield from collectives.join_ranks(lines)
+    yield from script.find_differences(lines)
     yield from network.find_proxy(lines)
     yield from network.find_name(lines)
 
 
 _OF_END = {
-    "out-of-memory": (FailureCause.HOST_OUT_OF_MEMORY, Weight.ROOT),
-    "disk-full": (FailureCause.DISK_FULL, Weight.ROOT),
-    LEFT_EARLY: (FailureCause.EXITED_EARLY, Weight.SURE),
-    "hang": (FailureCause.DEADLOCK, Weight.SIGN),
+    "out-of-memory": (FailureCause.HOST_OUT_OF_MEMORY, ROOT),
+    "disk-full": (FailureCause.DISK_FULL, SURE),
+    LEFT_EARLY: (FailureCause.EXITED_EARLY, SURE),
+    "hang": (FailureCause.DEADLOCK, SIGN),
 }
 _OF_CODE = {
     -9: FailureCause.KILLED,
@@ -81,18 +78,18 @@ _OF_CODE = {
     **dict.fromkeys((-4, -6, -7, -8, -11), FailureCause.CRASHED),
 }
 _OF_REASON = {
-    Reason.NODE_LOST: (FailureCause.NODE_LOST, Weight.LIKELY),
-    Reason.PREEMPTED: (FailureCause.PREEMPTED, Weight.LIKELY),
-    Reason.STOP_REQUESTED: (FailureCause.STOPPED_BY_USER, Weight.LIKELY),
-    Reason.INTERRUPTED: (FailureCause.STOPPED_BY_USER, Weight.LIKELY),
-    Reason.DISK_FULL: (FailureCause.DISK_FULL, Weight.ROOT),
-    Reason.GPU_BUSY: (FailureCause.GPU_BUSY, Weight.ROOT),
-    Reason.OUT_OF_MEMORY: (FailureCause.HOST_OUT_OF_MEMORY, Weight.ROOT),
-    Reason.TARGET_UNREACHABLE: (FailureCause.TARGET_UNREACHABLE, Weight.LIKELY),
-    Reason.RENDEZVOUS_UNREACHABLE: (FailureCause.MASTER_UNREACHABLE, Weight.LIKELY),
-    Reason.STORE_LOST: (FailureCause.NODE_LOST, Weight.SIGN),
-    Reason.BAD_INPUT: (FailureCause.WRONG_ARGUMENT, Weight.LIKELY),
-    Reason.KILLED: (FailureCause.KILLED, Weight.SIGN),
+    Reason.NODE_LOST: (FailureCause.NODE_LOST, LIKELY),
+    Reason.PREEMPTED: (FailureCause.PREEMPTED, LIKELY),
+    Reason.STOP_REQUESTED: (FailureCause.STOPPED_BY_USER, LIKELY),
+    Reason.INTERRUPTED: (FailureCause.STOPPED_BY_USER, LIKELY),
+    Reason.DISK_FULL: (FailureCause.DISK_FULL, ROOT),
+    Reason.GPU_BUSY: (FailureCause.GPU_BUSY, ROOT),
+    Reason.OUT_OF_MEMORY: (FailureCause.HOST_OUT_OF_MEMORY, ROOT),
+    Reason.TARGET_UNREACHABLE: (FailureCause.TARGET_UNREACHABLE, LIKELY),
+    Reason.RENDEZVOUS_UNREACHABLE: (FailureCause.MASTER_UNREACHABLE, LIKELY),
+    Reason.STORE_LOST: (FailureCause.NODE_LOST, SIGN),
+    Reason.BAD_INPUT: (FailureCause.WRONG_ARGUMENT, LIKELY),
+    Reason.KILLED: (FailureCause.KILLED, SIGN),
 }
 """Of an end, an exit code or a run's reason, where no line says more."""
 
@@ -108,13 +105,17 @@ def judge_end(end: WorkerEnd) -> Meaning:
         at=end.failed_at,
         raised=end.exit_code in (1, -15) and ": " in end.exception,
     )
+    if "frame #" in end.exception:  # of C++, which says nothing
+        line = replace(line, text=name_ending(end.exit_code))
+    if end.exit_code > 0 and end.exception == name_ending(end.exit_code) and end.log_tail:
+        line = replace(line, text=f"{end.exception}: {end.log_tail[-1].strip()}")
     # An exit code alone says little where its log was not read.
     # SIGABRT is how C++ ends a process, whatever the reason is.
-    weight = Weight.LIKELY if end.log and end.exit_code != -6 else Weight.SIGN
+    weight = LIKELY if end.log and end.exit_code != -6 else SIGN
     cause = _OF_CODE.get(end.exit_code, FailureCause.SCRIPT_ERROR)
     cause, weight = _OF_END.get(end.cause, (cause, weight))
     told = judge_line(line)
-    if told and (end.is_collateral or told.weight >= min(weight, Weight.LIKELY)):
+    if told and (end.is_collateral or told.weight >= min(weight, LIKELY)):
         is_weak = told.weight < weight and not end.is_collateral
         return replace(told, weight=weight) if is_weak else told
     return Meaning(cause=cause, weight=weight, line=line)
@@ -122,6 +123,8 @@ def judge_end(end: WorkerEnd) -> Meaning:
 
 _NODE = re.compile(r"\bnode (?P<node>\d+)\b|^\S+-(?P<pod>\d+)-\w{5}: ")
 """How a detail names a node, or its pod."""
+_OF_RANK = re.compile(r"\brank \d")
+"""In a detail that repeats what a worker said."""
 
 
 def judge_reason(reason: Reason | None, detail: str) -> Iterable[Meaning]:
@@ -130,8 +133,9 @@ def judge_reason(reason: Reason | None, detail: str) -> Iterable[Meaning]:
     number = int(node["node"] or node["pod"]) if node else None
     line = LogLine(file="outcome.json", number=0, text=detail or str(reason), node=number)
     told = judge_line(line) if detail else None
-    if told and told.weight >= Weight.LIKELY:
-        yield replace(told, weight=Weight.LIKELY)
+    if told and told.weight >= LIKELY:
+        is_engines = told.weight is ROOT and not _OF_RANK.search(detail)
+        yield told if is_engines else replace(told, weight=LIKELY)
     elif reason in _OF_REASON:
         cause, weight = _OF_REASON[reason]
         yield Meaning(cause=cause, weight=weight, line=line)

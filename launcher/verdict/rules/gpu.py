@@ -3,78 +3,79 @@
 What each Xid means is from NVIDIA's "XID Errors" in its deployment documents.
 """
 
-from launcher.verdict.cause import FailureCause
-from launcher.verdict.rules.rule import ROOT, SIGN, SURE, Meanings
+from launcher.verdict.rules.rule import table
 
-_XID = r"NVRM: Xid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): "
-MEANINGS: Meanings = {
-    (FailureCause.GPU_MEMORY_ERROR, ROOT): (
-        _XID + r"(?:48|64|94|95|171|172)\b",
-        r"[Uu]ncorrectable (?:DRAM |SRAM |double.bit )?ECC|uncorrectable ECC error encountered",
-        r"[Dd]ouble.?[Bb]it (?:ECC )?[Ee]rror|cudaErrorECCUncorrectable",
-        r"[Rr]ow [Rr]emapp(?:er|ing).*[Ff]ail|[Rr]emapping [Ff]ailure",
-    ),
-    (FailureCause.NVLINK_FAULT, ROOT): (
-        _XID + r"(?:74|14[4-9]|150|155|156)\b",
-        r"nvidia-nvswitch\d*: SXid|cudaErrorNvlinkUncorrectable|[Uu]ncorrectable NVLink error",
-        r"NVLink.*(?:fatal|uncorrectable|[Rr]eplay|[Rr]ecovery) ?[Ee]rror|NVLink.*is down",
-        r"[Ff]abric [Mm]anager.*(?:not running|failed|error)|system not yet initialized",
-        r"CUDA error: system not yet initialized|[Nn]v[Ll]ink: fatal error",
-    ),
-    (FailureCause.GPU_FAULT, ROOT): (
-        _XID + r"(?:79|119|120|61|62|56|57|69|109|110|154|158|121|38|42|46|122|123|140|143)\b",
-        r"GPU (?:has )?fallen off the bus|GPU is lost|Unable to determine the device handle",
-        r"RmInitAdapter failed|GPU \S+ requires reset|cudaErrorHardwareStackError",
-        r"NVRM: .*(?:rpcRmApi|GSP).*(?:[Tt]imeout|failed)|[Ff]ailed to initialize NVML: Unknown",
-        r"fallen off the bus and is not|severity=Uncorrected \(Fatal\)",
-    ),
-    (FailureCause.CUDA_ASSERT, SURE): (
-        r"device-side assert triggered|[Aa]ssertion `.+` failed\.?$|cudaErrorAssert",
-        r"CUDA error: (?:an illegal memory access|misaligned address|an illegal instruction)",
-        r"CUDA error: (?:unspecified launch failure|the launch timed out|invalid config)",
-        r"Cuda failure (?:\d+ )?'(?:an illegal memory access|unspecified launch failure)",
-        r"CUDNN_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_EXECUTION_FAILED",
-    ),
-    (FailureCause.GPU_MEMORY_ERROR, SIGN): (
-        # Of a row that will be remapped at the next reset: jobs go on for weeks.
-        _XID + r"(?:63|92)\b",
-    ),
-    (FailureCause.CUDA_ASSERT, SIGN): (
-        # A program's own fault shows itself so, and some broken GPUs do.
-        _XID + r"(?:13|31|32|43|45|68)\b",
-        r"CUDA error: ",
-    ),
-    (FailureCause.WRONG_ARCHITECTURE, SURE): (
-        r"no kernel image is available for execution",
-        r"with CUDA capability sm_\d+ is not compatible with the current PyTorch",
-        r"cannot execute binary file|wrong ELF class|PTX JIT|unsupported toolchain",
-    ),
-    (FailureCause.DRIVER_TOO_OLD, ROOT): (r"unsatisfied condition: (?:cuda|driver)",),
-    (FailureCause.DRIVER_TOO_OLD, SURE): (
-        r"driver (?:on your system|version) is (?:too old|insufficient)|CUDA driver is too old",
-        r"cudaErrorInsufficientDriver",
-        r"[Dd]river/library version mismatch|API mismatch: the client has the version",
-        r"forward compatibility was attempted on non supported HW",
-        r"provided PTX was compiled with an unsupported toolchain",
-    ),
-    (FailureCause.NO_GPU, SURE): (
-        r"Torch not compiled with CUDA enabled|doesn't have NCCL built in|attribute '_cuda_\w+'",
-        r"invalid device ordinal|No CUDA GPUs are available|no CUDA-capable device is detected",
-        r"Found no NVIDIA driver on your system|cudaErrorNoDevice|libcuda\.so\.1: cannot open",
-        r"nvidia-container-cli: .*(?:driver error|unknown device|no NVIDIA|not loaded)",
-        r"ProcessGroupNCCL is only supported with GPUs, no GPUs found",
-        r"nvidia-smi.*couldn't communicate with the NVIDIA driver|No devices were found",
-        r"You requested gpu: .*But your machine only has|CUDA is not available",
-        r"nproc.per.node=?gpu.*(?:no|0) GPU|Cuda is not available\.",
-    ),
-    (FailureCause.INFINIBAND_FAULT, ROOT): (
-        r"Got async event : port error|mlx5_\w+.*(?:[Pp]ort.*(?:Down|DOWN)|[Ll]ink down)",
-    ),
-    (FailureCause.INFINIBAND_FAULT, SURE): (
-        r"ibv_(?:modify_qp|open_device|reg_mr\w*|create_qp|poll_cq|get_async_event).*failed",
-        r"Got completion from peer .* with (?:error|status=)|NET/IB : .*(?:[Ee]rror|failed)",
-        r"IB(?:V)?_WC_RETRY_EXC_ERR|IBV_WC_\w+_ERR|local work queue catastrophic",
-        r"mlx5_\w+.*health (?:recovery|compromised)",
-        r"NET/IB : [Nn]o device found|Call to ibv_\w+ failed|RoCE.*GID.*(?:invalid|not found)",
-    ),
-}
+_XID = r"\bXid\b(?:\([^)]*\)|[^\d(]){1,30}"
+"""As the driver, DCGM and health checks write it; the number follows."""
+_IB = r"(?:NET/IB|\bibv_\w+|\bib_uverbs|mlx\d_\w+|UCX +ERROR)\b"
+RULES = table(
+    r"""
+gpu-memory-error root
+  {xid}(?:48|64|94|95|140|171|172)\b
+  uncorrectable (?:DRAM |SRAM |double.bit )?ECC|double.?bit (?:ECC )?error|cudaErrorECCUncorrectable
+  row remapp(?:er|ing).*fail|remapping failure(?!.*: no)
+nvlink-fault root
+  {xid}(?:74|14[4-9]|150|155|156)\b
+  \bSXid\b|cudaErrorNvlinkUncorrectable|uncorrectable NVLink error
+  NVLink.*(?:fatal|uncorrectable|replay|recovery) ?error|NVLink.*(?:is down|inactive)
+  fabric ?manager.*(?:not running|failed|error)|system not yet initialized|cudaErrorSystemNotReady
+  NVSwitch.*(?:fatal|failed)
+gpu-fault root
+  {xid}(?:79|119|120|61|62|56|57|69|109|110|154|158|121|38|42|46|54|122|123|125|143)\b
+  fallen off the bus|GPU is lost|Unable to determine the device handle|RmInitAdapter failed
+  GPU\b.*\brequires (?:a )?reset|cudaErrorHardwareStackError
+  NVRM: .*(?:rpcRmApi|GSP).*(?:timeout|failed)|Failed to initialize NVML: Unknown
+  severity=Uncorrect(?:ed|able) \(Fatal\)|amdgpu.*(?:reset begin|ring \S+ timeout|hang)
+driver-too-old root
+  unsatisfied condition: (?:cuda|driver)
+driver-too-old sure
+  not supported in the installed CUDA driver|NVIDIA driver.*(?:outdated|requires at least)
+  driver (?:on your system|version) is (?:too old|insufficient)|CUDA driver is too old
+  cudaErrorInsufficientDriver|unsupported display driver / cuda driver combination
+  driver/library version mismatch|API mismatch: |built for NVIDIA Driver Release
+  forward compatibility was attempted on non.supported HW|with an unsupported toolchain
+wrong-architecture sure
+  no kernel image is available|cudaErrorNoKernelImage|hipErrorNoBinaryForGpu
+  with CUDA capability sm_\d+ is not compatible|device kernel image is invalid
+  cannot execute binary file|wrong ELF class|PTX JIT|unsupported gpu architecture
+  not defined for option 'gpu-name'|only supports? \w+ GPUs or newer
+  only supported on GPUs with compute capability
+no-gpu sure
+  CUDA driver initialization failed|no GPU(?:s)? (?:found|detected|available)
+  Torch not compiled with CUDA|doesn't have NCCL built in|attribute '_cuda_\w+'
+  invalid device ordinal|No (?:CUDA|HIP) GPUs are available|no CUDA-capable device
+  Found no NVIDIA driver|cudaErrorNoDevice|cudaErrorInvalidDevice|libcuda\.so\S* cannot op
+  nvidia-container-cli: .*(?:driver error|unknown device|no NVIDIA|not loaded)
+  only supported with GPUs, no GPUs found|No devices were found|libnvidia-ml\.so
+  couldn't communicate with the NVIDIA driver|unresolvable CDI devices
+  You requested gpu: .*But your machine only has|(?:CUDA|GPU) is not available
+  nproc.per.node=?gpu.*(?:no|0) GPU|cuda\.is_available\(\) is False|CUDA unknown error
+  Unexpected error from cudaGetDeviceCount|no NVIDIA GPU|nvidia-smi: (?:command )?not f
+cuda-assert sure
+  device-side assert\b|cudaErrorAssert|thread: \[[\d,]+\] Assertion|Assertion `.+` failed
+cuda-assert likely
+  (?:CUDA|HIP|Triton).*(?:illegal (?:memory access|instruction|address)|misaligned address)
+  (?:CUDA|HIP|Triton).*(?:launch (?:failure|timed out)|invalid config|too many resources requested)
+  CUDA(?:_ERROR_|Error)(?:Illegal|Launch|Misaligned)\w+
+  (?:CUDNN|CUBLAS|CUSPARSE|CUFFT)_\w*(?:EXECUTION_FAILED|EXEC_FAILED|INTERNAL_ERROR)
+  Memory access fault by GPU
+# A row will be remapped at the next reset: jobs go on for weeks.
+gpu-memory-error sign
+  {xid}(?:63|92)\b
+# A program's own fault shows itself so, and some broken GPUs do.
+cuda-assert sign
+  {xid}(?:13|31|32|43|45|68)\b
+  CUDA (?:driver |kernel )?(?:error|failure)\b
+infiniband-fault root
+  NET/IB.*async \w*\s*event.*(?:port error|fatal|catastrophic)|Cable (?:unplugged|error)
+  (?:mlx\d_|\bib\d).*(?:port.*down|link.*down)|Physical state: (?:Disabled|Polling)
+infiniband-fault sure
+  {ib}(?!.*mismatch).*(?:failed|failure|error|timed out|unable|invalid)
+  Got completion from peer|Got completion with (?:error|status)|IBV?_WC_\w+_ERR
+  (?:transport )?retry (?:count(?:er)? )?exceeded|local work queue catastrophic
+  health (?:recovery|compromised)|RoCE.*GID.*(?:invalid|not found)|no (?:valid )?GID\b
+  has no RDMA device|nvidia.peermem.*(?:not|fail)
+""",
+    xid=_XID,
+    ib=_IB,
+)

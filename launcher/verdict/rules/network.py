@@ -7,79 +7,82 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import FailureCause
-from launcher.verdict.rules.rule import LIKELY, ROOT, SIGN, SURE, Meaning, Meanings
+from launcher.verdict.rules.rule import LIKELY, Meaning, table
 from launcher.verdict.scan import SETTING, LogLine
 
-MEANINGS: Meanings = {
-    (FailureCause.PORT_TAKEN, SURE): (
-        r"EADDRINUSE|[Aa]ddress already in use|\[Errno 98\]",
-        r"port is already allocated",
-        r"server socket has failed to (?:listen|bind)",
-    ),
-    (FailureCause.DNS, SURE): (
-        r"socket\.gaierror|\[Errno -[235]\]|Temporary failure in name resolution",
-        r"Name or service not known|nodename nor servname|No address associated with hostname",
-        r"[Cc]ould not resolve host|Unknown host|no such host|Host not found",
-        r"NameResolutionError|getaddrinfo failed|[Ff]ailed to resolve",
-    ),
-    (FailureCause.DNS, SIGN): (
-        r"The IPv[46] network addresses of \(\S+, \d+\) cannot be retrieved \(gai error",
-        r"The hostname of the client socket cannot be retrieved",
-    ),
-    (FailureCause.PROXY, SURE): (
-        r"ProxyError|Cannot connect to proxy|Tunnel connection failed",
-        r"407 Proxy Authentication Required|proxyconnect tcp",
-        r"Unable to connect to proxy|response from proxy|[Pp]roxy .*(?:refused|denied)",
-    ),
-    (FailureCause.WRONG_INTERFACE, SURE): (
-        r"[Nn]o (?:usable |socket )*interface (?:name )?found",
-        r"No interface found (?:in the same subnet|matching)|NET/Socket : [Nn]o interface found",
-        r"ncclSocketInit: connecting to address +with family|Address family not supported",
-        r"Unable to find address for: \S+|Unable to (?:find|resolve) interface",
-        r"NCCL_SOCKET_IFNAME.*(?:no match|not found|invalid)",
-        r"(?:Gloo|gloo|TP|tensorpipe).*(?:[Nn]o such device|ioctl: )",
-    ),
-    (FailureCause.WRONG_INTERFACE, LIKELY): (
-        r"NCCL INFO (?:Bootstrap : Using|NET/Socket : Using \[0\]).*(?:docker|virbr|lo|br-)\w*:",
-        r"connect(?:Full)?.*(?:remote=|to )\[?(?:127\.0\.[01]\.1|172\.17\.0\.\d+)",
-        r"(?:socketStartConnect|ncclSocketConnect|Connect to|Connect) .*"
-        r"(?:127\.0\.[01]\.1|172\.17\.0\.\d+)\S* failed",
-    ),
-    (FailureCause.FIREWALL, LIKELY): (
-        r"[Nn]o route to host|EHOSTUNREACH|[Aa]dministratively prohibited",
-        r"socket(?:Poll|Progress|Start)Connect.*(?:Connection timed out|ETIMEDOUT)",
-        r"(?:Connect|connect) to \S+<\d+> failed : (?:Connection timed out|No route to host)",
-        r"Call to connect (?:to \S+ )?failed : (?:Connection timed out|No route)",
-        r"connectFullMesh failed|^error: \S+: \S+ cannot reach it at ",
-    ),
-    (FailureCause.MASTER_UNREACHABLE, LIKELY): (
-        r"client socket has (?:timed out|failed to connect)",
-        r"RendezvousTimeoutError|RendezvousConnectionError|rendezvous-unreachable",
-        r"The connection to the C10d store has failed",
-        r"Timeout waiting for key: .*default_pg|wait timeout after \d+ms, keys: .*(?:store_based_)?"
-        r"(?:barrier|rank)|Timed out initializing process group in store based barrier",
-        r"no store answered|too few nodes came",
-        r"DistNetworkError: .*(?:timed out|refused).*(?:29500|29400|client socket)",
-    ),
-    (FailureCause.MASTER_UNREACHABLE, SIGN): (
-        r"[Tt]imed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined",
-    ),
-    (FailureCause.NETWORK_CUT, SIGN): (
-        r"[Cc]onnection reset by peer|[Cc]onnection closed by peer|ECONNRESET|Broken pipe",
-        r"ncclRemoteError|remote process exited or there was a network error",
-        r"[Ss]ocket [Tt]imeout|recvValue failed|sendBytes failed|failed to recv, got 0 bytes",
-        r"Network is unreachable|NETDEV WATCHDOG|[Ll]ink is [Dd]own",
-    ),
-    (FailureCause.NETWORK_CUT, LIKELY): (r"^\[agent\] store-lost",),
-    (FailureCause.NETWORK_CUT, ROOT): (
-        r"kernel: .*(?:NIC Link is Down|[Ll]ost carrier)|NETDEV WATCHDOG: \S+ .*timed out",
-    ),
-    (FailureCause.CLOCK_JUMP, LIKELY): (
-        r"[Cc]locks? (?:jumped|skew|differ)|[Tt]ime (?:has been changed|jumped)|clock skew",
-        r"System clock (?:was stepped|wrong)|[Cc]ertificate is not yet valid",
-        r"unsynchronized clock|clocksource: .*unstable",
-    ),
-}
+_STORE = (
+    r"(?:TCPStore|\[c10d\]|c10d (?:store|rend)|client socket|\brendezvous|DistStore|DistNetwork"
+    r"|store->get|etcd)(?!.*(?:clients joined|is alive, but)).*"
+)
+"""Where nodes meet: what cannot be reached there is no port between two nodes that have met."""
+_BACK = r"\b(?:127\.\d+\.\d+\.\d+|172\.1[78]\.0\.\d+)"
+"""Of this machine alone, or of Docker's bridge, which has the same addresses everywhere."""
+RULES = table(
+    r"""
+permission sure
+  socket has failed to \w+ .*errno: 13\b
+port-taken sure
+  EADDRINUSE|address already in use|\[Errno 98\]|errno: 98\b|Only one usage of each socket
+  port is already allocated|\b\d+ is (?:already )?in use\b|no free TCP port|no rendezvous store can
+  server socket has failed to (?:listen|bind)(?!.*errno: (?:97|99))
+dns sure
+  can't resolve|server can't find|\bSERVFAIL\b|dns (?:lookup|resolution) failed|socket\.gaierror
+  \[Errno -[235]\]|temporary failure in name resolution|getaddrinfo fail|name or service not known
+  nodename nor servname|No address associated with hostname|could not resolve host|unknown host
+  no such host|host not found|name does not resolve|NameResolutionError|failed to resolve|NXDOMAIN
+  server misbehaving|lookup .*i/o timeout
+  (?:name|hostname) (?:is not|cannot be|could not be) resolved|cannot be resolved or reach
+dns sign
+  The IPv[46] network addresses of \(\S+, \d+\) cannot be retrieved \(gai error
+  The hostname of the client socket cannot be retrieved
+proxy sure
+  ProxyError|cannot connect to proxy|tunnel connection failed|unable to connect to proxy
+  407 Proxy Authentication Required|proxyconnect tcp|from proxy|Proxy CONNECT aborted
+  (?<!\[)\bproxy (?:server )?.{0,40}(?:refused|denied)
+wrong-interface sure
+  no (?:usable |socket |listening )*interfaces? (?:name )?found|neither AF_INET\(2\) nor
+  unable to find (?:address|interface) for: |unable to (?:find|resolve) interface
+  NCCL_SOCKET_IFNAME.*(?:no match|not found|invalid)|address family not supported
+  (?:gloo|tensorpipe|\bTP\b).*(?:no such device|ioctl: )|ifa != nullptr|unsupported gloo
+  found no \S+: correct interface|: found no .*address of another network
+wrong-interface likely
+  NCCL INFO (?:Bootstrap : Using|NET/Socket : Using \[0\]).*(?:docker|virbr|lo|br-)\w*:
+  (?:connectFull.*remote=|connect to )\[?(?:127\.0\.1\.1|172\.1[78]\.0\.\d+)
+  (?:socket\w*connect|connect(?:\(\))? to|connect).*{back}\S* (?:returned|failed)
+  bind.*cannot assign requested address|Using the loopback address as fallback
+master-unreachable likely
+  {store}(?:timed out|time-?out|failed to connect|no route|unreachable|refused|errno: 99)
+  The connection to the C10d store has failed|(?:cannot|can't) connect to the store
+  RendezvousTimeoutError|RendezvousConnectionError|rendezvous-unreachable|Timeout waiting for key: 
+  wait timeout after \d+ms, keys: |connect\(\) timed out\. Orig|Timed out initializing process group
+  EtcdConnectionFailed|No more machines in the clust|no store answered|too few nodes came
+  retrieving ncclUniqueId .*timeout
+master-unreachable sign
+  timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined|Connection refused
+  \[Errno (?:110|111|113|99)\]|waiting for the (?:master|rendezvous)
+firewall likely
+  no route to host|EHOSTUNREACH|administratively prohibited
+  connect(?:\(\))?\b.* (?:connection timed out|timed out|ETIMEDOUT|no route)
+  socket(?:Poll|Progress|Start)Connect.*(?:timed out|ETIMEDOUT)|connectFullMesh failed
+  ^error: \S+: \S+ cannot reach it at |check the network and firew|btl_tcp\w*.*connect\(\)
+network-cut sign
+  communicator was aborted|^(?:.*Rank \d+\] )?.*watchdog thread terminated with exception
+  connection (?:was )?(?:reset|closed) by (?:remote )?peer|ECONNRESET|broken pipe|ncclRemoteError
+  remote process exited or there was a network error|Socket closed|socket timeout|recvValue failed
+  sendBytes failed|failed to recv, got 0 bytes|Network is unreachable|link is down
+  application timeout caused pair closure
+network-cut likely
+  ^\[agent\] store-lost
+network-cut root
+  NIC Link is Down|: lost carrier|NETDEV WATCHDOG: \S+ .*timed out|link status definitely
+clock-jump likely
+  clocks? (?:jumped|skew|differ)|time (?:has been changed|jumped)|system clock (?:was|wr)
+  not yet valid|RequestTimeTooSkewed|Token used before issued|too far in the (?:past|fut)
+  unsynchronized clock|clocksource: .*unstable
+""",
+    store=_STORE,
+    back=_BACK,
+)
 
 _NO_NAME = re.compile(r"of \((?P<host>\S+), \d+\) cannot be retrieved \(gai error: -[235]")
 

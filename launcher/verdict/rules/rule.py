@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.verdict.cause import FailureCause
 from launcher.verdict.scan import LogLine
+
+_UPPER = re.compile(r"\\.|\(\?P<\w+>|([A-Z])")
+"""A capital letter of the text; what the pattern's own language has of them comes before."""
 
 
 class Weight(enum.IntEnum):
@@ -27,45 +29,61 @@ class Weight(enum.IntEnum):
     """A fact of the machine or the cluster that explains what workers say."""
 
 
+HINT, SIGN, LIKELY, SURE, ROOT = Weight
+
+
 @dataclass(frozen=True, kw_only=True)
 class LineRule:
-    """``pattern`` is searched in a line.
+    """``pattern`` is searched in a line, whatever the case of its letters.
 
     Its groups may be ``package``, which the fix names, and ``rank`` and ``node``, those at fault.
+    ``most``: what it weighs in a worker's own output.
     """
 
     cause: FailureCause
     weight: Weight
     pattern: str
+    most: Weight = ROOT
 
     @functools.cached_property
     def search(self) -> re.Pattern[str]:
-        return re.compile(self.pattern)
+        """For a line in lower case: to ignore the case takes several times as long."""
+        return re.compile(
+            _UPPER.sub(lambda one: one[1].lower() if one[1] else one[0], self.pattern)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """A line, what it means and how much it weighs."""
+    """A line, what it means and how much it weighs.
+
+    ``rank`` is the one at fault, where another one tells of it; ``also`` are other causes that the
+    same line may mean.
+    """
 
     cause: FailureCause
     weight: Weight
     line: LogLine
     package: str = ""
     rank: int | None = None
-    """The rank at fault, where another one tells of it."""
+    also: frozenset[FailureCause] = frozenset()
 
 
-HINT, SIGN, LIKELY, SURE, ROOT = Weight
+def table(text: str, most: Weight = ROOT, **parts: str) -> tuple[LineRule, ...]:
+    """The rules of a family: below a cause and its weight the patterns that mean it.
 
-
-Meanings = Mapping[tuple[FailureCause, Weight], tuple[str, ...]]
-"""Of a family: the patterns of lines that mean a cause, and what they weigh."""
-
-
-def table(meanings: Meanings) -> tuple[LineRule, ...]:
-    """A rule for each pattern."""
-    return tuple(
-        LineRule(cause=cause, weight=weight, pattern=pattern)
-        for (cause, weight), patterns in meanings.items()
-        for pattern in patterns
-    )
+    ``parts`` stand in patterns by their names in braces. Raises ``KeyError`` for an unknown word.
+    """
+    rules, causes = [], {cause.value: cause for cause in FailureCause}
+    for line in text.split("\n"):
+        if line[:1] in ("", "#"):
+            continue
+        if not line.startswith("  "):
+            word, weight = line.split()
+            continue
+        for name, part in parts.items():
+            line = line.replace(f"{{{name}}}", part)
+        rules.append(
+            LineRule(cause=causes[word], weight=Weight[weight.upper()], pattern=line[2:], most=most)
+        )
+    return tuple(rules)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from launcher.contract.look import Frame
 from launcher.verdict.cause import FailureCause
-from launcher.verdict.rules.rule import LIKELY, SIGN, Meaning
+from launcher.verdict.rules.rule import LIKELY, Meaning
 from launcher.verdict.scan import LIBRARY, LogLine, place_of
 
 
@@ -17,12 +17,12 @@ from launcher.verdict.scan import LIBRARY, LogLine, place_of
 class Standing:
     """Where a rank's main thread stood; ``line`` has its rank, node and file.
 
-    ``is_busy``: it used a core meanwhile; None where nobody looked.
+    ``is_busy``: it used a core meanwhile.
     """
 
     line: LogLine
     frames: tuple[Frame, ...]
-    is_busy: bool | None = None
+    is_busy: bool
 
 
 _KINDS = {
@@ -62,11 +62,12 @@ def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
 def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
     text = "; ".join(filter(None, (f"rank {one.line.rank} stands at {_name(one)}", others)))
     line = replace(one.line, text=text, frame=_own(one.frames))
-    weight = SIGN if cause is FailureCause.DEADLOCK and one.is_busy is None else LIKELY
-    return Meaning(cause=cause, weight=weight, line=line, rank=line.rank)
+    return Meaning(cause=cause, weight=LIKELY, line=line, rank=line.rank)
 
 
 def _kind_of(frames: Sequence[Frame]) -> str:
+    if any(_KINDS["data"].search(frame.file) for frame in frames):
+        return "data"  # also in the user's own dataset, which the loader has called
     above = []
     for frame in frames:
         if not LIBRARY.search(frame.file):

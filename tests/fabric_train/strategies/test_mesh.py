@@ -64,11 +64,9 @@ def check_equal(name: str, options: dict[str, Any], processes: int, steps: int =
 
 
 CASES: list[Any] = [
-    ("tp", {}, 1),
     ("tp", {}, 2),
     pytest.param("tp", {"tensor_size": 2}, 4, marks=pytest.mark.slow),
     ("fsdp+tp", {"unit_elements": 1000}, 4),
-    ("pipeline", {}, 1),
     ("pipeline", {}, 2),
     pytest.param("pipeline", {"schedule": "interleaved_1f1b"}, 2, marks=pytest.mark.slow),
     pytest.param("pipeline", {"pipeline_size": 2, "schedule": "gpipe"}, 4, marks=pytest.mark.slow),

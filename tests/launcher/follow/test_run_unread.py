@@ -41,16 +41,3 @@ def test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads(
     assert process.wait(timeout=60) == 143
     assert launcher.outcome["reason"] == "stop-requested"
     assert launcher.processes() == []
-
-
-def test_who_reads_only_when_a_run_has_ended_sees_every_line_and_the_summary(
-    launcher: Runner,
-) -> None:
-    launcher.write(MUCH)
-    process = launcher.start("run", "job.yaml", "--on", "local")
-    wait_until(lambda: (launcher.folder / "runs/latest/outcome.json").exists())
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0
-    lines = stdout.decode().splitlines()
-    assert lines == [*(f"line {n} {'x' * 80}" for n in range(LINES)), "all said"]
-    assert any(line.startswith("SUCCEEDED") for line in stderr.decode().splitlines())

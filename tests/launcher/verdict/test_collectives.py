@@ -82,6 +82,25 @@ def test_the_first_difference_counts_where_later_ones_follow() -> None:
     assert (finding.seq, finding.ranks) == (3, (0,))
 
 
+def test_a_rank_that_has_left_one_out_is_told_by_what_came_next_in_earlier_steps() -> None:
+    def steps(*sizes: int) -> dict[str, Any]:
+        calls = [entry(seq, input_sizes=[[size]]) for seq, size in enumerate(sizes, 1)]
+        calls[-1]["retired"] = False
+        return trace(*calls)
+
+    (finding,) = join_recorders({0: steps(8, 4, 8, 4, 8), 1: steps(8, 4, 8, 4, 4)}, NOW)
+    assert finding.text == "rank 1 has left out all_reduce 5"
+    (finding,) = join_recorders({0: steps(8, 4, 8, 4, 8), 1: steps(8, 4, 8, 4, 5)}, NOW)
+    assert finding.kind == "sizes"
+
+
+def test_types_that_differ_are_told() -> None:
+    traces = {
+        r: trace(entry(3, retired=False, input_dtypes=[t])) for r, t in enumerate(("Float", "Long"))
+    }
+    assert join_recorders(traces, NOW)[0].text.endswith("Float on rank 0, Long on rank 1")
+
+
 def test_groups_are_joined_each_for_itself() -> None:
     named = {"process_group": ["1", "dp"], "retired": False}
     config = {"pg_config": {"1": {"name": "1", "desc": "dp", "ranks": "[0, 1]"}}}

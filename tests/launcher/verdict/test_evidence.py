@@ -174,11 +174,41 @@ def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt() -> None:
 
 
 def test_two_ends_of_a_link_that_blame_each_other_leave_a_doubt() -> None:
-    said = "NCCL WARN NET/IB: Got completion from peer 10.1.0.2<51100> with status=12 opcode=32697"
+    said = "NCCL WARN NET/IB : mlx5_0:1 Got async event : port error"
     one_side = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}".encode())))
     both = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}\n[0/0] {said}".encode())))
     assert one_side.cause is both.cause is FailureCause.INFINIBAND_FAULT
     assert (one_side.certainty, both.certainty) == ("certain", "likely")
+
+
+def test_slurms_list_of_nodes_places_what_names_a_host() -> None:
+    text = "SLURM_JOB_NODELIST=cn[130-132]\nsrun: error: cn132: task 2: Out Of Memory\n"
+    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    assert (told.cause, told.node) == (FailureCause.HOST_OUT_OF_MEMORY, 2)
+    assert told.certainty == "certain"
+
+
+def test_a_rank_is_placed_by_other_lines_of_it_and_a_guessed_node_is_never_certain() -> None:
+    known = decide_verdict(
+        read_stdin(
+            io.BytesIO(
+                ("1: " + "[rank9]: step 1 failed\n" + traceback(9, "KeyError: 'x'")).encode()
+            )
+        )
+    )
+    guessed = decide_verdict(read_stdin(io.BytesIO(traceback(1, "KeyError: 'x'").encode())))
+    assert (known.node, known.certainty) == (1, "certain")
+    assert (guessed.node, guessed.certainty) == (0, "likely")
+
+
+def test_a_cause_that_others_lead_to_is_never_certain() -> None:
+    text = traceback(1, "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed.")
+    told = decide_verdict(
+        read_stdin(io.BytesIO(f"node-1 kernel: oom_reaper: reaped process 42\n{text}".encode()))
+    )
+    assert told.cause is FailureCause.HOST_OUT_OF_MEMORY
+    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    assert (told.cause, told.certainty) == (FailureCause.DATA_LOADER_WORKER_DIED, "likely")
 
 
 def test_another_size_in_a_collective_may_be_one_that_a_rank_has_left_out() -> None:

@@ -204,7 +204,7 @@ class HostConversation:
         _module("requests").load_image(read_chunks(self._stdin))
 
     def _listen(self, asked: messages.Listen) -> int:
-        self._listeners.append(_module("reach").Listener(asked.token, asked.port))
+        self._listeners.append(_module("reach").Listener(asked.token))
         return self._listeners[-1].port
 
     def _leave(self, asked: messages.LeaveToken) -> None:

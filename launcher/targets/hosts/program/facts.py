@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.agent.addresses import addresses_of
 from launcher.contract.process_stat import name_machine
 from launcher.targets.hosts.program import leases, messages
-from launcher.targets.hosts.program.messages import Address, HostReport, ProbeResult
+from launcher.targets.hosts.program.messages import Address, HostReport
 from launcher.targets.hosts.program.reach import nearest_folder
 from launcher.targets.machine import is_free, read_gpus
 from launcher.targets.short_command import read_output
@@ -80,8 +80,8 @@ def _address(interface: str, address: str) -> Address:
     return Address(interface=interface, address=address, speed=speed)
 
 
-def run_probe(asked: messages.RunProbe, source: bytes) -> ProbeResult:
-    """Runs a Python program. Raises ``OSError`` where it fails."""
+def run_probe(asked: messages.RunProbe, source: bytes) -> object:
+    """What a Python program prints, from JSON. Raises ``OSError`` where it fails."""
     nearest = nearest_folder(asked.checkpoint_dir)
     env = {**os.environ, **asked.env, "CHECKPOINT_DIR": str(nearest)}
     python = shutil.which(os.path.expanduser(asked.python)) or asked.python
@@ -91,8 +91,7 @@ def run_probe(asked: messages.RunProbe, source: bytes) -> ProbeResult:
         raise OSError(f"{python} does not start, or takes longer than {asked.wait_s:g} s")
     try:
         # The last line: start-up files of the user may print others before.
-        answer = json.loads(printed.splitlines()[-1])
+        answer: object = json.loads(printed.splitlines()[-1])
+        return answer
     except (ValueError, IndexError):
         raise OSError(f"{python} says {printed[:80]!r} when it is asked what it is") from None
-    has_folder = os.path.exists(os.path.expanduser(asked.checkpoint_dir))
-    return ProbeResult(answer=answer, has_folder=has_folder)

@@ -333,8 +333,8 @@ class HostReport(Record):
     clock_offset_s: float = 0.0
 
 
-class RunProbe(HostRequest["ProbeResult"]):
-    """Runs the Python program that comes with the message, which prints JSON.
+class RunProbe(HostRequest["Any"]):
+    """Runs the Python program that comes with the message, and answers the JSON that it prints.
 
     ``checkpoint_dir`` need not be there yet: the program is given the nearest folder that is.
     """
@@ -346,16 +346,10 @@ class RunProbe(HostRequest["ProbeResult"]):
     wait_s: float
 
 
-class ProbeResult(Record):
-    answer: Any
-    has_folder: bool
-
-
 class Listen(HostRequest[int]):
-    """Opens ``port``, which greets callers with ``token``; the kernel chooses one for 0."""
+    """Opens a port that the kernel chooses, and that greets callers with ``token``."""
 
     token: str
-    port: int
 
 
 class CallHosts(HostRequest["Mapping[str, str]"]):

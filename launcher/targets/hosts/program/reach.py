@@ -19,13 +19,12 @@ LOOK_S = 0.1
 class Listener:
     """An open port that greets callers with a token: they learn which addresses lead here."""
 
-    def __init__(self, token: str, port: int = 0) -> None:
-        """Raises ``OSError`` where ``port`` is taken."""
+    def __init__(self, token: str) -> None:
         self._token = token.encode()
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         self._socket = socket.create_server(
-            ("", port), family=family, dualstack_ipv6=dual, backlog=512
+            ("", 0), family=family, dualstack_ipv6=dual, backlog=512
         )
         self.port: int = self._socket.getsockname()[1]
         Thread(target=self._greet, daemon=True).start()

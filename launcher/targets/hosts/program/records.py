@@ -2,7 +2,8 @@
 
 A message on the wire is a record and bytes, each with its length in front. Records are no
 dataclasses, and nothing here imports ``typing`` on a host: each conversation starts a Python, which
-that would take 30 to 50 ms of processor time more (docs/decisions/0030).
+would take 30 to 50 ms of processor time more for the one, and 12 for the other
+(docs/decisions/0030).
 """
 
 from __future__ import annotations

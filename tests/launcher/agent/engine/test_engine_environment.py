@@ -63,26 +63,6 @@ import os
 names = ("SLURM", "SRUN", "PMI", "OMPI", "MPI_", "CUDA_VISIBLE")
 print(*sorted(name for name in os.environ if name.startswith(names)))
 """
-TRAINER = """
-import os, signal, warnings
-import lightning.pytorch as pl
-from lightning.fabric.plugins.environments import SLURMEnvironment
-from lightning.pytorch.demos.boring_classes import BoringModel
-warnings.simplefilter("ignore")
-
-class Telling(pl.Callback):
-    def on_train_start(self, trainer, module):
-        environment = trainer._accelerator_connector.cluster_environment
-        handled = signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
-        print(type(environment).__name__, trainer.world_size, trainer.global_rank, handled,
-              SLURMEnvironment.detect(), flush=True)
-
-pl.Trainer(
-    accelerator="cpu", devices=1, num_nodes=1, strategy="ddp", max_steps=1, logger=False,
-    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    limit_val_batches=0, callbacks=[Telling()],
-).fit(BoringModel())
-"""
 
 
 @pytest.fixture
@@ -110,13 +90,3 @@ def test_what_the_job_itself_sets_reaches_the_worker_all_the_same(started: Place
     started.plan(env=(("SLURM_CPU_BIND", "none"),))
     assert started.run() == 0, started.console()
     assert started.stdout() == "none\n"
-
-
-@pytest.mark.slow  # the variables are tested above
-def test_a_trainer_under_srun_takes_its_world_from_the_launcher(started: Place) -> None:
-    pytest.importorskip("lightning.pytorch")
-    started.write(TRAINER)
-    started.plan()
-    assert started.run() == 0, started.console()
-    expected = "TorchElasticEnvironment 1 0 False False"
-    assert expected in started.stdout().splitlines(), started.console()

@@ -30,7 +30,7 @@ from launcher.manifests.scripts.rules import ScriptRule
 SCRIPTS = Path(__file__).parent
 ROOT = Path(__file__).parents[4]
 DOCS = ROOT / "docs/check-scripts.md"
-GOLDEN = ROOT / "tests/golden/check-training-script.txt"
+GOLDEN = ROOT / "tests/golden/check-training-scripts.txt"
 FAULT = re.compile(r"# fault: ([a-z-]+)")
 Place = tuple[int, str]
 
@@ -269,8 +269,11 @@ def test_every_fault_that_a_script_says_it_has_is_of_a_rule(file: Path) -> None:
 # -- what a person sees ---------------------------------------------------------------------------
 
 
-def test_the_whole_output_for_a_script_with_many_faults_is_as_before() -> None:
-    rendered = render_checked(check_manifests([("train.py", read("faulty/single_gpu"))]))
+def test_the_whole_output_for_each_script_is_as_before() -> None:
+    files = [*sorted(SCRIPTS.glob("*/*.py")), *sorted((ROOT / "examples").glob("*.py"))]
+    named = [(f"{file.parent.name}/{file.name}", file.read_text()) for file in files]
+    assert len(named) >= 45
+    rendered = "\n".join(render_checked(check_manifests([one])) for one in named)
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(rendered)
     assert rendered == GOLDEN.read_text()

@@ -23,6 +23,7 @@ def relay(launcher: Runner) -> Iterator[Relay]:
         yield made
 
 
+@pytest.mark.slow  # tests/launcher/follow has targets that are away in every CI
 def test_a_run_goes_on_once_its_engine_is_back_and_what_is_left_of_it_is_named_with_the_command(
     launcher: Runner, engine: Any, relay: Relay
 ) -> None:

@@ -116,7 +116,7 @@ def layers(engine: Any, image: str) -> list[str]:
     return found
 
 
-def test_an_image_has_code_and_requirements_is_pushed_and_runs_on_docker_and_as_a_pod(
+def test_an_image_has_code_and_requirements_is_pushed_and_runs_on_docker(
     launcher: Runner, folder: Path, tag: str, engine: Any
 ) -> None:
     # A stand-in pushes, as no registry is here that takes gigabytes; the real client builds.
@@ -146,12 +146,6 @@ def test_an_image_has_code_and_requirements_is_pushed_and_runs_on_docker_and_as_
     listed = engine.containers.run(tag, command, user="54321:54321", entrypoint=[], remove=True)
     assert listed.decode().splitlines()[-3:] == [".gitignore", "inner ö", "new"]
 
-    rendered = launcher("render", *of_image, "--on", "kubernetes", "--kind", "pytorchjob")
-    (folder / "job.yaml").write_text(rendered.stdout)
-    played = launcher("play", "job.yaml")
-    assert played.returncode == 0, played.stderr
-    assert "small 7 in /launcher/code/inner ö" in played.stdout
-
 
 @pytest.mark.slow
 def test_a_code_change_builds_on_the_layer_of_the_requirements(
@@ -170,7 +164,6 @@ def test_a_code_change_builds_on_the_layer_of_the_requirements(
     kept = len(base) + 2  # the requirements and the agent
     assert after[:kept] == before[:kept]
     assert after[kept] != before[kept]
-    assert id not in {image.id for image in engine.images.list(all=True)}
 
     (folder / "requirements.txt").write_text("small==1.0\n")
     assert build(launcher, tag).returncode == 0
@@ -178,18 +171,12 @@ def test_a_code_change_builds_on_the_layer_of_the_requirements(
 
 
 NO_PYTHON = ("no-python", "the base image has no python3", "--base with Python")
+NO_TORCH = ("no-torch", "there is no torch for the image's", "--base with torch")
 NO_PIP = ("no-pip", "python3 has no pip, and no venv", "--base with pip")
 
 
-@pytest.mark.parametrize(
-    ("base", "what", "fix"),
-    [
-        pytest.param(*NO_PYTHON, marks=pytest.mark.slow),
-        pytest.param(*NO_PIP, marks=pytest.mark.slow),
-        ("no-torch", "there is no torch for the image's", "--base with torch"),
-    ],
-    indirect=["base"],
-)
+@pytest.mark.slow  # a build makes a base first; requirements that fail end a build in every CI
+@pytest.mark.parametrize(("base", "what", "fix"), [NO_PYTHON, NO_PIP, NO_TORCH], indirect=["base"])
 def test_a_base_without_what_it_needs_is_told_with_the_fix(
     launcher: Runner, folder: Path, tag: str, base: str, what: str, fix: str
 ) -> None:

@@ -88,34 +88,6 @@ def test_nodes_that_freeze_or_are_cut_off_are_lost_and_join_again_when_they_are_
     finish(launcher, process)
 
 
-@pytest.mark.slow  # a container is lost in test_run
-def test_a_node_that_is_killed_while_all_sleep_and_cannot_start_again_ends_nothing(
-    launcher: Runner,
-    engine: Any,
-) -> None:
-    image = engine.images.get("fabric-train:cpu")
-    image.tag("fabric-train-tests", "removed")
-    launcher.write(TRAINING.replace("time.sleep(0.3)", "time.sleep(1)"), JOB)
-    argv = ("--nnodes", "1:2", "--image", "fabric-train-tests:removed")
-    process = launcher.start("run", "job.yaml", "--on", "docker", *argv)
-    wait_for_world(launcher, 2, 0, 1)
-    # By somebody who makes room while the run goes on.
-    engine.images.remove("fabric-train-tests:removed")
-    (run_id,) = launcher.run_ids()
-    node(engine, run_id, 1).kill()
-    wait_for_world(launcher, 1, 0)
-    image.tag("fabric-train-tests", "removed")
-    try:
-        wait_for_world(launcher, 2, 0, 1)
-        finish(launcher, process)
-    finally:
-        engine.images.remove("fabric-train-tests:removed", force=True)
-    ledger = (launcher.folder / "runs/latest/ledger/agent-0-0.jsonl").read_text().splitlines()
-    (lost,) = [e for e in map(json.loads, ledger) if e["event"] == "node-lost"]
-    # Its address is gone with it, so that nothing may refuse any more.
-    assert lost["detail"].startswith("node 1 is lost: its connection"), lost
-
-
 def test_sigterm_before_the_rendezvous_is_done_is_heard_by_pid_1(
     launcher: Runner,
     engine: Any,

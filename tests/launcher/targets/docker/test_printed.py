@@ -14,7 +14,7 @@ import pytest
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.docker.render import DockerArtifact, render_docker
 from launcher.targets.docker_options import ContainerSettings
-from tests.launcher.docker_place import LINGER, STUBBORN, Place
+from tests.launcher.docker_place import LINGER, Place
 from tests.launcher.runner import hear_hangups
 from tests.waiting import wait_until
 
@@ -192,14 +192,3 @@ def test_the_script_asks_for_a_secret_that_is_not_exported(
     assert script.returncode != 0
     assert "NO_SUCH_TOKEN: is a secret of the job: export it first" in shown
     assert place.held(plan.run_id) == []
-
-
-def test_the_script_leaves_a_run_alone_that_is_already_there(place: Place) -> None:
-    plan = place.plan(STUBBORN)
-    place.target.submit(plan)
-    before = place.held(plan.run_id)
-    with start_script(plan, place.folder) as script:
-        script.communicate(timeout=60)
-    assert script.returncode != 0
-    assert place.held(plan.run_id) == before
-    assert place.node(plan).exit_code is None

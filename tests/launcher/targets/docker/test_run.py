@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 
 from launcher.targets.agent_archive import read_agent_version
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
-from tests.launcher.docker_runs import MOUNTED, UNTIL_TOLD, containers, has, node
+from tests.launcher.docker_runs import MOUNTED, containers, has, node
 from tests.launcher.runner import WAITING, Runner
 from tests.waiting import wait_until
 
@@ -81,6 +80,7 @@ def test_a_mount_that_is_not_there_is_told_with_its_line_and_no_run_is_made(
     assert not (launcher.folder / "runs").exists()
 
 
+@pytest.mark.slow  # tests/launcher/agent loses the node that serves the store in every CI
 def test_under_the_agent_losing_the_container_that_hosts_the_store_costs_no_restart(
     launcher: Runner, engine: Any
 ) -> None:
@@ -117,32 +117,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace_and_nothing_is_left(
     assert engine.networks.list(names=[run_id]) == []
 
 
-@pytest.mark.slow  # the contract of targets has it
-def test_what_a_killed_launcher_left_ends_well_and_is_found_by_the_next_call(
-    launcher: Runner, engine: Any
-) -> None:
-    launcher.write(UNTIL_TOLD, MOUNTED)
-    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "2")
-    wait_until(lambda: has(launcher, "up-1"))
-    process.kill()
-    process.communicate()
-    (run_id,) = launcher.run_ids()
-    assert json.loads(launcher("ps", "--json").stdout)[0]["state"] == "orphaned"
-    (launcher.folder / "train.py").write_text("print('quick')\n")
-    later = launcher("run", "job.yaml", "--on", "docker")
-    assert f"launcher stop {run_id}" in later.stderr
-    assert len(containers(engine, run_id)) == 2, "a later call must not stop it unasked"
-    (launcher.folder / "runs" / run_id / "go").touch()
-    wait_until(lambda: {c.status for c in containers(engine, run_id)} == {"exited"})
-    # As `docker container prune` does, and as another call that has found its end before.
-    node(engine, run_id, 0).remove()
-    stopped = launcher("stop", run_id)
-    assert f"{run_id}: succeeded, completed" in stopped.stderr, "it was not stopped"
-    rows = json.loads(launcher("ps", "--all", "--json").stdout)
-    assert [row["reason"] for row in rows] == ["completed", "completed"]
-    assert containers(engine, run_id) == []
-
-
+@pytest.mark.slow  # test_agent_decisions has the rule
 def test_a_worker_that_was_killed_for_memory_earlier_is_not_why_a_run_fails(
     launcher: Runner,
 ) -> None:
@@ -162,7 +137,7 @@ def test_a_worker_that_was_killed_for_memory_earlier_is_not_why_a_run_fails(
     assert "no such column" in launcher.outcome["failure"]["first"]["exception"]
 
 
-@pytest.mark.slow  # a container is lost above, a plain job's node in test_what_a_job_gets
+@pytest.mark.slow  # a plain job's node is lost in test_what_a_job_gets
 def test_a_lost_container_of_a_plain_job_is_replaced_in_an_image_that_has_only_torch(
     launcher: Runner, engine: Any
 ) -> None:

@@ -23,7 +23,7 @@ from launcher.plan.launch_plan import plan_replacement
 from launcher.runs.folder import RunFolder
 from launcher.targets.docker.target import NO_RUNTIME, DockerTarget, has_nvidia
 from launcher.targets.docker_options import ContainerSettings
-from tests.launcher.docker_place import IMAGE, LINGER, STUBBORN, Place
+from tests.launcher.docker_place import IMAGE, LINGER, Place
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
@@ -105,19 +105,6 @@ def test_what_a_container_finds_prints_and_leaves(
     assert [path for path in files if b"s3cret-value" in path.read_bytes()] == []
 
 
-def test_of_two_runs_at_once_one_is_killed_and_the_other_is_left_alone(place: Place) -> None:
-    plans = [place.plan(STUBBORN, nnodes=2) for _ in range(2)]
-    for plan in plans:
-        place.target.submit(plan)
-    assert len({name for plan in plans for name in place.held(plan.run_id)}) == 6
-    wait_until(lambda: all(place.console(plan, 1) == b"up\n" for plan in plans))
-    began = time.monotonic()
-    place.target.stop(plans[0].run_id, 0)
-    assert time.monotonic() - began < 5
-    assert place.held(plans[0].run_id) == []
-    assert {n.state for n in place.target.observe(plans[1]).nodes} == {NodeState.RUNNING}
-
-
 def test_an_ending_for_memory_and_one_without_torchrun_are_told_apart(place: Place) -> None:
     eat = "x = []\nwhile True: x.append(bytearray(10**7))"
     # The worker is killed, its agent survives and exits 1, as torchrun does.
@@ -142,15 +129,6 @@ def test_a_stop_that_comes_before_the_agent_has_begun_is_not_lost(place: Place) 
     # The first process of a container loses a signal for which it has no handler yet.
     place.target.stop(plan.run_id, 120)
     assert time.monotonic() - began < 60
-    assert place.held(plan.run_id) == []
-
-
-def test_a_network_left_alone_counts_as_a_run_to_stop(place: Place) -> None:
-    plan = place.plan("true")
-    place.api.create_network(**place.target.render(plan).network_kwargs())
-    (live,) = [live for live in place.target.live_runs() if live.run_id == plan.run_id]
-    assert (live.run_dir, live.running_nodes) == (plan.run_dir, 0)
-    place.target.stop(plan.run_id, 0)
     assert place.held(plan.run_id) == []
 
 

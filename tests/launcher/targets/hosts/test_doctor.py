@@ -22,11 +22,10 @@ from launcher.targets.hosts.settings import Host
 HOSTS = tuple(Host(name=f"gpu{i}") for i in (1, 2, 3))
 CANDIDATES = [[Address(interface="eth0", address=f"10.0.0.{i}")] for i in (1, 2, 3)]
 EVERY_WAY = {
-    (source, to, f"10.0.0.{to + 1}", port): f"10.0.0.{source + 1}"
+    (source, to, f"10.0.0.{to + 1}"): f"10.0.0.{source + 1}"
     for source in range(3)
     for to in range(3)
     if source != to
-    for port in (0, 1)
 }
 LEASE = Lease(run_id="digits-1", node_index=0, owner="anna@desk", gpus=["0"], slots=0)
 
@@ -37,7 +36,7 @@ def rows(findings: Any) -> list[tuple[str, str, str]]:
 
 
 def met(**fields: Any) -> Reachability:
-    given = {"reached": EVERY_WAY, "seen": ({0, 1, 2},) * 3, "closed": {}, "unwritten": {}}
+    given = {"reached": EVERY_WAY, "seen": ({0, 1, 2},) * 3, "unwritten": {}}
     return Reachability(**{**given, **fields})
 
 
@@ -123,10 +122,6 @@ def test_held_gpus_are_a_failure_where_the_job_cannot_do_without(
     ]
 
 
-def without(way: tuple[int, int, str, int]) -> dict[tuple[int, int, str, int], str]:
-    return {other: own for other, own in EVERY_WAY.items() if other != way}
-
-
 def test_a_host_that_has_not_what_the_job_wants_is_not_told_as_held(
     make_job: Callable[..., JobSpec],
 ) -> None:
@@ -139,16 +134,19 @@ def test_a_host_that_has_not_what_the_job_wants_is_not_told_as_held(
     ]
 
 
-def pairs(**fields: Any) -> list[Finding]:
-    return list(doctor_judge.judge_pairs(HOSTS, CANDIDATES, met(**fields), 29500))
+def ways(reached: dict[tuple[int, int, str], str], candidates: Any = CANDIDATES) -> list[Finding]:
+    return list(doctor_judge.judge_ways(HOSTS, candidates, met(reached=reached)))
 
 
-def test_each_way_between_hosts_counts() -> None:
-    assert rows(pairs()) == [("ok", "all hosts", "6 ways, each at port 29500 and an ephemeral one")]
+def test_each_way_between_hosts_counts_and_the_addresses_of_a_run_are_told() -> None:
+    assert rows(ways(EVERY_WAY)) == [
+        ("ok", "all hosts", "6 ways"),
+        *(("ok", f"gpu{i}", f"10.0.0.{i} by eth0") for i in (1, 2, 3)),
+    ]
 
 
-def test_a_port_that_is_closed_one_way_is_named_with_both_ends() -> None:
-    (row,) = pairs(reached=without((0, 2, "10.0.0.3", 1)))
+def test_a_way_that_is_closed_is_named_with_both_ends() -> None:
+    (row,) = ways({way: own for way, own in EVERY_WAY.items() if way[:2] != (0, 2)})
     assert (row.where, row.found) == (
         "gpu1 -> gpu3",
         "gpu3 cannot be reached at an ephemeral port",
@@ -164,23 +162,21 @@ def test_another_network_does_not_help_where_a_run_takes_this_one() -> None:
         for i in (1, 2, 3)
     ]
     by_ib = {
-        (source, to, f"10.1.0.{to + 1}", port): f"10.1.0.{source + 1}"
-        for source, to, _, port in EVERY_WAY
-        if (source, to, port) != (0, 2, 0)
+        (source, to, f"10.1.0.{to + 1}"): f"10.1.0.{source + 1}"
+        for source, to, _ in EVERY_WAY
+        if (source, to) != (0, 2)
     }
-    reached = {**EVERY_WAY, **by_ib}
-    (row,) = doctor_judge.judge_pairs(HOSTS, both, met(reached=reached), 29500)
+    (row,) = ways({**EVERY_WAY, **by_ib}, both)
     assert (row.status, row.where) == (Status.FAILED, "gpu1 -> gpu3")
 
 
-def test_a_taken_rendezvous_port_is_named_and_its_pairs_are_not() -> None:
-    closed = {(1, 0): TargetError("gpu2: Address already in use")}
-    reached = {way: own for way, own in EVERY_WAY.items() if (way[1], way[3]) != (1, 0)}
-    together = met(closed=closed, reached=reached)
-    assert rows(list(doctor_judge.judge_ports(HOSTS, together, 29500))) == [
-        ("failed", "gpu2", "29500, of the rendezvous, is taken")
+def test_a_taken_rendezvous_port_is_named() -> None:
+    answers = [answer(host, free_ports=[29500]) for host in HOSTS[:2]]
+    assert [f.status for f in doctor_judge.judge_ports(answers, 29500)] == [Status.OK]
+    taken = [*answers, answer(HOSTS[2])]
+    assert rows(list(doctor_judge.judge_ports(taken, 29500))) == [
+        ("failed", "gpu3", "29500, of the rendezvous, is taken")
     ]
-    assert rows(pairs(closed=closed, reached=reached))[0][0] == "ok"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from launcher.targets.hosts.program.messages import (
     FindTokens,
     HostReport,
     LeaveToken,
-    ProbeResult,
     RunProbe,
 )
 from launcher.targets.hosts.program.reach import Listener, call_hosts, find_tokens, leave_token
@@ -83,21 +82,21 @@ def test_a_host_without_a_device_for_rdma_is_refused_with_the_fix(
 ASKED = RunProbe(python=sys.executable, arguments=[], env={}, wait_s=20.0, checkpoint_dir="")
 
 
-def run(source: str, folder: Path, **asked: object) -> ProbeResult:
+def run(source: str, folder: Path, **asked: object) -> object:
     return run_probe(ASKED.having(checkpoint_dir=str(folder), **asked), source.encode())
 
 
 def test_a_program_is_told_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
     source = "import json, os; print('hello'); print(json.dumps(os.environ['CHECKPOINT_DIR']))"
-    assert run(source, tmp_path) == ProbeResult(answer=str(tmp_path), has_folder=True)
+    assert run(source, tmp_path) == str(tmp_path)
     missing = tmp_path / "not" / "there"
-    assert run(source, missing) == ProbeResult(answer=str(tmp_path), has_folder=False)
+    assert run(source, missing) == str(tmp_path)
 
 
 def test_a_program_has_the_jobs_variables_and_its_arguments(tmp_path: Path) -> None:
     source = "import json, os, sys; print(json.dumps([os.environ['A'], sys.argv[1:]]))"
     told = run(source, tmp_path, env={"A": "1 2"}, arguments=["node"])
-    assert told.answer == ["1 2", ["node"]]
+    assert told == ["1 2", ["node"]]
 
 
 @pytest.mark.parametrize(

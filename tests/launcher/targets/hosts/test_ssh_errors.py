@@ -45,8 +45,3 @@ def test_an_error_names_the_host_the_cause_and_the_fix(
     assert told.startswith("gpu1: ")
     assert what in told or what in hint
     assert fix in hint
-
-
-def test_the_hint_for_a_host_without_python3_names_nothing_that_would_not_help() -> None:
-    # python: of the inventory is what the training runs in.
-    assert "python:" not in explain("gpu1", 127, "sh: 1: exec: python3: not found")[1]

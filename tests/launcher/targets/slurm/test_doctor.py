@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from launcher.doctor.finding import Finding, Status
-from launcher.job.spec import JobSpec
-from launcher.targets.slurm import doctor_job, doctor_judge
-from launcher.targets.slurm.doctor_job import ANSWER, _TestJob, render_test_job
-from launcher.targets.slurm.plan import plan_slurm
-
-SHOWN = """\
-PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES \
-QoS=N/A DefaultTime=01:00:00 DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO \
-MaxNodes=UNLIMITED MaxTime=1-00:00:00 MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED Nodes=n[1-3] \
-PreemptMode=REQUEUE State=UP TotalCPUs=6 TotalNodes=3 SelectTypeParameters=NONE
-PartitionName=gpu AllowGroups=ALL AllowAccounts=ml,vision AllowQos=ALL AllocNodes=ALL Default=NO \
-QoS=N/A DefaultTime=NONE GraceTime=120 PreemptMode=CANCEL State=UP TotalCPUs=4 TotalNodes=2
-"""
-CONFIG = """\
-Configuration data as of 2026-11-22T13:45:29
-AccountingStorageType   = accounting_storage/none
-KillWait                = 30 sec
-PreemptMode             = REQUEUE
-PreemptType             = preempt/partition_prio
-SLURM_VERSION           = 22.05.8
-"""
+from launcher.doctor.finding import Status
+from launcher.targets.slurm import doctor_judge
 
 
 def test_each_partition_is_a_row_with_its_limit_nodes_and_gpus() -> None:
@@ -44,44 +22,6 @@ def test_nodes_that_take_no_jobs_are_told_with_the_reason_that_was_given() -> No
     assert node.status is Status.WARNING
     assert node.found == "drained: ECC errors on GPU 1 | see ticket"
     assert "scontrol update NodeName=n[2-3] State=RESUME" in node.fix
-
-
-def judge_stop(partition: str, grace_s: float) -> list[Finding]:
-    config = doctor_judge.parse_config(CONFIG)
-    return list(doctor_judge.judge_stop(config, SHOWN, partition, grace_s))
-
-
-def test_a_grace_that_slurm_itself_does_not_give_is_told() -> None:
-    (fits,) = judge_stop("", 30)
-    assert fits.status is Status.OK
-    (short,) = judge_stop("", 120)
-    assert short.status is Status.WARNING
-    assert "KillWait is 30 s, preemption REQUEUE" in short.found
-    assert "stop_grace_s=30" in short.fix
-    given, _ = judge_stop("gpu", 120)
-    assert given.status is Status.OK
-
-
-def test_a_partition_that_cancels_preempted_jobs_is_told() -> None:
-    *_, finding = judge_stop("gpu", 30)
-    assert finding.status is Status.WARNING
-    assert "cancelled, not requeued" in finding.found
-
-
-# -- folder, start, test job ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("told", "status"),
-    [
-        ("nfs4   filer:/export/home\n", Status.OK),
-        ("lustre 10.0.0.1@o2ib:/scratch\n", Status.OK),
-        ("ext4   /dev/vda\n", Status.WARNING),
-        ("", Status.WARNING),
-    ],
-)
-def test_a_folder_that_other_machines_may_not_see_is_told(told: str, status: Status) -> None:
-    assert doctor_judge.judge_folder("/home/me/runs", told).status is status
 
 
 @pytest.mark.parametrize(
@@ -115,32 +55,3 @@ def test_a_script_that_slurm_would_take_is_told_with_its_start() -> None:
     words = "sbatch: Job 18 to start at 1970-01-01T05:00:00 using 3 processors on nodes n[1-3]"
     finding = doctor_judge.judge_submission(words, accepted=True)
     assert (finding.status, finding.found) == (Status.OK, words.removeprefix("sbatch: "))
-
-
-@pytest.mark.parametrize(
-    ("at", "status"), [(99.0, Status.OK), (111.0, Status.OK), (60, Status.WARNING)]
-)
-def test_a_clock_is_compared_with_the_length_of_the_job(at: float, status: Status) -> None:
-    assert doctor_judge.judge_clock("n1", at, 100.0, 110.0).status is status
-
-
-def test_the_test_job_asks_for_what_the_job_asks_for() -> None:
-    slurm = {"partition": "gpu", "gpus_per_node": "a100:8", "setup": ["module load cuda"]}
-    slurm |= {"extra": ["--wckey=my project"]}
-    job = JobSpec.model_validate({"name": "a", "command": ["-m", "x"], "slurm": slurm})
-    lines = render_test_job(plan_slurm(job, "/work"), Path("/shared/my runs")).splitlines()
-    assert lines[1:3] == ["#SBATCH --partition=gpu", "#SBATCH --gpus-per-node=a100:8"]
-    assert lines[3] == "#SBATCH '--wckey=my project'"
-    assert "cd '/shared/my runs' || exit 3" in lines
-    assert lines.index("module load cuda") < next(i for i, x in enumerate(lines) if "probe" in x)
-
-
-def test_an_answer_that_this_machine_never_sees_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor_job, "NOTICED_WITHIN_S", 0.3)
-    job = JobSpec.model_validate({"name": "a", "command": ["-m", "x"]})
-    test_job = _TestJob(plan_slurm(job, "/work"), tmp_path, 1.0)
-    assert test_job._wait_for(tmp_path / ANSWER) is None
-    (tmp_path / ANSWER).touch()
-    assert test_job._wait_for(tmp_path / ANSWER) is not None

@@ -1,10 +1,9 @@
-"""``examples/horovod_elastic.py``, slowed down, or with a worker that kills itself."""
+"""``examples/horovod_elastic.py``, slowed down."""
 
 from __future__ import annotations
 
 import os
 import runpy
-import signal
 import time
 from pathlib import Path
 
@@ -13,23 +12,15 @@ import torch
 import fabric_train.horovod as hvd
 from fabric_train.horovod import optimizer
 
-KILLED = Path(os.environ["RUN_DIR"]) / "killed"
-sent = 0
 send = optimizer.Bucket.send
 
 
-def send_or_die(bucket: optimizer.Bucket, *arguments: object) -> None:
-    global sent
-    sent += 1
+def send_slowly(bucket: optimizer.Bucket, *arguments: object) -> None:
     time.sleep(float(os.environ.get("STEP_S", "0")))
-    mine = os.environ["RANK"], str(sent)
-    if mine == (os.environ.get("KILL_RANK"), os.environ.get("KILL_AT")) and not KILLED.exists():
-        KILLED.write_text(os.environ["RANK"])
-        os.kill(os.getpid(), signal.SIGKILL)
     send(bucket, *arguments)
 
 
-optimizer.Bucket.send = send_or_die
+optimizer.Bucket.send = send_slowly
 load = hvd.elastic.TorchState.load_commit
 
 

@@ -1,0 +1,90 @@
+"""Collectives that do not match, and what NCCL, gloo and their watchdogs say of a hang."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from launcher.verdict.cause import FailureCause
+from launcher.verdict.rules.rule import SURE, Meaning, table
+from launcher.verdict.scan import LogLine
+
+_DIFFER = r"Detected mismatch between collectives on ranks"
+RULES = table(
+    r"""
+missing-collective sure
+  {differ}.*SequenceNumber=(\d+)\b(?=.*SequenceNumber=)(?!.*SequenceNumber=\1\b)
+  ranks? \[?(?P<rank>\d+)[\d, ]*\]? failed to pass monitoredBarrier
+mismatched-collective sure
+  {differ}(?!.*OpType=(\w+),.*OpType=\1\b)
+  Mismatched collective detected(?:.*around rank (?P<rank>\d+))?
+  ranks? .* (?:is|are) in different collectives
+shape-mismatch-in-collective sure
+  ProcessGroup\w+::\w+: invalid tensor (?:size|type)|when verifying shape tensors
+  appears not to match (?:sizes|strides|shape) of the same param in process
+  DDP expects same model across all ranks|params? .*in process \d+ .*mismatch
+# Or a rank has left one out, and is in the next of the same kind, which has another size.
+shape-mismatch-in-collective likely
+  op\.preamble\.length <= op\.nbytes|enforce fail at .*nbytes
+  {differ}.*OpType=(\w+),.*OpType=\1\b
+  sizes differ in \w+|received data size doesn't match expected size|message truncated
+  NCCL WARN .*mismatch.*(?:count|size|bytes)|MPI_ERR_TRUNCATE
+# It may compute, or wait for something else: its stack tells.
+missing-collective likely
+  ranks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+
+  errors while waiting for send/recv from rank (?P<rank>\d+)
+  has left out \w+ \d+|in monitoredBarrier after|Watchdog caught collective operation timeout
+  Some NCCL operations have failed or timed|timed out waiting \d+ms for (?:recv|send) operation
+  application timeout caused pair clos|Collective .*(?:timed out|timeout)|FlightRecorder.*timeout
+  heartbeat monitor timed out|Received a (?:global )?(?:dump|timeout) signal
+deadlock likely
+  watchdog got stuck for|Could not acquire GIL within
+nccl-error likely
+  nccl(?:System|Internal)Error|ncclUnhandledCudaError|ncclInvalid(?:Usage|Argument)
+  unhandled (?:system|cuda) error|NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))
+  NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
+  NET/(?:Plugin|OFI).*(?:failed|error)
+straggler likely
+  rank (?P<rank>\d+) is (?:a straggler|slow)
+  straggler (?:detected|rank)|slow rank|StragglerDetection|SM clock .*below
+  HW (?:Thermal )?Slowdown *: Active|clock throttle|thermal throttling
+""",
+    differ=_DIFFER,
+)
+
+_TIMEOUT = re.compile(
+    r"[Rr]ank (?P<rank>\d+)\].*caught collective operation timeout: WorkNCCL\("
+    r"SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
+)
+_LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*last enqueued (?:NCCL )?work: (?P<number>-?\d+)")
+
+
+def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:
+    """What the ranks' watchdogs say together: who is behind, or elsewhere. Pure."""
+    seen: dict[int, tuple[LogLine, re.Match[str]]] = {}
+    last: dict[int, tuple[LogLine, int]] = {}
+    for line in lines:
+        if found := _TIMEOUT.search(line.text):
+            seen.setdefault(int(found["rank"]), (line, found))
+        if found := _LAST.search(line.text):
+            last.setdefault(int(found["rank"]), (line, int(found["number"])))
+    if len({found["number"] for _, found in seen.values()}) == 1:
+        for what, cause in (
+            ("kind", FailureCause.MISMATCHED_COLLECTIVE),
+            ("size", FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE),
+        ):
+            told = Counter(found[what] for _, found in seen.values())
+            if len(told) > 1 and not (
+                what == "size" and len({f["kind"] for _, f in seen.values()}) > 1
+            ):
+                odd = min(told, key=lambda one: told[one])
+                rank = min(r for r, (_, found) in seen.items() if found[what] == odd)
+                line = replace(seen[rank][0], rank=rank)
+                yield Meaning(cause=cause, weight=SURE, line=line)
+    awaited = max((int(found["number"]) for _, found in seen.values()), default=-1)
+    behind = [rank for rank, (_, number) in last.items() if number < awaited]
+    if behind:  # It never came to the one that others have waited for.
+        line = replace(last[behind[0]][0], rank=behind[0])
+        yield Meaning(cause=FailureCause.MISSING_COLLECTIVE, weight=SURE, line=line)

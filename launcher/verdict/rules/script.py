@@ -1,0 +1,172 @@
+"""The script, its data and its versions: exceptions, damaged files, and how processes end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from launcher.verdict.cause import FailureCause
+from launcher.verdict.rules.rule import LIKELY, Meaning, table
+from launcher.verdict.scan import LogLine
+
+RULES = table(r"""
+script-error sure
+  ^(?:SyntaxError|IndentationError|TabError): |partially initialized module
+  Expected to have finished reduction in the prior|to mark a variable ready only once
+  does not require grad and does not have a grad_fn|backward through the graph a second
+  needed for gradient computation has been modified by an inplace operation
+  Duplicate GPU detected : rank \d+ and rank \d+ both on
+  [Dd]efault process group has not been initialized|initialize the default process group t
+  found at least two devices|Input type \(.*\) and weight type \(.*\) should be the same
+  No backend type associated with device type|Tensors must be (?:CUDA and dense|contiguou)
+script-error sign
+  task \d+: Exited with exit code|ChildFailedError
+missing-module sure
+  ^(?:ModuleNotFoundError: |\S*python[\d.]*: )?No module named '?(?P<package>\w+)
+  Error while finding module specification for
+  ^ImportError: (?!.*(?:version `|static TLS|numpy|compiled (?:using|against)))
+  error while loading shared libraries|^(?:ImportError|OSError): .*\.so\b.*: (?:undefined|cannot)
+  DistributionNotFound|VersionConflict|PackageNotFoundError|has no torch\b
+  Fatal Python error: init_(?:fs|import|sys)
+missing-module likely
+  : undefined symbol: |cannot open shared object
+version-mismatch sure
+  (?:NCCL|torch|CUDA|Python|driver|cuDNN) .*versions? .*(?:mismatch|differ|incompatib)
+  mismatch.*(?:NCCL|torch|Python) version|version mismatch.*(?:between|across)|the nodes differ in
+  nodes have different|torch is \S+ on most hosts, but|cuDNN version incompatib
+  were compiled with different CUDA|binary incompatibility
+  CUDA version \(.*\) mismatches the version that was used to compile PyTorch
+  compiled (?:using NumPy 1|against (?:NumPy )?(?:ABI|API) version)|static TLS block
+  Couldn't load custom C\+\+ ops|operator \S+::\w+ does not exist
+  version `(?:GLIBC|GLIBCXX|CXXABI|GOMP)_\S+' not found|unsupported pickle protocol
+  maximum supported version for reading is|requires a different Python
+  NCCL WARN .*(?:magic|unexpected .*(?:size|version))|bootstrap.*received \d+ bytes instead of
+  Message truncated : received \d+ bytes
+code-mismatch sure
+  (?:code|config(?:uration)?) (?:hash|version)?s? ?(?:differs?|mismatch).*(?:rank|node)
+  (?:rank|node)s? .*(?:run|have) (?:different|other) (?:code|config)
+pickling sure
+  (?:can(?:'t|not)|can not|could not) pickle|(?<!Un)PicklingError
+  (?:Can't|cannot) get (?:local object|attribute '\w+' on <module '__(?:mp_)?main__')
+bad-data sure
+  PytorchStreamReader failed (?!.*locating file constants)|storage has wrong byte size
+  invalid magic number; corrupt|invalid load key|UnpicklingError|unexpected EOF
+  invalid header or archive is corrupted|failed finding central directory|Ran out of input
+  Weights only load failed|Failed to interpret file .* as a pickle|No data left in file
+  image file is truncated|cannot identify image|broken (?:data stream|PNG)|moov atom not f
+  SafetensorError(?!.*(?:No such|StorageFull))|HeaderTooLarge|InvalidHeaderDeserialization
+  MetadataIncompleteBuffer|BadZipFile|BadGzipFile|not a gzip|tarfile\.ReadError
+  ^(?:zlib|lzma|_?csv)\.\w*Error|Compressed file ended before|while decompressing
+  CRC (?:check )?fail|checksum\w* (?:mismatch|failed|does not match)|DataLossError
+  corrupt(?:ed)? (?:file|record|data|image|shard)|(?:file|record|shard) is corrupt
+  truncated (?:file|data|record)|file signature not found|mmap length is greater than file
+  Parquet magic bytes|ArrowInvalid|deserialize thrift|Invalid data found when processing
+bad-data likely
+  JSONDecodeError|UnicodeDecodeError|TOMLDecodeError|ScannerError|^yaml\.\S*Error
+  Error tokenizing data|EmptyDataError|configparser\.\w+Error
+disk-full likely
+  No usable temporary directory
+missing-file sure
+  ^(?!.*No usable temp).*(?:FileNotFoundError|(?:Is|Not)ADirectoryError|\[Errno 2\])
+  Parent directory \S+ does not exist|file into a non-existent directory|is not a local folder
+  does not appear to have a file|LocalEntryNotFound|RepositoryNotFo
+  ^(?:OSError|\S*HFValidationError): .*Can't load|DatasetNotFoundError|errno = 2\b
+  unable to find the specified executable|could not access or execute an executable
+  ^(?:error: |  )\S+: has no (?:/|python)|^sbatch: error: Unable to open file
+missing-file likely
+  No such file or directory|(?:command )not found$|: not found$|NoSuch(?:Key|Bucket)
+  Lmod has detected the following error|Unable to locate a modulefile|not found on this machine
+  ; no such file|is not the folder of the other hosts|Couldn't find any class folder
+  Found 0 files in|pathspec '.*' did not match
+permission sure
+  ^PermissionError: |\[Errno (?:1|13|30)\]|Read-only file system|\bE(?:ACCES|ROFS)\b
+  errno = (?:13|30)\b|errno: 13\b
+permission likely
+  : Permission denied$
+wrong-shapes sure
+  mat1 and mat2 |mat1 dim 1 must match mat2|size mismatch for \S+: copying a param
+  Error\(s\) in loading state_dict|Missing key\(s\) in state_dict|size mismatch, m1
+  size of tensor a \(\d+\) must match|Expected input batch_size \(\d+\) to match
+  stack expects each tensor to be equal size|Sizes of tensors must match except in
+  shape '\[.+\]' is invalid for input of size|cannot reshape (?:array|tensor) of
+  Given groups=\d+, weight of size|expected .* to have \d+ channels|shape mismatch
+  Using a target size \(.*\) that is different to|operands could not be broadcast
+  loaded state dict (?:contains a parameter group that|has a different number)
+  (?:normalized|expected input with) shape|input\.size\(-1\) must be equal|size mismatch
+wrong-argument sure
+  error: (?:unrecognized|ambiguous|the following arguments|one of the arguments|argument \S)
+  error: (?:parser key|unknown (?:shorthand )?flag)|Unknown command line flag
+  ^\S*(?:torchrun|launch\.py|run\.py): error: |: (?:unrecognized|invalid|illegal) option\b
+  ^error: (?:no such|missing|invalid value|got unexpected|unexpected) ?(?:option|argum|comm|for|e)
+  Could not consume arg|Unsupported nproc_per_node value|are not used by the HfArgumentParser
+  ConfigCompositionException|Could not override '|MissingMandatoryValue|error validating data
+  unknown field \"|strict decoding error
+  ^(?:sbatch|srun): error: (?:Invalid numeric|Batch script contains DOS|This does not)
+  \bThe \w+ \"\S+\" is invalid:
+wrong-argument likely
+  namespaces? \"\S+\" not found|is no image's name
+# The launcher's own, which names the fix.
+wrong-argument sign
+  ^error: \S
+nan-loss sure
+  ^(?!.*warn)[\w.]*(?:Error|Exception)\b.*\b(?:nans?\b|non-?finite|not finite|diverged|infini)
+  ^(?!.*warn)[\w.]*(?:Error|Exception)\b.*\b(?:loss|grad\w*|norm)\b.*\binf\b
+  Loss is (?:nan|inf)\w*,? stopping|(?:minimum loss scale|loss scale already at minimum)
+nan-loss hint
+  \bloss\b\W{0,4}(?:=|:|is)?\s*(?:tensor\()?[-+]?(?:nan|inf)\b
+  probability tensor contains either `inf`, `nan`
+uneven-batches sure
+  Detected at least one rank that exhausted inputs
+exited-early likely
+  Connection closed by peer.*process group has been destroyed
+data-loader-worker-died likely
+  DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal|exited unexpectedly)
+  one of its workers has died|Pin memory thread exited unexpectedly
+data-stall likely
+  DataLoader timed out after \d+ seconds|blocked for more than \d+ seconds
+  nfs: server \S+ not responding|lustre.*(?:connection .*lost|timed out|evicted)|ceph: mds\S* hung
+  libceph: .*timeout|Stale file handle|\[Errno (?:5|107|116)\]
+  data(?:loader| loading)? (?:is )?(?:stall|slow|the bottleneck)|Transport endpoint is not
+crashed likely
+  Fatal Python error: (?!.*init_)|segmentation fault|\(core dumped\)|caught signal 11\b
+  exited on signal (?:4|6|7|8|11)\b|Signal (?:4|7|8|11) \(SIG\w+\) received by PID
+  failed \(exitcode: -(?:4|7|8|11)\)|\bexit ?code:? *[:=]? *(?:132|135|136|139)\b|double free
+  stack smashing|free\(\): |malloc\w*\(\): |corrupted size vs|munmap_chunk\(\)
+  \bAssertion [`']\S.*' failed|\bsegfault at [0-9a-f]+ ip\b|Process received signal
+  task \d+: (?:Bus error|Aborted|Illegal|Floating)|traps: .*(?:general prot|invalid opc)
+crashed sign
+  terminate called after throwing
+killed likely
+  failed liveness probe, will be restarted
+killed sign
+  SignalException: Process \d+ got signal: (?:15|1|10|12)\b|exited on signal (?:9|15)\b
+  received (?:15|SIGTERM|SIGHUP|Signals\.\w+) death signal|signal: killed
+  ^\s*(?:\S+: line \d+: +\d+ )?Killed\b|task \d+: (?:Killed|Terminated)
+  \bexit ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID
+stopped-by-user likely
+  ^KeyboardInterrupt\b|received Ctrl\+C|received (?:2|SIGINT|Signals\.SIGINT) death signal
+  SignalException: Process \d+ got signal: 2\b|interrupt received|srun: interrupt
+""")
+
+_TOLD = {
+    "NCCL": re.compile(r"NCCL version (\d[\d.]*)"),
+    "torch": re.compile(
+        r"\b(?:torch|PyTorch)(?:\.__version__|_version)?(?: version)?[ :=]+v?(\d+\.\d+[\w.+]*)"
+    ),
+    "CUDA driver": re.compile(r"Driver [Vv]ersion[ :=]+(\d+\.[\d.]+)"),
+    "Python": re.compile(r"\bPython[ :=]+(3\.\d+)"),
+}
+
+
+def find_differences(lines: Sequence[LogLine]) -> Iterator[Meaning]:
+    """A version that is not the same on all nodes, or ranks, that tell it. Pure."""
+    for what, pattern in _TOLD.items():
+        told: dict[str, LogLine] = {}
+        for line in lines:
+            if (line.node, line.rank) != (None, None) and (found := pattern.search(line.text)):
+                told.setdefault(found[1].rstrip("."), line)
+        if len(told) > 1:
+            versions = " and ".join(sorted(told))
+            line = replace(list(told.values())[-1], text=f"the nodes differ in {what}: {versions}")
+            yield Meaning(cause=FailureCause.VERSION_MISMATCH, weight=LIKELY, line=line)
