@@ -31,10 +31,10 @@ include images/image.mk
 build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
   2>/dev/null | grep -q nvidia && echo cuda || echo cpu) $(BIN)/python images/build --if-possible
 
-.PHONY: help setup run-local test soak breaks compat lint format lines bench chaos docs k8s clean
+.PHONY: help setup run-local test soak breaks compat lint format lines bench chaos docs site recording release-check k8s clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
 	@echo "  variables: GPUS=2 NODES=1:3 ON=docker|local JOB=jobs/digits.yaml ARGS='-- --epochs=5' BASE_IMAGE=... REQUIRE=docker"
 
 setup: $(READY) ## make the virtual environment in .venv
@@ -93,15 +93,24 @@ $(TORCHX)/.ready:
 	$(TORCHX)/bin/python -m pip install --quiet torchx
 	@touch $@
 
-bench: $(READY) $(TORCHX)/.ready ## measure against the peers; ARGS="NAME --record" puts rows into docs/benchmarks.md
+bench: $(READY) $(TORCHX)/.ready ## measure against the peers; ARGS="NAME --record" puts rows into docs/benchmark-results.md
 	TORCHX=$(TORCHX)/bin/torchx $(BIN)/python -m benchmarks $(ARGS)
 
 chaos: $(READY) ## train in containers under FAULTS=10 random failures; the weights stay the same
 	@$(build-if-possible)
 	$(BIN)/python -m benchmarks.chaos --faults $(FAULTS) --seed $(SEED) --png chaos.png $(ARGS)
 
-docs: $(READY) ## generate docs/job-file.md and jobs/job.schema.json
+docs: $(READY) ## write the pages, pictures and the schema that are made from the sources
 	$(BIN)/python docs/generate.py
+
+site: docs ## build the documentation as a site in build/site; a broken link fails
+	$(BIN)/mkdocs build --strict
+
+recording: $(READY) ## record docs/recording.svg, on a machine that does nothing else
+	$(BIN)/python docs/record.py
+
+release-check: $(READY) ## build wheel and sdist, and try them where nothing else is installed
+	REQUIRE=index $(BIN)/python -m pytest tests/test_install.py
 
 k8s: $(READY) ## write the manifests of k8s/ (IMAGE=registry.example/me/fabric-train:1)
 	$(BIN)/python k8s/generate.py $(IMAGE)

@@ -1,9 +1,9 @@
 """``python -m benchmarks [NAME ...]``: measures, prints the rows, and may record them.
 
-With --record, the rows of each benchmark replace those in docs/benchmarks.md as soon as it ends: a
-call that is cut off keeps what it has. Exit codes: 0 also where a goal is missed, since figures are
-for people to judge; 1 where a benchmark could not run; 2 for a wrong argument, or for a machine too
-busy to record; 130 interrupted.
+With --record, the rows of each benchmark replace those in docs/benchmark-results.md as soon as it
+ends: a call that is cut off keeps what it has. Exit codes: 0 also where a goal is missed, since
+figures are for people to judge; 1 where a benchmark could not run; 2 for a wrong argument, or for a
+machine too busy to record; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--record",
         action="store_true",
-        help="put the rows into docs/benchmarks.md; not where the load is above "
+        help="put the rows into docs/benchmark-results.md; not where the load is above "
         f"{MAX_LOAD:g} at the start",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports there")

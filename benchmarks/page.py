@@ -1,4 +1,4 @@
-"""The results in docs/benchmarks.md: a section for each benchmark, which a later one replaces."""
+"""docs/benchmark-results.md: a section for each benchmark, which a later one replaces."""
 
 from __future__ import annotations
 

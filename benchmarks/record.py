@@ -1,4 +1,4 @@
-"""``python -m benchmarks.record FILE ...``: puts the rows of reports into docs/benchmarks.md.
+"""``python -m benchmarks.record FILE ...``: puts rows of reports into docs/benchmark-results.md.
 
 Each FILE is what ``python -m benchmarks --json FILE`` wrote. The rows of a benchmark replace those
 that the page has of it. Rows that were taken under load are refused.
@@ -19,7 +19,7 @@ from benchmarks.measure import Report, parse_report
 from benchmarks.page import replace_section
 from benchmarks.table import render_markdown
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "benchmark-results.md"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,10 +8,8 @@ from benchmarks.intervals import Interval
 from benchmarks.measure import Measurement, Report, Row
 
 COLUMNS = ("what", "ours", "theirs", "ratio", "goal", "ok", "pairs")
-LEGEND = (
-    "Medians (fastest to slowest) of interleaved samples; ratio and goal (95 % interval). "
-    "{}, load {:.1f} at the start, {}."
-)
+LEGEND = "Medians (fastest to slowest) of interleaved samples; ratio and goal (95 % interval). "
+TAKEN = "{}, load {:.1f} at the start, {}."
 OPEN = "open"
 """Instead of yes or no: the interval holds the goal."""
 UNKNOWN_FROM = 1e4
@@ -32,7 +30,7 @@ def render_table(report: Report) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    return "\n".join([*text, "", _legend(report), *_notes(report)]) + "\n"
+    return "\n".join([*text, "", LEGEND + _taken(report), *_notes(report)]) + "\n"
 
 
 def render_markdown(report: Report) -> str:
@@ -40,13 +38,15 @@ def render_markdown(report: Report) -> str:
     lines = [COLUMNS, ("---",) * len(COLUMNS), *(_cells(row) for row in report.rows)]
     return "\n".join(
         [
-            "```",
+            f"## {report.benchmark}",
+            "",
+            "```text",
             report.command,
             "```",
             "",
             *("| " + " | ".join(line) + " |" for line in lines),
             "",
-            _legend(report),
+            _taken(report),
             *(f"\n{note}." for note in _notes(report)),
         ]
     )
@@ -99,8 +99,8 @@ def _with_interval(text: str, interval: Interval | None, form: Callable[[float],
     return f"{text} ({form(low)} to {form(high) if high < UNKNOWN_FROM * low else '?'})"
 
 
-def _legend(report: Report) -> str:
-    return LEGEND.format(report.machine, report.load, report.taken)
+def _taken(report: Report) -> str:
+    return TAKEN.format(report.machine, report.load, report.taken)
 
 
 def _notes(report: Report) -> list[str]:

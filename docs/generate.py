@@ -1,47 +1,41 @@
-"""Writes what is made from the sources: jobs/job.schema.json, the keys and errors in
-docs/job-file.md, and the rules of ``launcher check`` in docs/manifests.md: first those of
-manifests, then those of batch scripts.
+"""``make docs``: writes what is made from the sources.
 
-Run it as ``python docs/generate.py`` after a change there; a test fails until then.
+These are jobs/job.schema.json, the keys and errors in docs/job-file.md, the functions in
+docs/python.md, the pages of docs/pages.py, and the pictures of docs/benchmark-results.md. A test
+fails until it was run.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from launcher.manifests.checks.rules import AnyRule
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 
 
-def render_rules(rules: Iterable[AnyRule]) -> str:
-    """Rules as a table of docs/manifests.md or docs/check-scripts.md."""
-    rows = [f"| `{rule.id}` | {rule.severity} | {rule.why} |\n" for rule in rules]
-    return "".join(["| rule | severity | why |\n|---|---|---|\n", *rows])
+def render_all() -> dict[Path, str]:
+    """Each file that is made, with its text."""
+    from docs.pages import generated_pages
+    from docs.pictures import render_pictures
+    from docs.reference import fill_functions, fill_reference
+    from launcher.job.schema import render_schema
+
+    reference, python = DOCS / "job-file.md", DOCS / "python.md"
+    return {
+        reference: fill_reference(reference.read_text("utf-8")),
+        python: fill_functions(python.read_text("utf-8")),
+        ROOT / "jobs/job.schema.json": render_schema(),
+        **generated_pages(DOCS),
+        **render_pictures(DOCS),
+    }
 
 
 def main() -> None:
-    sys.path.insert(0, str(ROOT))  # so that it works in a checkout that is not installed
-    from docs.reference import fill_reference
-    from launcher.job.schema import render_schema
-    from launcher.manifests.batch.check import BatchRule
-    from launcher.manifests.checks.rules import Rule
-    from launcher.manifests.scripts.rules import ScriptRule
-
-    reference = ROOT / "docs/job-file.md"
-    reference.write_text(fill_reference(reference.read_text("utf-8")), "utf-8")
-    (ROOT / "jobs/job.schema.json").write_text(render_schema(), encoding="utf-8")
-    table = re.compile(r"\| rule \|.*\n(\|.*\n)*")
-    rules = iter((Rule, BatchRule, ScriptRule))
-    for page in (ROOT / "docs/manifests.md", ROOT / "docs/check-scripts.md"):
-        text = table.sub(lambda _: render_rules(next(rules)), page.read_text("utf-8"))
-        page.write_text(text, "utf-8")
+    for path, text in render_all().items():
+        path.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))  # so that it works in a checkout that is not installed
     main()

@@ -1,20 +1,41 @@
-"""The keys of docs/job-file.md with what they accept, from the same schema as the errors."""
+"""What is filled into pages that people write: the keys of docs/job-file.md with what they accept,
+from the same schema as the errors, and the functions of docs/python.md.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
+from launcher.api.python import RunHandle, find, list_runs
 from launcher.job.file import option_override, parse_job
 from launcher.job.schema import Schema, describe, job_schema, render_flow, resolve
 from launcher.yamlfile.problem import FileError
 
 _KEYS = re.compile(r"(?<=<!-- keys -->\n).*?(?=<!-- end of keys -->)", re.DOTALL)
+_FUNCTIONS = re.compile(r"(?<=<!-- api -->\n).*?(?=<!-- end of api -->)", re.DOTALL)
 _REFUSED = re.compile(
     r"(```yaml\n(?P<job>[^`]*)```\n\nrun with `(?P<option>--\S+) (?P<value>\S+)` is refused with"
     r"\n\n```text\n).*?(?=```)",
     re.DOTALL,
 )
+
+
+def fill_functions(text: str) -> str:
+    """docs/python.md with what a run handle and the functions beside it do."""
+    rows = ["| call | it does |", "|---|---|"]
+    members = [(f".{name}", member) for name, member in vars(RunHandle).items() if name[0] != "_"]
+    for name, member in [*members, ("find", find), ("list_runs", list_runs)]:
+        if isinstance(member, property):
+            call, member = name, member.fget
+        else:
+            given = [str(p) for n, p in inspect.signature(member).parameters.items() if n != "self"]
+            names = [re.sub(r":.*?(?= = |$)", "", p).replace(" = ", "=") for p in given]
+            call = f"{name}({', '.join(names)})"
+        does = _markdown((inspect.getdoc(member) or "").partition("\n\n")[0])
+        rows.append(f"| `{call}` | {_cell(does)} |")
+    return _FUNCTIONS.sub(lambda _: "\n".join(["", *rows, "", ""]), text)
 
 
 def fill_reference(text: str) -> str:

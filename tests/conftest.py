@@ -54,6 +54,11 @@ def why_no_mpi() -> str:
     return "" if shutil.which("mpirun") else "no program mpirun: apt-get install openmpi-bin"
 
 
+def why_no_site() -> str:
+    """Empty where what builds the site is there."""
+    return "" if importlib.util.find_spec("material") else "no mkdocs-material: make setup"
+
+
 def why_no_slurm() -> str:
     """Empty where a cluster can be made on this machine: see ``tests/slurm/cluster.py``."""
     if sys.platform != "linux" or os.geteuid() != 0:
@@ -145,6 +150,7 @@ ENGINES: dict[str, Callable[[], str]] = {
     "hosts": why_no_hosts,
     "mount": why_no_mount,
     "mpi": why_no_mpi,
+    "site": why_no_site,
     "slurm": why_no_slurm,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""

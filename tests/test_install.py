@@ -20,6 +20,7 @@ from launcher.api.choose_target import ROOMS
 
 ROOT = Path(__file__).parents[1]
 BUILD = "import setuptools.build_meta as backend; backend.build_{}('{}')"
+COMMIT = "0123456789ab"
 SCRIPT = "import os; print('rank', os.environ['RANK'], 'has run')\n"
 
 
@@ -51,6 +52,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in filter(lambda name: (ROOT / name).is_file(), listed.splitlines()):
         (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / "source" / name)
+    (folder / "source/launcher/COMMIT").write_text(COMMIT)  # as git tells it in a checkout
     return build("sdist", folder / "source", folder / "dist")
 
 
@@ -69,7 +71,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
     done = call(*pip, "install", "--quiet", "--no-compile", wheel, cwd=folder)
     if done.returncode and "No matching distribution found for" in done.stderr:
-        pytest.skip("pip reaches no index that has the dependencies")
+        give_up = pytest.fail if "index" in os.environ.get("REQUIRE", "") else pytest.skip
+        give_up("pip reaches no index that has the dependencies")
     assert done.returncode == 0, done.stderr
     (folder / "bin").mkdir()
     for name in ("launcher", "kubectl-launcher"):
@@ -142,7 +145,8 @@ def test_the_wheel_brings_every_target_but_no_torch(installed: Path, tmp_path: P
 def test_the_installed_launcher_tells_its_version_and_completes(
     installed: Path, tmp_path: Path
 ) -> None:
-    assert call(installed / "launcher", "--version", cwd=tmp_path).stdout == f"{__version__}\n"
+    told = call(installed / "launcher", "--version", cwd=tmp_path).stdout
+    assert told.startswith(f"launcher {__version__} (commit {COMMIT})\ntorch ")
     assert "launcher" in call(installed / "launcher", "completion", "bash", cwd=tmp_path).stdout
     plugin = call(installed / "kubectl-launcher", "--help", cwd=tmp_path)
     assert plugin.stdout.startswith("usage: kubectl launcher")
@@ -163,6 +167,25 @@ def test_the_installed_launcher_takes_the_torch_of_the_python_on_the_path(
     bare = call(*run, cwd=tmp_path, PATH=str(installed))
     assert bare.returncode == 3
     assert "has no torch" in bare.stderr
+
+
+def test_the_commands_of_the_first_page_work_with_what_was_installed(
+    installed: Path, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs/index.md").read_text()
+    (script,) = re.findall(r'```python title="train.py"\n(.*?)```', page, flags=re.DOTALL)
+    (commands,) = re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "train.py").write_text(script)
+    path = f"{installed}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = call("bash", "-euc", commands, cwd=tmp_path, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 of 2: the ranks add up to 1" in done.stdout
+    found = call("which", "launcher", cwd=tmp_path, PATH=path).stdout.strip()
+    assert Path(found).parent == installed
+
+
+def test_the_citation_names_this_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_changelog_has_the_release() -> None:

@@ -101,6 +101,7 @@ class RunHandle:
 
     @property
     def run_id(self) -> str:
+        """Its id, as ``launcher`` commands take it."""
         return self.folder.name
 
     @property

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher import __version__
 from launcher.api.choose_target import load, rooms
 from launcher.commands.options import add_commands
 from launcher.commands.other_programs import find_habit
@@ -29,6 +28,14 @@ POSITIONAL = ("job", "run")
 EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
 130 interrupted, 137 a node was lost, 143 stopped, 198 a disk is full. A script or module that is
 not there is bad input. A worker that ends with code 2 also gives 2. Docs: docs/job-file.md"""
+
+
+class TellVersion(argparse.Action):
+    """Prints the version; what it tells is looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser._print_message(load("launcher.commands.version:render_version")(), sys.stdout)
+        parser.exit()
 
 
 def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
@@ -159,7 +166,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
         description="Launches multi-node PyTorch training from a script or a job file.",
         epilog=EPILOG,
     )
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument(
+        "--version", action=TellVersion, nargs=0, help="print version, commit and torch"
+    )
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_commands(commands)
     return parser

@@ -62,7 +62,9 @@ start: peer not installed
 """  # noqa: E501
 
 MARKDOWN = """\
-```
+## start
+
+```text
 make bench ARGS=start
 ```
 
@@ -73,7 +75,7 @@ make bench ARGS=start
 | start: alone | 300 ms (300 to 310) | - | - | ratio <= 0.5 | - | 3 |
 | start: slow | 300 ms (300 to 300) | - | - | <= 0.25 s (0.290 to 0.310) | NO | 3 |
 
-Medians (fastest to slowest) of interleaved samples; ratio and goal (95 % interval). 2 cores, torch 2.13.0, load 0.2 at the start, 2026-01-02.
+2 cores, torch 2.13.0, load 0.2 at the start, 2026-01-02.
 
 start: peer not installed."""  # noqa: E501
 

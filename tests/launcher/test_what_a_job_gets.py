@@ -76,10 +76,6 @@ def plan_of(row: Row, facts: TargetFacts) -> LaunchPlan:
     return plan_run(job, facts, run_id="tiny-0")
 
 
-def test_the_readme_has_the_table_word_for_word() -> None:
-    assert table_of("README.md") == table_of("docs/fault-tolerance.md")
-
-
 @pytest.mark.parametrize("where", ["local", "docker"])
 @pytest.mark.parametrize("row", named(ROWS))
 def test_a_job_is_planned_as_its_row_says(

@@ -8,7 +8,7 @@ from launcher.contract.errors import InputError
 from launcher.manifests.batch.script import BatchScript, ScriptLine
 from launcher.manifests.imports.command_line import (
     ASSIGNMENT,
-    Reader,
+    LineReader,
     launches,
     split_line,
 )
@@ -34,7 +34,7 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
     if gres:
         given.setdefault("gpus-per-node", gres[1])
     known = {variable: given[name] for variable, name in OF_SLURM.items() if given.get(name)}
-    reader = Reader(draft, known)
+    reader = LineReader(draft, known)
     launches = [line for line in script.lines if _starts_training(line, launched=True)]
     launches = launches or [line for line in script.lines if _starts_training(line, launched=False)]
     if not launches:
@@ -74,7 +74,7 @@ def _starts_training(line: ScriptLine, *, launched: bool) -> bool:
     return bool(words) and bool(re.fullmatch(r"python[0-9.]*", words[0].rpartition("/")[2]))
 
 
-def _prepare(line: ScriptLine, reader: Reader, known: dict[str, str]) -> None:
+def _prepare(line: ScriptLine, reader: LineReader, known: dict[str, str]) -> None:
     """A line before the launch: a variable, the preparation of a node, or neither."""
     words = [word.text for word in line.words]
     names = words[1:] if words[:1] == ["export"] else words

@@ -46,7 +46,7 @@ MEMORY = re.compile(r"(\d+(?:\.\d+)?)([bkmgBKMG]?)[bB]?")
 
 
 @dataclass(frozen=True)
-class Reader:
+class LineReader:
     """Reads one line into a draft; ``known`` are variables whose values are known."""
 
     draft: Draft
@@ -346,15 +346,15 @@ class Reader:
             self.draft.put("nnodes", nodes)
 
 
-Read = Callable[[Reader, list[str]], list[str]]
+Read = Callable[[LineReader, list[str]], list[str]]
 PROGRAMS: tuple[tuple[str, Read], ...] = (
-    ("torchrun", Reader.torchrun),
-    ("accelerate(-launch)?", Reader.accelerate),
-    ("deepspeed", Reader.deepspeed),
-    ("horovodrun", Reader.horovodrun),
-    ("mpirun|mpiexec", Reader.mpirun),
-    ("srun", Reader.srun),
-    ("docker|podman", Reader.docker),
+    ("torchrun", LineReader.torchrun),
+    ("accelerate(-launch)?", LineReader.accelerate),
+    ("deepspeed", LineReader.deepspeed),
+    ("horovodrun", LineReader.horovodrun),
+    ("mpirun|mpiexec", LineReader.mpirun),
+    ("srun", LineReader.srun),
+    ("docker|podman", LineReader.docker),
 )
 """Patterns of names. Each function takes the words behind it, and gives those that it starts."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.job.storage import parse_claim
-from launcher.manifests.imports.command_line import Reader
+from launcher.manifests.imports.command_line import LineReader
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.programs import NOWHERE, RANK
 from launcher.manifests.pytorchjob import PyTorchJob, operator_env
@@ -183,6 +183,6 @@ def _command(work: _Import, container: Value, known: dict[str, str] | None = Non
     words = [value.text.replace("$(", "${").replace(")", "}") if "$(" in value.text else value.text
              for value in written]  # fmt: skip
     if words:
-        Reader(work.draft, known or {}).read_all(words)
+        LineReader(work.draft, known or {}).read_all(words)
     else:
         work.draft.leave("command", "the image's own starts the training: write it as command")

@@ -10,7 +10,7 @@ from launcher.contract import typed
 from launcher.contract.errors import InputError
 from launcher.manifests.batch.script import is_batch_script, parse_batch_script
 from launcher.manifests.imports.batch import import_batch_script
-from launcher.manifests.imports.command_line import Reader, launches, split_line
+from launcher.manifests.imports.command_line import LineReader, launches, split_line
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.kubernetes import KINDS, import_object
 from launcher.manifests.imports.programs import ACCELERATE
@@ -35,11 +35,11 @@ def import_text(text: str, source: str, command: Sequence[str] = ()) -> Draft:
     elif lines and all(HOST_LINE.fullmatch(line.partition("#")[0].strip()) for line in lines):
         _hostfile(lines, source, draft)
     elif launches(_words(text)) and not re.match(r"[\w-]+:(\s|$)", lines[0] if lines else ""):
-        Reader(draft, {}).read_all(split_line(text.strip()))
+        LineReader(draft, {}).read_all(split_line(text.strip()))
     else:
         _yaml(text, source, draft)
     if command:
-        Reader(draft, {}).read(list(command))
+        LineReader(draft, {}).read(list(command))
     return draft
 
 
@@ -49,7 +49,7 @@ def import_line(words: Sequence[str]) -> Draft:
     draft = Draft(source=line if len(line) <= 80 else f"{line[:77]}...")
     if not launches(words):
         _refuse(draft.source)
-    Reader(draft, {}).read_all(words)
+    LineReader(draft, {}).read_all(words)
     return draft
 
 
@@ -92,7 +92,7 @@ def _yaml(text: str, source: str, draft: Draft) -> None:
 
 def _accelerate(config: Value, draft: Draft) -> None:
     """What ``accelerate config`` wrote: the options of ``accelerate launch`` as keys."""
-    reader, special = Reader(draft, {}), dict[str, str]()
+    reader, special = LineReader(draft, {}), dict[str, str]()
     for name, value in config.items():
         option = name.replace("_", "-")
         if name in ("fsdp_config", "deepspeed_config", "fp8_config", "megatron_lm_config"):
@@ -106,7 +106,7 @@ def _accelerate(config: Value, draft: Draft) -> None:
     reader.share_processes(special.get("processes", ""))
 
 
-def _of_plugin(section: str, name: str, value: Value, reader: Reader) -> None:
+def _of_plugin(section: str, name: str, value: Value, reader: LineReader) -> None:
     """accelerate hands these on as variables: FSDP_* by their own names, DeepSpeed's with another
     beginning (``accelerate.utils.launch.prepare_multi_gpu_env`` and ``prepare_deepspeed_cmd_env``).
     """

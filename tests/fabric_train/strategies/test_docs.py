@@ -1,4 +1,4 @@
-"""docs/strategies.md holds every strategy with its options, and what it promises of each."""
+"""docs/strategies*.md hold every strategy with its options, and what is promised of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from fabric_train.strategies import INSTEAD, STRATEGIES
 from fabric_train.strategies.strategy import Strategy
 from tests.fabric_train.forked import run_forked
 
-PAGE = (Path(__file__).parents[3] / "docs/strategies.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = ("strategies.md", "strategies-options.md", "strategies-names.md")
+PAGE = "\n".join((DOCS / name).read_text() for name in PAGES)
 NAME = r"`([a-z0-9_+:]+)`"
 EXAMPLE = 'make_strategy("local_sgd", {"every": 4})'
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from launcher import __version__
 
 ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
@@ -113,5 +116,8 @@ def test_schema_is_the_shipped_one(folder: Path) -> None:
     assert printed == json.loads((ROOT / "jobs" / "job.schema.json").read_text())
 
 
-def test_version_is_printed(folder: Path) -> None:
-    assert launcher("--version", cwd=folder).stdout.strip().count(".") == 2
+def test_the_version_is_printed_with_its_commit_and_the_torch_of_local_runs(folder: Path) -> None:
+    told = launcher("--version", cwd=folder).stdout
+    commit = r"([0-9a-f]{12}(-dirty)?|unknown)"
+    torch = re.escape(f"torch {version('torch')} ({sys.executable})")
+    assert re.fullmatch(rf"launcher {re.escape(__version__)} \(commit {commit}\)\n{torch}\n", told)

@@ -65,7 +65,7 @@ def folder(tmp_path: Path, make_plan: Callable[..., LaunchPlan]) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words", [("--help",), ("--version",), ("run", "--help"), ("ps", "--help"), ("check", "-h")]
+    "words", [("--help",), ("run", "--help"), ("ps", "--help"), ("check", "-h")]
 )
 def test_help_imports_nothing_that_a_command_needs_for_its_work(
     folder: Path, words: tuple[str, ...]

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from docs.reference import fill_reference
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.job.schema import job_schema, render_schema
+from launcher.job.schema import job_schema
 from launcher.job.spec import JobSpec
 from launcher.yamlfile.problem import FileError
 from launcher.yamlfile.source import parse_yaml
@@ -149,12 +148,6 @@ def test_the_shipped_job_fits_the_schema_that_it_names() -> None:
     text = (ROOT / "jobs/digits.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=job.schema.json\n")
     VALIDATOR.validate(parse_yaml(text, "digits.yaml").data)
-
-
-def test_what_is_made_from_the_fields_is_up_to_date() -> None:
-    again = "run python docs/generate.py"
-    assert (ROOT / "jobs/job.schema.json").read_text("utf-8") == render_schema(), again
-    assert fill_reference(REFERENCE) == REFERENCE, again
 
 
 def test_every_example_of_the_reference_is_a_valid_job() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import render_rules
 from launcher.commands.cli import run_command
 from launcher.contract.errors import InputError
 from launcher.manifests.check import check_manifests, render_checked
@@ -399,8 +398,3 @@ def count_calls(number: int) -> int:
 def test_the_work_grows_with_the_number_of_manifests_and_not_with_its_square() -> None:
     count_calls(1)  # fills caches
     assert count_calls(80) / count_calls(20) == pytest.approx(4, rel=0.02)
-
-
-def test_the_docs_have_the_rules_as_they_are() -> None:
-    text = (ROOT / "docs/manifests.md").read_text()
-    assert render_rules(Rule) in text, "run python docs/generate.py"

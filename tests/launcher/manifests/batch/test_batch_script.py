@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import render_rules
 from launcher.commands.cli import run_command
 from launcher.contract.errors import ExitCode
 from launcher.manifests.batch.check import BatchRule, check_batch_script
@@ -252,8 +251,3 @@ def test_the_command_tells_in_one_line_of_a_file_that_is_no_text(
     script.write_bytes(b"#!/bin/bash\n\xff\xfe")
     assert run_command(["check", str(script)]) == ExitCode.BAD_INPUT
     assert "job.sbatch:2: byte 0xff is not UTF-8" in capsys.readouterr().err
-
-
-def test_the_docs_have_the_rules_of_batch_scripts_as_they_are() -> None:
-    text = (ROOT / "docs/manifests.md").read_text()
-    assert render_rules(BatchRule) in text, "run python docs/generate.py"

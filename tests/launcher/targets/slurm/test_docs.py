@@ -43,8 +43,8 @@ def test_each_reason_that_is_named_has_its_exit_code() -> None:
 
 
 def read_commands() -> list[str]:
-    """Lines of the console's block and of the tables that call the launcher."""
-    block = re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL)[0]
+    """Lines of the first block and of the tables that call the launcher."""
+    block = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)[0]
     lines = [line.partition("#")[0] for line in block.splitlines()]
     lines = [line for line in lines if line.startswith("launcher ")]
     lines += re.findall(r"`(launcher [^`]+)`", PAGE)

@@ -1,0 +1,192 @@
+"""Pages of the reference that are made whole: commands, exit codes, rules, decisions."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.commands.cli import _parser
+from launcher.contract.errors import ExitCode
+from launcher.contract.reasons import (
+    EXIT_CODE_OF_REASON,
+    FAULT_OF_REASON,
+    RETRY_FROM,
+    STATE_OF_REASON,
+    Reason,
+)
+from launcher.manifests.batch.check import BatchRule
+from launcher.manifests.checks.rules import Rule
+from launcher.manifests.scripts.rules import ScriptRule
+
+if TYPE_CHECKING:
+    from launcher.manifests.checks.rules import AnyRule
+
+OF_MANY = 4
+"""An option of so many commands stands in a table of its own."""
+GENERATED = "<!-- `make docs` writes this page. -->\n"
+MEANING = {
+    Reason.COMPLETED: "all workers ended with exit code 0",
+    Reason.TRAINING_FAILED: "a worker failed, and no restart was allowed",
+    Reason.RESTARTS_EXHAUSTED: "workers failed more often than `max_restarts`, or always alike",
+    Reason.NODE_LOST: "a node was lost, and the job could neither replace it nor do without it",
+    Reason.OUT_OF_MEMORY: "the kernel or the container's limit killed a worker for its memory",
+    Reason.BAD_INPUT: "what was given is wrong; nothing was started, or a program cannot start",
+    Reason.TARGET_UNREACHABLE: "the target does not answer, or lacks what the job needs",
+    Reason.INTERRUPTED: "Ctrl-C or a closed terminal at the launcher",
+    Reason.STOP_REQUESTED: "`launcher stop`, or SIGTERM at the launcher",
+    Reason.PREEMPTED: "the platform asked the node to end",
+    Reason.KILLED: "a process was killed from outside",
+    Reason.LAUNCHER_LOST: "the launcher of the run died; a later command found the end",
+    Reason.RENDEZVOUS_UNREACHABLE: "no store answered, or too few nodes came in time",
+    Reason.RENDEZVOUS_CLOSED: "another node ended the run, and its outcome says why",
+    Reason.STORE_LOST: "the rendezvous' store was lost, and no other node took over",
+    Reason.AGENT_FAILED: "the agent itself broke down",
+    Reason.GPU_BUSY: "the GPU memory of dead workers did not become free",
+    Reason.DISK_FULL: "a disk that the training or the agent writes to is full",
+}
+
+
+def render_rules(rules: Iterable[AnyRule]) -> str:
+    """Rules as a table of docs/rules.md."""
+    rows = [f"| `{rule.id}` | {rule.severity} | {rule.why} |\n" for rule in rules]
+    return "".join(["| rule | severity | why |\n|---|---|---|\n", *rows])
+
+
+def rules_page() -> str:
+    """docs/rules.md."""
+    return f"""# Rules of launcher check
+
+{GENERATED}
+`launcher check` names the rule behind each finding.
+
+## Training scripts
+
+What each is about: [check scripts](check-scripts.md).
+
+{render_rules(ScriptRule)}
+## Batch scripts of Slurm
+
+{render_rules(BatchRule)}
+## Kubernetes manifests
+
+What is read, and of which versions: [manifests](manifests.md).
+
+{render_rules(Rule)}"""
+
+
+def exit_codes_page() -> str:
+    """docs/exit-codes.md."""
+    rows = [
+        f"| {code} | {'yes' if code >= RETRY_FROM else 'no' if code else ''} "
+        f"| `{reason}` | {STATE_OF_REASON[reason].value} "
+        f"| {fault.value if (fault := FAULT_OF_REASON[reason]) else ''} | {MEANING[reason]} |"
+        for code in ExitCode
+        for reason in Reason
+        if EXIT_CODE_OF_REASON[reason] == code
+    ]
+    return "\n".join(
+        [
+            "# Exit codes and reasons",
+            "",
+            GENERATED,
+            "`launcher run` ends with the exit code of its run, and so does each node's agent. The",
+            "reason is in `outcome.json`, in `launcher status` and in the last lines of a run.",
+            f"Codes from 1 to 127 are permanent; from {RETRY_FROM} on a retry is worth it, and",
+            "schedulers can decide by that.",
+            "",
+            "| code | retry | reason | state | whose fault | meaning |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+            "Other codes: 1 from `doctor` where a row failed, 2 from `check` where there is an",
+            "error, and 128 + n where signal n ended a node.",
+            "",
+        ]
+    )
+
+
+def commands_page() -> str:
+    """docs/commands.md, from the parsers; options of many commands are told once."""
+    parser = _parser("launcher")
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    told = {choice.dest: choice.help or "" for choice in commands._choices_actions}
+    options = {name: _options(commands.choices[name]) for name in told}
+    count = Counter(row for rows in options.values() for row in rows)
+    common = [row for row, number in count.items() if number >= OF_MANY]
+    index = [f"| [`{name}`](#{name}) | {_cell(text)} |" for name, text in told.items()]
+    shared = [
+        f"{row} {', '.join(name for name, rows in options.items() if row in rows)} |"
+        if count[row] < len(told)
+        else f"{row} all |"
+        for row in common
+    ]
+    parts = [
+        f"# Commands\n\n{GENERATED}\n`launcher COMMAND --help` prints the same. Words behind `--`"
+        " go to the training.",
+        "\n".join(["| command | it does |", "|---|---|", *index]),
+        "## Options of many commands",
+        "\n".join(["| option | meaning | commands |", "|---|---|---|", *shared]),
+    ]
+    for name, rows in options.items():
+        parts.append(f"## {name}\n\n{_sentence(told[name])}")
+        if epilog := commands.choices[name].epilog:
+            parts.append(_cell(epilog))
+        if own := [row for row in rows if row not in common]:
+            parts.append("\n".join(["| option | meaning |", "|---|---|", *own]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    """The rows of a command's arguments and options."""
+    formatter = parser._get_formatter()
+    rows = []
+    for action in parser._actions:
+        if action.dest == "help" or action.help is argparse.SUPPRESS:
+            continue
+        value = formatter._format_args(action, _place(action))
+        words = ", ".join(action.option_strings)
+        words = f"{words} {value}".strip() if action.nargs != 0 else words
+        meaning = formatter._expand_help(action) if action.help else "the same as JSON"
+        rows.append(f"| `{_cell(words)}` | {_cell(meaning)} |")
+    return rows
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _place(action: argparse.Action) -> str:
+    """What stands for the value in the usage."""
+    if isinstance(action.metavar, str):
+        return action.metavar
+    if action.choices is not None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return action.dest.upper() if action.option_strings else action.dest
+
+
+def _cell(text: Any) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def decisions_page(folder: Path) -> str:
+    """docs/decisions/README.md, from the records' first lines."""
+    rows = []
+    for file in sorted(folder.glob("0*.md")):
+        title = re.sub(r"^#\s*(\d+[.:]?\s*)?", "", file.read_text("utf-8").splitlines()[0])
+        rows.append(f"- [{file.name[:4]}: {title}]({file.name})")
+    why = "Why something differs from what one would expect. A record is not changed later."
+    return "\n".join(["# Decisions", "", GENERATED, why, "", *rows, ""])
+
+
+def generated_pages(docs: Path) -> dict[Path, str]:
+    """Each page that is made whole, with its text."""
+    return {
+        docs / "commands.md": commands_page(),
+        docs / "exit-codes.md": exit_codes_page(),
+        docs / "rules.md": rules_page(),
+        docs / "decisions/README.md": decisions_page(docs / "decisions"),
+    }

@@ -1,0 +1,27 @@
+"""The recording of the first page is one of a real run, and holds nothing of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs.record import PICTURE, record, render
+
+LINES = ("$ launcher run", "world size 2", "kill -9", "replacing it", "world size 1", "SUCCEEDED")
+
+
+def check(picture: str) -> None:
+    found = [picture.index(line) for line in LINES]
+    assert found == sorted(found)
+    assert "/tmp/" not in picture
+    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_recording_shows_a_run_that_goes_on_without_a_node() -> None:
+    check(PICTURE.read_text("utf-8"))
+
+
+@pytest.mark.slow
+def test_it_can_be_recorded_anew(tmp_path: Path) -> None:
+    check(render(record(tmp_path), tmp_path))
