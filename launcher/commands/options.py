@@ -238,6 +238,9 @@ def _add_to_report(report: ArgumentParser) -> None:
     add_run(report)
     report.add_argument("--json", action="store_true")
     report.add_argument(
+        "--html", metavar="FILE", help="also write it as one page, with pictures (matplotlib)"
+    )
+    report.add_argument(
         "--png", metavar="FILE", help="also draw loss, workers and failures over time (matplotlib)"
     )
 

@@ -7,17 +7,32 @@ import json
 import sys
 from pathlib import Path
 
+from launcher.agent.atomic_write import write_atomically
 from launcher.api.report import report_run
+from launcher.api.why import read_named_run
 from launcher.commands.runs import find
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode
-from launcher.runs.plot import write_plot
+from launcher.contract.errors import ExitCode, InputError
+from launcher.runs.page import render_page
+from launcher.runs.plot import draw_svg, write_plot
 from launcher.runs.report import render_postmortem
+from launcher.verdict.verdict import decide_verdict, render_verdict
 
 
 def report(arguments: argparse.Namespace) -> int:
     """Tells what happened to a run."""
-    told = report_run(find(arguments), SystemClock().wall())
+    run = find(arguments)
+    told = report_run(run, SystemClock().wall())
+    if arguments.html:
+        evidence = read_named_run(run)
+        verdict = decide_verdict(evidence)
+        said = render_verdict(verdict) if verdict.certainty else ""
+        page = render_page(told, said, draw_svg(told))
+        try:
+            write_atomically(Path(arguments.html), page)
+        except OSError as error:
+            what = f"{arguments.html} cannot be written: {error.strerror}"
+            raise InputError(what, "name another file: --html FILE") from error
     if arguments.png:
         write_plot(told.run_id, told.goodput, Path(arguments.png))
     if arguments.json:

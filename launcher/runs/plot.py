@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.contract.errors import InputError
 from launcher.runs.goodput import Goodput
+from launcher.runs.report import Postmortem
 
 INSTALL = "pip install 'fabric-train[plot]' (or: pip install 'matplotlib>=3.9,<4')"
 """What to type where matplotlib is missing."""
+MOST_POINTS = 4_000
+MOST_NODES, MOST_LIVES = 64, 1_000
+"""In a picture; more could not be told apart."""
 
 
 def write_plot(run_id: str, goodput: Goodput | None, path: Path) -> None:
@@ -34,11 +40,48 @@ def write_plot(run_id: str, goodput: Goodput | None, path: Path) -> None:
         raise InputError(what, "name another file: --png FILE") from error
 
 
-def _draw(run_id: str, goodput: Goodput) -> Any:
+def draw_svg(told: Postmortem) -> str:
+    """A run as an SVG for a page; in its place why there is none. Raises nothing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return f"No picture, as matplotlib is not installed: {INSTALL}"
+    if told.goodput is None:
+        return "No picture, as the training wrote no ledger."
+    matplotlib.use("Agg")
+    file = io.StringIO()
+    # Text stays text, and no date makes two pages of one run differ.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": told.run_id}):
+        figure = _draw(told.run_id, _thinned(told.goodput), _lives(told))
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()[file.getvalue().index("<svg") :]
+
+
+def _thinned(goodput: Goodput) -> Goodput:
+    every = -(-len(goodput.loss) // MOST_POINTS)
+    return replace(goodput, loss=goodput.loss[::every] if every > 1 else goodput.loss)
+
+
+def _lives(told: Postmortem) -> list[tuple[int, int, float, float]]:
+    """Each incarnation of the first nodes: node, incarnation, its first and its last event."""
+    times: dict[tuple[int, int], list[float]] = {}
+    for moment in told.timeline:
+        if moment.node_index < MOST_NODES:
+            times.setdefault((moment.node_index, moment.incarnation), []).append(moment.after_s)
+    shown = sorted(times.items(), key=lambda life: min(life[1]))[-MOST_LIVES:]
+    return [(node, inc, min(at), max(at)) for (node, inc), at in shown]
+
+
+def _draw(
+    run_id: str, goodput: Goodput, lives: Sequence[tuple[int, int, float, float]] = ()
+) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    figure = Figure(figsize=(9, 6.5 if lives else 4.5), layout="constrained")
+    ratios = (2, 1, 1) if lives else (2, 1)
+    top, bottom, *more = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
+    for axis in more:
+        _draw_lives(axis, lives)
     top.set_title(
         f"{run_id}: goodput {goodput.share:.0%} of {goodput.wall_s:.0f} s, "
         f"{len(goodput.failures)} failures survived"
@@ -51,16 +94,25 @@ def _draw(run_id: str, goodput: Goodput) -> Any:
         [at for at, _ in world], [size for _, size in world], where="post", color="tab:green"
     )
     bottom.set_ylabel("workers")
-    bottom.set_xlabel("seconds since submission")
+    (*more, bottom)[0].set_xlabel("seconds since submission")
     bottom.set_ylim(bottom=0)
     bottom.yaxis.get_major_locator().set_params(integer=True)
-    for axis in (top, bottom):
+    for axis in (top, bottom, *more):
         for n, at in enumerate(goodput.failures):
             label = "failure" if n == 0 and axis is top else None
             axis.axvline(at, color="tab:red", linestyle=":", linewidth=1, label=label)
     if goodput.failures:
         top.legend(loc="upper right")
     return figure
+
+
+def _draw_lives(axis: Any, lives: Sequence[tuple[int, int, float, float]]) -> None:
+    """A bar for each incarnation of a node, from its first event to its last."""
+    for node, incarnation, begin, end in lives:
+        color = ("tab:blue", "tab:orange")[incarnation % 2]
+        axis.barh(node, max(end - begin, 0.01), left=begin, height=0.8, color=color)
+    axis.set_ylabel("node")
+    axis.yaxis.get_major_locator().set_params(integer=True)
 
 
 def _split_loss(points: Sequence[tuple[float, int, float]]) -> list[list[tuple[float, int, float]]]:

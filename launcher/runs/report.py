@@ -201,7 +201,7 @@ def _sum_phases(nodes: Iterable[NodeReport]) -> dict[str, float]:
 
 def render_postmortem(told: Postmortem) -> str:
     """What ``read_postmortem`` found, for a person. Pure."""
-    lines = [_headline(told)]
+    lines = [render_headline(told)]
     if told.failure and (told.failure.first or told.reason):
         lines += render_failure(told.failure, told.reason or "")
     if told.restarts:
@@ -209,7 +209,7 @@ def render_postmortem(told: Postmortem) -> str:
         lines.append(f"  restarts by cause, over all nodes: {causes}")
     lines += render_clocks(told.clock_offsets_s)
     lines.append("  nodes:" if told.nodes else "  nodes: none was started")
-    lines += [_render_node(node, told) for node in told.nodes]
+    lines += [render_node(node, told) for node in told.nodes]
     if told.phases_s:
         lines.append(f"  seconds by phase, over all nodes: {_phases(told.phases_s)}")
     lines += _render_goodput(told.goodput) if told.goodput else []
@@ -226,7 +226,8 @@ def _render_code(code: CodeRecord, run_id: str) -> str:
     return f"  code: {code.root}: {what}; once more: {typed.command('run', '--again', run_id)}"
 
 
-def _headline(told: Postmortem) -> str:
+def render_headline(told: Postmortem) -> str:
+    """The run's end in one line."""
     parts = [
         told.reason,
         without_first(told.detail, told.failure),
@@ -239,7 +240,8 @@ def _headline(told: Postmortem) -> str:
     return f"{told.run_id}: {told.state} on {told.target}, engine {told.engine} ({about})"
 
 
-def _render_node(node: NodeReport, told: Postmortem) -> str:
+def render_node(node: NodeReport, told: Postmortem) -> str:
+    """How one incarnation of a node ended, or is, in one line."""
     if node.reason:
         detail = without_first(node.detail, told.failure)
         how = f"{node.reason}, exit code {node.exit_code}" + (f" ({detail})" if detail else "")
