@@ -15,6 +15,7 @@ from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
 from launcher.manifests.imports.draft import render_draft
 from launcher.manifests.imports.read import import_line, import_text
+from tests.launcher.manifests.imports.losses import LOSSES
 from tests.launcher.runner import ROOT, Runner
 
 INPUTS = sorted((Path(__file__).parent / "inputs").iterdir())
@@ -100,35 +101,14 @@ def test_the_command_takes_a_line_a_file_or_stdin_and_overwrites_nothing(tmp_pat
     assert (nothing.returncode, (tmp_path / "none.yaml").exists()) == (2, False)
 
 
-LOSSES = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-torch.manual_seed(dist.get_rank())
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[-1]))
-for step in range(5):
-    loss = model(torch.randn(8, 4)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    if dist.get_rank() == 0:
-        print(step, loss.item(), flush=True)
-dist.destroy_process_group()
-"""
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.5"
 
 
-@pytest.mark.parametrize(
-    "line", ["-m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.5"]
-)
-def test_what_was_imported_trains_as_the_original(tmp_path: Path, line: str) -> None:
+def test_what_was_imported_trains_as_the_original(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     (tmp_path / "train.py").write_text(LOSSES)
     original = subprocess.run(
-        [sys.executable, *line.split()],
+        [sys.executable, *TORCHRUN.split()],
         cwd=tmp_path,
         env=runner.env,
         capture_output=True,
@@ -136,7 +116,7 @@ def test_what_was_imported_trains_as_the_original(tmp_path: Path, line: str) -> 
         timeout=120,
         check=True,
     )
-    (tmp_path / "job.yaml").write_text(render_draft(import_line(["python", *line.split()])))
+    (tmp_path / "job.yaml").write_text(render_draft(import_line(["python", *TORCHRUN.split()])))
     ours = runner("run", "job.yaml", "--on", "local")
     assert ours.returncode == 0, ours.stderr
     assert re.findall(r"\d \d\.\d+", ours.stdout) == re.findall(r"\d \d\.\d+", original.stdout)

@@ -1,0 +1,23 @@
+"""A training whose losses tell whether another launch was the same."""
+
+from __future__ import annotations
+
+LOSSES = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[-1]))
+for step in range(5):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        print(step, loss.item(), flush=True)
+dist.destroy_process_group()
+"""
