@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +24,7 @@ from launcher.follow.target import SUSPENDED, ListedRun, LiveRun, NodeObservatio
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, describe_no_runs
 from launcher.runs.folder import list_runs as list_folders
+from launcher.runs.node_outcomes import read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_clocks, render_failure, render_why
 
@@ -160,6 +161,10 @@ class RunStatus:
     outcome: Outcome | None
     unseen: str = ""
     fix: str = ""
+    hosts: tuple[str, ...] = ()
+    """By node index, where nodes have machines of their own."""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """Of workers by cause, while the run goes on."""
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data."""
@@ -196,6 +201,8 @@ def read_status(run: RunFolder) -> RunStatus:
         launcher_death=run.launcher_death(),
         folder="" if run.is_borrowed else str(run.path),
         nodes=nodes,
+        hosts=tuple(machine.name for machine in plan.machines),
+        restarts=read_restarts(run) if outcome is None else {},
         metrics=run.read_metrics(plan),
         outcome=without_folder(run, outcome) if outcome else None,
         unseen=error.what if error else "",
@@ -220,13 +227,14 @@ def render_status(status: RunStatus) -> str:
             lines += render_failure(failure, outcome.reason)
             lines += render_clocks(failure.clock_offsets_s)
         lines += render_why(outcome)
+    causes = ", ".join(f"{cause} {count}" for cause, count in status.restarts.items())
+    lines += [f"  restarts by cause, over all nodes: {causes}"] if causes else []
     for node in status.nodes:
         code = node.exit_code
         ended = "" if code is None else f", exit code {name_exit_code(code)}"
         said = f"; {node.detail}" if node.detail else ""
-        lines.append(
-            f"  node {node.node_index}.{node.incarnation}: {node.state.value}{ended}{said}"
-        )
+        where = f"node {node.node_index}.{node.incarnation}{_on_host(status, node)}"
+        lines.append(f"  {where}: {node.state.value}{ended}{said}")
     lines += [f"  {key}: {value}" for key, value in status.metrics.items()]
     lines += [f"  folder: {status.folder}"] if status.folder else []
     if status.state == ORPHANED:
@@ -234,6 +242,11 @@ def render_status(status: RunStatus) -> str:
         dead = f"its launcher has died ({proof}); end it: {end}"
         lines.append(f"  {dead if proof else 'its launcher cannot be seen from here'}")
     return "\n".join(lines) + "\n"
+
+
+def _on_host(status: RunStatus, node: NodeObservation) -> str:
+    is_named = node.node_index < len(status.hosts) and status.hosts[node.node_index]
+    return f" on {status.hosts[node.node_index]}" if is_named else ""
 
 
 def show_logs(

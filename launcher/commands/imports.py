@@ -33,11 +33,13 @@ def import_job(arguments: argparse.Namespace) -> int:
         draft = import_text(given, "the line given", extra)
     else:
         draft = import_text(read_text(given, MAX_FILE_BYTES), given, extra)
-    text = render_draft(draft, targets_of_jobs())
+    text = render_draft(draft, targets_of_jobs(), arguments.output or "job.yaml")
     if arguments.output is None:
         sys.stdout.write(text)
     else:
         write_new(Path(arguments.output), text)
+        told = [line[2:] for line in text.splitlines() if line.startswith("#")]
+        print(*told, sep="\n", file=sys.stderr)
     return int(ExitCode.OK)
 
 

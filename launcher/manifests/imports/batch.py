@@ -13,10 +13,13 @@ from launcher.manifests.imports.command_line import (
     split_line,
 )
 from launcher.manifests.imports.draft import Draft
-from launcher.manifests.imports.programs import NOWHERE, SBATCH
+from launcher.manifests.imports.programs import MEETING, NOWHERE, SBATCH
 
 SETUP = ("module", "ml", "source", ".", "conda", "mamba", "eval", "ulimit", "spack", "cd", "umask")
 """Commands that make a node ready; each start of the job runs them first."""
+ACTIVATES = re.compile(r"\bactivate\b")
+MEETS = re.compile(r"MASTER_|head_?node|scontrol show host|--ip-address|SLURM_JOB_NODELIST")
+"""Lines by which scripts find out where the nodes meet."""
 OF_SLURM = {
     **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
@@ -49,6 +52,8 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
     reader.read_all(split_line(launches[0].raw))
     for line in launches[1:]:
         draft.leave(line.raw.split("\n")[0], "a second training: a job file of its own")
+    if any(ACTIVATES.search(line) for line in draft.keys.get("slurm.setup", ())):
+        draft.put("slurm.python", "python")
     special: dict[str, str] = {}
     for name, word in script.options.items():
         if name == "gpus-per-node" and "gres" in given:
@@ -56,6 +61,13 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
         written = f"--{name}={word.text}" if word.text else f"--{name}"
         value = written if SBATCH.keys.get(SBATCH.short.get(name, name)) == "=extra" else word.text
         reader.take(SBATCH, SBATCH.short.get(name, name), value, f"#SBATCH {written}", special)
+    nodes = draft.keys.get("nnodes", 1)
+    for total, key in (("tasks", "tasks_per_node"), ("all_gpus", "gpus")):
+        count = special.get(total, "")
+        if count.isdigit() and isinstance(nodes, int) and int(count) % nodes == 0:
+            special.setdefault(key, str(int(count) // nodes))
+    if gpus := special.get("gpus", ""):
+        draft.put("slurm.gpus_per_node", gpus)
     tasks = special.get("tasks_per_node", "")
     if tasks.isdigit() and "nproc_per_node" not in draft.keys:
         draft.put("nproc_per_node", int(tasks))
@@ -87,6 +99,9 @@ def _prepare(line: ScriptLine, reader: LineReader, known: dict[str, str]) -> Non
     elif words and words[0] in SETUP:
         reader.draft.add("slurm.setup", line.raw)
     else:
-        reader.draft.leave(
-            line.raw.replace("\n", " "), f"{NOWHERE}; slurm.setup takes lines of shell"
-        )
+        why = f"{NOWHERE}; slurm.setup takes lines of shell"
+        if MEETS.search(line.raw):
+            why = MEETING
+        elif words[:1] in (["for"], ["while"]):
+            why = "a run for each value: launcher run job.yaml -- ARGUMENTS"
+        reader.draft.leave(line.raw.replace("\n", " "), why)

@@ -42,6 +42,7 @@ AROUND = ("nohup", "time", "exec", "sudo", "env", "stdbuf", "unbuffer", "ibrun",
 """Programs that start the next word; with ``-c`` a shell's text is read on."""
 OPERATORS = ("&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "&>", "<", "|&")
 _OPERATOR = re.compile(r"&&|\|\||;(?=\s|$)|(?<=\s)&(?=\s|$)")
+TEXT_KEYS = ("slurm.gpus_per_node", "slurm.gres", "slurm.time", "slurm.mem")
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)([bkmgBKMG]?)[bB]?")
 
 
@@ -112,7 +113,10 @@ class LineReader:
         elif key.startswith("env."):
             self.draft.set_env(key[4:], value or "true")
         else:
-            self.draft.put(key, as_value(value) if value else name not in ("no-requeue",))
+            if key == "nnodes":
+                value = value.replace("-", ":")  # as sbatch writes a range
+            given = value if key in TEXT_KEYS else as_value(value)
+            self.draft.put(key, given if value else name not in ("no-requeue",))
 
     def torchrun(self, words: list[str]) -> list[str]:
         special, rest = self.options(TORCHRUN, words)
@@ -228,10 +232,11 @@ class LineReader:
         gpus = special.get("gpus", "").strip("\"'")
         if gpus.isdigit():
             self.draft.put("resources.gpus", int(gpus))
-        elif gpus and gpus != "all":
-            self.draft.leave(
-                f"--gpus {gpus}", "resources.gpus is a number; the launcher takes free ones"
-            )
+        elif gpus.startswith("device="):
+            ids = gpus.removeprefix("device=")
+            self.draft.put("devices", ids if "," in ids else f"{ids},")
+        elif gpus:
+            self.draft.leave(f"--gpus {gpus}", "a node takes as many as it has processes")
         for key in ("resources.shm", "resources.memory"):
             if found := MEMORY.fullmatch(str(self.draft.keys.get(key, ""))):
                 unit = {"": "", "b": "", "k": "Ki", "m": "Mi", "g": "Gi"}[found[2].lower()]
@@ -239,7 +244,7 @@ class LineReader:
         if not rest:
             raise InputError("docker run: no image", "the whole line, quoted")
         self.draft.put("image", self._filled(rest[0]))
-        return rest[1:]
+        return [*special.get("entrypoint", "").split(), *rest[1:]]
 
     # -- what they start ---------------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ class Draft:
             self.left.append((word, why))
 
 
-def render_draft(draft: Draft, targets: Collection[str] = ()) -> str:
-    """The text of the job file, which runs on that of the ``targets`` whose section it has.
+def render_draft(draft: Draft, targets: Collection[str] = (), name: str = "job.yaml") -> str:
+    """The text of the job file ``name``, for that of the ``targets`` whose section it has.
 
     Raises ``InputError`` where nothing says what to run.
     """
@@ -75,7 +75,7 @@ def render_draft(draft: Draft, targets: Collection[str] = ()) -> str:
             if not _drop(draft, error):
                 raise
             continue
-        return "\n".join((*_header(draft, targets), text, ""))
+        return "\n".join((*_header(draft, targets, name), text, ""))
     raise InputError(
         f"{draft.source}: nothing of it fits a job file", "write one: docs/job-file.md"
     )
@@ -97,10 +97,10 @@ def _drop(draft: Draft, error: FileError) -> bool:
     return len(draft.keys) < before
 
 
-def _header(draft: Draft, targets: Collection[str]) -> Iterable[str]:
+def _header(draft: Draft, targets: Collection[str], name: str) -> Iterable[str]:
     sections = [key.partition(".")[0] for key in draft.keys]
     on = [("--on", one) for one in sections if one in targets][:1]
-    run = typed.command("run", "job.yaml", *(on[0] if on else ()), *draft.options)
+    run = typed.command("run", name, *(on[0] if on else ()), *draft.options)
     yield f"# From {draft.source}. Run it: {run}"
     if draft.left:
         yield "#"
