@@ -120,9 +120,9 @@ def why_not(host: Host, found: HostReport, job: JobSpec) -> str:
         if not found.python:
             return f"has no {host.python or job.hosts.python or 'python3'}: set python: for it"
         if not found.torch_version:
-            return f"{found.python} has no torch: set python: for it, or runtime: docker"
+            return f"{found.python} has no torch: name one that has, --set hosts.python=PATH"
     elif not found.docker:
-        return "has no Docker engine that answers: docker version there says why"
+        return "no Docker engine answers: docker version there; or --set hosts.runtime=python"
     if job.resources.rdma and not found.has_rdma:
         return (
             "has no RDMA device (/dev/infiniband/uverbs*), and resources.rdma is set: modprobe "
