@@ -238,22 +238,22 @@ def _call(words: Sequence[str], root: Path) -> tuple[int, str, str]:
     # -P: a folder `yaml` or `launcher` of the caller's is not what is meant.
     python = (sys.executable, "-P", "-c", COMMAND_LINE, str(Path(__file__).parents[2]))
     command = Conversation((*python, *words))
-    run_id = b""
+    lines: list[bytes] = []
     try:
-        # Ended by the command line, which tells the run's name or ends.
-        run_id = command.stdout.readline()
-        command.stdout.read()
+        # Ended by the command line, which tells the run's name or ends. In one call, because an
+        # interrupt after the line was read and before it is kept would lose the run.
+        lines.extend(command.stdout)
     except BaseException:
         command.interrupt()
         with command.limit(INTERRUPT_LIMIT_S):
             # Ended by INTERRUPT_LIMIT_S, after which the command is killed.
-            run_id = run_id or command.stdout.readline()
+            lines.extend(command.stdout)
         command.end()
-        if run_id:  # It was told after the last moment in which the command line ends the run.
-            request_stop(RunFolder(root / run_id.decode().strip()), keep=False)
+        if lines:  # It was told after the last moment in which the command line ends the run.
+            request_stop(RunFolder(root / lines[0].decode().strip()), keep=False)
         raise
     code, said = command.end()
-    return code, run_id.decode(), said
+    return code, lines[0].decode() if lines else "", said
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
