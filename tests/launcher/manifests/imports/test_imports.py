@@ -104,6 +104,7 @@ def test_the_command_takes_a_line_a_file_or_stdin_and_overwrites_nothing(tmp_pat
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.5"
 
 
+@pytest.mark.slow  # starts plain torchrun; each input is parsed as a job file in every CI
 def test_what_was_imported_trains_as_the_original(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     (tmp_path / "train.py").write_text(LOSSES)
