@@ -26,7 +26,8 @@ def read_named_run(run: RunFolder) -> Evidence:
     nodes = {index: f"{state}: {said}" for (index, _), (state, said) in states.items() if said}
     looks: dict[int, Path] | None = None
     if state in GOES_ON and plan.agent is not None:
-        with contextlib.suppress(LauncherError):  # what the folder tells is told all the same
+        # Of a run of another user, or a silent target, what the folder tells is told all the same.
+        with contextlib.suppress(LauncherError, OSError):
             looks, _ = look_at_nodes(run, plan, SystemClock())
     return read_run(run, outcome, state, nodes, looks)
 
