@@ -1,14 +1,22 @@
-"""Pages of the reference that are made whole: commands, exit codes, rules, decisions."""
+"""Pages of the reference that are made whole: commands, exit codes, rules, options
+of strategies, decisions."""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import dataclasses
+import inspect
+import itertools
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fabric_train.strategies import INSTEAD, STRATEGIES
 from launcher.commands.cli import _parser
 from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import (
@@ -172,6 +180,51 @@ def _cell(text: Any) -> str:
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+def strategies_page() -> str:
+    """docs/strategies-options.md, from the docstrings of strategies and of their fields."""
+    parts = [
+        f"# Options of each strategy\n\n{GENERATED}\nWhich to choose: [strategies](strategies.md).",
+        "## Each strategy",
+    ]
+    for name, place in STRATEGIES.items():
+        module, _, kind = place.partition(":")
+        strategy = getattr(import_module(f"fabric_train.strategies.{module}"), kind)
+        told = {k: v for parent in strategy.__mro__[-2::-1] for k, v in _told(parent).items()}
+        rows = [
+            f"| `{field.name}` | {_default(field.default)} | {_cell(told[field.name])} |"
+            for field in dataclasses.fields(strategy)
+        ]
+        parts.append(f"### `{name}`\n\n{inspect.cleandoc(strategy.__doc__)}")
+        if rows:
+            parts.append("\n".join(["| option | default | |", "|---|---|---|", *rows]))
+    rows = [f"| `{name}` | {why} | {fix} |" for name, (why, fix) in INSTEAD.items()]
+    parts.append(
+        "## Names of other programs\n\n`--strategy` refuses them, with what to write instead."
+    )
+    parts.append("\n".join(["| name | why | instead |", "|---|---|---|", *rows]))
+    return re.sub(r"(?<!`)``(?!`)", "`", "\n\n".join(parts)) + "\n"
+
+
+def _told(kind: type) -> dict[str, str]:
+    """The docstrings below the fields of a class, by the field's name."""
+    (tree,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: told.value.value
+        for field, told in itertools.pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(told, ast.Expr)
+        and isinstance(told.value, ast.Constant)
+    }
+
+
+def _default(value: Any) -> str:
+    if value == "":
+        return "(empty)"
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
 def decisions_page(folder: Path) -> str:
     """docs/decisions/README.md, from the records' first lines."""
     rows = []
@@ -188,5 +241,6 @@ def generated_pages(docs: Path) -> dict[Path, str]:
         docs / "commands.md": commands_page(),
         docs / "exit-codes.md": exit_codes_page(),
         docs / "rules.md": rules_page(),
+        docs / "strategies-options.md": strategies_page(),
         docs / "decisions/README.md": decisions_page(docs / "decisions"),
     }

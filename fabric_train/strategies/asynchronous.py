@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Asynchronous(Replicas):
-    """Averages weights beside the training, and never waits for it between checkpoints."""
+    """Each process trains weights of its own; an average runs in the background and is added when
+    it has arrived. Two runs never give the same weights.
+    """
 
     name: ClassVar[str] = "bagua:async"
 

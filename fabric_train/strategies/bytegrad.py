@@ -19,7 +19,7 @@ from fabric_train.strategies.hooked import HookedDdp
 
 @dataclass
 class ByteGrad(HookedDdp):
-    """Sends gradients in 8 bits to the rank that averages them, and the mean back."""
+    """DDP whose gradients travel in 8 bits, with a scale for each 512 of them."""
 
     name: ClassVar[str] = "bagua:bytegrad"
 

@@ -21,7 +21,9 @@ from fabric_train.strategies.strategy import Strategy
 
 @dataclass
 class Ddp(Strategy):
-    """Averages gradients while the backward pass of a rank's last micro-batch runs."""
+    """DistributedDataParallel: every process holds the model and takes its share of the batch.
+    The default.
+    """
 
     name: ClassVar[str] = "ddp"
     is_exact: ClassVar[bool] = True

@@ -41,7 +41,11 @@ Stage = Literal["training", "validation", "test"]
 
 @dataclass
 class Ddp2(Ddp):
-    """Computes the loss on the outputs of the whole node, on each of its processes."""
+    """Every process computes the loss on the outputs of the whole node, which it gathers;
+    gradients flow back through the gather. Contrastive and NCE losses need it; for losses that
+    treat samples one by one it equals ``ddp``. Subclass ``Ddp2`` to change what the loss sees:
+    ``training_step_end``, ``validation_step_end``, ``test_step_end``.
+    """
 
     name: ClassVar[str] = "ddp2"
     equal_rounds: ClassVar[bool] = True

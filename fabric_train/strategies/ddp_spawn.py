@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class DdpSpawn(Ddp):
-    """DDP in new processes."""
+    """``ddp`` in new interpreters (3 s each) that the program itself starts, on one node, also by
+    ``fabric_train.launch_processes`` in a script or notebook. A lost process ends the
+    training. Refused under the launcher and torchrun.
+    """
 
     name: ClassVar[str] = "ddp_spawn"
     start_method: ClassVar[Literal["spawn", "fork"]] = "spawn"
@@ -76,7 +79,7 @@ class DdpSpawn(Ddp):
 
 @dataclass
 class DdpFork(DdpSpawn):
-    """DDP in copies of this process."""
+    """As ``ddp_spawn``, in copies of this process (0.1 s), as long as CUDA is not in use there."""
 
     name: ClassVar[str] = "ddp_fork"
     start_method: ClassVar[Literal["spawn", "fork"]] = "fork"
@@ -84,6 +87,6 @@ class DdpFork(DdpSpawn):
 
 @dataclass
 class DdpNotebook(DdpFork):
-    """DDP in copies of a notebook's process."""
+    """As ``ddp_fork``, in a notebook."""
 
     name: ClassVar[str] = "ddp_notebook"

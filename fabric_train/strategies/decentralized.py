@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Decentralized(Replicas):
-    """Averages weights with peers before each step, beside the forward and backward pass."""
+    """Each process trains weights of its own, and averages them with others' before each step,
+    while gradients are computed.
+    """
 
     name: ClassVar[str] = "bagua:decentralized"
 
@@ -72,7 +74,7 @@ class Decentralized(Replicas):
 
 @dataclass
 class LowPrecisionDecentralized(Replicas):
-    """Sends two neighbours the change of its weights after each step, in 8 bits."""
+    """Each process sends two neighbours the change of its weights after each step, in 8 bits."""
 
     name: ClassVar[str] = "bagua:low_precision_decentralized"
 

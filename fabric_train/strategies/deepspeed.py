@@ -57,7 +57,9 @@ BUCKET_ELEMENTS = 2**25
 
 @dataclass
 class DeepSpeed(Strategy):
-    """Gives the model and the program's optimizer to DeepSpeed's engine.
+    """DeepSpeed's ZeRO, where the package is installed (tried with 0.19.8): every process holds
+    all weights, and a part of the optimizer's state and gradients. For ZeRO-3 take ``fsdp``.
+    Weights that are not float32 are refused. DeepSpeed's own checkpoints are not written.
 
     ``optimizer`` has the whole model's parameters, and a state only while it is saved or loaded.
     """

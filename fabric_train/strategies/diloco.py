@@ -42,7 +42,9 @@ ANCHOR, VELOCITY = "anchor.", "velocity."
 
 @dataclass
 class Diloco(LocalSgd):
-    """Makes an outer step after every ``every`` local steps."""
+    """As ``local_sgd``, but what the processes have moved by is the gradient of an outer
+    optimizer, SGD with Nesterov's momentum (Douillard et al. 2023).
+    """
 
     name: ClassVar[str] = "diloco"
 
@@ -53,7 +55,7 @@ class Diloco(LocalSgd):
     outer_lr: float = 0.7
     """Learning rate of the outer optimizer."""
     outer_momentum: float = 0.9
-    """Nesterov's momentum of the outer optimizer."""
+    """Its Nesterov momentum; with 0, and ``outer_lr`` 1, it is ``local_sgd``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Dp(Strategy):
-    """Splits each batch over all GPUs that this process sees."""
+    """torch's DataParallel: one process splits each batch over the GPUs of its node. ``ddp`` does
+    the same faster. Several processes, and CPUs, are refused. No test has run it on several
+    GPUs.
+    """
 
     name: ClassVar[str] = "dp"
 

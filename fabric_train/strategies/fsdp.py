@@ -60,7 +60,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Fsdp(Strategy):
-    """Cuts the model over all processes. One process without a process group holds all of it."""
+    """Fully sharded data parallel (FSDP2, ``fully_shard``), on GPUs and CPUs: each process holds
+    a part of every weight, gradient and moment. A unit's weights are gathered before its
+    forward and its backward pass (with ``--precision bf16-mixed`` in bfloat16). Refused:
+    weights without a dimension, weights of several types in one unit.
+    """
 
     name: ClassVar[str] = "fsdp"
     is_sharded: ClassVar[bool] = True

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class FsdpTp(Fsdp):
-    """Splits linear layers over neighbouring processes, and cuts all weights across these."""
+    """Both: ``tensor_size`` neighbours split the linear layers, and across these groups ``fsdp``
+    cuts every weight once more. ``span`` ``node`` is refused.
+    """
 
     name: ClassVar[str] = "fsdp+tp"
     can_resize: ClassVar[bool] = False

@@ -13,6 +13,6 @@ from fabric_train.strategies.ddp import Ddp
 
 @dataclass
 class GradientAllreduce(Ddp):
-    """DDP under Bagua's name."""
+    """The same as ``ddp``, under Bagua's name."""
 
     name: ClassVar[str] = "bagua:gradient_allreduce"

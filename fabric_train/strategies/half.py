@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Fp16(HookedDdp):
-    """Sends gradients as float16."""
+    """DDP whose gradients travel in 16 bits; it loses what is below 6e-8 and overflows above
+    65504.
+    """
 
     name: ClassVar[str] = "fp16"
 
@@ -37,7 +39,9 @@ class Fp16(HookedDdp):
 
 @dataclass
 class Bf16(HookedDdp):
-    """Sends gradients as bfloat16, over NCCL only."""
+    """As ``fp16``, in bfloat16: the range of 32 bits and three decimal digits. It needs NCCL, and
+    is refused on CPUs.
+    """
 
     name: ClassVar[str] = "bf16"
 

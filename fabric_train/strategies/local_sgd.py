@@ -54,7 +54,9 @@ WEIGHT, STATISTIC, MOMENT = "weight.", "statistic.", "moment."
 
 @dataclass
 class LocalSgd(Strategy):
-    """Averages weights after every ``every`` local steps."""
+    """Each process makes ``every`` steps alone, then all weights become their mean (Stich 2019;
+    with a warm-up Lin et al. 2018). Moments stay each process' own.
+    """
 
     name: ClassVar[str] = "local_sgd"
     has_rows: ClassVar[bool] = True

@@ -40,7 +40,9 @@ Placement = Mapping[str, torch.device]
 
 @dataclass
 class ModelParallel(Strategy):
-    """Layers on several devices of this process."""
+    """One process places layers on several devices, which take turns: ``pipeline`` and ``fsdp``
+    keep all of them busy.
+    """
 
     name: ClassVar[str] = "model_parallel"
     places_model: ClassVar[bool] = True

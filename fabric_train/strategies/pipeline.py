@@ -39,14 +39,26 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pipeline(Strategy):
-    """Cuts the model into stages on neighbouring processes, which take the same samples."""
+    """Each of ``pipeline_size`` neighbours holds some layers (``torch.distributed.pipelining``).
+    With P processes, M micro-batches and v stages in each, a process is idle for (P - 1) / (v
+    M + P - 1) of the time. Any ``nn.Sequential`` can be cut; another model says in what order
+    its members are called:
+
+    ```python
+    model.pipeline_plan = {"embed": ("characters",), "blocks": (), "to_logits": ("norm",)}
+    ```
+
+    BatchNorm is refused. In a loop of your own call ``run_step``: no process can run the whole
+    model's backward pass.
+    """
 
     name: ClassVar[str] = "pipeline"
     can_resize: ClassVar[bool] = False
     is_sharded: ClassVar[bool] = True
 
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
-    """In which order forward and backward passes run."""
+    """`gpipe` keeps the activations of all micro-batches, `1f1b` of at most P, `interleaved_1f1b`
+    needs several stages in a process and idles less."""
     microbatches: int = 0
     """Equal parts that a pipeline's batch is cut into; 0 for two of each process."""
     stages_per_rank: int = 0

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class PowerSgd(HookedDdp):
-    """Sends low-rank gradients, and adds what they left out to the next ones."""
+    """DDP whose gradient matrices are sent as the product of two thin ones, with what they left
+    out added to the next step's (Vogels et al. 2019). The errors are in checkpoints.
+    """
 
     name: ClassVar[str] = "powersgd"
     has_rows: ClassVar[bool] = True

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class QAdam(Strategy):
-    """Sends the momentum of an Adam or AdamW instead of gradients, after a warm-up."""
+    """Adam or AdamW whose momentum is sent in 8 bits or 1 instead of the gradients; the variance
+    is frozen after a warm-up. Another optimizer is refused. With ``bits 1`` it is 1-bit Adam.
+    """
 
     name: ClassVar[str] = "bagua:qadam"
     has_rows: ClassVar[bool] = True
@@ -41,7 +43,7 @@ class QAdam(Strategy):
     warmup_steps: int = 100
     """Steps of plain Adam before its variance is frozen; a fifth of the training is usual."""
     bits: Literal[8, 1] = 8
-    """Bits of each sent element."""
+    """8, or 1: then it is 1-bit Adam."""
     error_feedback: bool = True
     """Add what a code left out to the next one; Bagua does without, 1 bit cannot."""
 

@@ -43,7 +43,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Tp(Strategy):
-    """Splits linear layers over neighbouring processes, which take the same samples."""
+    """Tensor parallel: ``tensor_size`` neighbours split the linear layers and take the same
+    samples. Keep it within a node. A model says which layers are split:
+
+    ```python
+    model.tensor_plan = {"*.query": "column", "*.up": "column", "*.down": "row"}
+    ```
+
+    A model without a plan, and widths that do not divide, are refused. With dropout inside of
+    a split layer the result is not that of one process.
+    """
 
     name: ClassVar[str] = "tp"
     can_resize: ClassVar[bool] = False

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Xla(Strategy):
-    """One process on torch_xla's device."""
+    """One process on one XLA device, such as a TPU core, where ``torch_xla`` is installed; else
+    an error says how. It has never run on a TPU.
+    """
 
     name: ClassVar[str] = "xla"
     places_model: ClassVar[bool] = True

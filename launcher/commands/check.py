@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 
 from launcher.contract.errors import ExitCode
-from launcher.manifests.check import MAX_FILE_BYTES, STDIN_NAME, check_manifests, render_checked
+from launcher.manifests.check import (
+    MAX_FILE_BYTES,
+    STDIN_NAME,
+    check_manifests,
+    render_checked,
+    script_of_job,
+)
 from launcher.yamlfile.source import decode_text, read_text
 
 STDIN = "-"
@@ -18,7 +25,9 @@ def check(arguments: argparse.Namespace) -> int:
 
     def read(file: str) -> tuple[str, str]:
         if file != STDIN:
-            return file, read_text(file, MAX_FILE_BYTES)
+            text = read_text(file, MAX_FILE_BYTES)
+            script = script_of_job(text, file)
+            return (script, read_text(script)) if os.path.isfile(script) else (file, text)
         raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         return STDIN_NAME, decode_text(raw, STDIN_NAME, MAX_FILE_BYTES)
 

@@ -27,7 +27,7 @@ MAY_BE_EMPTY = ("include", "exclude")
 POSITIONAL = ("job", "run")
 EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
 130 interrupted, 137 a node was lost, 143 stopped, 198 a disk is full. A script or module that is
-not there is bad input. A worker that ends with code 2 also gives 2. Docs: docs/job-file.md"""
+not there is bad input. A worker that ends with code 2 also gives 2. Docs: launcher docs"""
 
 
 class TellVersion(argparse.Action):

@@ -25,13 +25,13 @@ launcher node train.py, mpiexec -ppn 1 launcher node train.py. Each process find
 environment which node it is, and how many there are. Under any other starter set
 LAUNCHER_NODE_INDEX to 0, 1, ... on the nodes, with the same --nnodes and --run-id on all. All nodes
 must see the folder of the runs. The exit code is that of the node's agent.
-docs/inside-an-allocation.md"""
+launcher docs inside-an-allocation"""
 OF_WHY = """RUN may also be a folder, such as a part of a run's or torchrun's --log-dir, or one
 log; - is stdin: torchrun ... 2>&1 | tee log | launcher why -. It reads long logs from both ends,
-and says what it did not read. docs/runbook.md has a section for each cause."""
+and says what it did not read. launcher docs CAUSE tells of each cause."""
 OF_IMPORT = """Launch lines are those of torchrun, accelerate, deepspeed, horovodrun, mpirun, srun
 and docker run; files are batch scripts, PyTorchJobs, TrainJobs, what accelerate config wrote, and
-hostfiles. Words without a place in a job file are named at its top. docs/import.md"""
+hostfiles. Words without a place in a job file are named at its top. launcher docs import"""
 OF_BUILD = """The tag goes to stdout, all else to stderr. The requirements are those beside the
 script, or at the top of its repository: requirements.txt, else pyproject.toml. A torch that the
 base holds stays as it is."""
@@ -256,7 +256,7 @@ def _add_to_stacks(stacks: ArgumentParser) -> None:
     add_run(stacks)
     stacks.epilog = (
         "Ranks that stand at the same place are one group; what is wrong between their collectives"
-        " comes first. The run goes on as before. docs/hangs.md tells what a container needs."
+        " comes first. The run goes on as before. launcher docs hangs tells what a container needs."
     )
     stacks.add_argument("--rank", type=natural, metavar="R", help="of one rank only")
     stacks.add_argument(
@@ -324,7 +324,8 @@ def _add_to_check(check: ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="training scripts, batch scripts, or manifests that are applied together; - is stdin",
+        help="training scripts, a job file for its script, batch scripts, or manifests that are "
+        "applied together; - is stdin",
     )
     check.add_argument("--json", action="store_true")
 
@@ -427,6 +428,12 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "play:play",
         "run a PyTorchJob's manifest in local containers, as the training operator would",
         _add_to_play,
+    ),
+    (
+        "docs",
+        "docs:docs",
+        "print a page of the documentation, or a section of one, such as a cause of why",
+        lambda parser: parser.add_argument("page", metavar="NAME", nargs="?", help="none: a list"),
     ),
     ("schema", "schema:schema", "print the job file's JSON Schema", lambda parser: None),
     (

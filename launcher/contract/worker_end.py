@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from launcher.contract.errors import ExitCode, name_ending
@@ -25,6 +25,7 @@ LEFT_EARLY = "left-early"
 """Cause of a worker that ended with exit code 0 while others still needed it."""
 LINE_CHARACTERS = 500
 """Of a line that a worker wrote, in what is told of its end."""
+_WARNING = re.compile(r"\w*Warning: ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 REPR_CHARACTERS = 200
 """Of an exception, in what a Python shell shows of a failure unasked."""
@@ -76,8 +77,7 @@ class WorkerEnd:
     def last_words(self) -> str:
         """The last line of its log; empty if that is its stdout, where no reason is told."""
         is_output = self.log.endswith(f"/{STDOUT_FILE}")
-        lines = () if is_output else reversed(self.log_tail)
-        return next((line for line in lines if line.strip()), "")
+        return "" if is_output else last_of(self.log_tail)
 
     @property
     def is_collateral(self) -> bool:
@@ -88,6 +88,16 @@ class WorkerEnd:
     def has_left(self) -> bool:
         """Whether it says itself that it was asked to leave."""
         return self.exit_code in _LEFT
+
+
+def last_of(lines: Sequence[str]) -> str:
+    """The last line that is neither blank nor of a warning, which Python shows with its source."""
+    told, last = "", ""
+    for line in lines:
+        if not (_WARNING.search(line) or (_WARNING.search(told) and line[:1] == " ")):
+            last = line if line.strip() else last
+        told = line
+    return last
 
 
 def show_line(text: str) -> str:

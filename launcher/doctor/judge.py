@@ -80,15 +80,20 @@ def judge_nodes(nodes: Nodes) -> Iterator[Finding]:
     yield from judge_equal_gpus(nodes)
 
 
-def judge_environment(facts: NodeAnswer, where: str) -> Iterator[Finding]:
-    """What each container has for itself: versions, limits, folders."""
+def judge_environment(
+    facts: NodeAnswer, where: str, python: str = "an image or a Python that has it"
+) -> Iterator[Finding]:
+    """What each container has for itself: versions, limits, folders.
+
+    ``python`` says how another Python is named.
+    """
     check = "python, torch"
     if facts.torch:
         cuda = f", CUDA {facts.cuda}" if facts.cuda else ""
         nccl = f", NCCL {facts.nccl}" if facts.nccl else ""
         yield ok(check, where, f"Python {facts.python}, torch {facts.torch}{cuda}{nccl}")
     else:
-        fix = "install torch there, or name another Python: python: of the host, or an image"
+        fix = f"install torch there, or {python}"
         yield failed(check, where, f"Python {facts.python} has no torch", fix)
     yield from _judge_folder(facts, where)
     yield from _judge_memory(facts, where)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from launcher.contract import typed
 from launcher.contract.errors import InputError
+from launcher.job.file import parse_job
 from launcher.manifests.batch.check import check_batch_script
 from launcher.manifests.batch.script import is_batch_script
 from launcher.manifests.checks.jobs import check_job, check_jobset, check_runtime, check_trainjob
@@ -104,6 +106,14 @@ def check_manifests(texts: Iterable[tuple[str, str]]) -> Checked:
         scripts=scripts,
         trainings=trainings,
     )
+
+
+def script_of_job(text: str, file: str) -> str:
+    """The script that a job file names, as it is written there; empty for any other text."""
+    if "command" in text and not ("apiVersion" in text or file.endswith(".py")):
+        with contextlib.suppress(FileError):
+            return parse_job(text, file).command[0]
+    return ""
 
 
 def _refuse_job(objects: Iterable[Value], file: str) -> None:

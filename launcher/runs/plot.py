@@ -24,7 +24,7 @@ def write_plot(run_id: str, goodput: Goodput | None, path: Path) -> None:
     if goodput is None:
         raise InputError(
             f"run {run_id} has no training ledger, so there is nothing to draw",
-            "leave --png out; how a script writes a ledger: docs/checkpoints.md#goodput",
+            "leave --png out; how a script writes a ledger: launcher docs goodput",
         )
     try:
         import matplotlib

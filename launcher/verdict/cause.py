@@ -1,6 +1,6 @@
 """The causes that a verdict may name, the Reason that each stands for, and what helps.
 
-Each has a section in docs/runbook.md, whose anchor is the cause's own text.
+Each has a section in docs/runbook.md or runbook-nodes.md, whose anchor is the cause's own text.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class FailureCause(enum.StrEnum):
 
     @property
     def section(self) -> str:
-        """Where the runbook tells of it."""
-        return f"docs/runbook.md#{self}"
+        """The command that prints what the runbook tells of it."""
+        return f"launcher docs {self}"
 
 
 _FOLLOWS = """

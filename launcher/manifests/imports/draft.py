@@ -77,7 +77,7 @@ def render_draft(draft: Draft, targets: Collection[str] = (), name: str = "job.y
             continue
         return "\n".join((*_header(draft, targets, name), text, ""))
     raise InputError(
-        f"{draft.source}: nothing of it fits a job file", "write one: docs/job-file.md"
+        f"{draft.source}: nothing of it fits a job file", "write one: launcher docs job-file"
     )
 
 

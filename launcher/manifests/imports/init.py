@@ -49,7 +49,7 @@ def render_job(command: Sequence[str], text: str, beside: Collection[str]) -> st
 
 def _lines(command: list[str], script: ScriptTree, beside: Collection[str]) -> Iterator[str]:
     packages = {name.partition(".")[0] for name in script.imports.values()}
-    yield "# Every key, with what it accepts: docs/job-file.md"
+    yield "# Every key, with what it accepts: launcher docs job-file"
     yield ""
     yield f"name: {name_of(tuple(command))}"
     if options := list(_options(script)):
@@ -108,5 +108,5 @@ def _restarts(script: ScriptTree) -> Iterator[str]:
         yield "max_restarts: 3"
     else:
         yield "# A restart begins at the first step: no checkpoint is read here."
-        yield "# (docs/checkpoints.md, docs/trainers.md)"
+        yield "# (launcher docs checkpoints, launcher docs trainers)"
         yield "max_restarts: 0"

@@ -18,7 +18,6 @@ NOWHERE = "no key of a job file says this"
 
 LEFT = "!"
 """Begins the reason why an option is left out, in the place of its key."""
-ENV = "env."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,28 +34,37 @@ class Program:
     short: Mapping[str, str] = field(default_factory=dict)
 
 
-def _left(why: str, *names: str) -> dict[str, str]:
-    return dict.fromkeys(names, LEFT + why)
+def _left(why: str, names: str) -> dict[str, str]:
+    """Options that have no key."""
+    return dict.fromkeys(names.split(), LEFT + why)
+
+
+def _named(names: str, prefix: str = "") -> dict[str, str]:
+    """Options whose keys are called as they are, behind a prefix."""
+    upper = prefix.startswith("env.")
+    keys = {name: name.replace("-", "_") for name in names.split()}
+    return {name: prefix + (key.upper() if upper else key) for name, key in keys.items()}
+
+
+def _flags(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
 _MEETING = _left(
     MEETING,
-    *("rdzv-backend", "rdzv-endpoint", "rdzv-id", "standalone", "master-addr", "master-port"),
-    *("is-host", "local-addr", "rdzv-port"),
+    "rdzv-backend rdzv-endpoint rdzv-id standalone master-addr master-port is-host local-addr "
+    "rdzv-port",
 )
 TORCHRUN = Program(
     keys={
-        "nnodes": "nnodes",
-        "nproc-per-node": "nproc_per_node",
-        "max-restarts": "max_restarts",
-        "rdzv-conf": "=rdzv_conf",
-        "module": "=module",
+        **_named("nnodes nproc-per-node max-restarts"),
+        **_named("rdzv-conf module", "="),
         **_MEETING,
         **_left(RANK, "node-rank"),
-        **_left(OUTPUT, *("log-dir", "redirects", "tee", "local-ranks-filter", "logs-specs")),
-        **_left(STARTS, *("no-python", "run-path", "use-env", "start-method", "monitor-interval")),
+        **_left(OUTPUT, "log-dir redirects tee local-ranks-filter logs-specs"),
+        **_left(STARTS, "no-python run-path use-env start-method monitor-interval"),
     },
-    flags=frozenset(("standalone", "no-python", "module", "run-path", "use-env")),
+    flags=_flags("standalone no-python module run-path use-env"),
     short={"m": "module", "r": "redirects", "t": "tee"},
 )
 HOROVODRUN = Program(
@@ -68,38 +76,32 @@ HOROVODRUN = Program(
         "max-np": "=most",
         "reset-limit": "max_restarts",
         "network-interfaces": "env.NCCL_SOCKET_IFNAME",
-        **_left(MEETING, "ssh-port", "start-timeout", "gloo", "mpi", "check-build"),
-        **_left(OUTPUT, "output-filename", "verbose"),
+        **_left(MEETING, "ssh-port start-timeout gloo mpi check-build"),
+        **_left(OUTPUT, "output-filename verbose"),
     },
-    flags=frozenset(("gloo", "mpi", "verbose", "check-build", "disable-cache")),
+    flags=_flags("gloo mpi verbose check-build disable-cache"),
     short={"np": "num-proc", "H": "hosts", "p": "ssh-port"},
-)
-_BINDING = _left(
-    "the launcher binds processes no other than torchrun does",
-    *("bind-to", "map-by", "rank-by", "report-bindings", "bind-to-none", "nooversubscribe"),
-    *("oversubscribe", "rankfile", "cpus-per-proc"),
 )
 MPIRUN = Program(
     keys={
         "n": "=processes",
         "host": "=machines",
         "hostfile": "hosts.inventory",
-        "npernode": "nproc_per_node",
-        "ppn": "nproc_per_node",
-        "x": "=forwarded",
+        **dict.fromkeys(("npernode", "ppn"), "nproc_per_node"),
+        **dict.fromkeys(("x", "genv", "env"), "=forwarded"),
         "wdir": "workdir",
-        **_left(MEETING, "mca", "prtemca", "pmixmca", "prefix", "launcher", "iface"),
-        **_left(OUTPUT, "output-filename", "tag-output", "prepend-rank", "timestamp-output"),
+        **_left(MEETING, "mca prtemca pmixmca prefix launcher iface"),
+        **_left(OUTPUT, "output-filename tag-output prepend-rank timestamp-output"),
         **_left(STARTS, "allow-run-as-root"),
-        **_BINDING,
-        "genv": "=forwarded",
-        "env": "=forwarded",
+        **_left(
+            "the launcher binds processes no other than torchrun does",
+            "bind-to map-by rank-by report-bindings bind-to-none nooversubscribe oversubscribe "
+            "rankfile cpus-per-proc",
+        ),
     },
-    flags=frozenset(
-        (
-            *("allow-run-as-root", "report-bindings", "oversubscribe", "nooversubscribe"),
-            *("tag-output", "prepend-rank", "timestamp-output", "v", "verbose"),
-        )
+    flags=_flags(
+        "allow-run-as-root report-bindings oversubscribe nooversubscribe tag-output prepend-rank "
+        "timestamp-output v verbose"
     ),
     short={"np": "n", "c": "n", "H": "host", "hosts": "host", "f": "hostfile",
            "machinefile": "hostfile", "N": "npernode", "perhost": "ppn", "wd": "wdir"},
@@ -109,15 +111,14 @@ DEEPSPEED = Program(
         "num-nodes": "nnodes",
         "num-gpus": "nproc_per_node",
         "hostfile": "hosts.inventory",
-        "include": "=include",
-        "module": "=module",
+        **_named("include module", "="),
         "exclude": LEFT + "launcher run --on hosts takes --exclude with host names",
         **_MEETING,
         **_left(RANK, "node-rank"),
-        **_left(STARTS, "launcher", "no-python", "no-local-rank", "force-multi", "no-ssh"),
+        **_left(STARTS, "launcher no-python no-local-rank force-multi no-ssh"),
         **_left(OUTPUT, "enable-each-rank-log"),
     },
-    flags=frozenset(("module", "no-python", "no-local-rank", "force-multi", "no-ssh")),
+    flags=_flags("module no-python no-local-rank force-multi no-ssh"),
     short={"H": "hostfile", "i": "include", "e": "exclude"},
 )
 ACCELERATE = Program(
@@ -126,55 +127,43 @@ ACCELERATE = Program(
         "num-machines": "nnodes",
         "config-file": "=accelerate_config",
         "module": "=module",
-        "mixed-precision": "env.ACCELERATE_MIXED_PRECISION",
-        "gradient-accumulation-steps": "env.ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-        "dynamo-backend": "env.ACCELERATE_DYNAMO_BACKEND",
-        "use-fsdp": "env.ACCELERATE_USE_FSDP",
-        "use-deepspeed": "env.ACCELERATE_USE_DEEPSPEED",
-        "deepspeed-config-file": "env.ACCELERATE_DEEPSPEED_CONFIG_FILE",
-        "zero-stage": "env.ACCELERATE_DEEPSPEED_ZERO_STAGE",
-        "use-cpu": "env.ACCELERATE_USE_CPU",
-        "num-cpu-threads-per-process": "env.OMP_NUM_THREADS",
-        "max-restarts": "max_restarts",
-        "debug": "env.ACCELERATE_DEBUG_MODE",
         "gpu-ids": "=devices",
+        "max-restarts": "max_restarts",
+        **_named(
+            "mixed-precision gradient-accumulation-steps dynamo-backend use-fsdp use-deepspeed "
+            "deepspeed-config-file use-cpu",
+            "env.ACCELERATE_",
+        ),
+        "zero-stage": "env.ACCELERATE_DEEPSPEED_ZERO_STAGE",
+        "num-cpu-threads-per-process": "env.OMP_NUM_THREADS",
+        "debug": "env.ACCELERATE_DEBUG_MODE",
         **_left(
             MEETING,
-            *("main-process-ip", "main-process-port", "main-process-addr", "rdzv-backend"),
-            *("rdzv-conf", "same-network", "compute-environment", "main-training-function"),
+            "main-process-ip main-process-port main-process-addr rdzv-backend rdzv-conf "
+            "same-network compute-environment main-training-function",
         ),
         **_left(RANK, "machine-rank"),
-        **_left(STARTS, "multi-gpu", "no-python", "distributed-type", "monitor-interval"),
-        **_left(OUTPUT, "log-dir", "tee", "quiet"),
+        **_left(STARTS, "multi-gpu no-python distributed-type monitor-interval"),
+        **_left(OUTPUT, "log-dir tee quiet"),
     },
-    flags=frozenset(
-        ("multi-gpu", "module", "no-python", "use-fsdp", "use-deepspeed", "use-cpu", "quiet",
-         "debug")
-    ),
+    flags=_flags("multi-gpu module no-python use-fsdp use-deepspeed use-cpu quiet debug"),
     short={"m": "module", "q": "quiet", "cpu": "use-cpu"},
-)  # fmt: skip
+)
 DOCKER = Program(
     keys={
-        "name": "name",
-        "gpus": "=gpus",
-        "entrypoint": "=entrypoint",
-        "shm-size": "resources.shm",
-        "memory": "resources.memory",
-        "cpus": "resources.cpus",
-        "volume": "=volume",
-        "mount": "=mount",
+        **_named("name workdir"),
+        **_named("gpus entrypoint volume mount label add-host", "="),
         "env": "=variable",
-        "workdir": "workdir",
+        "shm-size": "resources.shm",
+        **_named("memory cpus", "resources."),
         "runtime": "docker.runtime",
-        "label": "=label",
-        "add-host": "=add_host",
         "ipc": LEFT + "resources.shm is the size of /dev/shm; without the host's",
         "ulimit": LEFT + "resources.rdma: true lifts the limit of locked memory",
         "env-file": LEFT + "write its lines under env, and names of secrets under secrets",
         "network": LEFT + MEETING,
-        **_left(STARTS, "rm", "detach", "interactive", "tty", "init", "restart"),
+        **_left(STARTS, "rm detach interactive tty init restart"),
     },
-    flags=frozenset(("rm", "detach", "interactive", "tty", "init", "privileged", "read-only")),
+    flags=_flags("rm detach interactive tty init privileged read-only"),
     short={"v": "volume", "e": "env", "w": "workdir", "m": "memory", "d": "detach", "t": "tty",
            "i": "interactive", "l": "label", "net": "network", "u": "user", "p": "publish"},
 )  # fmt: skip
@@ -184,33 +173,23 @@ SBATCH = Program(
         "nodes": "nnodes",
         "ntasks-per-node": "=tasks_per_node",
         "ntasks": "=tasks",
-        "gpus-per-node": "slurm.gpus_per_node",
-        "gres": "slurm.gres",
-        "cpus-per-task": "slurm.cpus_per_task",
-        "mail-type": "=extra",
-        "mail-user": "=extra",
-        "comment": "=extra",
-        "nodelist": "=extra",
-        "licenses": "=extra",
         "container-image": "=pyxis",
         "container-mounts": "=container_mounts",
-        "chdir": LEFT + "the code's folder is the working folder: launcher run, in that folder",
         "gpus": "=all_gpus",
-        "mem-per-gpu": LEFT + "write slurm.mem, of each node",
-        "mem-per-cpu": LEFT + "write slurm.mem, of each node",
+        **dict.fromkeys(["mail-type", "mail-user", "comment", "nodelist", "licenses"], "=extra"),
+        **_named(
+            "gpus-per-node gres cpus-per-task partition account qos time constraint reservation "
+            "exclude mem exclusive requeue",
+            "slurm.",
+        ),
+        "chdir": LEFT + "the code's folder is the working folder: launcher run, in that folder",
+        **_left("write slurm.mem, of each node", "mem-per-gpu mem-per-cpu"),
         "signal": LEFT + "the launcher asks for the warning itself",
         "array": LEFT + "a launcher run for each element, or slurm.kind: array for elastic nodes",
-        **{
-            name: f"slurm.{name}"
-            for name in (
-                *("partition", "account", "qos", "time", "constraint", "reservation"),
-                *("exclude", "mem", "exclusive", "requeue"),
-            )
-        },
-        **_left(OUTPUT, "output", "error", "open-mode"),
-        **_left(STARTS, "kill-on-bad-exit", "no-kill", "wait", "label", "mpi", "unbuffered"),
+        **_left(OUTPUT, "output error open-mode"),
+        **_left(STARTS, "kill-on-bad-exit no-kill wait label mpi unbuffered"),
     },
-    flags=frozenset(("exclusive", "requeue", "no-requeue", "label", "no-kill", "unbuffered")),
+    flags=_flags("exclusive requeue no-requeue label no-kill unbuffered"),
     short={"J": "job-name", "N": "nodes", "n": "ntasks", "p": "partition", "A": "account",
            "t": "time", "c": "cpus-per-task", "C": "constraint", "o": "output", "e": "error",
            "x": "exclude", "w": "nodelist", "D": "chdir", "q": "qos", "G": "gpus", "a": "array",

@@ -118,7 +118,7 @@ def _explain(said: str, torch: str, *, has_wheels: bool) -> None:
         fail(f"{what}: {wanted[0].strip()}", fix)
     if refused := NOT_TRUSTED.findall(said):
         what = "pip does not trust the certificate of its index"
-        fix = "a base image that holds your CA's certificate (docs/build.md#behind-a-firewall)"
+        fix = "a base image that holds your CA's certificate (launcher docs behind-a-firewall)"
         fail(f"{what}: {refused[-1][:LINE]}", f"{fix}; or {WHEELS_FIX}")
     if broken := NO_INDEX.findall(said):
         reason = "".join(broken[-1])[:LINE]

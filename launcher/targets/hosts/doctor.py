@@ -33,6 +33,7 @@ from launcher.targets.hosts.survey import read_host
 from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.machine import PORTS
 
+OTHER_PYTHON = "--set hosts.python=PATH, or python: of that host in hosts.yaml"
 PAIR_LIMIT_S = 60.0
 PAIRS_AT_ONCE = 8
 PROBE_LIMIT_S = 40.0
@@ -112,12 +113,12 @@ def _judge_each(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding
         if not bare:
             yield from doctor_judge.judge_engine(answer)
         if answer.node is None:
-            fix = "python: of the host must name an interpreter (docs/hosts.md)"
+            fix = OTHER_PYTHON
             yield failed("python, torch", answer.host.name, answer.node_error, fix)
             continue
         # In containers Python and folders differ from the host's; the run of the probe checks them.
         if bare:
-            yield from judge.judge_environment(answer.node, answer.host.name)
+            yield from judge.judge_environment(answer.node, answer.host.name, OTHER_PYTHON)
         yield from judge.judge_machine(answer.node, answer.host.name)
     if not bare and answers:
         yield from doctor_judge.judge_images(answers, read_image(answers[0].found.image or ""))

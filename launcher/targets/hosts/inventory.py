@@ -63,7 +63,7 @@ def read_inventory_of(job: JobSpec, **filters: Any) -> Inventory:
     """The machines that a job file names. Raises ``InputError`` where it names none."""
     if job.hosts.inventory is None:
         raise InputError(
-            "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (docs/hosts.md)"
+            "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (launcher docs hosts)"
         )
     return read_inventory(job.hosts.inventory, **filters)
 

@@ -74,7 +74,7 @@ def _unreached(
     missing = ", ".join(hosts[i].name for i in (silent or others)[:4])
     return TargetError(
         f"{name}: {missing} cannot reach it at {listed}",
-        "open its TCP ports to the other hosts (docs/hosts.md), or set interface: for it",
+        "open its TCP ports to the other hosts (launcher docs hosts), or set interface: for it",
     )
 
 

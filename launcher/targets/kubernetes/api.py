@@ -461,7 +461,7 @@ def _api_error(error: Any, doing: str, cluster: Cluster, place: ObjectPlace | No
     is_unknown = not reason or "could not find the requested resource" in said
     if status == NOT_FOUND and place is not None and place.kind in OPERATORS and is_unknown:
         what = f"this cluster has no {place.kind} CRD, which {OPERATORS[place.kind]} brings"
-        hint = "--kind job needs no operator; docs/kubernetes.md says how to install one"
+        hint = "--kind job needs no operator; launcher docs kubernetes says how to install one"
         return ApiError(what, hint, status=status, is_kind_missing=True)
     what = f"the cluster of context {cluster.context} cannot {doing}: {said}"
     return ApiError(what, _hint(status, said, cluster), status=status)

@@ -30,6 +30,7 @@ from launcher.targets.slurm.starts import (
     read_jobs,
     read_queue,
     read_starts,
+    setup_words,
 )
 
 GONE_LOOKS = 2
@@ -270,7 +271,10 @@ def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) ->
     if not start.code:
         return Outcome(reason=Reason.COMPLETED)
     reason = reason_of_exit_code(start.code)
-    said = "" if any(run.incarnations()) else last_words(run, start)
+    if not any(run.incarnations()):
+        return Outcome(reason=reason, detail=last_words(run, start))
+    is_own = start.code < protocol.SIGNAL_CODES.start
+    said = setup_words(run, start) if is_own and SlurmSettings.of(run.read_plan()).setup else ""
     return Outcome(reason=reason, detail=said)
 
 

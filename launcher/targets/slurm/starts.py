@@ -14,6 +14,10 @@ from launcher.targets.slurm.settings import CLUSTER_FILE, JOBS_DIR
 
 _KEY = re.compile(r"(\d+)(?:_(\d+))?\.(\d+)\.(started|stop|ended|fault)")
 _JOB = re.compile(r"(\d+)\.job")
+OF_SLURM = re.compile(r"(srun|slurmstepd|sbatch|scontrol): ")
+"""Begins a line of Slurm itself in a job's log."""
+SETUP_LINES = 3
+"""How many of the last lines of ``slurm.setup`` are told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,3 +170,14 @@ def last_words(run: RunFolder, start: JobStart) -> str:
             if text:
                 return text.splitlines()[-1].strip()
     return ""
+
+
+def setup_words(run: RunFolder, start: JobStart) -> str:
+    """The last lines that ``slurm.setup`` printed, as where one of its lines has failed."""
+    log = run.path / JOBS_DIR / f"{start.name}.log"
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    own = [line.strip() for line in lines if line.strip() and not OF_SLURM.match(line)]
+    return f"{log.name} has: {'; '.join(own[-SETUP_LINES:])}" if own else ""

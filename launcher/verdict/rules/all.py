@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from launcher.contract.errors import name_ending
 from launcher.contract.reasons import Reason
-from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure
+from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure, last_of
 from launcher.verdict.cause import FOLLOWS, FailureCause
 from launcher.verdict.rules import cluster, collectives, gpu, memory_and_disk, network, script
 from launcher.verdict.rules.rule import LIKELY, ROOT, SIGN, SURE, Meaning
@@ -107,8 +107,8 @@ def judge_end(end: WorkerEnd) -> Meaning:
     )
     if "frame #" in end.exception:  # of C++, which says nothing
         line = replace(line, text=name_ending(end.exit_code))
-    if end.exit_code > 0 and end.exception == name_ending(end.exit_code) and end.log_tail:
-        line = replace(line, text=f"{end.exception}: {end.log_tail[-1].strip()}")
+    if end.exit_code > 0 and end.exception == name_ending(end.exit_code) and last_of(end.log_tail):
+        line = replace(line, text=f"{end.exception}: {last_of(end.log_tail).strip()}")
     # An exit code alone says little where its log was not read.
     # SIGABRT is how C++ ends a process, whatever the reason is.
     weight = LIKELY if end.log and end.exit_code != -6 else SIGN

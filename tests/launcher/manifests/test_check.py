@@ -398,3 +398,14 @@ def count_calls(number: int) -> int:
 def test_the_work_grows_with_the_number_of_manifests_and_not_with_its_square() -> None:
     count_calls(1)  # fills caches
     assert count_calls(80) / count_calls(20) == pytest.approx(4, rel=0.02)
+
+
+def test_of_a_job_file_the_script_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\nmodel = torch.nn.DataParallel(None)\n")
+    (tmp_path / "job.yaml").write_text("name: a\ncommand: [train.py]\n")
+    assert run_command(["check", "job.yaml"]) == run_command(["check", "train.py"])
+    of_job, of_script = capsys.readouterr().out.splitlines()[-1], "1 training script checked"
+    assert of_job.endswith(of_script)

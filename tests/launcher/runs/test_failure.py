@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.contract.worker_end import WorkerEnd
+from launcher.contract.worker_end import WorkerEnd, last_of
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import RunFolder
@@ -209,3 +209,9 @@ def test_an_empty_folder_gives_an_empty_report(
         "collateral": (),
         "console_tail": (),
     }
+
+
+def test_a_warning_is_not_the_last_line_that_matters() -> None:
+    numpy = "m.py:7: UserWarning: Failed to initialize NumPy: No module named 'numpy'"
+    assert last_of(["out of patience", numpy, "  cpu = _conversion()", ""]) == "out of patience"
+    assert last_of([numpy, "  cpu = _conversion()"]) == ""

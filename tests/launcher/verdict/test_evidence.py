@@ -253,7 +253,7 @@ def test_no_verdict_has_more_than_five_lines() -> None:
     text += REPORT.format(rank=1, code=1, signal="")
     shown = render_verdict(decide_verdict(read_stdin(io.BytesIO(text.encode()))))
     assert len(shown.splitlines()) == 5
-    assert "docs/runbook.md#script-error" in shown
+    assert "launcher docs script-error" in shown
 
 
 def test_a_fifo_in_a_folder_of_logs_is_not_waited_for(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_the_last_line_of_a_failed_run_is_its_verdict(launcher: Runner) -> None:
     launcher.write(ONE_RAISES, TWO)
     done = launcher(*LOCAL)
     told = "missing-file (certain), rank 1 on node 0, train.py:3; fix: name a path that every node"
-    told += " has, or mount it; docs/runbook.md#missing-file"
+    told += " has, or mount it; launcher docs missing-file"
     assert last_line(done.stderr).startswith(f"  why          {told}; ")
     assert launcher.outcome["verdict"] == told
     assert told in launcher("status").stdout
@@ -40,7 +40,7 @@ def test_why_tells_the_rank_that_failed_first_and_what_fell_with_it(launcher: Ru
     headline, where, fix, fell = launcher("why").stdout.splitlines()
     assert "missing-file, certain: FileNotFoundError: [Errno 2]" in headline
     assert where == "  where: rank 1 on node 0, train.py:3"
-    assert fix.endswith("docs/runbook.md#missing-file")
+    assert fix.endswith("launcher docs missing-file")
     assert fell == "  fell with it: rank 0"
     assert "rank-1/error.json:4: FileNotFoundError" in launcher("why", "--evidence").stdout
 
@@ -50,7 +50,7 @@ def test_a_killed_rank_is_likely_but_not_certainly_that(launcher: Runner) -> Non
     launcher(*LOCAL)
     told = json.loads(launcher("why", "--json").stdout)
     assert (told["cause"], told["certainty"], told["rank"]) == ("killed", "likely", 0)
-    assert told["runbook"] == "docs/runbook.md#killed"
+    assert told["runbook"] == "launcher docs killed"
 
 
 WAITS_FOR_A_LOCK = """\

@@ -58,5 +58,5 @@ def test_a_certificate_that_pip_does_not_trust_is_told_with_the_reason(
     error, fix = str(raised.value).splitlines()
     assert error.startswith("error: pip does not trust the certificate of its index: certificate")
     assert "self" in error
-    assert "docs/build.md#behind-a-firewall" in fix
+    assert "launcher docs behind-a-firewall" in fix
     assert "--wheelhouse" in fix

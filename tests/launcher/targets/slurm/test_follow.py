@@ -469,3 +469,14 @@ def test_slurm_is_told_once_for_each_requeue_to_start_what_it_holds_back(
     assert watch.error is None
     hastened = [] if is_refused else ["7_0.0", "7_1.0", "7_1.1"]
     assert [start.key for start in watch.hastened] == hastened
+
+
+def test_a_failed_run_tells_what_its_setup_printed_and_nothing_of_slurm(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    own = plan(nnodes=2, slurm={"setup": ["module load cuda"]})
+    (folder.run.path / "plan.json").write_text(own.to_json())
+    folder.write(j7_0_started="n1 n2", j7_0_ended="1 over")
+    (folder.run.path / "slurm/7.log").write_text("module: not found\nsrun: error: n1: task 0\n")
+    folder.node_ended(0, Reason.TRAINING_FAILED)
+    end = decide_end(folder.run, own, read_starts(folder.run), (), wanted_elements(folder.run, own))
+    assert end == Outcome(reason=Reason.TRAINING_FAILED, detail="7.log has: module: not found")

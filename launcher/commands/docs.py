@@ -1,0 +1,50 @@
+"""``docs``: a page of the documentation, or a section of one, which hints of messages name."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from launcher.contract import typed
+from launcher.contract.did_you_mean import closest
+from launcher.contract.errors import InputError
+
+PAGES = Path(__file__).parent / "pages"
+"""In a checkout a link to ``docs/``; a wheel holds the pages themselves."""
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+def docs(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The text of the page or section, or a list of all pages; the exit code."""
+    pages = {
+        path.relative_to(PAGES).with_suffix("").as_posix(): path.read_text("utf-8")
+        for path in sorted(PAGES.rglob("*.md"))
+    }
+    if arguments.page is None:
+        width = max(map(len, pages))
+        titles = (text.partition("\n")[0].lstrip("# ") for text in pages.values())
+        return "".join(f"{n:{width}}  {t}\n" for n, t in zip(pages, titles, strict=True)), 0
+    if arguments.page in pages:
+        return pages[arguments.page], 0
+    sections = {name: part for text in pages.values() for name, part in _sections(text)}
+    if arguments.page in sections:
+        return sections[arguments.page], 0
+    near = closest(arguments.page, [*pages, *sections])
+    fix = f"did you mean {near}? " if near else ""
+    raise InputError(
+        f"{arguments.page}: no such page or section", f"{fix}{typed.command('docs')} lists them"
+    )
+
+
+def _sections(page: str) -> list[tuple[str, str]]:
+    """Each section below the title, by its anchor, up to the next heading as high."""
+    found = []
+    text = re.sub(r"^```.*?^```$", lambda m: m[0].replace("\n#", "\n\0"), page, flags=re.M | re.S)
+    for heading in list(HEADING.finditer(text))[1:]:
+        depth = heading[0].index(" ")
+        anchor = re.sub(r"[^\w\s-]", "", heading[1].lower()).replace(" ", "-")
+        end = re.compile(rf"^#{{1,{depth}}} ", re.MULTILINE).search(text, heading.end())
+        part = text[heading.start() : end.start() if end else None]
+        found.append((anchor, part.replace("\0", "#").rstrip() + "\n"))
+    return found
