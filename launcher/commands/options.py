@@ -356,6 +356,10 @@ def _add_to_play(play: ArgumentParser) -> None:
     play.add_argument("--image", metavar="REF", help="instead of the manifest's image")
 
 
+def _add_to_docs(docs: ArgumentParser) -> None:
+    docs.add_argument("page", metavar="NAME", nargs="?", help="none: a list")
+
+
 def _add_to_completion(parser: ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
@@ -433,7 +437,7 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "docs",
         "docs:docs",
         "print a page of the documentation, or a section of one, such as a cause of why",
-        lambda parser: parser.add_argument("page", metavar="NAME", nargs="?", help="none: a list"),
+        _add_to_docs,
     ),
     ("schema", "schema:schema", "print the job file's JSON Schema", lambda parser: None),
     (
