@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
+from torch import nn
 from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -17,18 +19,24 @@ from fabric_train.continuity import Continuity
 from fabric_train.environment import read_environment
 from fabric_train.errors import InputError
 from fabric_train.ledger import Ledger
+from fabric_train.manifest import CheckpointManifest
+from fabric_train.precision import convert_model
 from fabric_train.preemption import ignore_sigterm
 from fabric_train.ranks import rank_zero_first
 from fabric_train.sampler import GlobalBatchSampler, fingerprint_tensors
 from fabric_train.saver import Saver
-from fabric_train.state import TrainState
+from fabric_train.state import TrainState, digest_weights
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Strategy, find_place
+from fabric_train.transfer import freeze, read_pretrained
 from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig, fingerprint
 from train.resume import plan_interval
 from train.schedule import Schedule, plan_batch_size, plan_schedule
 from train.workloads import WORKLOADS, Workload
+
+PRETRAINED_FILE = "pretrained.pt"
+"""Beside the checkpoints, which hold only what was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,13 @@ class Run:
     workload: Workload
     continuity: Continuity
     ledger: Ledger
+    is_frozen: bool = False
+    """Whether the pretrained weights stay as they are in this part of the training."""
+
+    @property
+    def lr_shares(self) -> tuple[float, float]:
+        """What the learning rate is multiplied by: for new weights, and for pretrained ones."""
+        return 1.0, self.config.unfreeze_lr / self.config.lr
 
     @property
     def leads(self) -> bool:
@@ -78,8 +93,9 @@ def build(
     ledger: Ledger,
     strategy: Strategy,
     virtual_shards: int,
+    earlier: CheckpointManifest | None = None,
 ) -> Run:
-    """Data and a new model, with the same weights on every rank."""
+    """Data and a new model, with the same weights on every rank; ``earlier`` will be loaded."""
     if config.reduction != "scaled":  # whose shards follow the world
         config = dataclasses.replace(config, virtual_shards=virtual_shards)
     fabric.seed_everything(config.seed, workers=True, verbose=False)
@@ -97,21 +113,35 @@ def build(
     )
     generator = torch.Generator()
     model = workload.build_model(config)
+    pretrained = load_pretrained(config, workload, model, saver)
+    is_frozen = bool(pretrained) and not is_unfrozen(config, earlier)
+    if is_frozen:
+        freeze(model, pretrained)
+    model = convert_model(model, config.precision)
     if config.compile:
         model.compile()  # in place, so that no name in a checkpoint changes
     _, optimizer = strategy.setup(
         model if strategy.places_model else fabric.to_device(model),
-        lambda weights: AdamW(weights, lr=config.lr, weight_decay=config.weight_decay, fused=True),
+        lambda weights: AdamW(
+            group_weights(weights, strategy.bare, pretrained),
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            fused=True,
+        ),
         find_place(fabric.device, env.world),
         virtual_shards=virtual_shards,
     )
-    state = TrainState(model=strategy.bare, optimizer=optimizer)
+    state = TrainState(model=strategy.bare, optimizer=optimizer, scaler=strategy.scaler)
     saver.config = {**fingerprint(config), **read_facts(config, fabric, train_set, strategy)}
+    if pretrained:
+        saver.only_trained = True
+        saver.config["pretrained"] = digest_weights(pretrained)
+    schedule = plan_schedule(config, epoch_samples=len(train_set), world_size=replicas)
     return Run(
         config=config,
         env=env,
         fabric=fabric,
-        schedule=plan_schedule(config, epoch_samples=len(train_set), world_size=replicas),
+        schedule=schedule.cut(config.unfreeze_at_step) if is_frozen else schedule,
         state=state,
         strategy=strategy,
         sampler=sampler,
@@ -129,7 +159,40 @@ def build(
             strategy=strategy,
         ),
         ledger=ledger,
+        is_frozen=is_frozen,
     )
+
+
+def load_pretrained(
+    config: TrainConfig, workload: Workload, model: nn.Module, saver: Saver
+) -> dict[str, torch.Tensor]:
+    """Loads the weights that the workload begins with, if it has any, into ``model``."""
+    pretrain = getattr(workload, "pretrain", None)
+    if pretrain is None:
+        return {}
+    weights = read_pretrained(
+        saver.store.folder / PRETRAINED_FILE, lambda: pretrain(config), saver.ranks
+    )
+    model.load_state_dict(weights, strict=False)
+    return weights
+
+
+def is_unfrozen(config: TrainConfig, earlier: CheckpointManifest | None) -> bool:
+    """Whether the next step trains the pretrained weights too."""
+    step = earlier.step if earlier else 0
+    return config.unfreeze_at_step is not None and step >= config.unfreeze_at_step
+
+
+def group_weights(
+    weights: Iterable[nn.Parameter], model: nn.Module, pretrained: Container[str]
+) -> list[dict[str, Any]]:
+    """New weights and pretrained ones, in groups with learning rates of their own."""
+    names = {weight: name for name, weight in model.named_parameters()}
+    groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for weight in weights:
+        if weight.requires_grad:
+            groups[names.get(weight) in pretrained].append(weight)
+    return [{"params": group} for group in groups if group]
 
 
 def load_data(

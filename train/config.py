@@ -35,10 +35,15 @@ Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 class TrainConfig:
     """Trains a small network on one device or, under torchrun, on all devices of the job."""
 
-    workload: Literal["digits", "charlm"] = "digits"
+    workload: Literal["digits", "charlm", "transfer"] = "digits"
     """What is trained: `digits` is a small CNN on the 1,797 handwritten digits that come with
-    scikit-learn, `charlm` a character-level transformer on sources of Python's own library; nothing
-    is downloaded."""
+    scikit-learn, `charlm` a character-level transformer on sources of Python's own library,
+    `transfer` a network for digits 5 to 9 that has first learned 0 to 4; nothing is downloaded."""
+    unfreeze_at_step: NonNegativeInt | None = None
+    """The optimizer step from which on the pretrained weights of `transfer` are trained too;
+    without it they stay as they are."""
+    unfreeze_lr: PositiveFloat = 3e-4
+    """Highest learning rate of the pretrained weights."""
     model_size: Literal["tiny", "small", "medium", "gpt2-small"] = "tiny"
     """How large the transformer of `charlm` is: `tiny` trains on two cores, `gpt2-small` has 12
     layers of 768 and a context of 1,024 characters."""
@@ -93,8 +98,10 @@ class TrainConfig:
     """Optimizer steps over which the learning rate rises."""
     weight_decay: NonNegativeFloat = 0.05
     """Weight decay of AdamW."""
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    """Number format of the forward and backward pass; weights stay 32-bit."""
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true"] = "32-true"
+    """Number format of the forward and backward pass; `mixed` leaves the weights in 32 bits.
+    `16-mixed` scales the loss, and leaves out a step whose gradient overflows; docs/strategies.md
+    says which strategies train in it."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; `auto` takes CUDA where it is present."""
     seed: Seed = 0  # type: ignore[valid-type]
@@ -189,6 +196,11 @@ def parse_config(arguments: Sequence[str]) -> TrainConfig:
     config = TrainConfig(**{name: given[name] for name in FIELDS})
     if config.patience and not config.val_share:
         raise InputError("--patience watches the validation loss", "--val_share 0.1")
+    if config.unfreeze_at_step is not None and config.workload != "transfer":
+        raise InputError(
+            f"--unfreeze_at_step: workload={config.workload} has no pretrained weights",
+            "--workload transfer",
+        )
     if config.accumulate and (config.virtual_shards or config.reduction == "exact"):
         raise InputError("--accumulate is another word for --virtual_shards", "give one of them")
     return config

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fabric_train.environment import make_deterministic
 from fabric_train.errors import InputError
 from fabric_train.reduction import ExactReduction, FastReduction
-from fabric_train.strategies.strategy import Strategy
+from fabric_train.strategies.strategy import EVERY_PRECISION, Strategy
 
 
 @dataclass
@@ -25,6 +25,7 @@ class Ddp(Strategy):
 
     name: ClassVar[str] = "ddp"
     is_exact: ClassVar[bool] = True
+    precisions: ClassVar[frozenset[str]] = EVERY_PRECISION
 
     exact: bool = False
     """Add the virtual shards in one order, for the same bits at any number of processes."""

@@ -50,7 +50,7 @@ from fabric_train.communication.sharding import (
     sync_gradients,
 )
 from fabric_train.errors import InputError
-from fabric_train.strategies.strategy import Device, RankBatch, Strategy
+from fabric_train.strategies.strategy import EVERY_PRECISION, Device, RankBatch, Strategy
 
 if TYPE_CHECKING:
     from lightning.fabric.strategies.strategy import Strategy as FabricStrategy
@@ -65,6 +65,7 @@ class Fsdp(Strategy):
     name: ClassVar[str] = "fsdp"
     is_sharded: ClassVar[bool] = True
     equal_rounds: ClassVar[bool] = True
+    precisions: ClassVar[frozenset[str]] = EVERY_PRECISION
 
     reshard: bool = True
     """Drop the other processes' weights after each unit's forward pass, and gather them anew for
@@ -118,9 +119,10 @@ class Fsdp(Strategy):
 
     def plan_precision(self) -> MixedPrecisionPolicy | None:
         """The types to gather, compute and average in."""
-        if self.precision != "bf16-mixed":
+        types = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+        if self.precision not in types:
             return None
-        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        return MixedPrecisionPolicy(param_dtype=types[self.precision], reduce_dtype=torch.float32)
 
     def plan_offload(self) -> CPUOffloadPolicy | None:
         """Where the parts lie between uses."""

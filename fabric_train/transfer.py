@@ -1,0 +1,45 @@
+"""Training that begins with weights of another one, some of which stay as they are.
+
+weights = read_pretrained(folder / "pretrained.pt", make, ranks)
+model.load_state_dict(weights, strict=False)
+freeze(model, weights)
+saver.only_trained = True
+saver.config["pretrained"] = digest_weights(weights)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fabric_train.durable import write_file
+from fabric_train.ranks import Ranks
+
+
+def read_pretrained(
+    path: Path, make: Callable[[], Mapping[str, Tensor]], ranks: Ranks
+) -> dict[str, Tensor]:
+    """The weights in ``path``, which rank 0 reads or makes, on all ranks; all ranks must call it.
+
+    Kept in a file, because another processor would make others, and checkpoints without them would
+    not fit.
+    """
+
+    def read() -> dict[str, Tensor]:
+        if not path.exists():
+            made = {name: weight.detach().cpu().contiguous() for name, weight in make().items()}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, lambda file: torch.save(made, file))
+        return dict(torch.load(path, weights_only=True))
+
+    return ranks.spread(read)
+
+
+def freeze(model: nn.Module, names: Container[str]) -> None:
+    """Leaves the weights of these names as they are; before an optimizer is built."""
+    for name, weight in model.named_parameters():
+        if name in names:
+            weight.requires_grad_(False)
