@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fabric_train.lineage import FencedError
     from fabric_train.manifest import CheckpointManifest
     from fabric_train.memory import share_row, take_row
+    from fabric_train.pickling import check_picklable
     from fabric_train.preemption import (
         EXIT_PREEMPTED,
         PreemptedError,
@@ -73,6 +74,7 @@ __all__ = [
     "World",
     "WorldMismatchError",
     "align",
+    "check_picklable",
     "check_world",
     "derive_seed",
     "digest_weights",
@@ -106,6 +108,7 @@ _NAMES = {
     "lineage": "FencedError",
     "manifest": "CheckpointManifest",
     "memory": "share_row take_row",
+    "pickling": "check_picklable",
     "preemption": "EXIT_PREEMPTED PreemptedError Preemption Wish"
     " exit_on_sigterm finish_before_exit ignore_sigterm",
     "processes": "launch_processes",

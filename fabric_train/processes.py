@@ -31,7 +31,7 @@ from fabric_train.fabric import (
     use_one_thread,
 )
 from fabric_train.lineage import FencedError
-from fabric_train.precision import Precision, set_precision
+from fabric_train.precision import Precision, build_fabric, set_precision
 from fabric_train.strategies.ddp_spawn import DdpSpawn
 from fabric_train.worker_env import WorkerEnv, World
 
@@ -66,12 +66,12 @@ def launch_processes(
     set_precision(strategy, precision, chosen)
     count = count or (torch.cuda.device_count() if chosen == "cuda" else 2)
     environment = OwnNode()
-    fabric = Fabric(
-        accelerator=chosen,
+    fabric = build_fabric(
+        precision,
+        chosen,
+        environment,
         devices=count,
         strategy=build_ddp(chosen, strategy.start_method),
-        precision=precision,
-        plugins=[environment],
     )
     errors = multiprocessing.get_context(strategy.start_method).SimpleQueue()
     work = Work(function, arguments, env, count, environment.main_port, errors)

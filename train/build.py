@@ -27,6 +27,7 @@ from fabric_train.sampler import GlobalBatchSampler, fingerprint_tensors
 from fabric_train.saver import Saver
 from fabric_train.state import TrainState, digest_weights
 from fabric_train.strategies import make_strategy
+from fabric_train.strategies.ddp import sync_batch_norm
 from fabric_train.strategies.strategy import Strategy, find_place
 from fabric_train.transfer import freeze, read_pretrained
 from fabric_train.worker_env import WorkerEnv
@@ -117,6 +118,8 @@ def build(
     is_frozen = bool(pretrained) and not is_unfrozen(config, earlier)
     if is_frozen:
         freeze(model, pretrained)
+    if config.sync_batchnorm:
+        model = sync_batch_norm(model, fabric.device, fabric.world_size)
     model = convert_model(model, config.precision)
     if config.compile:
         model.compile()  # in place, so that no name in a checkpoint changes

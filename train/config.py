@@ -77,6 +77,14 @@ class TrainConfig:
     `val_share`."""
     compile: bool = False
     """Compile the model by torch.compile; the first steps of each start are slow."""
+    checkpoint_activations: bool = False
+    """Keep only the input of each block of `charlm`, and compute the rest again in the backward
+    pass: less memory, a third more work, the same numbers."""
+    batch_norm: bool = False
+    """BatchNorm in `digits`, in place of GroupNorm."""
+    sync_batchnorm: bool = False
+    """Convert every BatchNorm to SyncBatchNorm, which takes the mean over all processes. torch has
+    it for GPUs only."""
     strategy: str = "ddp"
     """How the processes train one model together; docs/strategies.md says which to choose."""
     strategy_options: dict[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
@@ -102,6 +110,9 @@ class TrainConfig:
     """Number format of the forward and backward pass; `mixed` leaves the weights in 32 bits.
     `16-mixed` scales the loss, and leaves out a step whose gradient overflows; docs/strategies.md
     says which strategies train in it."""
+    sanity_pass: bool = False
+    """Before a new training begins: one step, one batch of the validation, one checkpoint. They are
+    thrown away, and change nothing in the training."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; `auto` takes CUDA where it is present."""
     seed: Seed = 0  # type: ignore[valid-type]
@@ -142,6 +153,8 @@ MAY_DIFFER_ON_RESUME = frozenset(
         "accumulate",
         "patience",
         "compile",
+        "sanity_pass",
+        "checkpoint_activations",
         "accelerator",
         "num_workers",
         "strategy",
@@ -201,6 +214,11 @@ def parse_config(arguments: Sequence[str]) -> TrainConfig:
             f"--unfreeze_at_step: workload={config.workload} has no pretrained weights",
             "--workload transfer",
         )
+    for option, needs in (("checkpoint_activations", "charlm"), ("batch_norm", "digits")):
+        if getattr(config, option) and config.workload != needs:
+            raise InputError(
+                f"--{option}: not with workload={config.workload}", f"--workload {needs}"
+            )
     if config.accumulate and (config.virtual_shards or config.reduction == "exact"):
         raise InputError("--accumulate is another word for --virtual_shards", "give one of them")
     return config

@@ -36,6 +36,7 @@ from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
 from train.report import format_hardware_table, read_rank_device, read_versions
 from train.resume import check_resize, choose_virtual_shards, may_replan_shards, open_saver
+from train.sanity import try_all_parts
 
 
 def train(
@@ -130,6 +131,8 @@ def train_by(
         )
     check_resize(strategy, env, earlier)
     shards = choose_virtual_shards(config, env, strategy, earlier)
+    if config.sanity_pass and verb == "fit" and earlier is None:
+        try_all_parts(config, env, fabric, shards, take_first_step)
     run = build(config, env, fabric, saver, ledger, strategy, shards, earlier)
     if verb != "fit":
         return look(run, verb)
@@ -338,6 +341,12 @@ class EpochLoss:
         """Writes the sums into the state; blocks, and all ranks must call it."""
         self._state.epoch_loss = self._loss_before + average(self._fabric, self._sum * self._share)
         self._state.epoch_steps = self._steps
+
+
+def take_first_step(run: Run) -> None:
+    """The first step of a training; raises DivergedError if its loss is not finite."""
+    loss = take_step(run, iter(seek(run, epoch=0, stop_step=1)))
+    check_finite(loss.item(), 1)
 
 
 def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from fabric_train.communication.tensor_parallel import Column
@@ -104,7 +105,10 @@ def describe_loss(test_loss: float) -> Measures:
 
 def build_model(config: TrainConfig) -> nn.Module:
     """A decoder-only transformer to logits of shape [batch, context, 128]."""
-    return Transformer(SIZES[config.model_size], config.dropout)
+    model = Transformer(SIZES[config.model_size], config.dropout)
+    for block in model.blocks:
+        block.recomputes = config.checkpoint_activations
+    return model
 
 
 class Transformer(nn.Module):
@@ -154,8 +158,18 @@ class Block(nn.Module):
         super().__init__()
         self.attention = Attention(size, dropout)
         self.feed_forward = FeedForward(size, dropout)
+        self.recomputes = False
+        """Whether the backward pass computes what is inside again, and keeps only the input."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
+        if self.recomputes and torch.is_grad_enabled():
+            # Draws the same random numbers again.
+            result: torch.Tensor = checkpoint(self.compute, states, use_reentrant=False)
+            return result
+        return self.compute(states)
+
+    def compute(self, states: torch.Tensor) -> torch.Tensor:
+        """What comes out of the block."""
         states = states + self.attention(states)
         result: torch.Tensor = states + self.feed_forward(states)
         return result
