@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fabric_train.fabric import check_world, launch_fabric, leave_world
     from fabric_train.ledger import Ledger, open_ledger
     from fabric_train.lineage import FencedError
+    from fabric_train.loading import share_loader
     from fabric_train.manifest import CheckpointManifest
     from fabric_train.memory import share_row, take_row
     from fabric_train.pickling import check_picklable
@@ -92,6 +93,7 @@ __all__ = [
     "rank_zero_first",
     "read_environment",
     "seed_generators",
+    "share_loader",
     "share_row",
     "take_row",
 ]
@@ -106,6 +108,7 @@ _NAMES = {
     "fabric": "check_world launch_fabric leave_world",
     "ledger": "Ledger open_ledger",
     "lineage": "FencedError",
+    "loading": "share_loader",
     "manifest": "CheckpointManifest",
     "memory": "share_row take_row",
     "pickling": "check_picklable",

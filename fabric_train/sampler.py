@@ -107,9 +107,12 @@ class GlobalBatchSampler(Sampler[list[Any]]):
         with_epochs: bool = False,
     ) -> None:
         if global_batch_size > size:
+            fits = size - size % virtual_shards
             raise InputError(
                 f"global_batch_size={global_batch_size} is more than the {size} training samples",
-                f"--global_batch_size {size - size % virtual_shards} or less",
+                f"--global_batch_size {fits} or less"
+                if fits
+                else f"more samples, or at most {size} processes and virtual shards",
             )
         self.virtual_shards = virtual_shards
         self.shards = plan_rank_shards(virtual_shards, rank, world_size)

@@ -205,6 +205,11 @@ def load_data(
     with rank_zero_first():
         dataset, test_set = workload.load(config)
     size = len(dataset) - round(len(dataset) * config.val_share)
+    if config.val_share and size == len(dataset):
+        raise InputError(
+            f"--val_share {config.val_share} keeps back none of {size} samples",
+            f"--val_share {1 / size:.2g} or more",
+        )
     first, last = (
         TensorDataset(*(tensor[part] for tensor in dataset.tensors))
         for part in (slice(0, size), slice(size, None))

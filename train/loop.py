@@ -267,8 +267,6 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
         batches = iter(seek(run, epoch=epoch, stop_step=stop_step))
         losses = EpochLoss(run)
         while state.step < stop_step:
-            for group, share in zip(state.optimizer.param_groups, run.lr_shares, strict=False):
-                group["lr"] = schedule.lr_at(state.step) * share
             loss = take_step(run, batches)
             state.step += 1
             state.sample += schedule.batch_size
@@ -352,6 +350,8 @@ def take_first_step(run: Run) -> None:
 def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
     """One optimizer step over this rank's virtual shards; returns the mean of their losses."""
     config, strategy, scaler = run.config, run.strategy, run.strategy.scaler
+    for group, share in zip(run.state.optimizer.param_groups, run.lr_shares, strict=False):
+        group["lr"] = run.schedule.lr_at(run.state.step) * share
     loss = strategy.run_step(
         RankBatch(
             shards=run.sampler.shards,

@@ -27,7 +27,10 @@ def choose_virtual_shards(
     """
     replicas = strategy.count_replicas(env.world_size)
     largest_world = max(env.world_size, env.max_world_size or 1)
-    given = config.accumulate * replicas if config.accumulate else config.virtual_shards
+    given = config.virtual_shards
+    if config.accumulate:
+        given = config.accumulate * replicas
+        check_accumulation(config.accumulate, replicas, plan_batch_size(config, replicas))
     if given is None and config.reduction == "scaled":
         given = replicas
     if given is None and earlier:
@@ -40,6 +43,19 @@ def choose_virtual_shards(
         largest_world=strategy.count_replicas(largest_world),
         exact=config.reduction == "exact",
     )
+
+
+def check_accumulation(parts: int, replicas: int, global_batch_size: int) -> None:
+    """Raises InputError, with the numbers that work, unless the batch has so many equal parts."""
+    if global_batch_size % (parts * replicas):
+        fit = [str(n) for n in range(1, 65) if global_batch_size % (n * replicas) == 0]
+        raise InputError(
+            f"--accumulate {parts}: {global_batch_size} samples cannot be cut into {parts} equal "
+            f"parts for each of {replicas} processes",
+            f"--accumulate {' or '.join(fit)}"
+            if fit
+            else f"--global_batch_size {parts * replicas}, or a multiple of it",
+        )
 
 
 def may_replan_shards(config: TrainConfig) -> bool:

@@ -45,7 +45,8 @@ def try_all_parts(
         saver = open_saver(own, env, say if fabric.global_rank == 0 else lambda text: None)
         with part("loader"):
             run = build(own, env, fabric, saver, Ledger(None), strategy, virtual_shards)
-            check_picklable(run.loader)
+            # Below Fabric's wrapper, which is no DataLoader.
+            check_picklable(vars(run.loader).get("_dataloader", run.loader))
         with part("step"):
             saver.resume(run.state.model, run.state.optimizer, strategy)
             strategy.model.train()
