@@ -12,10 +12,14 @@ from the batch and the rank, in worker processes too.
 from __future__ import annotations
 
 import copy
+import random
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from fabric_train.errors import InputError
@@ -114,6 +118,16 @@ class Rereading:
         """The samples from ``position`` on."""
         if self._samples is None or position < self._at:
             self._samples, self._at = iter(self._dataset), 0
-        samples = islice(self._samples, position - self._at, None)
-        for self._at, sample in enumerate(samples, position + 1):
+        # What is dropped draws random numbers too, and must not move those of the batch.
+        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        deque(islice(self._samples, position - self._at), maxlen=0)
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+        self._at = position
+        return self._go_on(self._samples)
+
+    def _go_on(self, samples: Iterator[Any]) -> Iterator[Any]:
+        for sample in samples:
+            self._at += 1
             yield sample

@@ -50,7 +50,7 @@ def too_large_a_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_kill_and_a_resize_leave_no_trace_in_losses_and_scale(tmp_path, row, precision):
-    options = (f"--precision={precision}", "--checkpoint_every_steps=2")
+    options = (f"--precision={precision}", "--checkpoint_every_steps=2", "--checkpoint_async=false")
     whole = run(row, row.world, tmp_path / "whole", options=options)
     if precision == "16-mixed":
         assert 0 < whole.metrics["skipped_steps"] < 6
@@ -59,7 +59,7 @@ def test_a_kill_and_a_resize_leave_no_trace_in_losses_and_scale(tmp_path, row, p
     shutil.copytree(tmp_path / "killed", tmp_path / "copy", symlinks=True)
 
     again = run(row, row.world, tmp_path / "killed", options=options)
-    assert again.metrics["resumed_from_step"] in (2, 4)
+    assert again.metrics["resumed_from_step"] == 4
     assert again.losses == {step: whole.losses[step] for step in again.losses}
     for same in ("weights_sha256", "skipped_steps"):
         assert again.metrics[same] == whole.metrics[same]
