@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.precision.amp import MixedPrecision
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
@@ -37,10 +38,12 @@ def set_precision(strategy: Strategy, precision: Precision, device: str) -> None
         strategy.scaler = LossScaler(device)
 
 
-def build_fabric(precision: Precision, device: str, environment: object, **options: Any) -> Fabric:
+def build_fabric(
+    precision: Precision, device: str, environment: ClusterEnvironment, **options: Any
+) -> Fabric:
     """Fabric in this precision; asked by name it takes bfloat16 for float16 on a CPU."""
     if precision == "16-mixed":
-        plugins = [environment, MixedPrecision(precision, device)]
+        plugins: Any = [environment, MixedPrecision(precision, device)]
         return Fabric(accelerator=device, plugins=plugins, **options)
     return Fabric(accelerator=device, plugins=[environment], precision=precision, **options)
 
@@ -92,6 +95,7 @@ class LossScaler(GradScaler):
         """The loss that ``scale`` was given in this step, here or on another rank."""
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(loss.device)
+        assert self._scale is not None
         return loss / self._scale
 
     @property

@@ -126,8 +126,9 @@ def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimiz
         # A weight without a gradient so far has no state: it begins with zeros, as a new one.
         initial = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
         for name, value in initial.items():
-            is_moment = name.startswith("state.") and isinstance(value, torch.Tensor)
-            moments.setdefault(name, torch.zeros_like(value) if is_moment else value)
+            if name.startswith("state.") and isinstance(value, torch.Tensor):
+                value = torch.zeros_like(value)
+            moments.setdefault(name, value)
         set_optimizer_state_dict(model, optimizer, moments, options=_OPTIONS)
 
 

@@ -38,7 +38,7 @@ class TrainState:
     stale_epochs: int = 0
     scaler: LossScaler | None = None
 
-    def to_json(self) -> dict[str, float | None]:
+    def to_json(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the tensors and the step; JSON has no NaN."""
         return {
             "train_loss": self.train_loss if math.isfinite(self.train_loss) else None,

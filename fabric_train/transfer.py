@@ -9,8 +9,9 @@ saver.config["pretrained"] = digest_weights(weights)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,3 +44,15 @@ def freeze(model: nn.Module, names: Container[str]) -> None:
     for name, weight in model.named_parameters():
         if name in names:
             weight.requires_grad_(False)
+
+
+def group_weights(
+    weights: Iterable[nn.Parameter], model: nn.Module, pretrained: Container[str]
+) -> list[dict[str, Any]]:
+    """New weights and pretrained ones, in groups with learning rates of their own."""
+    names = {weight: name for name, weight in model.named_parameters()}
+    groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for weight in weights:
+        if weight.requires_grad:
+            groups[names.get(weight) in pretrained].append(weight)
+    return [{"params": group} for group in groups if group]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -29,7 +28,7 @@ from fabric_train.state import TrainState, digest_weights
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.ddp import sync_batch_norm
 from fabric_train.strategies.strategy import Strategy, find_place
-from fabric_train.transfer import freeze, read_pretrained
+from fabric_train.transfer import freeze, group_weights, read_pretrained
 from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig, fingerprint
 from train.resume import plan_interval
@@ -113,16 +112,10 @@ def build(
         with_epochs=config.shift_images,
     )
     generator = torch.Generator()
-    model = workload.build_model(config)
-    pretrained = load_pretrained(config, workload, model, saver)
+    model, pretrained = build_model(config, workload, fabric, saver)
     is_frozen = bool(pretrained) and not is_unfrozen(config, earlier)
     if is_frozen:
         freeze(model, pretrained)
-    if config.sync_batchnorm:
-        model = sync_batch_norm(model, fabric.device, fabric.world_size)
-    model = convert_model(model, config.precision)
-    if config.compile:
-        model.compile()  # in place, so that no name in a checkpoint changes
     _, optimizer = strategy.setup(
         model if strategy.places_model else fabric.to_device(model),
         lambda weights: AdamW(
@@ -136,9 +129,8 @@ def build(
     )
     state = TrainState(model=strategy.bare, optimizer=optimizer, scaler=strategy.scaler)
     saver.config = {**fingerprint(config), **read_facts(config, fabric, train_set, strategy)}
-    if pretrained:
-        saver.only_trained = True
-        saver.config["pretrained"] = digest_weights(pretrained)
+    saver.config |= {"pretrained": digest_weights(pretrained)} if pretrained else {}
+    saver.only_trained = bool(pretrained)
     schedule = plan_schedule(config, epoch_samples=len(train_set), world_size=replicas)
     return Run(
         config=config,
@@ -166,36 +158,27 @@ def build(
     )
 
 
-def load_pretrained(
-    config: TrainConfig, workload: Workload, model: nn.Module, saver: Saver
-) -> dict[str, torch.Tensor]:
-    """Loads the weights that the workload begins with, if it has any, into ``model``."""
-    pretrain = getattr(workload, "pretrain", None)
-    if pretrain is None:
-        return {}
-    weights = read_pretrained(
-        saver.store.folder / PRETRAINED_FILE, lambda: pretrain(config), saver.ranks
-    )
-    model.load_state_dict(weights, strict=False)
-    return weights
+def build_model(
+    config: TrainConfig, workload: Workload, fabric: Fabric, saver: Saver
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A model as the options want it, and those of its weights that were trained before."""
+    model, pretrained = workload.build_model(config), dict[str, torch.Tensor]()
+    if pretrain := getattr(workload, "pretrain", None):
+        path = saver.store.folder / PRETRAINED_FILE
+        pretrained = read_pretrained(path, lambda: pretrain(config), saver.ranks)
+        model.load_state_dict(pretrained, strict=False)
+    if config.sync_batchnorm:
+        model = sync_batch_norm(model, fabric.device, fabric.world_size)
+    model = convert_model(model, config.precision)
+    if config.compile:
+        model.compile()  # in place, so that no name in a checkpoint changes
+    return model, pretrained
 
 
 def is_unfrozen(config: TrainConfig, earlier: CheckpointManifest | None) -> bool:
     """Whether the next step trains the pretrained weights too."""
     step = earlier.step if earlier else 0
     return config.unfreeze_at_step is not None and step >= config.unfreeze_at_step
-
-
-def group_weights(
-    weights: Iterable[nn.Parameter], model: nn.Module, pretrained: Container[str]
-) -> list[dict[str, Any]]:
-    """New weights and pretrained ones, in groups with learning rates of their own."""
-    names = {weight: name for name, weight in model.named_parameters()}
-    groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
-    for weight in weights:
-        if weight.requires_grad:
-            groups[names.get(weight) in pretrained].append(weight)
-    return [{"params": group} for group in groups if group]
 
 
 def load_data(

@@ -9,7 +9,7 @@ from pathlib import Path
 from fabric_train.errors import InputError
 from fabric_train.manifest import CheckpointManifest
 from fabric_train.retention import Interval, Keep
-from fabric_train.sampler import plan_virtual_shards
+from fabric_train.sampler import check_accumulation, plan_virtual_shards
 from fabric_train.saver import Saver
 from fabric_train.strategies.strategy import Strategy
 from fabric_train.worker_env import CHECKPOINTS_DIR, WorkerEnv
@@ -43,19 +43,6 @@ def choose_virtual_shards(
         largest_world=strategy.count_replicas(largest_world),
         exact=config.reduction == "exact",
     )
-
-
-def check_accumulation(parts: int, replicas: int, global_batch_size: int) -> None:
-    """Raises InputError, with the numbers that work, unless the batch has so many equal parts."""
-    if global_batch_size % (parts * replicas):
-        fit = [str(n) for n in range(1, 65) if global_batch_size % (n * replicas) == 0]
-        raise InputError(
-            f"--accumulate {parts}: {global_batch_size} samples cannot be cut into {parts} equal "
-            f"parts for each of {replicas} processes",
-            f"--accumulate {' or '.join(fit)}"
-            if fit
-            else f"--global_batch_size {parts * replicas}, or a multiple of it",
-        )
 
 
 def may_replan_shards(config: TrainConfig) -> bool:

@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import TensorDataset
 
 from fabric_train.durable import STAGING_PREFIX
-from fabric_train.errors import DivergedError, InputError
+from fabric_train.errors import InputError
 from fabric_train.ledger import Ledger
 from fabric_train.pickling import check_picklable
 from fabric_train.precision import set_precision
@@ -72,10 +72,6 @@ def part(name: str) -> Iterator[None]:
     """Says in which part of the pass an error was raised."""
     try:
         yield
-    except InputError as error:
-        raise InputError(f"sanity pass, {name}: {error.what}", error.fix) from error
-    except DivergedError as error:
-        raise DivergedError(f"sanity pass, {name}: {error}") from error
     except Exception as error:
         error.add_note(f"sanity pass: the {name} failed, before the training began")
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,20 +51,19 @@ def evaluate_badly(*arguments: object) -> None:
 def test_a_part_that_fails_is_named_before_the_training_and_nothing_is_left(
     tmp_path, monkeypatch, capsys
 ):
+    def fail(part: str, expected: type[Exception], config: TrainConfig) -> None:
+        with pytest.raises(expected) as failed:
+            train(config, WorkerEnv())
+        note = f"sanity pass: the {part} failed, before the training began"
+        assert failed.value.__notes__ == [note]
+        assert list(Path(tmp_path).iterdir()) == []
+
     config = TrainConfig(checkpoint_dir=tmp_path, max_steps=1, sanity_pass=True)
     with monkeypatch.context() as patch:
         patch.setattr(Save, "run", no_space)
-        with pytest.raises(InputError, match="sanity pass, checkpoint: no checkpoint could be wr"):
-            train(config, WorkerEnv())
+        fail("checkpoint", InputError, config)
         assert "No space left on device" in capsys.readouterr().out
     with monkeypatch.context() as patch:
         patch.setattr("train.sanity.evaluate", evaluate_badly)
-        with pytest.raises(KeyError) as failed:
-            train(config, WorkerEnv())
-        assert failed.value.__notes__ == [
-            "sanity pass: the validation failed, before the training began"
-        ]
-    spoilt = TrainConfig(checkpoint_dir=tmp_path, lr=1e38, warmup_steps=0, sanity_pass=True)
-    with pytest.raises(DivergedError, match="sanity pass, "):
-        train(spoilt, WorkerEnv())
-    assert list(Path(tmp_path).iterdir()) == []
+        fail("validation", KeyError, config)
+    fail("validation", DivergedError, replace(config, lr=1e38, warmup_steps=0))
