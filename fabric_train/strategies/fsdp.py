@@ -8,8 +8,8 @@ backward pass; its gradients are averaged and cut in the last backward pass of a
 losses are those of one process up to rounding. The same code runs on GPUs and on CPUs.
 
 Options: ``reshard``, ``offload``, ``span``, ``units``, ``unit_elements``. With ``--precision
-bf16-mixed`` weights are gathered and used in bfloat16; gradients are averaged, and weights updated,
-in 32 bits.
+bf16-mixed`` or ``16-mixed`` weights are gathered and used in 16 bits; gradients are averaged, and
+weights updated, in 32 bits.
 
 Memory of a process, for P weights of 4 bytes under AdamW and W processes: 16 P / W for its part of
 weights, gradients and moments, 4 for each weight of the largest two units and of what is in no
