@@ -136,7 +136,8 @@ def train_by(
     run = build(config, env, fabric, saver, ledger, strategy, shards, earlier)
     if verb != "fit":
         return look(run, verb)
-    show_hardware(run)
+    if course.resumed_from_step is None:
+        show_hardware(run)
     describe(run, shards, earlier)
     try:
         resumed_from_step, checkpoint = resume(run)
@@ -314,7 +315,7 @@ def on_step(run: Run, loss: torch.Tensor, meter: Meter, progress: Progress) -> N
         torch.cuda.synchronize()  # otherwise the first step counts when it is only queued
     meter.on_step()
     progress.on_step(run.state.step, loss)
-    if meter.steps == 1:
+    if run.state.step == run.schedule.first_step + 1:
         run.ledger.write(FirstStep(step=run.state.step))
     else:
         run.ledger.on_step(run.state.step, run.schedule.batch_size, loss.item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from fabric_train.errors import InputError
 from fabric_train.snapshot import read_tensors
-from fabric_train.worker_env import WorkerEnv
+from fabric_train.worker_env import LEDGER_DIR, WorkerEnv
 from tests.fabric_train.forked import ForkedError, run_forked
 from tests.train.strategy_rows import LIMIT_S, Ending, work
 from train.config import TrainConfig, parse_config
@@ -66,8 +67,13 @@ def test_what_stays_frozen_is_not_saved_and_other_weights_in_its_place_are_refus
         checkpoint_every_steps=4,
         keep_checkpoints=9,
     )
-    metrics = train(config, WorkerEnv())
+    env = WorkerEnv(run_dir=tmp_path / "run")
+    metrics = train(config, env)
     assert (metrics["steps"], metrics["resumed_from_step"]) == (8, 0)
+    (ledger,) = (tmp_path / "run" / LEDGER_DIR).iterdir()
+    events = [json.loads(line) for line in ledger.read_text().splitlines()]
+    first = [event["step"] for event in events if event["event"] == "first-step"]
+    assert first == [1, 6], "goodput counts what follows a load until then as no progress"
     saved = {int(path.name[5:15]): set(read_tensors(path)) for path in tmp_path.glob("step-*")}
     assert sorted(saved) == [4, 5, 8]
     for step in (4, 5):
@@ -82,10 +88,10 @@ def test_what_stays_frozen_is_not_saved_and_other_weights_in_its_place_are_refus
         }
 
     monkeypatch.setattr(transfer, "pretrain", pretrain)
-    assert train(config, WorkerEnv())["weights_sha256"] == metrics["weights_sha256"]
+    assert train(config, env)["weights_sha256"] == metrics["weights_sha256"]
     (tmp_path / "pretrained.pt").unlink()
     with pytest.raises(InputError, match="pretrained is"):
-        train(config, WorkerEnv())
+        train(config, env)
 
 
 def test_a_workload_without_pretrained_weights_has_nothing_to_unfreeze():
