@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -60,8 +61,11 @@ class Run:
     workload: Workload
     continuity: Continuity
     ledger: Ledger
-    is_frozen: bool = False
-    """Whether the pretrained weights stay as they are in this part of the training."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the pretrained weights stay as they are in this part of the training."""
+        return not all(weight.requires_grad for weight in self.state.model.parameters())
 
     @property
     def lr_shares(self) -> tuple[float, float]:
@@ -112,31 +116,21 @@ def build(
         with_epochs=config.shift_images,
     )
     generator = torch.Generator()
-    model, pretrained = build_model(config, workload, fabric, saver)
-    is_frozen = bool(pretrained) and not is_unfrozen(config, earlier)
-    if is_frozen:
-        freeze(model, pretrained)
+    model, pretrained = build_model(config, workload, fabric, saver, earlier)
     _, optimizer = strategy.setup(
         model if strategy.places_model else fabric.to_device(model),
-        lambda weights: AdamW(
-            group_weights(weights, strategy.bare, pretrained),
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            fused=True,
-        ),
+        lambda weights: build_optimizer(config, group_weights(weights, strategy.bare, pretrained)),
         find_place(fabric.device, env.world),
         virtual_shards=virtual_shards,
     )
     state = TrainState(model=strategy.bare, optimizer=optimizer, scaler=strategy.scaler)
-    saver.config = {**fingerprint(config), **read_facts(config, fabric, train_set, strategy)}
-    saver.config |= {"pretrained": digest_weights(pretrained)} if pretrained else {}
-    saver.only_trained = bool(pretrained)
-    schedule = plan_schedule(config, epoch_samples=len(train_set), world_size=replicas)
+    facts = read_facts(config, fabric, train_set, strategy, pretrained)
+    saver.config, saver.only_trained = {**fingerprint(config), **facts}, bool(pretrained)
     return Run(
         config=config,
         env=env,
         fabric=fabric,
-        schedule=schedule.cut(config.unfreeze_at_step) if is_frozen else schedule,
+        schedule=plan_schedule(config, epoch_samples=len(train_set), world_size=replicas),
         state=state,
         strategy=strategy,
         sampler=sampler,
@@ -154,12 +148,15 @@ def build(
             strategy=strategy,
         ),
         ledger=ledger,
-        is_frozen=is_frozen,
     )
 
 
 def build_model(
-    config: TrainConfig, workload: Workload, fabric: Fabric, saver: Saver
+    config: TrainConfig,
+    workload: Workload,
+    fabric: Fabric,
+    saver: Saver,
+    earlier: CheckpointManifest | None,
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """A model as the options want it, and those of its weights that were trained before."""
     model, pretrained = workload.build_model(config), dict[str, torch.Tensor]()
@@ -167,12 +164,19 @@ def build_model(
         path = saver.store.folder / PRETRAINED_FILE
         pretrained = read_pretrained(path, lambda: pretrain(config), saver.ranks)
         model.load_state_dict(pretrained, strict=False)
+        if not is_unfrozen(config, earlier):
+            freeze(model, pretrained)
     if config.sync_batchnorm:
         model = sync_batch_norm(model, fabric.device, fabric.world_size)
     model = convert_model(model, config.precision)
     if config.compile:
         model.compile()  # in place, so that no name in a checkpoint changes
     return model, pretrained
+
+
+def build_optimizer(config: TrainConfig, groups: list[dict[str, Any]]) -> AdamW:
+    """The optimizer of these groups of weights."""
+    return AdamW(groups, lr=config.lr, weight_decay=config.weight_decay, fused=True)
 
 
 def is_unfrozen(config: TrainConfig, earlier: CheckpointManifest | None) -> bool:
@@ -225,10 +229,16 @@ def choose_strategy(config: TrainConfig) -> Strategy:
 
 
 def read_facts(
-    config: TrainConfig, fabric: Fabric, dataset: TensorDataset, strategy: Strategy
+    config: TrainConfig,
+    fabric: Fabric,
+    dataset: TensorDataset,
+    strategy: Strategy,
+    pretrained: Mapping[str, torch.Tensor],
 ) -> dict[str, str]:
     """What a checkpoint and the run that resumes it must share besides the options."""
     facts = {"dataset": fingerprint_tensors(dataset.tensors), **strategy.facts()}
+    if pretrained:
+        facts["pretrained"] = digest_weights(pretrained)
     if config.reduction == "exact":
         facts |= read_environment(fabric.device)
     return facts

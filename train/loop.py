@@ -143,7 +143,10 @@ def train_by(
         resumed_from_step, checkpoint = resume(run)
         if course.resumed_from_step is None:
             course.resumed_from_step = resumed_from_step
-        run = replace(run, schedule=run.schedule.anchored(run.state.step, run.state.sample))
+        schedule = run.schedule.anchored(run.state.step, run.state.sample)
+        if run.is_frozen:
+            schedule = schedule.cut(config.unfreeze_at_step)
+        run = replace(run, schedule=schedule)
         checkpoint = fit(run, course.meter, build_progress(run, course.meter)) or checkpoint
     finally:
         run.continuity.close()
