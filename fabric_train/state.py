@@ -6,13 +6,14 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fabric_train.precision import LossScaler
+if TYPE_CHECKING:
+    from fabric_train.precision import LossScaler
 
 
 @dataclass(kw_only=True)
