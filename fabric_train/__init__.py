@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from fabric_train.fabric import check_world, launch_fabric, leave_world
     from fabric_train.ledger import Ledger, open_ledger
     from fabric_train.lineage import FencedError
+    from fabric_train.loading import share_loader
     from fabric_train.manifest import CheckpointManifest
     from fabric_train.memory import share_row, take_row
+    from fabric_train.pickling import check_picklable
     from fabric_train.preemption import (
         EXIT_PREEMPTED,
         PreemptedError,
@@ -73,6 +75,7 @@ __all__ = [
     "World",
     "WorldMismatchError",
     "align",
+    "check_picklable",
     "check_world",
     "derive_seed",
     "digest_weights",
@@ -90,6 +93,7 @@ __all__ = [
     "rank_zero_first",
     "read_environment",
     "seed_generators",
+    "share_loader",
     "share_row",
     "take_row",
 ]
@@ -104,8 +108,10 @@ _NAMES = {
     "fabric": "check_world launch_fabric leave_world",
     "ledger": "Ledger open_ledger",
     "lineage": "FencedError",
+    "loading": "share_loader",
     "manifest": "CheckpointManifest",
     "memory": "share_row take_row",
+    "pickling": "check_picklable",
     "preemption": "EXIT_PREEMPTED PreemptedError Preemption Wish"
     " exit_on_sigterm finish_before_exit ignore_sigterm",
     "processes": "launch_processes",

@@ -14,11 +14,11 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.strategies.ddp import DDPStrategy
 
 from fabric_train.errors import InputError, WorldMismatchError
+from fabric_train.precision import Precision, build_fabric, set_precision
 from fabric_train.strategies.strategy import Strategy
 from fabric_train.worker_env import OMP_NUM_THREADS, WorkerEnv, World
 
 Accelerator = Literal["auto", "cpu", "cuda"]
-Precision = Literal["32-true", "bf16-mixed"]
 
 # Lightning announces every process that joins. Rank-zero messages go to whichever of these two
 # packages was imported last.
@@ -40,27 +40,24 @@ def launch_fabric(
     """
     world = env.world
     chosen = choose_accelerator(accelerator, world)
-    strategy = strategy or Strategy()
-    strategy.precision = precision
+    if strategy is None:
+        strategy = Strategy()
+    else:
+        set_precision(strategy, precision, chosen)
     strategy.check(world, chosen)
     if chosen == "cpu" and env.omp_num_threads is None:
         use_one_thread()
     if world is None:
         # Explicit, because Fabric would follow variables that a batch system left behind.
-        fabric = Fabric(
-            accelerator=chosen,
-            devices=1,
-            precision=precision,
-            plugins=[LightningEnvironment()],
-        )
+        fabric = build_fabric(precision, chosen, LightningEnvironment(), devices=1)
     else:
-        fabric = Fabric(
-            accelerator=chosen,
+        fabric = build_fabric(
+            precision,
+            chosen,
+            TorchElasticEnvironment(),
             devices=world.local_world_size,
             num_nodes=world.num_nodes,
             strategy=strategy.build_fabric_strategy(chosen),
-            precision=precision,
-            plugins=[TorchElasticEnvironment()],
         )
     fabric.launch()
     check_world(fabric, world)

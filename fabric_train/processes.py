@@ -24,7 +24,6 @@ from torch.multiprocessing.spawn import ProcessException
 from fabric_train.errors import DivergedError, InputError
 from fabric_train.fabric import (
     Accelerator,
-    Precision,
     build_ddp,
     check_world,
     choose_accelerator,
@@ -32,6 +31,7 @@ from fabric_train.fabric import (
     use_one_thread,
 )
 from fabric_train.lineage import FencedError
+from fabric_train.precision import Precision, build_fabric, set_precision
 from fabric_train.strategies.ddp_spawn import DdpSpawn
 from fabric_train.worker_env import WorkerEnv, World
 
@@ -63,14 +63,15 @@ def launch_processes(
     strategy.check_start(env.world)
     count = strategy.processes
     chosen = choose_accelerator(accelerator, describe_node(0, count, 0) if count else None)
+    set_precision(strategy, precision, chosen)
     count = count or (torch.cuda.device_count() if chosen == "cuda" else 2)
     environment = OwnNode()
-    fabric = Fabric(
-        accelerator=chosen,
+    fabric = build_fabric(
+        precision,
+        chosen,
+        environment,
         devices=count,
         strategy=build_ddp(chosen, strategy.start_method),
-        precision=precision,
-        plugins=[environment],
     )
     errors = multiprocessing.get_context(strategy.start_method).SimpleQueue()
     work = Work(function, arguments, env, count, environment.main_port, errors)

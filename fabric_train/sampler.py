@@ -62,6 +62,19 @@ def plan_shard_size(global_batch_size: int, virtual_shards: int) -> int:
     return global_batch_size // virtual_shards
 
 
+def check_accumulation(parts: int, replicas: int, global_batch_size: int) -> None:
+    """Raises InputError, with the numbers that work, unless the batch has so many equal parts."""
+    if global_batch_size % (parts * replicas):
+        fit = [str(n) for n in range(1, 65) if global_batch_size % (n * replicas) == 0]
+        raise InputError(
+            f"--accumulate {parts}: {global_batch_size} samples cannot be cut into {parts} equal "
+            f"parts for each of {replicas} processes",
+            f"--accumulate {' or '.join(fit)}"
+            if fit
+            else f"--global_batch_size {parts * replicas}, or a multiple of it",
+        )
+
+
 def fingerprint_tensors(tensors: Iterable[torch.Tensor]) -> str:
     """SHA-256 of a data set in CPU memory: types, shapes and bytes, in order."""
     digest = hashlib.sha256()
@@ -107,9 +120,12 @@ class GlobalBatchSampler(Sampler[list[Any]]):
         with_epochs: bool = False,
     ) -> None:
         if global_batch_size > size:
+            fits = size - size % virtual_shards
             raise InputError(
                 f"global_batch_size={global_batch_size} is more than the {size} training samples",
-                f"--global_batch_size {size - size % virtual_shards} or less",
+                f"--global_batch_size {fits} or less"
+                if fits
+                else f"more samples, or at most {size} processes and virtual shards",
             )
         self.virtual_shards = virtual_shards
         self.shards = plan_rank_shards(virtual_shards, rank, world_size)

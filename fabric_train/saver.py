@@ -41,7 +41,15 @@ from fabric_train.memory import (
 from fabric_train.parts import as_pieces, is_sharded
 from fabric_train.ranks import Ranks
 from fabric_train.retention import Interval, Keep, Timer, observe_mtbf_s
-from fabric_train.snapshot import Snapshot, capture, is_state, read_shards, read_tensors, restore
+from fabric_train.snapshot import (
+    OPTIMIZER,
+    Snapshot,
+    capture,
+    is_state,
+    read_shards,
+    read_tensors,
+    restore,
+)
 
 if TYPE_CHECKING:
     from fabric_train.strategies.strategy import Strategy
@@ -76,6 +84,9 @@ class Saver:
         self.config = dict(config or {})
         self.may_differ: frozenset[str] = frozenset()
         """Keys of ``config`` that a resumed run need not share."""
+        self.only_trained = False
+        """Whether weights that need no gradient are left out. ``config`` has to tell which they
+        are: a resume finds them in the model."""
         self._generation = generation
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
@@ -111,7 +122,7 @@ class Saver:
         nodes have to share and do not, and FencedError if a later group has begun.
         """
         sharded = is_sharded(model)
-        shapes = capture(model, optimizer).shapes if sharded or self._leads else {}
+        shapes = self._capture(model, optimizer).shapes if sharded or self._leads else {}
         if sharded:
             shapes = self.ranks.merge(shapes)
         has_rows = strategy is not None and strategy.has_rows
@@ -120,9 +131,9 @@ class Saver:
         if found is None:
             return None
         if sharded:
-            live = capture(model, optimizer, whole=True)
+            live = self._capture(model, optimizer, whole=True)
             for name, tensor in live.tensors.items():
-                if name not in found.manifest.tensors:
+                if name.startswith(OPTIMIZER):
                     tensor.zero_()  # the state of a weight that has had no gradient so far
             read_shards(as_pieces(live.tensors, live.cuts), found.path, self.ranks.group)
             tensors = live.tensors
@@ -186,7 +197,10 @@ class Saver:
                 for config in (found.manifest.config, self.config)
             )
             differences = find_differences(saved, current)
-            differences += find_differences(found.manifest.tensors, shapes)
+            before = found.manifest.tensors
+            if self.only_trained:  # more of them may be trained from now on
+                shapes = {name: shape for name, shape in shapes.items() if name in before}
+            differences += find_differences(before, shapes)
             if differences:
                 raise InputError(
                     f"the checkpoint {found.path} belongs to another training: "
@@ -310,6 +324,11 @@ class Saver:
             self._say(f"no checkpoint of step {outcome.step} was written: {outcome.error}; {last}")
         return outcome
 
+    def _capture(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool = False
+    ) -> Snapshot:
+        return capture(model, optimizer, whole=whole, only_trained=self.only_trained)
+
     def _stage(self, snapshot: Snapshot) -> Any:
         """A copy of its tensors in host memory, in the place of the last one."""
         tensors = dict(snapshot.tensors)
@@ -365,7 +384,7 @@ class Saver:
             return False
         snapshot = Snapshot(tensors=rows, values={})
         if sharded or self._leads:
-            state = capture(model, optimizer)
+            state = self._capture(model, optimizer)
             snapshot = replace(state, tensors={**state.tensors, **memory})
         began_at = self._clock()
         staged: Any = self._stage(snapshot)

@@ -11,7 +11,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +66,23 @@ def is_state(name: str) -> bool:
     return name.startswith((MODEL, OPTIMIZER))
 
 
-def capture(model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool = False) -> Snapshot:
+def capture(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    whole: bool = False,
+    only_trained: bool = False,
+) -> Snapshot:
     """The current state by reference, under names that do not depend on wrappers such as DDP.
 
     Leaves out an optimizer that has made no step: torch would have to make one to know its state.
-    ``whole`` lets it do that, for a state that is overwritten afterwards.
+    ``whole`` lets it do that, for a state that is overwritten afterwards. ``only_trained`` leaves
+    out weights that need no gradient.
     """
     weights, moments = get_state_dict(
-        model, optimizer if whole or optimizer.state else [], options=_OPTIONS
+        model,
+        optimizer if whole or optimizer.state else [],
+        options=replace(_OPTIONS, ignore_frozen_params=only_trained),
     )
     flat: dict[str, Any] = {MODEL + name: value for name, value in weights.items()}
     flat |= {OPTIMIZER + name: value for name, value in moments.items()}
@@ -89,6 +98,8 @@ def name_cuts(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str
     """The cuts of a model's parts, and of the optimizer's tensors that are cut as these."""
     named: dict[str, Cut] = {}
     for weight, cut in find_cuts(model).items():
+        if MODEL + weight not in tensors:
+            continue  # frozen
         shape, state = tensors[MODEL + weight].shape, f"{OPTIMIZER}state.{weight}."
         named[MODEL + weight] = cut
         named |= {
@@ -100,9 +111,12 @@ def name_cuts(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str
 
 
 def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Loads a state; its tensors must be shaped and sharded as those of ``capture``."""
+    """Loads a state; its tensors must be shaped and sharded as those of ``capture``.
+
+    Weights that it has not, which were frozen when it was saved, stay as they are.
+    """
     flat: dict[str, Any] = {**snapshot.tensors, **snapshot.values}
-    set_model_state_dict(model, _below(flat, MODEL))
+    set_model_state_dict(model, _below(flat, MODEL), options=StateDictOptions(strict=False))
     # JSON has no tuples, and torch compares some of these by type.
     moments: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
@@ -113,7 +127,8 @@ def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimiz
         initial = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
         for name, value in initial.items():
             if name.startswith("state.") and isinstance(value, torch.Tensor):
-                moments.setdefault(name, torch.zeros_like(value))
+                value = torch.zeros_like(value)
+            moments.setdefault(name, value)
         set_optimizer_state_dict(model, optimizer, moments, options=_OPTIONS)
 
 

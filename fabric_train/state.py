@@ -6,11 +6,14 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from fabric_train.precision import LossScaler
 
 
 @dataclass(kw_only=True)
@@ -22,6 +25,7 @@ class TrainState:
     the epoch and the place in it follow from ``sample``. ``train_loss`` is the mean of the last
     whole epoch, ``epoch_loss`` the sum over ``epoch_steps`` of the current one. ``best_loss`` is
     the lowest validation loss, ``stale_epochs`` how many epochs have not fallen below it.
+    ``scaler`` is there in ``16-mixed``.
     """
 
     model: nn.Module
@@ -33,8 +37,9 @@ class TrainState:
     epoch_steps: int = 0
     best_loss: float = math.inf
     stale_epochs: int = 0
+    scaler: LossScaler | None = None
 
-    def to_json(self) -> dict[str, float | None]:
+    def to_json(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the tensors and the step; JSON has no NaN."""
         return {
             "train_loss": self.train_loss if math.isfinite(self.train_loss) else None,
@@ -43,6 +48,7 @@ class TrainState:
             "epoch_steps": self.epoch_steps,
             "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
             "stale_epochs": self.stale_epochs,
+            **({"scaler": self.scaler.to_json()} if self.scaler else {}),
         }
 
     def load_json(self, values: Mapping[str, Any]) -> None:
@@ -54,6 +60,8 @@ class TrainState:
         best = values.get("best_loss")
         self.best_loss = math.inf if best is None else best
         self.stale_epochs = values.get("stale_epochs", 0)
+        if self.scaler and "scaler" in values:
+            self.scaler.load_json(values["scaler"])
 
 
 def has_finite_weights(model: nn.Module) -> bool:

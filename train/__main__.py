@@ -44,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
         record(run)()
     except InputError as error:
         # One write, because print writes the newline apart, after other ranks' lines.
-        sys.stderr.write(f"train: {error}\n")
+        told = [str(error), *getattr(error, "__notes__", ())]
+        sys.stderr.write("train: " + "\n  ".join(told) + "\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("train: interrupted\n")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
+from torch import nn
 from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -17,18 +19,25 @@ from fabric_train.continuity import Continuity
 from fabric_train.environment import read_environment
 from fabric_train.errors import InputError
 from fabric_train.ledger import Ledger
+from fabric_train.manifest import CheckpointManifest
+from fabric_train.precision import convert_model
 from fabric_train.preemption import ignore_sigterm
 from fabric_train.ranks import rank_zero_first
 from fabric_train.sampler import GlobalBatchSampler, fingerprint_tensors
 from fabric_train.saver import Saver
-from fabric_train.state import TrainState
+from fabric_train.state import TrainState, digest_weights
 from fabric_train.strategies import make_strategy
+from fabric_train.strategies.ddp import sync_batch_norm
 from fabric_train.strategies.strategy import Strategy, find_place
+from fabric_train.transfer import freeze, group_weights, read_pretrained
 from fabric_train.worker_env import WorkerEnv
 from train.config import TrainConfig, fingerprint
 from train.resume import plan_interval
 from train.schedule import Schedule, plan_batch_size, plan_schedule
 from train.workloads import WORKLOADS, Workload
+
+PRETRAINED_FILE = "pretrained.pt"
+"""Beside the checkpoints, which hold only what was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,16 @@ class Run:
     workload: Workload
     continuity: Continuity
     ledger: Ledger
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the pretrained weights stay as they are in this part of the training."""
+        return not all(weight.requires_grad for weight in self.state.model.parameters())
+
+    @property
+    def lr_shares(self) -> tuple[float, float]:
+        """What the learning rate is multiplied by: for new weights, and for pretrained ones."""
+        return 1.0, self.config.unfreeze_lr / self.config.lr
 
     @property
     def leads(self) -> bool:
@@ -78,8 +97,9 @@ def build(
     ledger: Ledger,
     strategy: Strategy,
     virtual_shards: int,
+    earlier: CheckpointManifest | None = None,
 ) -> Run:
-    """Data and a new model, with the same weights on every rank."""
+    """Data and a new model, with the same weights on every rank; ``earlier`` will be loaded."""
     if config.reduction != "scaled":  # whose shards follow the world
         config = dataclasses.replace(config, virtual_shards=virtual_shards)
     fabric.seed_everything(config.seed, workers=True, verbose=False)
@@ -96,17 +116,16 @@ def build(
         with_epochs=config.shift_images,
     )
     generator = torch.Generator()
-    model = workload.build_model(config)
-    if config.compile:
-        model.compile()  # in place, so that no name in a checkpoint changes
+    model, pretrained = build_model(config, workload, fabric, saver, earlier)
     _, optimizer = strategy.setup(
         model if strategy.places_model else fabric.to_device(model),
-        lambda weights: AdamW(weights, lr=config.lr, weight_decay=config.weight_decay, fused=True),
+        lambda weights: build_optimizer(config, group_weights(weights, strategy.bare, pretrained)),
         find_place(fabric.device, env.world),
         virtual_shards=virtual_shards,
     )
-    state = TrainState(model=strategy.bare, optimizer=optimizer)
-    saver.config = {**fingerprint(config), **read_facts(config, fabric, train_set, strategy)}
+    state = TrainState(model=strategy.bare, optimizer=optimizer, scaler=strategy.scaler)
+    facts = read_facts(config, fabric, train_set, strategy, pretrained)
+    saver.config, saver.only_trained = {**fingerprint(config), **facts}, bool(pretrained)
     return Run(
         config=config,
         env=env,
@@ -132,6 +151,40 @@ def build(
     )
 
 
+def build_model(
+    config: TrainConfig,
+    workload: Workload,
+    fabric: Fabric,
+    saver: Saver,
+    earlier: CheckpointManifest | None,
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A model as the options want it, and those of its weights that were trained before."""
+    model, pretrained = workload.build_model(config), dict[str, torch.Tensor]()
+    if pretrain := getattr(workload, "pretrain", None):
+        path = saver.store.folder / PRETRAINED_FILE
+        pretrained = read_pretrained(path, lambda: pretrain(config), saver.ranks)
+        model.load_state_dict(pretrained, strict=False)
+        if not is_unfrozen(config, earlier):
+            freeze(model, pretrained)
+    if config.sync_batchnorm:
+        model = sync_batch_norm(model, fabric.device, fabric.world_size)
+    model = convert_model(model, config.precision)
+    if config.compile:
+        model.compile()  # in place, so that no name in a checkpoint changes
+    return model, pretrained
+
+
+def build_optimizer(config: TrainConfig, groups: list[dict[str, Any]]) -> AdamW:
+    """The optimizer of these groups of weights."""
+    return AdamW(groups, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+
+
+def is_unfrozen(config: TrainConfig, earlier: CheckpointManifest | None) -> bool:
+    """Whether the next step trains the pretrained weights too."""
+    step = earlier.step if earlier else 0
+    return config.unfreeze_at_step is not None and step >= config.unfreeze_at_step
+
+
 def load_data(
     config: TrainConfig, workload: Workload
 ) -> tuple[TensorDataset, TensorDataset, TensorDataset]:
@@ -139,6 +192,11 @@ def load_data(
     with rank_zero_first():
         dataset, test_set = workload.load(config)
     size = len(dataset) - round(len(dataset) * config.val_share)
+    if config.val_share and size == len(dataset):
+        raise InputError(
+            f"--val_share {config.val_share} keeps back none of {size} samples",
+            f"--val_share {1 / size:.2g} or more",
+        )
     first, last = (
         TensorDataset(*(tensor[part] for tensor in dataset.tensors))
         for part in (slice(0, size), slice(size, None))
@@ -171,10 +229,16 @@ def choose_strategy(config: TrainConfig) -> Strategy:
 
 
 def read_facts(
-    config: TrainConfig, fabric: Fabric, dataset: TensorDataset, strategy: Strategy
+    config: TrainConfig,
+    fabric: Fabric,
+    dataset: TensorDataset,
+    strategy: Strategy,
+    pretrained: Mapping[str, torch.Tensor],
 ) -> dict[str, str]:
     """What a checkpoint and the run that resumes it must share besides the options."""
     facts = {"dataset": fingerprint_tensors(dataset.tensors), **strategy.facts()}
+    if pretrained:
+        facts["pretrained"] = digest_weights(pretrained)
     if config.reduction == "exact":
         facts |= read_environment(fabric.device)
     return facts

@@ -35,10 +35,15 @@ Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 class TrainConfig:
     """Trains a small network on one device or, under torchrun, on all devices of the job."""
 
-    workload: Literal["digits", "charlm"] = "digits"
+    workload: Literal["digits", "charlm", "transfer"] = "digits"
     """What is trained: `digits` is a small CNN on the 1,797 handwritten digits that come with
-    scikit-learn, `charlm` a character-level transformer on sources of Python's own library; nothing
-    is downloaded."""
+    scikit-learn, `charlm` a character-level transformer on sources of Python's own library,
+    `transfer` a network for digits 5 to 9 that has first learned 0 to 4; nothing is downloaded."""
+    unfreeze_at_step: NonNegativeInt | None = None
+    """The optimizer step from which on the pretrained weights of `transfer` are trained too;
+    without it they stay as they are."""
+    unfreeze_lr: PositiveFloat = 3e-4
+    """Highest learning rate of the pretrained weights."""
     model_size: Literal["tiny", "small", "medium", "gpt2-small"] = "tiny"
     """How large the transformer of `charlm` is: `tiny` trains on two cores, `gpt2-small` has 12
     layers of 768 and a context of 1,024 characters."""
@@ -72,6 +77,14 @@ class TrainConfig:
     `val_share`."""
     compile: bool = False
     """Compile the model by torch.compile; the first steps of each start are slow."""
+    checkpoint_activations: bool = False
+    """Keep only the input of each block of `charlm`, and compute the rest again in the backward
+    pass: less memory, a third more work, the same numbers."""
+    batch_norm: bool = False
+    """BatchNorm in `digits`, in place of GroupNorm."""
+    sync_batchnorm: bool = False
+    """Convert every BatchNorm to SyncBatchNorm, which takes the mean over all processes. torch has
+    it for GPUs only."""
     strategy: str = "ddp"
     """How the processes train one model together; docs/strategies.md says which to choose."""
     strategy_options: dict[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
@@ -93,8 +106,13 @@ class TrainConfig:
     """Optimizer steps over which the learning rate rises."""
     weight_decay: NonNegativeFloat = 0.05
     """Weight decay of AdamW."""
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    """Number format of the forward and backward pass; weights stay 32-bit."""
+    precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true"] = "32-true"
+    """Number format of the forward and backward pass; `mixed` leaves the weights in 32 bits.
+    `16-mixed` scales the loss, and leaves out a step whose gradient overflows; docs/strategies.md
+    says which strategies train in it."""
+    sanity_pass: bool = False
+    """Before a new training begins: one step, one batch of the validation, one checkpoint. They are
+    thrown away, and change nothing in the training."""
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; `auto` takes CUDA where it is present."""
     seed: Seed = 0  # type: ignore[valid-type]
@@ -135,6 +153,8 @@ MAY_DIFFER_ON_RESUME = frozenset(
         "accumulate",
         "patience",
         "compile",
+        "sanity_pass",
+        "checkpoint_activations",
         "accelerator",
         "num_workers",
         "strategy",
@@ -189,6 +209,16 @@ def parse_config(arguments: Sequence[str]) -> TrainConfig:
     config = TrainConfig(**{name: given[name] for name in FIELDS})
     if config.patience and not config.val_share:
         raise InputError("--patience watches the validation loss", "--val_share 0.1")
+    if config.unfreeze_at_step is not None and config.workload != "transfer":
+        raise InputError(
+            f"--unfreeze_at_step: workload={config.workload} has no pretrained weights",
+            "--workload transfer",
+        )
+    for option, needs in (("checkpoint_activations", "charlm"), ("batch_norm", "digits")):
+        if getattr(config, option) and config.workload != needs:
+            raise InputError(
+                f"--{option}: not with workload={config.workload}", f"--workload {needs}"
+            )
     if config.accumulate and (config.virtual_shards or config.reduction == "exact"):
         raise InputError("--accumulate is another word for --virtual_shards", "give one of them")
     return config

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +20,7 @@ from fabric_train.errors import InputError
 from fabric_train.fabric import launch_fabric, leave_world
 from fabric_train.ledger import FirstStep, Ledger, TrainEnded, open_ledger
 from fabric_train.manifest import CheckpointManifest
+from fabric_train.precision import set_precision
 from fabric_train.processes import launch_processes
 from fabric_train.randomness import derive_seed, seed_generators
 from fabric_train.reduction import align
@@ -35,6 +36,7 @@ from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
 from train.report import format_hardware_table, read_rank_device, read_versions
 from train.resume import check_resize, choose_virtual_shards, may_replan_shards, open_saver
+from train.sanity import try_all_parts
 
 
 def train(
@@ -65,6 +67,15 @@ def train(
     return metrics
 
 
+@dataclass
+class Course:
+    """What one process' training measures, through all of its parts."""
+
+    began_at: float = field(default_factory=time.monotonic)
+    meter: Meter = field(default_factory=Meter)
+    resumed_from_step: int | None = None
+
+
 def train_in_process(fabric: Fabric, env: WorkerEnv, config: TrainConfig) -> Metrics:
     """The training in a process that ``launch_processes`` has started."""
     return train_in_world(config, env, open_ledger(env), fabric)
@@ -78,11 +89,28 @@ def train_in_world(
     verb: str = "fit",
 ) -> Metrics:
     """The whole training, with ``fabric`` if it is there; leaves the process group open."""
-    strategy = choose_strategy(config)
-    try:
-        return train_by(strategy, config, env, ledger, fabric, verb)
-    finally:
-        strategy.close()
+    strategy, course = choose_strategy(config), Course()
+    # Before the process group, so that a wrong batch size is refused without waiting for nodes.
+    replicas = strategy.count_replicas(env.world_size)
+    plan_rank_shards(choose_virtual_shards(config, env, strategy, None), 0, replicas)
+    while True:
+        try:
+            if fabric is None:
+                fabric = launch_fabric(
+                    env,
+                    accelerator=config.accelerator,
+                    precision=config.precision,
+                    strategy=strategy,
+                )
+            else:
+                set_precision(strategy, config.precision, fabric.device.type)
+            metrics = train_by(strategy, config, env, ledger, fabric, verb, course)
+        finally:
+            strategy.close()
+        if metrics is not None:
+            return metrics
+        # Through a checkpoint, as any start would: no strategy can add weights that it trains.
+        strategy = choose_strategy(config)
 
 
 def train_by(
@@ -90,56 +118,69 @@ def train_by(
     config: TrainConfig,
     env: WorkerEnv,
     ledger: Ledger,
-    fabric: Fabric | None,
+    fabric: Fabric,
     verb: str,
-) -> Metrics:
-    """The training with one strategy."""
-    began_at = time.monotonic()
-    # Before the process group, so that a wrong batch size is refused without waiting for nodes.
-    replicas = strategy.count_replicas(env.world_size)
-    plan_rank_shards(choose_virtual_shards(config, env, strategy, None), 0, replicas)
-    fabric = fabric or launch_fabric(
-        env, accelerator=config.accelerator, precision=config.precision, strategy=strategy
-    )
+    course: Course,
+) -> Metrics | None:
+    """The training with one strategy; None where it goes on with more weights to train."""
     saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
     earlier = saver.look()
+    if verb != "fit" and earlier is None:
+        raise InputError(
+            f"{verb}: no checkpoint in {saver.store.folder}", "--checkpoint_dir FOLDER"
+        )
     check_resize(strategy, env, earlier)
     shards = choose_virtual_shards(config, env, strategy, earlier)
-    run = build(config, env, fabric, saver, ledger, strategy, shards)
+    if config.sanity_pass and verb == "fit" and earlier is None:
+        try_all_parts(config, env, fabric, shards, take_first_step)
+    run = build(config, env, fabric, saver, ledger, strategy, shards, earlier)
     if verb != "fit":
         return look(run, verb)
-    show_hardware(run)
+    if course.resumed_from_step is None:
+        show_hardware(run)
     describe(run, shards, earlier)
-    meter = Meter()
     try:
         resumed_from_step, checkpoint = resume(run)
-        run = replace(run, schedule=run.schedule.anchored(run.state.step, run.state.sample))
-        checkpoint = fit(run, meter, build_progress(run, meter)) or checkpoint
+        if course.resumed_from_step is None:
+            course.resumed_from_step = resumed_from_step
+        schedule = run.schedule.anchored(run.state.step, run.state.sample)
+        if run.is_frozen:
+            schedule = schedule.cut(config.unfreeze_at_step)
+        run = replace(run, schedule=schedule)
+        checkpoint = fit(run, course.meter, build_progress(run, course.meter)) or checkpoint
     finally:
         run.continuity.close()
-    scores = evaluate(run.fabric, strategy, run.test_set, run.workload)
+    if run.is_frozen and not has_stopped(run) and run.state.step == config.unfreeze_at_step:
+        run.say(f"the pretrained weights are trained too, from step {run.state.step} on")
+        return None
+    return finish(run, course, checkpoint)
 
+
+def finish(run: Run, course: Course, checkpoint: Path | None) -> Metrics:
+    """Tests, writes metrics.json and says what came out."""
+    strategy, meter = run.strategy, course.meter
     metrics: Metrics = {
-        **scores,
+        **evaluate(run.fabric, strategy, run.test_set, run.workload),
         "train_loss": run.state.to_json()["train_loss"],
-        "duration_s": time.monotonic() - began_at,
+        "duration_s": time.monotonic() - course.began_at,
         "fit_s": meter.elapsed_s,
         "samples_per_s": meter.steps_per_s * run.schedule.batch_size,
         "median_step_s": meter.median_step_s,
         "first_step_at": meter.first_step_at,
         "steps": run.state.step,
+        "skipped_steps": strategy.scaler.skipped if strategy.scaler else 0,
         "epochs": run.schedule.epoch_of(run.state.step),
-        "resumed_from_step": resumed_from_step,
+        "resumed_from_step": course.resumed_from_step or 0,
         "world_size": run.fabric.world_size,
         "global_batch_size": run.schedule.batch_size,
         "checkpoint": str(checkpoint),
         "weights_sha256": digest_weights(strategy.gather_weights()),
     }
-    if run.leads and env.run_dir:
+    if run.leads and run.env.run_dir:
         # A full disk must not make a finished training fail.
         with contextlib.suppress(OSError):
-            write_metrics(env.run_dir, metrics)
-    ledger.write(TrainEnded(step=run.state.step))
+            write_metrics(run.env.run_dir, metrics)
+    run.ledger.write(TrainEnded(step=run.state.step))
     run.say(format_summary(metrics))
     run.fabric.barrier()
     return metrics
@@ -172,9 +213,6 @@ def describe(run: Run, shards: int, earlier: CheckpointManifest | None) -> None:
 def look(run: Run, verb: str) -> Metrics:
     """Validates, tests or predicts with the newest checkpoint; metrics have the scores alone."""
     path = run.continuity.load()
-    if path is None:
-        folder = run.continuity.saver.store.folder
-        raise InputError(f"{verb}: no checkpoint in {folder}", "--checkpoint_dir FOLDER")
     run.say(f"step {run.state.step}: {path}")
     if verb == "predict":
         target = (run.env.run_dir or Path()) / PREDICTIONS_FILE
@@ -233,8 +271,6 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
         batches = iter(seek(run, epoch=epoch, stop_step=stop_step))
         losses = EpochLoss(run)
         while state.step < stop_step:
-            for group in state.optimizer.param_groups:
-                group["lr"] = schedule.lr_at(state.step)
             loss = take_step(run, batches)
             state.step += 1
             state.sample += schedule.batch_size
@@ -282,7 +318,7 @@ def on_step(run: Run, loss: torch.Tensor, meter: Meter, progress: Progress) -> N
         torch.cuda.synchronize()  # otherwise the first step counts when it is only queued
     meter.on_step()
     progress.on_step(run.state.step, loss)
-    if meter.steps == 1:
+    if run.state.step == run.schedule.first_step + 1:
         run.ledger.write(FirstStep(step=run.state.step))
     else:
         run.ledger.on_step(run.state.step, run.schedule.batch_size, loss.item)
@@ -309,20 +345,31 @@ class EpochLoss:
         self._state.epoch_steps = self._steps
 
 
+def take_first_step(run: Run) -> None:
+    """The first step of a training; raises DivergedError if its loss is not finite."""
+    loss = take_step(run, iter(seek(run, epoch=0, stop_step=1)))
+    check_finite(loss.item(), 1)
+
+
 def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
     """One optimizer step over this rank's virtual shards; returns the mean of their losses."""
-    config, strategy = run.config, run.strategy
+    config, strategy, scaler = run.config, run.strategy, run.strategy.scaler
+    for group, share in zip(run.state.optimizer.param_groups, run.lr_shares, strict=False):
+        group["lr"] = run.schedule.lr_at(run.state.step) * share
     loss = strategy.run_step(
         RankBatch(
             shards=run.sampler.shards,
             # Exact sums need inputs that start at the same places in memory.
             batches=map(align, batches) if config.reduction == "exact" else batches,
-            loss=mean_loss,
+            loss=mean_loss if scaler is None else lambda *given: scaler.scale(mean_loss(*given)),
             # Seeded for each shard, so that it drops the same units on every rank.
             begin=lambda shard: seed_generators(config.seed, run.state.step, shard),
             autocast=run.fabric.autocast,
         )
     )
+    if scaler is not None:
+        loss = scaler.unscale_loss(loss)
+        scaler.unscale_(strategy.optimizer)
     if config.max_grad_norm:
         strategy.clip(config.max_grad_norm)
     strategy.step(run.state.step)

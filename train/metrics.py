@@ -28,6 +28,7 @@ class Metrics(Scores):
     """The content of metrics.json; losses are means, times are in seconds.
 
     ``train_loss``: of the last whole epoch, or up to the last step; None where neither is known.
+    ``skipped_steps``: those of ``steps`` whose gradient overflowed in float16.
     """
 
     train_loss: float | None
@@ -37,6 +38,7 @@ class Metrics(Scores):
     median_step_s: float
     first_step_at: float
     steps: int
+    skipped_steps: int
     epochs: int
     resumed_from_step: int
     world_size: int
@@ -49,11 +51,13 @@ def format_summary(metrics: Metrics) -> str:
     """The last lines of a run."""
     bits = metrics.get("test_bits_per_character")
     per_character = f", {bits:.3f} bits per character" if bits is not None else ""
+    overflows = metrics["skipped_steps"]
+    skipped = f", {overflows} of them left out after an overflow," if overflows else ""
     return (
         f"test accuracy {metrics['test_accuracy']:.4f}, test loss {metrics['test_loss']:.4f}"
         f"{per_character} "
         f"({metrics['test_samples']} samples)\n"
-        f"trained {metrics['steps']} steps in {metrics['fit_s']:.1f} s "
+        f"trained {metrics['steps']} steps{skipped} in {metrics['fit_s']:.1f} s "
         f"({metrics['samples_per_s']:,.0f} samples/s), {metrics['duration_s']:.1f} s in all\n"
         f"checkpoint {metrics['checkpoint']}"
     )

@@ -42,8 +42,11 @@ class Meter:
         """Unix seconds at the end of the first optimizer step, 0 before."""
 
     def start(self) -> None:
-        """The training begins now."""
-        self._started = self._last_step = self._clock()
+        """The training begins now, or goes on in another part."""
+        self._last_step = self._clock()
+        self._stopped = None
+        if not self.steps:
+            self._started = self._last_step
 
     def on_step(self) -> None:
         """A step has ended."""

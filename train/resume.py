@@ -9,7 +9,7 @@ from pathlib import Path
 from fabric_train.errors import InputError
 from fabric_train.manifest import CheckpointManifest
 from fabric_train.retention import Interval, Keep
-from fabric_train.sampler import plan_virtual_shards
+from fabric_train.sampler import check_accumulation, plan_virtual_shards
 from fabric_train.saver import Saver
 from fabric_train.strategies.strategy import Strategy
 from fabric_train.worker_env import CHECKPOINTS_DIR, WorkerEnv
@@ -27,7 +27,10 @@ def choose_virtual_shards(
     """
     replicas = strategy.count_replicas(env.world_size)
     largest_world = max(env.world_size, env.max_world_size or 1)
-    given = config.accumulate * replicas if config.accumulate else config.virtual_shards
+    given = config.virtual_shards
+    if config.accumulate:
+        given = config.accumulate * replicas
+        check_accumulation(config.accumulate, replicas, plan_batch_size(config, replicas))
     if given is None and config.reduction == "scaled":
         given = replicas
     if given is None and earlier:

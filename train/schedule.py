@@ -38,6 +38,11 @@ class Schedule:
         """The same schedule, continued after ``step`` steps that took ``sample`` samples."""
         return dataclasses.replace(self, first_step=step, first_sample=sample)
 
+    def cut(self, stop_step: int | None) -> Schedule:
+        """The same schedule, of which a part up to ``stop_step`` is trained; None for no limit."""
+        stops = [stop for stop in (self.max_steps, stop_step) if stop is not None]
+        return dataclasses.replace(self, max_steps=min(stops, default=None))
+
     @property
     def batches_per_epoch(self) -> Fraction:
         """Steps of one epoch; a fraction if an epoch ends within a step."""

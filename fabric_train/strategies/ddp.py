@@ -11,12 +11,13 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from fabric_train.environment import make_deterministic
 from fabric_train.errors import InputError
 from fabric_train.reduction import ExactReduction, FastReduction
-from fabric_train.strategies.strategy import Strategy
+from fabric_train.strategies.strategy import EVERY_PRECISION, Strategy
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Ddp(Strategy):
 
     name: ClassVar[str] = "ddp"
     is_exact: ClassVar[bool] = True
+    precisions: ClassVar[frozenset[str]] = EVERY_PRECISION
 
     exact: bool = False
     """Add the virtual shards in one order, for the same bits at any number of processes."""
@@ -64,6 +66,21 @@ class Ddp(Strategy):
 
     def finish(self) -> None:
         self._reduction.finish()
+
+
+def sync_batch_norm(model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
+    """The model with a SyncBatchNorm for each BatchNorm; raises InputError where that cannot be."""
+    if not any(isinstance(part, _BatchNorm) for part in model.modules()):
+        raise InputError("--sync_batchnorm: the model has no BatchNorm", "leave it out")
+    if device.type == "cpu" and world_size > 1:
+        raise InputError(
+            f"--sync_batchnorm: torch has SyncBatchNorm for GPUs only, and {world_size} processes "
+            "train on CPUs",
+            "leave it out, so that each process normalises by its own samples, or use GroupNorm, "
+            "which needs no other process",
+        )
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return converted
 
 
 def check_sync_batchnorm(model: nn.Module, virtual_shards: int, world_size: int) -> None:

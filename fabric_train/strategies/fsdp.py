@@ -8,8 +8,8 @@ backward pass; its gradients are averaged and cut in the last backward pass of a
 losses are those of one process up to rounding. The same code runs on GPUs and on CPUs.
 
 Options: ``reshard``, ``offload``, ``span``, ``units``, ``unit_elements``. With ``--precision
-bf16-mixed`` weights are gathered and used in bfloat16; gradients are averaged, and weights updated,
-in 32 bits.
+bf16-mixed`` or ``16-mixed`` weights are gathered and used in 16 bits; gradients are averaged, and
+weights updated, in 32 bits.
 
 Memory of a process, for P weights of 4 bytes under AdamW and W processes: 16 P / W for its part of
 weights, gradients and moments, 4 for each weight of the largest two units and of what is in no
@@ -50,7 +50,7 @@ from fabric_train.communication.sharding import (
     sync_gradients,
 )
 from fabric_train.errors import InputError
-from fabric_train.strategies.strategy import Device, RankBatch, Strategy
+from fabric_train.strategies.strategy import EVERY_PRECISION, Device, RankBatch, Strategy
 
 if TYPE_CHECKING:
     from lightning.fabric.strategies.strategy import Strategy as FabricStrategy
@@ -62,13 +62,14 @@ if TYPE_CHECKING:
 class Fsdp(Strategy):
     """Fully sharded data parallel (FSDP2, ``fully_shard``), on GPUs and CPUs: each process holds
     a part of every weight, gradient and moment. A unit's weights are gathered before its
-    forward and its backward pass (with ``--precision bf16-mixed`` in bfloat16). Refused:
-    weights without a dimension, weights of several types in one unit.
+    forward and its backward pass (with ``--precision bf16-mixed`` or ``16-mixed`` in 16 bits).
+    Refused: weights without a dimension, weights of several types in one unit.
     """
 
     name: ClassVar[str] = "fsdp"
     is_sharded: ClassVar[bool] = True
     equal_rounds: ClassVar[bool] = True
+    precisions: ClassVar[frozenset[str]] = EVERY_PRECISION
 
     reshard: bool = True
     """Drop the other processes' weights after each unit's forward pass, and gather them anew for
@@ -122,9 +123,10 @@ class Fsdp(Strategy):
 
     def plan_precision(self) -> MixedPrecisionPolicy | None:
         """The types to gather, compute and average in."""
-        if self.precision != "bf16-mixed":
+        types = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+        if self.precision not in types:
             return None
-        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        return MixedPrecisionPolicy(param_dtype=types[self.precision], reduce_dtype=torch.float32)
 
     def plan_offload(self) -> CPUOffloadPolicy | None:
         """Where the parts lie between uses."""

@@ -30,7 +30,7 @@ from fabric_train.communication.pipeline import PipelineStages
 from fabric_train.errors import InputError
 from fabric_train.parts import clip_over_ranks, gather_members
 from fabric_train.reduction import assign_gradients, flatten_gradients
-from fabric_train.strategies.strategy import Device, RankBatch, Strategy
+from fabric_train.strategies.strategy import EVERY_PRECISION, Device, RankBatch, Strategy
 from fabric_train.strategies.tp import check_size, make_mesh
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Pipeline(Strategy):
     name: ClassVar[str] = "pipeline"
     can_resize: ClassVar[bool] = False
     is_sharded: ClassVar[bool] = True
+    precisions: ClassVar[frozenset[str]] = EVERY_PRECISION
 
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
     """`gpipe` keeps the activations of all micro-batches, `1f1b` of at most P, `interleaved_1f1b`

@@ -32,9 +32,11 @@ from fabric_train.sampler import plan_rank_shards
 if TYPE_CHECKING:
     from lightning.fabric.strategies.strategy import Strategy as FabricStrategy
 
+    from fabric_train.precision import LossScaler
     from fabric_train.worker_env import World
 
 Device = Literal["cpu", "cuda"]
+EVERY_PRECISION = frozenset({"32-true", "16-mixed", "bf16-mixed", "bf16-true"})
 BuildOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
@@ -77,6 +79,8 @@ class Strategy:
     """Whether ``reduction: exact`` gives the same bits at any world size."""
     can_resize: ClassVar[bool] = True
     """Whether the training may go on with another number of processes."""
+    precisions: ClassVar[frozenset[str]] = frozenset({"32-true", "bf16-mixed", "bf16-true"})
+    """What it trains in; another precision is refused."""
     is_sharded: ClassVar[bool] = False
     """Whether ranks hold parts of the weights, so that all of them write a checkpoint."""
     has_rows: ClassVar[bool] = False
@@ -97,6 +101,8 @@ class Strategy:
         """Optimizer steps so far, over all restarts; a Saver sets it when it has loaded them."""
         self.precision = "32-true"
         """The program's, for a strategy that chooses types itself."""
+        self.scaler: LossScaler | None = None
+        """What the loss is multiplied by, in ``16-mixed``."""
 
     # -- before a process group -----------------------------------------------------------------
 
@@ -202,7 +208,11 @@ class Strategy:
 
     def step(self, number: int) -> None:
         """Updates the weights; ``number`` counts the optimizer steps before, over all restarts."""
-        self.optimizer.step()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.steps = number + 1
 

@@ -35,7 +35,7 @@ from fabric_train.communication.tensor_parallel import Plan, split_linears
 from fabric_train.errors import InputError
 from fabric_train.parts import clip_over_ranks, find_cuts, gather_parts
 from fabric_train.reduction import FastReduction
-from fabric_train.strategies.strategy import Device, Strategy
+from fabric_train.strategies.strategy import EVERY_PRECISION, Device, Strategy
 
 if TYPE_CHECKING:
     from fabric_train.worker_env import World
@@ -57,6 +57,7 @@ class Tp(Strategy):
     name: ClassVar[str] = "tp"
     can_resize: ClassVar[bool] = False
     is_sharded: ClassVar[bool] = True
+    precisions: ClassVar[frozenset[str]] = EVERY_PRECISION
 
     tensor_size: int = 0
     """How many processes share one copy of the model; 0 for all of them."""

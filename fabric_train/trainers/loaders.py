@@ -243,6 +243,13 @@ def plan_cut(loader: DataLoader[Any], size: int, companion: Companion) -> EpochC
         drop_last=drop_last,
         seed=companion.seed,
     )
+    if not len(cut):
+        with ending():
+            raise InputError(
+                f"the {size} samples are fewer than the global batch of {total}, and drop_last "
+                "leaves them out: there is nothing to train on",
+                f"drop_last=False, or a batch_size of at most {max(1, size // world_size)}",
+            )
     if 0 < cut.tail < world_size:
         companion.say(
             f"the last batch of an epoch has {cut.tail} samples for {world_size} processes, "

@@ -14,7 +14,7 @@ import torch
 from fabric_train.errors import DivergedError, InputError
 from fabric_train.manifest import read_manifest
 from fabric_train.snapshot import read_tensors
-from fabric_train.strategies.ddp import Ddp
+from fabric_train.strategies.ddp import Ddp, sync_batch_norm
 from fabric_train.worker_env import WorkerEnv, World
 from train.config import TrainConfig
 from train.loop import train
@@ -54,6 +54,7 @@ def test_what_train_returns_is_what_metrics_json_holds(env):
         "median_step_s": float,
         "first_step_at": float,
         "steps": int,
+        "skipped_steps": int,
         "epochs": int,
         "resumed_from_step": int,
         "world_size": int,
@@ -157,9 +158,10 @@ def test_a_checkpoint_of_other_options_is_refused_and_left_alone(env):
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-def test_a_training_without_a_number_for_a_loss_is_an_error_without_a_checkpoint(env):
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_a_training_without_a_number_for_a_loss_is_an_error_without_a_checkpoint(env, precision):
     with pytest.raises(DivergedError, match="--lr"):
-        train(TrainConfig(lr=1e30, warmup_steps=0), env)
+        train(TrainConfig(lr=1e30, warmup_steps=0, precision=precision), env)
     assert all(
         torch.isfinite(read_tensors(path)["model.0.weight"]).all() for path in checkpoints(env)
     )
@@ -217,6 +219,24 @@ def test_loader_processes_give_the_same_training(env, tmp_path):
 def test_mixed_precision_trains(env):
     metrics = train(TrainConfig(max_steps=15, precision="bf16-mixed"), env)
     assert metrics["train_loss"] < 3
+
+
+def test_one_process_has_nothing_to_synchronise_its_batch_norms_with(env, tmp_path):
+    config = TrainConfig(max_steps=3, batch_norm=True)
+    plain = train(config, env)
+    other = WorkerEnv(run_dir=tmp_path / "other")
+    synced = train(replace(config, sync_batchnorm=True), other)
+    assert synced["weights_sha256"] == plain["weights_sha256"]
+    with pytest.raises(InputError, match="the model has no BatchNorm"):
+        train(TrainConfig(sync_batchnorm=True), WorkerEnv(run_dir=tmp_path / "none"))
+
+
+def test_processes_on_cpus_are_told_that_torch_cannot_synchronise_their_batch_norms():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    with pytest.raises(InputError, match="for GPUs only, and 2 processes train on CPUs"):
+        sync_batch_norm(model, torch.device("cpu"), 2)
+    converted = sync_batch_norm(model, torch.device("cuda"), 2)
+    assert isinstance(converted[1], torch.nn.SyncBatchNorm)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from train.config import TrainConfig
 from train.metrics import Measures
-from train.workloads import charlm, digits
+from train.workloads import charlm, digits, transfer
 
 
 class Workload(Protocol):
@@ -32,4 +32,4 @@ class Workload(Protocol):
         """The test loss in the workload's usual measure, for metrics.json."""
 
 
-WORKLOADS: dict[str, Workload] = {"digits": digits, "charlm": charlm}
+WORKLOADS: dict[str, Workload] = {"digits": digits, "charlm": charlm, "transfer": transfer}

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from fabric_train.communication.tensor_parallel import Column
@@ -104,18 +105,21 @@ def describe_loss(test_loss: float) -> Measures:
 
 def build_model(config: TrainConfig) -> nn.Module:
     """A decoder-only transformer to logits of shape [batch, context, 128]."""
-    return Transformer(SIZES[config.model_size], config.dropout)
+    size = SIZES[config.model_size]
+    return Transformer(size, config.dropout, recomputes=config.checkpoint_activations)
 
 
 class Transformer(nn.Module):
     """GPT-2's architecture: norms before each part, and one matrix for both ends."""
 
-    def __init__(self, size: Size, dropout: float) -> None:
+    def __init__(self, size: Size, dropout: float, *, recomputes: bool = False) -> None:
         super().__init__()
         self.characters = nn.Embedding(NUM_CLASSES, size.width)
         self.positions = nn.Embedding(size.context, size.width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(Block(size, dropout) for _ in range(size.layers)))
+        self.blocks = nn.Sequential(
+            *(Block(size, dropout, recomputes=recomputes) for _ in range(size.layers))
+        )
         self.norm = nn.LayerNorm(size.width)
         self.apply(draw_weights)
         for name, weight in self.named_parameters():
@@ -148,14 +152,26 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward network, each added to what came in."""
+    """Attention, then a feed-forward network, each added to what came in.
 
-    def __init__(self, size: Size, dropout: float) -> None:
+    With ``recomputes`` the backward pass computes what is inside again, and keeps only the input.
+    """
+
+    def __init__(self, size: Size, dropout: float, *, recomputes: bool) -> None:
         super().__init__()
         self.attention = Attention(size, dropout)
         self.feed_forward = FeedForward(size, dropout)
+        self.recomputes = recomputes
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
+        if self.recomputes and torch.is_grad_enabled():
+            # Draws the same random numbers again.
+            result: torch.Tensor = checkpoint(self.compute, states, use_reentrant=False)
+            return result
+        return self.compute(states)
+
+    def compute(self, states: torch.Tensor) -> torch.Tensor:
+        """What comes out of the block."""
         states = states + self.attention(states)
         result: torch.Tensor = states + self.feed_forward(states)
         return result

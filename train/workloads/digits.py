@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 from torch import nn
@@ -33,13 +36,14 @@ def load(config: TrainConfig) -> tuple[TensorDataset, TensorDataset]:
 def build_model(config: TrainConfig) -> nn.Module:
     """Three convolutions to logits of shape [batch, 10].
 
-    GroupNorm and not BatchNorm, whose statistics would depend on how many samples a rank holds.
+    GroupNorm unless asked, because BatchNorm's statistics depend on how many samples a rank holds.
     """
+    norm = nn.BatchNorm2d if config.batch_norm else partial(nn.GroupNorm, 8)
     return nn.Sequential(
-        *convolution(1, 32),
-        *convolution(32, 64),
+        *convolution(1, 32, norm),
+        *convolution(32, 64, norm),
         nn.MaxPool2d(2),
-        *convolution(64, 64),
+        *convolution(64, 64, norm),
         nn.MaxPool2d(2),
         nn.Flatten(),
         *([nn.Dropout(config.dropout)] if config.dropout else []),
@@ -52,10 +56,12 @@ def describe_loss(test_loss: float) -> Measures:
     return {}
 
 
-def convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+def convolution(
+    inputs: int, outputs: int, norm: Callable[[int], nn.Module]
+) -> tuple[nn.Module, ...]:
     """A 3 x 3 convolution that keeps the image size, with norm and activation."""
     return (
         nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        nn.GroupNorm(8, outputs),
+        norm(outputs),
         nn.ReLU(),
     )

@@ -1,0 +1,102 @@
+"""What of a loader cannot be handed to its worker processes, by name."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from fabric_train.errors import InputError
+
+HANDED_OVER = ("dataset", "collate_fn", "worker_init_fn")
+"""What a worker process gets of a loader."""
+
+
+class Nowhere:
+    """A file that keeps nothing: a data set may be as large as the memory."""
+
+    def write(self, content: Any) -> int:
+        """Takes everything."""
+        return len(content)
+
+
+def check_picklable(loader: DataLoader[Any]) -> None:
+    """Raises InputError that names the member of a loader that its worker processes cannot get.
+
+    Only where they are started by ``spawn`` or ``forkserver``, which Python 3.14 does by itself;
+    forked ones need no pickle. Pickles the data set once, as the start of a worker does.
+    """
+    if not loader.num_workers:
+        return
+    method = find_start_method(loader)
+    if method == "fork":
+        return
+    for name in HANDED_OVER:
+        found = find_unpicklable(getattr(loader, name), name)
+        if found:
+            place, value, why = found
+            raise InputError(
+                f"the loader's {place} is {describe(value)}, which cannot be pickled for workers "
+                f"that are started by {method}: {why}",
+                "a function or a class at the top of a module, opened files and connections made "
+                "in worker_init_fn, or num_workers 0",
+            )
+
+
+def find_start_method(loader: DataLoader[Any]) -> str:
+    """How this loader's worker processes will be started."""
+    context = loader.multiprocessing_context
+    if context is not None:
+        return str(context.get_start_method())
+    # The first is Python's own choice, as long as nobody has made one.
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
+def find_unpicklable(
+    value: Any, place: str, seen: frozenset[int] = frozenset()
+) -> tuple[str, Any, str] | None:
+    """Place, value and reason of the innermost part that cannot be pickled; None if all can."""
+    try:
+        ForkingPickler(Nowhere(), 2).dump(value)
+    except Exception as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+    else:
+        return None
+    for name, part in list_parts(value, place):
+        if id(part) not in seen and (
+            found := find_unpicklable(part, name, seen | {id(value), id(part)})
+        ):
+            return found
+    return place, value, why
+
+
+def list_parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """What a value is made of, each with the name that one would type."""
+    if isinstance(value, partial):
+        yield f"{place}.func", value.func
+        yield f"{place}.args", value.args
+        yield f"{place}.keywords", value.keywords
+    elif isinstance(value, dict):
+        yield from ((f"{place}[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"{place}[{number}]", part) for number, part in enumerate(value))
+    elif inspect.ismethod(value):
+        yield f"{place}.__self__", value.__self__
+    elif not inspect.isroutine(value) and not inspect.isclass(value):
+        yield from (
+            (f"{place}.{name}", part) for name, part in getattr(value, "__dict__", {}).items()
+        )
+
+
+def describe(value: Any) -> str:
+    """A function by where it is written, anything else by its type."""
+    if inspect.isfunction(value):
+        what = "a lambda" if value.__name__ == "<lambda>" else f"the function {value.__qualname__}"
+        return f"{what} ({value.__code__.co_filename}:{value.__code__.co_firstlineno})"
+    return f"a {type(value).__module__}.{type(value).__qualname__}"

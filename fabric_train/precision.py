@@ -1,0 +1,113 @@
+"""The number formats of a training: the scale of a float16 one's loss, weights in bfloat16.
+
+P. Micikevicius et al. 2018, "Mixed Precision Training", section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.precision.amp import MixedPrecision
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from fabric_train.errors import InputError
+
+if TYPE_CHECKING:
+    from fabric_train.strategies.strategy import Strategy
+
+Precision = Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true"]
+
+
+def set_precision(strategy: Strategy, precision: Precision, device: str) -> None:
+    """Tells the strategy; raises InputError for a precision in which it does not train."""
+    if precision not in strategy.precisions:
+        raise InputError(
+            f"--strategy {strategy.name} does not train in {precision}",
+            f"--precision {' or '.join(sorted(strategy.precisions))}, or --strategy ddp",
+        )
+    strategy.precision = precision
+    if precision == "16-mixed":
+        strategy.scaler = LossScaler(device)
+
+
+def build_fabric(
+    precision: Precision, device: str, environment: ClusterEnvironment, **options: Any
+) -> Fabric:
+    """Fabric in this precision; asked by name it takes bfloat16 for float16 on a CPU."""
+    if precision == "16-mixed":
+        plugins: Any = [environment, MixedPrecision(precision, device)]
+        return Fabric(accelerator=device, plugins=plugins, **options)
+    return Fabric(accelerator=device, plugins=[environment], precision=precision, **options)
+
+
+def convert_model(model: nn.Module, precision: Precision) -> nn.Module:
+    """The model in bfloat16 for ``bf16-true``, in place; it casts the inputs that it gets."""
+    if precision == "bf16-true":
+        model.to(torch.bfloat16)
+        model.register_forward_pre_hook(cast_inputs)
+    return model
+
+
+def cast_inputs(module: nn.Module, inputs: Any) -> Any:
+    """All numbers with a fraction as bfloat16."""
+    return tree_map(
+        lambda each: (
+            each.bfloat16() if isinstance(each, Tensor) and each.is_floating_point() else each
+        ),
+        inputs,
+    )
+
+
+class LossScaler(GradScaler):
+    """torch's GradScaler, by which all ranks leave out the same steps, and which counts them.
+
+        strategy.backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)  # before gradients are clipped
+        strategy.step(number)
+
+    A rank that holds a part of the weights sees its own part of the gradient only, so all ranks
+    must call ``unscale_``.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self._skipped: Tensor | int = 0
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divides the gradients by the scale; blocks until all ranks know of an overflow."""
+        super().unscale_(optimizer)
+        overflows = list(self._found_inf_per_device(optimizer).values())
+        for overflow in overflows:
+            if dist.is_initialized():
+                dist.all_reduce(overflow, op=dist.ReduceOp.MAX)
+        # Added up on the device, because reading it would wait for the device.
+        self._skipped = self._skipped + torch.stack(overflows).amax()
+
+    def unscale_loss(self, loss: Tensor) -> Tensor:
+        """The loss that ``scale`` was given in this step, here or on another rank."""
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(loss.device)
+        assert self._scale is not None
+        return loss / self._scale
+
+    @property
+    def skipped(self) -> int:
+        """Steps that an overflow left out, over all restarts; waits for the device."""
+        return int(self._skipped)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {**self.state_dict(), "skipped": self.skipped}
+
+    def load_json(self, values: Mapping[str, Any]) -> None:
+        """The reverse of ``to_json``."""
+        self.load_state_dict({name: value for name, value in values.items() if name != "skipped"})
+        self._skipped = values["skipped"]
