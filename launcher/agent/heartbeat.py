@@ -29,7 +29,6 @@ _CHECKSUM = struct.Struct(protocol.HEARTBEAT_CHECKSUM_FORMAT)
 _SLOT_BYTES = _LAYOUT.size + _CHECKSUM.size
 _FILE_BYTES = _SLOT_BYTES * protocol.HEARTBEAT_SLOTS
 _MAGIC = protocol.HEARTBEAT_MAGIC
-_OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ def beat_after_steps(writer: HeartbeatWriter) -> None:
 
     Does not import torch: the script may set variables before it does so itself.
     """
-    after_import(_OPTIMIZER_MODULE, lambda module: _register(module, writer))
+    after_import("torch.optim.optimizer", lambda module: _register(module, writer))
 
 
 def _register(module: ModuleType, writer: HeartbeatWriter) -> None:

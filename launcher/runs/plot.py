@@ -14,7 +14,6 @@ from launcher.runs.report import Postmortem
 
 INSTALL = "pip install 'fabric-train[plot]' (or: pip install 'matplotlib>=3.9,<4')"
 """What to type where matplotlib is missing."""
-MOST_POINTS = 4_000
 MOST_NODES, MOST_LIVES = 64, 1_000
 """In a picture; more could not be told apart."""
 
@@ -58,7 +57,7 @@ def draw_svg(told: Postmortem) -> str:
 
 
 def _thinned(goodput: Goodput) -> Goodput:
-    every = -(-len(goodput.loss) // MOST_POINTS)
+    every = -(-len(goodput.loss) // 4_000)
     return replace(goodput, loss=goodput.loss[::every] if every > 1 else goodput.loss)
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 
 from launcher.contract.clock import Clock
 
-TOLERANCE_BYTES = 256 << 20
-"""Beyond the memory that was in use before the first workers."""
 _POLL_S = 0.1
 
 
@@ -99,4 +97,5 @@ class GpuBusyError(Exception):
 def find_busy(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
     """Devices with more memory in use than before, and how many bytes more."""
     more = {name: used - before.get(name, 0) for name, used in now.items()}
-    return {name: extra for name, extra in more.items() if extra > TOLERANCE_BYTES}
+    # 256 MiB more than before the first workers is within what drivers keep for themselves.
+    return {name: extra for name, extra in more.items() if extra > 256 << 20}

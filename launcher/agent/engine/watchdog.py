@@ -25,8 +25,6 @@ BUSY_SHARE = 0.05
 """Of one processor. A worker whose processes use more is computing and does not hang."""
 PROOF_S = 1.0
 """A hang is decided by two looks that are at least this far apart and see the same beats."""
-STANDSTILL_S = 5.0
-"""Between two looks. If it was longer, this process stood still, and its workers with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +157,8 @@ class Watchdog:
     def look(self) -> None:
         """One look at the present attempt; kills its workers where they hang."""
         now = self._clock.monotonic()
-        if now - self._looked_at > STANDSTILL_S:
+        # So long between two looks: this process stood still, and its workers with it.
+        if now - self._looked_at > 5.0:
             self.book.wake(now)
             self._first = None
         self._looked_at = now

@@ -12,8 +12,6 @@ from launcher.agent.roster import membership as heads
 from launcher.agent.roster.membership import Cause, Head, Phase, index_of
 from launcher.agent.roster.view import State, lost, may_form, status_in
 
-TAKEOVER_CALL_S = 2.0
-"""The last call after a lost store, which all survivors notice at about the same time."""
 COMING_INTERVALS = 4
 """For how many pulses a later round waits for newcomers that are on their way."""
 
@@ -235,7 +233,8 @@ def _last_call_s(state: State, chosen: tuple[str, ...]) -> float:
     missing = (m for m in state.before if index_of(m.seat) not in here)
     known = bool(state.before) and all(m.seat in state.dead_before for m in missing)
     all_here = known or len(chosen) >= rules.nodes_before
-    return 0.0 if all_here else min(rules.last_call_s, TAKEOVER_CALL_S)
+    # All survivors notice a lost store at about the same time.
+    return 0.0 if all_here else min(rules.last_call_s, 2.0)
 
 
 def _coming(state: State, here: tuple[str, ...]) -> bool:

@@ -46,12 +46,8 @@ from launcher.contract.clock import SystemClock
 
 BACKEND = "roster"
 FENCE_LOOK_S = 5.0
-CONNECT_SLACK_S = 1.0
 PARTING_LIMIT_S = 2.0
-FINISH_LOOK_S = 1.0
 log = logging.getLogger(__name__)
-
-_NO_HEAD = Head(origin="", leader="")
 
 
 class ReplacedError(rdzv.RendezvousClosedError):
@@ -98,7 +94,7 @@ class RosterHandler(rdzv.RendezvousHandler):
             rules, self._connect, self._clock, f"{endpoint.host}:{endpoint.port}"
         )
         # torch gives up by itself where nothing listens; this is for a frozen store
-        self._thread.begin(rules.connect_timeout_s + CONNECT_SLACK_S)
+        self._thread.begin(rules.connect_timeout_s + 1.0)
 
     def _connect(self) -> StoreClient:
         """Two connections: one beats, the other may block with the caller; runs in the thread."""
@@ -196,7 +192,7 @@ class RosterHandler(rdzv.RendezvousHandler):
     @property
     def head(self) -> Head:
         """The state of the run's membership at the last pulse."""
-        return self._thread.state.head or _NO_HEAD
+        return self._thread.state.head or Head(origin="", leader="")
 
     @property
     def is_fenced_out(self) -> bool:
@@ -256,7 +252,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         not finished cannot form a group. Signal handlers run meanwhile, and may raise.
         """
         with contextlib.suppress(rdzv.RendezvousError):
-            while not self._thread.settle(is_closed, FINISH_LOOK_S):
+            while not self._thread.settle(is_closed, 1.0):
                 self._thread.check()
 
     def close(self, reason: str) -> bool:

@@ -19,9 +19,6 @@ FAST_FOR_S = 5.0
 SUSPECT_INTERVALS = 2
 """Pulses without a change after which a watcher also looks at the nodes behind the silent one, and
 after which a node whose connection has closed is lost."""
-BEATS_OF_THE_LIVING = 2
-"""Changes of a beat that show a node to live whose connection has closed: the last one that a node
-wrote may come late."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +245,8 @@ def _note_signs_of_life(state: State, beats: Mapping[str, Beat]) -> State:
     for seat, changes in state.closed_lines.items():
         old, new = state.beats.get(seat), beats.get(seat)
         changes += old is not None and new is not None and old.text != new.text
-        if changes < BEATS_OF_THE_LIVING and seat not in state.head.gone:
+        # One change does not show that a node lives: the last that it wrote may come late.
+        if changes < 2 and seat not in state.head.gone:
             lines[seat] = changes
     return replace(state, closed_lines=lines)
 

@@ -33,8 +33,6 @@ from launcher.targets.hosts.survey import read_host
 from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.machine import PORTS
 
-PAIR_LIMIT_S = 60.0
-PAIRS_AT_ONCE = 8
 PROBE_LIMIT_S = 40.0
 """The probe waits up to 10 s for nvidia-smi."""
 
@@ -170,7 +168,7 @@ class _HostsProbe:
         yield run.judge_speed(answers)
         if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
             hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
-            yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
+            yield from self._diagnose_pairs(hosts, min(limit_s, 60.0))
 
     def _run(
         self, inventory: Inventory, job: JobSpec, limit_s: float
@@ -209,7 +207,7 @@ class _HostsProbe:
         slow: dict[tuple[str, str], bool] = {}
         for pairs in _disjoint(ring):
             names = [(one.name, other.name) for one, other in pairs]
-            with ThreadPoolExecutor(max_workers=PAIRS_AT_ONCE) as pool:
+            with ThreadPoolExecutor(max_workers=8) as pool:
                 slow.update(zip(names, pool.map(is_slow, pairs), strict=True))
         yield from doctor_judge.judge_neighbours([host.name for host in hosts], slow)
 

@@ -21,7 +21,6 @@ from launcher.contract.worker_end import is_out_of_memory
 Object = Mapping[str, Any]
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-REPLICA_TYPE = "training.kubeflow.org/replica-type"
 REPLICA_INDEX = "training.kubeflow.org/replica-index"
 
 
@@ -243,7 +242,7 @@ def _index(annotations: Object, labels: Object, masters: int) -> int | None:
     if (text := labels.get(INDEX_LABEL) or annotations.get(INDEX_LABEL)) is not None:
         return int(text)
     if REPLICA_INDEX in labels:
-        is_worker = labels.get(REPLICA_TYPE, "worker").lower() == "worker"
+        is_worker = labels.get("training.kubeflow.org/replica-type", "worker").lower() == "worker"
         return int(labels[REPLICA_INDEX]) + (masters if is_worker else 0)
     return None
 

@@ -25,10 +25,6 @@ from launcher.targets.slurm.script import render_script
 from launcher.targets.slurm.target import SlurmTarget
 
 NO_ANSWER = "ask an admin for: systemctl status slurmctld; running jobs go on without it"
-TEST_JOB = {"time": "5", "requeue": False}
-"""What the test job asks for in place of the job's own. Minutes, as a file server may take long to
-give a node its torch."""
-TEST_GRACE_S = 10
 
 
 def diagnose_slurm(
@@ -98,10 +94,11 @@ def _judge_controller() -> Finding:
 
 def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Finding]:
     """Runs the probe as a job on one node; nothing of it is left in the queue or on disk."""
+    # In place of the job's own. Five minutes: a file server may take long to give a node its torch.
     probed = {
         "nnodes": NodeRange(1, 1),
-        "stop_grace_s": TEST_GRACE_S,
-        "slurm": job.slurm.model_copy(update=TEST_JOB),
+        "stop_grace_s": 10,
+        "slurm": job.slurm.model_copy(update={"time": "5", "requeue": False}),
     }
     was_there = run_root.is_dir()
     try:

@@ -32,14 +32,9 @@ from launcher.targets.slurm.starts import (
     read_starts,
 )
 
-GONE_LOOKS = 2
-"""How many times in a row the queue must not know a job before it counts as gone."""
 SILENT_S = 3 * protocol.ALIVE_S
 END_LIMIT_S = 60.0
 """How long Slurm may take to end jobs that were cancelled."""
-SUBMIT_LIMIT_S = 300.0
-"""How long a launcher may take from making the run's folder to the answer of sbatch: it copies the
-code, and the controller may be slow."""
 REASON_OF_STATE = {
     "TIMEOUT": (Reason.PREEMPTED, "the time limit"),
     "DEADLINE": (Reason.PREEMPTED, "the deadline"),
@@ -105,11 +100,8 @@ class SlurmDriver:
         looks = self._watch.looks
         self._missing_since = looks if self._missing_since is None else self._missing_since
         # The file system may delay a script's last word, which has come by then.
-        return (
-            end_by_queue(self._run, starts, jobs)
-            if looks - self._missing_since >= GONE_LOOKS - 1
-            else None
-        )
+        # Twice in a row the queue must not know a job before it counts as gone.
+        return end_by_queue(self._run, starts, jobs) if looks > self._missing_since else None
 
     # -- what a person is told --------------------------------------------------------------------
 
@@ -295,7 +287,8 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Outc
 
 def is_being_submitted(run: RunFolder, now: float) -> bool:
     """Whether a launcher that cannot be seen from here may be about to submit the run's job."""
-    is_new = now - run.submitted_at() < SUBMIT_LIMIT_S
+    # It copies the code after it has made the folder, and Slurm's controller may be slow.
+    is_new = now - run.submitted_at() < 300.0
     return is_new and run.is_elsewhere and not read_jobs(run)
 
 

@@ -25,8 +25,6 @@ TARGET = "slurm"
 CODE_DIR = "code"
 NOTICE_MARGIN_S = 30
 """Seconds from the end of the grace to the time limit, at which slurmctld looks every 30 s."""
-FEWEST_REQUEUES = 3
-"""Requeues that a job has even if ``max_restarts`` is 0: a lost node is no failed training."""
 OWN_OPTIONS = {
     **dict.fromkeys(("--time", "-t"), "slurm.time"),
     **dict.fromkeys(("--gpus", "-G", "--gpus-per-node", "--gpus-per-task"), "slurm.gpus_per_node"),
@@ -86,7 +84,8 @@ def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
         gpus=count_gpus(job),
         notice_s=notice_s,
         requeue=spec.requeue,
-        max_requeues=max(FEWEST_REQUEUES, job.max_restarts),
+        # Some even if ``max_restarts`` is 0: a lost node is no failed training.
+        max_requeues=max(3, job.max_restarts),
     )
 
 

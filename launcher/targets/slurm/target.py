@@ -65,10 +65,6 @@ if TYPE_CHECKING:
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
 
-LOOK_AT_FILES_S = 0.1
-STOP_SLACK_S = 5.0
-"""Beside the grace: agents and script see a request late, and write their last words."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmArtifact:
@@ -248,13 +244,14 @@ class SlurmTarget(Target):
         for start in newest_starts(read_starts(run)).values():
             if start.element in only and start.code is None:
                 ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
-        return self._has_ended(run, only, grace_s + STOP_SLACK_S if grace_s else 0)
+        # Agents and script see a request late, and write their last words.
+        return self._has_ended(run, only, grace_s + 5.0 if grace_s else 0)
 
     def _has_ended(self, run: RunFolder, only: frozenset[int | None], limit_s: float) -> bool:
         """Waits for the scripts' last words, at most so long."""
         deadline = self._clock.monotonic() + limit_s
         while (live := self._live(run, only)) and self._clock.monotonic() < deadline:
-            self._clock.sleep(LOOK_AT_FILES_S)
+            self._clock.sleep(0.1)
         return not live
 
     def _end(
