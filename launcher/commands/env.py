@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from launcher.api.choose_target import open_target
-from launcher.api.joining import join_run
+from launcher.api.resizing import join_run
 from launcher.commands.arguments import is_job_named, run_root
 from launcher.commands.job_named import read_job
 from launcher.contract import typed

@@ -21,7 +21,7 @@ from launcher.api.listing import (
     render_table,
     show_logs,
 )
-from launcher.api.scaling import scale_run
+from launcher.api.resizing import scale_run
 from launcher.api.stopping import stop_run
 from launcher.commands.arguments import rooms_of_runs, run_root
 from launcher.contract import typed

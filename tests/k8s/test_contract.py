@@ -26,10 +26,9 @@ from kubernetes.client.exceptions import ApiException
 from launcher.contract import protocol
 from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.api import Cluster
-from launcher.targets.kubernetes.code import PART_BYTES
+from launcher.targets.kubernetes.code import PART_BYTES, RECEIVE
 from launcher.targets.kubernetes.plan import parse_kept_plan
 from launcher.targets.kubernetes.pod_states import event_time, is_suspended, message_of
-from launcher.targets.kubernetes.send_code import RECEIVE
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, pod
 

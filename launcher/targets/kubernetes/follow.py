@@ -33,7 +33,7 @@ from launcher.targets.kubernetes.pod_states import (
 )
 
 if TYPE_CHECKING:
-    from launcher.targets.kubernetes.send_code import CodeSender
+    from launcher.targets.kubernetes.code import CodeSender
     from launcher.targets.kubernetes.target import KubernetesTarget
 
 READ_END_S = 2.0
