@@ -41,7 +41,9 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
 
     ``is_plugin``: called by another program, for whose target everything is.
     """
-    own, extra = _split_extra(list(argv))
+    # Words after the first ``--`` go to the training as they are.
+    at = argv.index("--") if "--" in argv else len(argv)
+    own, extra = list(argv[:at]), list(argv[at + 1 :])
     plugin = next(room.plugin for room in rooms() if room.plugin) if is_plugin else None
     parser = _parser(plugin.typed if plugin else program_name())
     if ASKED in os.environ:
@@ -170,11 +172,3 @@ def _parser(program: str) -> argparse.ArgumentParser:
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_commands(commands)
     return parser
-
-
-def _split_extra(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Words after the first ``--`` go to the training as they are."""
-    if "--" not in argv:
-        return argv, []
-    at = argv.index("--")
-    return argv[:at], argv[at + 1 :]

@@ -169,7 +169,9 @@ class Watchdog:
         if self._ended_attempt == self._attempt:
             # Its heartbeats do not change until the next attempt begins.
             return
-        self._note_first_step(beats)
+        if not self._has_stepped and any(beat.steps for beat in beats.values()):
+            self._has_stepped = True
+            self._ledger.write("first-step", attempt=self._attempt)
         # A worker that has ended is silent, but does not hang.
         workers = self._attempts.running()
         beats = {worker.rank: beats[worker.rank] for worker in workers if worker.rank in beats}
@@ -188,11 +190,6 @@ class Watchdog:
             looked = self._looker.take("hang") or "no file: they could not be written"
             self._tell(hung, (first.at, now_read.at), share, beats[hung.rank], looked)
             self._end(beats, workers)
-
-    def _note_first_step(self, beats: Mapping[int, WorkerBeat]) -> None:
-        if not self._has_stepped and any(beat.steps for beat in beats.values()):
-            self._has_stepped = True
-            self._ledger.write("first-step", attempt=self._attempt)
 
     def _read(self, beats: Mapping[int, WorkerBeat]) -> Reading:
         trees = [processes.tree_of(beat.pid) for beat in beats.values()]

@@ -180,8 +180,11 @@ class RosterHandler(rdzv.RendezvousHandler):
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
-        if parted and (self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)):
-            self._linger()
+        is_over = self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)
+        if parted and is_over and self._store is not None and self._caller is not None:
+            # The host keeps the store until the last of the others has parted or is lost.
+            with contextlib.suppress(rdzv.RendezvousConnectionError):
+                wait_for_the_others(self._caller, self._thread.state, self._clock)
         # Before the store, of whose end torch prints a C++ backtrace to whoever asks it just then.
         self._thread.end()
         if self._store is not None:
@@ -289,7 +292,10 @@ class RosterHandler(rdzv.RendezvousHandler):
             len(membership.members),
             membership.cause.value,
         )
-        _number_workers_here(are_identical(membership.members))
+        # torch's agent then numbers the workers without asking the store.
+        os.environ.pop(IDENTICAL, None)
+        if are_identical(membership.members):
+            os.environ[IDENTICAL] = "1"
         assert self._caller is not None
         return rdzv.RendezvousInfo(
             AgentStore(
@@ -336,17 +342,3 @@ class RosterHandler(rdzv.RendezvousHandler):
         if not newest or not newest.origin or not 0 < head.generation < newest.number:
             return None
         return newest
-
-    def _linger(self) -> None:
-        """Keeps the host's store for the others, until the last has parted or is lost."""
-        if self._store is not None and self._caller is not None:
-            with contextlib.suppress(rdzv.RendezvousConnectionError):
-                wait_for_the_others(self._caller, self._thread.state, self._clock)
-
-
-def _number_workers_here(is_possible: bool) -> None:
-    """Tells torch's agent whether to number the workers without asking the store."""
-    if is_possible:
-        os.environ[IDENTICAL] = "1"
-    else:
-        os.environ.pop(IDENTICAL, None)

@@ -25,8 +25,6 @@ from launcher.contract import protocol
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 ROOT = Path(__file__).parents[3]
 INDEX = "batch.kubernetes.io/job-completion-index"
 RUNS = "all my runs"

@@ -18,8 +18,6 @@ from launcher.contract.errors import ExitCode
 from tests.k8s.manifests_table import GIT, TABLE, main_object, manifest_of, pod_specs
 from tests.launcher.fake_cluster import FakeCluster
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 Command = Callable[..., tuple[int, str]]
 TOKEN = "Basic " + base64.b64encode(b"me:s3cret").decode()
 

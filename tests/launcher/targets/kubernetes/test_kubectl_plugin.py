@@ -16,8 +16,6 @@ from launcher.commands import printed_commands as typed_commands
 from launcher.commands.cli import run_command
 from tests.launcher.fake_cluster import FakeCluster
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 ROOT = Path(__file__).parents[4]
 RUN_ID = "digits-0a1b2c"
 JOB = {

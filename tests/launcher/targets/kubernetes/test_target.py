@@ -23,8 +23,6 @@ from tests.launcher.cluster_run import ClusterRun, plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 from tests.waiting import StoppedClock
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = ObjectPlace(api_version="batch/v1", kind="Job", name="digits")
