@@ -58,15 +58,6 @@ def commands_in(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def test_commands_are_told_from_the_words_around_them() -> None:
-    text = (
-        f"fix: {PROGRAM} logs -f d-1 to attach, or {PROGRAM} stop d-1 to replace it\n"
-        f"  logs   a/nodes   {PROGRAM} logs d-1\nthe launcher of d-1; {PROGRAM} ps --all lists it"
-    )
-    of_one = [f"{PROGRAM} {words}" for words in ("logs -f d-1", "stop d-1", "logs d-1")]
-    assert commands_in(text) == [*of_one, f"{PROGRAM} ps --all"]
-
-
 class Terminal:
     """A shell in a folder with a job file, and the options that a person gives there."""
 
