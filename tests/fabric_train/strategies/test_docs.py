@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from fabric_train.strategies import INSTEAD, STRATEGIES
+from fabric_train.strategies import STRATEGIES
 from fabric_train.strategies.strategy import Strategy
 from tests.fabric_train.forked import run_forked
 
@@ -98,24 +98,6 @@ def read_rows(heading: str, name: str, at_least: int | None = None) -> list[list
     found = [row for row in rows if len(row) > 1 and name in re.findall(NAME, row[0])]
     assert len(found) >= at_least if at_least else len(found) == 1
     return found
-
-
-@pytest.mark.parametrize("name", INSTEAD)
-def test_a_name_of_another_program_is_in_a_table(name: str) -> None:
-    tables = PAGE[PAGE.index("## Coming from Horovod") :]
-    assert re.search(rf'[`"]{re.escape(name)}[`"]', tables)
-
-
-@pytest.mark.parametrize("other", ["Horovod", "Bagua", "DeepSpeed", "old Lightning"])
-def test_what_the_tables_say_to_type_exists(other: str) -> None:
-    text = read_part(f"Coming from {other}")
-    named = re.findall(r"--strategy ([a-z0-9_+:]+)", text)
-    assert named
-    assert set(named) <= set(STRATEGIES)
-    for name, option in re.findall(
-        r"--strategy ([a-z0-9_+:]+) --strategy_options\.([a-zA-Z_]+)", text
-    ):
-        assert option in {field.name for field in dataclasses.fields(find_class(name))}
 
 
 @pytest.mark.parametrize(
