@@ -321,7 +321,10 @@ def reason_of_end(
         return Reason.COMPLETED, ""
     if end.word == DELETED:
         return Reason.STOP_REQUESTED, end.message
-    for pod in sort_failures(pods)[:1]:
+    failed = (pod for pod in pods if pod.exit_code)
+    # The one that says why comes first.
+    by_cause = lambda pod: order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)  # noqa: E731
+    for pod in sorted(failed, key=by_cause)[:1]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
             return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
         if pod.trouble is Trouble.START:
@@ -337,13 +340,6 @@ def reason_of_end(
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message
     return Reason.TRAINING_FAILED, end.message or end.word
-
-
-def sort_failures(pods: Iterable[PodView]) -> list[PodView]:
-    """The pods that have failed; the one that says why comes first."""
-    failed = (pod for pod in pods if pod.exit_code)
-    key = lambda pod: order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)  # noqa: E731
-    return sorted(failed, key=key)
 
 
 def last_words(message: str) -> str:

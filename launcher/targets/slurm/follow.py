@@ -148,15 +148,6 @@ class SlurmDriver:
         if asked or not is_all_over(read_starts(self._run), wanted):
             self._target.stop(self._run.run_id, self.plan.stop_grace_s if asked else 0)
 
-    def _cancelled(self) -> tuple[str, str]:
-        """What a stop at once cancels, and the command for it."""
-        if job := SlurmSettings.of(self.plan).inside:
-            return f"its step of job {job}", step_by_hand(job)
-        names = " ".join(map(str, read_jobs(self._run)))
-        if not names:  # sbatch has not answered yet
-            return "what was submitted", "squeue --me, then scancel JOBID"
-        return f"job {names}", f"scancel {names}"
-
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``: a job that was submitted goes on without a launcher."""
         self._watch.close()
@@ -164,7 +155,12 @@ class SlurmDriver:
             return not submitted and isinstance(error, LauncherError)
         # A second Ctrl-C, which may have come before sbatch has answered. A third does not end the
         # wait.
-        what, by_hand = self._cancelled()
+        names = " ".join(map(str, read_jobs(self._run)))
+        what, by_hand = f"job {names}", f"scancel {names}"
+        if job := SlurmSettings.of(self.plan).inside:
+            what, by_hand = f"its step of job {job}", step_by_hand(job)
+        elif not names:  # sbatch has not answered yet
+            what, by_hand = "what was submitted", "squeue --me, then scancel JOBID"
         self._console.note(
             f"cancelled at once: waits until Slurm has ended {what}, at most {END_LIMIT_S:g} s; "
             f"by hand: {by_hand}"
@@ -198,8 +194,11 @@ def decide_end(
     wanted: frozenset[int | None],
 ) -> Outcome | None:
     """How the run ended, as soon as that is certain: all scripts are over, or one node says so."""
-    if has_completed(run):
-        return Outcome(reason=Reason.COMPLETED)
+    for node in dict(run.incarnations()).items():
+        told = read_node_outcome(run, *node)
+        # A node that saw the whole run finish.
+        if told and told.reason is Reason.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
+            return Outcome(reason=Reason.COMPLETED)
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]
     failed = [start for start in over if start.code and start.code < protocol.SIGNAL_CODES.start]
@@ -217,15 +216,6 @@ def is_told_why(end: Outcome, starts: tuple[JobStart, ...], jobs: tuple[QueuedJo
         return True
     over = {job.name for job in jobs if job.is_over}
     return all(start.name in over for start in newest)
-
-
-def has_completed(run: RunFolder) -> bool:
-    """Whether a node saw the whole run finish."""
-    for index, incarnation in dict(run.incarnations()).items():
-        told = read_node_outcome(run, index, incarnation)
-        if told and told.reason is Reason.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
-            return True
-    return False
 
 
 def end_by_queue(

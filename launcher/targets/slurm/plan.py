@@ -161,18 +161,15 @@ def _check(job: JobSpec) -> None:
             "resources.gpus: 8, or how many GPUs a node has",
         )
     for option in spec.extra:
-        if (name := _name_of(option)) in OWN_OPTIONS:
+        # --time of --time=1 and of --time 1; -t of -t1
+        name = re.split(r"[= ]", option)[0] if option.startswith("--") else option[:2]
+        if name in OWN_OPTIONS:
             key = OWN_OPTIONS[name]
             raise KeyInputError(
                 ("slurm", "extra"),
                 f"found {option}; the launcher sets {name}",
                 f"{key}: VALUE" if key else f"remove {name}",
             )
-
-
-def _name_of(option: str) -> str:
-    """``--time`` of ``--time=1`` and of ``--time 1``; ``-t`` of ``-t1``."""
-    return re.split(r"[= ]", option)[0] if option.startswith("--") else option[:2]
 
 
 def plan_facts(

@@ -80,16 +80,12 @@ def find_tokens(asked: FindTokens) -> list[str]:
     folder = nearest_folder(asked.folder)
     deadline = time.monotonic() + asked.wait_s
     while True:
-        _touch(folder)
+        # NFS then asks its server: what it knows of the folder's files may be a minute old.
+        path = folder / f".launcher-look-{os.getpid()}-{time.monotonic_ns()}"
+        with suppress(OSError):
+            path.touch(exist_ok=False)
+            path.unlink()
         found = [name for name in asked.names if (folder / name).exists()]
         if len(found) == len(asked.names) or time.monotonic() > deadline:
             return found
         time.sleep(LOOK_S)
-
-
-def _touch(folder: Path) -> None:
-    """Makes NFS ask its server: what it knows of the folder's files may be a minute old."""
-    path = folder / f".launcher-look-{os.getpid()}-{time.monotonic_ns()}"
-    with suppress(OSError):
-        path.touch(exist_ok=False)
-        path.unlink()
