@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands import cli
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
@@ -48,16 +49,7 @@ def shell(
     variables |= {"DOCKER_HOST": "unix:///nonexistent/docker.sock", "CUDA_VISIBLE_DEVICES": ""}
     variables |= env or {}
     script = f'launcher() {{ "$PY" -m launcher "$@"; }}\n{line}\n'
-    return subprocess.run(
-        [*prefix, "bash", "-c", script],
-        cwd=cwd,
-        env=variables,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=120,
-        check=False,
-    )
+    return run_program([*prefix, "bash", "-c", script], cwd=cwd, env=variables, errors="replace")
 
 
 def assert_told(done: subprocess.CompletedProcess[str], code: int = 2, *, words: str = "") -> None:
