@@ -80,26 +80,6 @@ def test_every_option_is_in_its_section_with_its_default(name: str) -> None:
     assert read_options(name) == fields
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_what_it_costs_and_keeps_is_told(name: str) -> None:
-    (costs,) = read_rows("What each costs", name, at_least=1)[:1]
-    assert len(costs) == 3
-    (keeps,) = read_rows("What each keeps", name)
-    _, resize, exact, writer = keeps
-    kind = find_class(name)
-    assert exact.startswith("yes") == kind.is_exact
-    assert resize.startswith(("yes", "one process")) == kind.can_resize
-    assert writer.startswith("all ranks") == kind.is_sharded
-    assert "their own" in writer or not kind.has_rows
-
-
-def read_rows(heading: str, name: str, at_least: int | None = None) -> list[list[str]]:
-    rows = [line.strip("| ").split(" | ") for line in read_part(heading).splitlines()]
-    found = [row for row in rows if len(row) > 1 and name in re.findall(NAME, row[0])]
-    assert len(found) >= at_least if at_least else len(found) == 1
-    return found
-
-
 @pytest.mark.parametrize(
     "choice",
     [EXAMPLE, 'make_strategy("fsdp")', 'make_strategy("ddp")', 'make_strategy("pipeline")'],

@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
 from launcher.agent.engine import preload
 from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
-from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate, find_busy
-from launcher.agent.engine.health_server import Health, render_metrics, start_health_server
+from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
+from launcher.agent.engine.health_server import Health, start_health_server
 from launcher.agent.engine.rendezvous import Admission
 from launcher.agent.engine.rounds import may_go_on, run_rounds
 from launcher.agent.engine.run import plan_preload, refuse_torch
@@ -286,11 +286,6 @@ def test_another_store_is_tried_where_that_may_help_but_not_too_often(
     assert may_go_on(task, reason, losses_at, fenced=fenced) is goes_on
 
 
-def test_a_static_rendezvous_has_no_second_store() -> None:
-    static = replace(NODE, rendezvous=Static(master_addr="a", master_port=1, id="r"))
-    assert may_go_on(NodeTask(node=static), Reason.STORE_LOST, (0.0,), fenced=False) is False
-
-
 # -- watchdog ----------------------------------------------------------------------------------
 
 
@@ -359,20 +354,6 @@ HEALTH = Health(
 )
 
 
-def test_metrics_are_prometheus_text() -> None:
-    lines = render_metrics(HEALTH).splitlines()
-    for line in (
-        "launcher_healthy 1",
-        "launcher_world_size 4",
-        "launcher_step 7",
-        'launcher_restarts_total{cause="hang"} 1',
-        'launcher_phase_seconds_total{phase="run"} 1.5',
-        "launcher_heartbeat_age_seconds 0.25",
-        "# TYPE launcher_restarts_total counter",
-    ):
-        assert line in lines
-
-
 def test_health_is_served_and_says_503_when_the_deadline_has_passed(tmp_path: Path) -> None:
     states = [HEALTH, replace(HEALTH, healthy=False)]
     port = start_health_server("127.0.0.1", 0, lambda: states[0], tmp_path)
@@ -412,10 +393,6 @@ def test_memory_that_stays_in_use_is_a_clear_error() -> None:
     gate = GpuGate(lambda: next(used, {"0": 3 << 30}), 2, StoppedClock())
     with pytest.raises(GpuBusyError, match="device 0: 3072 MiB"):
         gate.wait()
-
-
-def test_a_little_more_than_before_is_no_worker() -> None:
-    assert find_busy({"0": 1 << 30}, {"0": (1 << 30) + (100 << 20)}) == {}
 
 
 # -- identity, settings, archive ---------------------------------------------------------------

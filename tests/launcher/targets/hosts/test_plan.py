@@ -22,9 +22,8 @@ from launcher.contract.keeper_record import write_record
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd
-from launcher.follow.loop import create_run
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, parse_plan, plan_run
+from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.summary import render_clocks, render_failure
@@ -168,11 +167,6 @@ def test_paths_of_a_job_start_at_the_callers_folder_in_the_code(
     assert find_caller(code.record, root / called_in) == folder
 
 
-def test_a_plan_on_hosts_is_read_back_equal(make_host_plan: Callable[..., LaunchPlan]) -> None:
-    plan = make_host_plan(nnodes="1:2")
-    assert parse_plan(plan.to_json()) == plan
-
-
 def test_gpus_are_those_that_are_free_on_each_host(
     make_host_plan: Callable[..., LaunchPlan],
 ) -> None:
@@ -293,14 +287,6 @@ def test_a_folder_that_is_not_shared_is_named_with_its_host() -> None:
     told = "gpu2: checkpoint_dir /mnt/c is not the folder of the other hosts"
     assert error.value.what == told
     check_shared(["gpu1", "gpu2"], [{0, 1}, {0, 1}], "/mnt/c")
-
-
-def test_folders_of_hosts_need_not_be_possible_on_the_launchers_machine(
-    make_host_plan: Callable[..., LaunchPlan], tmp_path: Path
-) -> None:
-    plan = make_host_plan(run_root=str(tmp_path / "runs"), checkpoint_dir="/dev/null/theirs")
-    create_run(plan, HostsTarget(tmp_path / "runs"))
-    assert (tmp_path / "runs" / plan.run_id / "plan.json").is_file()
 
 
 def test_the_first_cause_is_found_by_the_launchers_clock(
