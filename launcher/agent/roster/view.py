@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -358,7 +359,8 @@ def answered(
             return replace(state, ring=heads.parse_members(values[key]), ring_key=key)
         case events.Fetch(keys), events.Values(values) if keys[0].startswith("card/"):
             cards = {k.removeprefix("card/"): v for k, v in values.items()}
-            return replace(state, cards={s: heads.parse_card(s, c) for s, c in cards.items()})
+            members = {s: heads.Member(s, *json.loads(c)) for s, c in cards.items()}
+            return replace(state, cards=members)
         case events.Fetch(), events.Values(values):
             return see(state, values, now)
     raise AssertionError(f"{event} does not answer {asked}")
