@@ -24,7 +24,7 @@ from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import fold
 from launcher.follow.requests import request_stop, write_size
-from launcher.follow.target import Driver, Observation, Target, Traits
+from launcher.follow.target import Artifact, Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
@@ -67,16 +67,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmArtifact:
+class SlurmArtifact(Artifact):
     """A plan as a batch script."""
 
     plan: LaunchPlan
 
     def shell(self, *, embed: bool = False) -> str:
         return render_script(self.plan, embed=embed)
-
-    def shell_to_join(self) -> str:
-        return self.shell()
 
 
 class SlurmTarget(Target):
