@@ -30,16 +30,6 @@ class Measurement:
         """Half of the samples are below; a single slow one does not weigh in, as in a mean."""
         return statistics.median(self.samples_s)
 
-    @property
-    def min_s(self) -> float:
-        """The fastest sample."""
-        return min(self.samples_s)
-
-    @property
-    def max_s(self) -> float:
-        """The slowest sample."""
-        return max(self.samples_s)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
