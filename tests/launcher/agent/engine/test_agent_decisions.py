@@ -41,6 +41,7 @@ from launcher.contract.node_plan import Elastic, NodePlan, Static
 from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
 from launcher.contract.worker_end import WorkerEnd, is_out_of_memory, name_cause, sort_ends
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
+from tests.launcher.worker_ends import worker_end as end
 from tests.waiting import StoppedClock
 
 NODE = NodePlan(
@@ -72,18 +73,6 @@ STORES = (
     StoreEndpoint(host="a", port=1, node_index=0),
     StoreEndpoint(host="b", port=2, node_index=1),
 )
-
-
-def end(**values: Any) -> WorkerEnd:
-    given = {
-        "attempt": 0,
-        "rank": 0,
-        "local_rank": 0,
-        "exit_code": 1,
-        "failed_at": 1.0,
-        "cause": "exit",
-    }
-    return WorkerEnd(**{**given, "exception": "", "log": "", **values})
 
 
 def book(**values: Any) -> FaultBook:

@@ -17,7 +17,7 @@ from launcher.contract.errors import InputError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import Elastic, NodePlan, Static
 from launcher.contract.reasons import Reason
-from launcher.contract.worker_end import WorkerEnd
+from tests.launcher.worker_ends import worker_end
 
 ELASTIC_WORKER = {"POD_NAME": "digits-worker-1", "POD_IP": "10.1.1.7"}
 
@@ -142,19 +142,6 @@ def test_every_source_of_pods_is_one_that_is_known() -> None:
         assert identify(task_of(identity), told).node.node_index == 2
 
 
-def end_of(rank: int, message: str = "m") -> WorkerEnd:
-    return WorkerEnd(
-        attempt=0,
-        rank=rank,
-        local_rank=0,
-        exit_code=1,
-        failed_at=0.0,
-        cause="exit",
-        exception=message,
-        log="",
-    )
-
-
 def outcome_of(message: str, others: int) -> NodeOutcome:
     return NodeOutcome(
         node_index=0,
@@ -163,8 +150,8 @@ def outcome_of(message: str, others: int) -> NodeOutcome:
         detail="d",
         started_at=0.0,
         finished_at=1.0,
-        first=end_of(0, message),
-        collateral=tuple(end_of(rank) for rank in range(1, 1 + others)),
+        first=worker_end(0, message),
+        collateral=tuple(worker_end(rank, "m") for rank in range(1, 1 + others)),
     )
 
 

@@ -21,7 +21,6 @@ from launcher.contract.errors import InputError, TargetError
 from launcher.contract.keeper_record import write_record
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason
-from launcher.contract.worker_end import WorkerEnd
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.runs.failure import read_report
@@ -44,6 +43,7 @@ from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Ssh
 from launcher.targets.hosts.target import HostsTarget
 from tests.launcher.agent_sources import sources_in
+from tests.launcher.worker_ends import worker_end
 
 HOSTS = (Host(name="gpu1"), Host(name="gpu2"))
 ADDRESSES = (
@@ -356,16 +356,7 @@ def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(
     told = {f"{index}.0": seen for index in (0, 1)}
     monkeypatch.setattr(HostsTarget, "_ask", lambda self, plan: (told, False))
     for index, exit_code in ((0, 1), (1, -9)):
-        end = WorkerEnd(
-            attempt=0,
-            rank=index,
-            local_rank=0,
-            exit_code=exit_code,
-            failed_at=0.0,
-            cause="exit",
-            exception="",
-            log="",
-        )
+        end = worker_end(index, exit_code=exit_code)
         reason = Reason.TRAINING_FAILED
         outcome = NodeOutcome(node_index=index, incarnation=0, reason=reason, first=end)
         path = tmp_path / f"nodes/{index}/0/outcome.json"
