@@ -37,37 +37,19 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError
-from launcher.contract.node_plan import Elastic, NodePlan, Static
+from launcher.contract.node_plan import Elastic, Static
 from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
 from launcher.contract.worker_end import WorkerEnd, is_out_of_memory, name_cause, sort_ends
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
+from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end as end
 from tests.waiting import StoppedClock
 
-NODE = NodePlan(
-    node_index=0,
-    incarnation=0,
-    name="n-0",
+NODE = node_plan(
+    {"endpoint_host": "fd00::1", "is_host": True, "conf": (("read_timeout", "300"),)},
     local_addr="10.0.0.1",
-    min_nodes=1,
-    max_nodes=2,
-    nproc_per_node=2,
-    max_restarts=3,
-    rendezvous=Elastic(
-        backend="roster",
-        endpoint_host="fd00::1",
-        endpoint_port=29400,
-        id="run",
-        is_host=True,
-        conf=(("read_timeout", "300"),),
-    ),
-    command=("-m", "train"),
-    workdir=None,
     env=(("A", "1"), ("LAUNCHER_NODE_INDEX", "0")),
-    secrets=(),
-    mounts=(),
     device_ids=("0",),
-    log_dir="/run/nodes/0/0",
 )
 STORES = (
     StoreEndpoint(host="a", port=1, node_index=0),

@@ -17,38 +17,21 @@ from launcher.contract.errors import InputError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import Elastic, NodePlan, Static
 from launcher.contract.reasons import Reason
+from tests.launcher.node_plans import node_plan
 from tests.launcher.worker_ends import worker_end
 
 ELASTIC_WORKER = {"POD_NAME": "digits-worker-1", "POD_IP": "10.1.1.7"}
 
 
 def node_of(log_dir: str = "/run/nodes/0/0", max_nodes: int = 4) -> NodePlan:
-    return NodePlan(
-        node_index=0,
-        incarnation=0,
+    own = {protocol.NODE_INDEX: 0, protocol.INCARNATION: 0, protocol.MAX_WORLD_SIZE: max_nodes}
+    return node_plan(
+        {"endpoint_host": "digits-worker-0", "endpoint_port": 29400, "is_host": True},
         name="digits-worker-0",
         local_addr="digits-worker-0",
         min_nodes=min(2, max_nodes),
         max_nodes=max_nodes,
-        nproc_per_node=1,
-        max_restarts=3,
-        rendezvous=Elastic(
-            backend="roster",
-            endpoint_host="digits-worker-0",
-            endpoint_port=29400,
-            id="digits",
-            is_host=True,
-        ),
-        command=("t.py",),
-        workdir=None,
-        env=(
-            (protocol.NODE_INDEX, "0"),
-            (protocol.INCARNATION, "0"),
-            (protocol.MAX_WORLD_SIZE, str(max_nodes)),
-        ),
-        secrets=(),
-        mounts=(),
-        device_ids=(),
+        env=tuple((name, str(value)) for name, value in own.items()),
         log_dir=log_dir,
     )
 
