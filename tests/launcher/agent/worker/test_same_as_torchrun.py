@@ -82,7 +82,7 @@ if __name__ == "__main__":
 """
 MODES = ("torchrun", "fresh", "fork")
 OURS = {"LAUNCHER_NODE_DIR", "LAUNCHER_NODE_ATTEMPT", "LAUNCHER_HEARTBEAT", "LAUNCHER_NODE_INDEX"}
-OURS |= {"OLDPWD", "_", "PWD", "TORCH_FR_BUFFER_SIZE"}
+OURS |= {"OLDPWD", "_", "PWD", "TORCH_FR_BUFFER_SIZE", "LAUNCHER_GENERATION", "LAUNCHER_ASKED_FILE"}
 OURS |= {"LAUNCHER_RDZV_ENDPOINT"}  # the store of this round, which may have taken over
 """What the agent adds; anything else would be a leak."""
 OTHERWISE = {
