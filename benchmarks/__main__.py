@@ -9,7 +9,6 @@ machine too busy to record; 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -20,7 +19,7 @@ from benchmarks import record
 from benchmarks.catalog import BENCHMARKS
 from benchmarks.commands import describe_command, keep_bytecode
 from benchmarks.machine import MAX_LOAD, read_load, read_machine, wait_until_quiet
-from benchmarks.measure import BenchmarkError, Report, Row
+from benchmarks.measure import JSON, BenchmarkError, Report, Reports, Row
 from benchmarks.table import render_row, render_table
 from benchmarks.trials import run_benchmark
 
@@ -87,8 +86,7 @@ def finish(reports: Sequence[Report], options: argparse.Namespace) -> None:
     """Prints the last report, and writes it to where it was asked for."""
     print(render_table(reports[-1]), flush=True)
     if options.json:
-        data = {"reports": [report.to_jsonable() for report in reports]}
-        options.json.write_text(json.dumps(data, indent=2) + "\n")
+        options.json.write_bytes(JSON.dump_json(Reports(reports=tuple(reports)), indent=2))
     if options.record:
         record.record(reports[-1])
 

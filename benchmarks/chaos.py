@@ -24,9 +24,10 @@ from benchmarks.commands import ROOT
 from fabric_train.lineage import Lineage
 from launcher.contract import protocol
 from launcher.runs.folder import RunFolder
-from launcher.runs.goodput import Goodput, measure_goodput
-from launcher.runs.ledger import agent_ledger, read_ledger, read_train_ledger
+from launcher.runs.goodput import Goodput
+from launcher.runs.ledger import read_train_ledger
 from launcher.runs.plot import write_plot
+from launcher.runs.report import read_postmortem
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 NODES = 3
@@ -300,15 +301,11 @@ def read_goodput(run: RunFolder) -> Goodput:
     outcome = run.read_outcome()
     if outcome is None:
         raise ChaosError(f"{run.run_id} has no outcome")
-    agents = [
-        event for node in run.incarnations() for event in read_ledger(agent_ledger(run, *node))
-    ]
-    goodput = measure_goodput(
-        read_train_ledger(run), agents, outcome.started_at, outcome.finished_at
-    )
-    if goodput is None:
+    plan, ended_at = run.read_plan(), outcome.finished_at
+    told = read_postmortem(run, plan, outcome.state, outcome, ended_at, {})
+    if told.goodput is None:
         raise ChaosError(f"{run.run_id} has no training ledger")
-    return goodput
+    return told.goodput
 
 
 def render_result(

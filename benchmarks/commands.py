@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from benchmarks.measure import BenchmarkError
 
@@ -66,17 +66,14 @@ def run(
     env = {**measured_environment(os.environ), **(extra_env or {})}
     with tempfile.TemporaryFile() as output:
         before_s, started_at, began = _processor_s(), time.time(), time.perf_counter()
-        try:
-            child = subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output if stdout is None else stdout,
-                stderr=output,
-            )
-        except OSError as error:
-            raise BenchmarkError(f"cannot start {argv[0]}: {error.strerror}") from error
+        child = start(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output if stdout is None else stdout,
+            stderr=output,
+        )
         code = _wait(child, timeout_s or TIMEOUT_S)
         duration_s = time.perf_counter() - began
         if code != 0:
@@ -84,6 +81,14 @@ def run(
             raise BenchmarkError(_describe_failure(argv, code, output.read()))
     processor_s = _processor_s() - before_s
     return Ran(started_at=started_at, duration_s=duration_s, processor_s=processor_s)
+
+
+def start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """A child with the ``options`` of Popen. Raises BenchmarkError where it cannot be started."""
+    try:
+        return subprocess.Popen(argv, **options)
+    except OSError as error:
+        raise BenchmarkError(f"cannot start {argv[0]}: {error.strerror}") from error
 
 
 def _processor_s() -> float:
@@ -102,17 +107,8 @@ def answering(
     """
     env = {**measured_environment(os.environ), **(extra_env or {})}
     with tempfile.TemporaryFile() as errors:
-        try:
-            child = subprocess.Popen(
-                argv,
-                cwd=ROOT,
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            )
-        except OSError as error:
-            raise BenchmarkError(f"cannot start {argv[0]}: {error.strerror}") from error
+        pipe = subprocess.PIPE
+        child = start(argv, cwd=ROOT, env=env, stdin=pipe, stdout=pipe, stderr=errors)
         assert child.stdin
         assert child.stdout
         stdin, stdout = child.stdin, child.stdout

@@ -21,7 +21,7 @@ Interval = tuple[float, float]
 
 def estimate_median(samples: Sequence[float]) -> Interval:
     """The interval of a median. One sample says nothing: then there is no upper end."""
-    return _estimate(samples, [1.0] * len(samples))
+    return estimate_ratio(samples, [1.0] * len(samples))
 
 
 def estimate_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
@@ -31,10 +31,6 @@ def estimate_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     of fewer than ``ENOUGH`` pairs by Student's t of the logarithms of their ratios, which is wide.
     One pair says nothing: then there is no upper end.
     """
-    return _estimate(ours, theirs)
-
-
-def _estimate(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     count = len(ours)
     if count < 2 or min(*ours, *theirs) <= 0:
         return UNKNOWN

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter
 
 from benchmarks.intervals import Interval
 
@@ -28,16 +29,6 @@ class Measurement:
     def median_s(self) -> float:
         """Half of the samples are below; a single slow one does not weigh in, as in a mean."""
         return statistics.median(self.samples_s)
-
-    @property
-    def min_s(self) -> float:
-        """The fastest sample."""
-        return min(self.samples_s)
-
-    @property
-    def max_s(self) -> float:
-        """The slowest sample."""
-        return max(self.samples_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,75 +117,15 @@ class Report:
     taken: str
     rows: tuple[Row, ...]
 
-    def to_jsonable(self) -> dict[str, Any]:
-        """Plain data; median, range, ratio and ok are there for readers without this program."""
-        return {**vars(self), "rows": [_row_to_jsonable(row) for row in self.rows]}
+
+@dataclass(frozen=True, kw_only=True)
+class Reports:
+    """What ``--json`` writes. An end of an interval that is not known is the text ``Infinity``."""
+
+    reports: tuple[Report, ...]
+
+    __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="strings")
 
 
-def parse_report(data: dict[str, Any]) -> Report:
-    """Reads back what ``Report.to_jsonable`` gave. Raises KeyError or TypeError for others."""
-    return Report(
-        benchmark=data["benchmark"],
-        command=data["command"],
-        machine=data["machine"],
-        load=data["load"],
-        taken=data["taken"],
-        rows=tuple(_parse_row(row) for row in data["rows"]),
-    )
-
-
-def _row_to_jsonable(row: Row) -> dict[str, Any]:
-    return {
-        "benchmark": row.benchmark,
-        "what": row.what,
-        "ours": _measurement_to_jsonable(row.ours),
-        "theirs": _measurement_to_jsonable(row.theirs) if row.theirs else None,
-        "ratio": row.ratio,
-        "goal": vars(row.goal) if row.goal else None,
-        "ok": row.ok,
-        "note": row.note,
-        "theirs_instead": row.theirs_instead,
-        "interval": _interval_to_jsonable(row.interval),
-        "median_interval": _interval_to_jsonable(row.median_interval),
-    }
-
-
-def _interval_to_jsonable(interval: Interval | None) -> list[float | None] | None:
-    """JSON has no infinity."""
-    return interval and [None if math.isinf(end) else end for end in interval]
-
-
-def _measurement_to_jsonable(measurement: Measurement) -> dict[str, Any]:
-    return {
-        "median_s": measurement.median_s,
-        "min_s": measurement.min_s,
-        "max_s": measurement.max_s,
-        "samples_s": list(measurement.samples_s),
-        "unit": measurement.unit,
-    }
-
-
-def _parse_row(data: dict[str, Any]) -> Row:
-    theirs, goal = data["theirs"], data["goal"]
-    return Row(
-        benchmark=data["benchmark"],
-        what=data["what"],
-        ours=_parse_measurement(data["ours"]),
-        theirs=_parse_measurement(theirs) if theirs else None,
-        goal=Goal(**goal) if goal else None,
-        note=data["note"],
-        theirs_instead=data["theirs_instead"],
-        interval=_parse_interval(data["interval"]),
-        median_interval=_parse_interval(data["median_interval"]),
-    )
-
-
-def _parse_interval(data: list[float | None] | None) -> Interval | None:
-    if data is None:
-        return None
-    low, high = (math.inf if end is None else end for end in data)
-    return low, high
-
-
-def _parse_measurement(data: dict[str, Any]) -> Measurement:
-    return Measurement(samples_s=tuple(data["samples_s"]), unit=data["unit"])
+JSON = TypeAdapter(Reports)
+"""Raises ``ValueError`` where it reads anything else."""

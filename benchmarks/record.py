@@ -6,7 +6,6 @@ that the page has of it. Rows that were taken under load are refused.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from benchmarks.catalog import BENCHMARKS
 from benchmarks.commands import ROOT, describe_command
 from benchmarks.machine import MAX_LOAD
-from benchmarks.measure import Report, parse_report
+from benchmarks.measure import JSON, Report
 from benchmarks.page import replace_section
 from benchmarks.table import render_markdown
 
@@ -30,9 +29,8 @@ def main(arguments: Sequence[str]) -> int:
     reports: list[Report] = []
     for file in arguments:
         try:
-            data = json.loads(Path(file).read_text())
-            found = [parse_report(each) for each in data["reports"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            found = JSON.validate_json(Path(file).read_bytes()).reports
+        except (OSError, ValueError) as error:
             print(f"error: {file} is not a report: {error!r}", file=sys.stderr)
             print(f"  fix: python -m benchmarks --json {file}", file=sys.stderr)
             return 2

@@ -16,7 +16,6 @@ from types import MappingProxyType
 
 from benchmarks.groups import BUSY, SLEEPS, Group, Setting, find_first, group_of
 from benchmarks.measure import Goal
-from benchmarks.trees import read_pss_bytes
 from benchmarks.trials import Comparison, Sample, Trial, compare, in_turn
 
 START_GOALS = {1: 0.8, 2: 0.8, 4: 0.45}
@@ -187,10 +186,10 @@ def time_growth(setting: Setting) -> float:
 
 
 def read_memory(setting: Setting) -> float:
-    """Megabytes of the whole tree after the first collective."""
+    """Megabytes of the whole tree after the first collective; what several share counts once."""
     with group_of(setting) as group:
         group.start(1)
-        return read_pss_bytes(group.trees.living()) / 1e6
+        return sum(float(one.memory_full_info().pss) for one in group.trees.living()) / 1e6
 
 
 def describe_stock_loss(victim: int, setting: Setting, *, freezes: bool = False) -> str:

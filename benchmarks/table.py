@@ -58,7 +58,7 @@ def format_measurement(measurement: Measurement) -> str:
     scale, unit = next((each for each in UNITS if median_s >= each[0]), UNITS[-1])
     if measurement.unit != "s":
         scale, unit = 1.0, measurement.unit
-    low, high = _digits(measurement.min_s / scale), _digits(measurement.max_s / scale)
+    low, high = (_digits(end(measurement.samples_s) / scale) for end in (min, max))
     return f"{_digits(median_s / scale)} {unit} ({low} to {high})"
 
 
@@ -67,19 +67,16 @@ def _digits(number: float) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    ratio = row.ratio and _with_interval(f"{row.ratio:.3f}", row.interval, "{:.3f}".format)
     return (
         f"{row.benchmark}: {row.what}",
         format_measurement(row.ours),
         format_measurement(row.theirs) if row.theirs else row.theirs_instead or "-",
-        "-" if row.ratio is None else _format_ratio(row.ratio, row.interval),
+        ratio or "-",
         _format_goal(row),
         OPEN if row.is_open else {True: "yes", False: "NO", None: "-"}[row.ok],
         str(len(row.ours.samples_s)),
     )
-
-
-def _format_ratio(ratio: float, interval: Interval | None) -> str:
-    return _with_interval(f"{ratio:.3f}", interval, "{:.3f}".format)
 
 
 def _format_goal(row: Row) -> str:

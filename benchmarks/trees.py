@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.commands import TAIL_LINES, measured_environment
+from benchmarks.commands import TAIL_LINES, measured_environment, start
 from benchmarks.measure import BenchmarkError
 
 LABEL = "BENCHMARK_LABEL"
@@ -50,17 +50,14 @@ class Trees:
     def start(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a tree's root; its output goes to a file of the folder."""
         with (self.folder / f"console-{len(self._roots)}").open("wb") as console:
-            try:
-                root = subprocess.Popen(
-                    argv,
-                    cwd=self.folder,
-                    env=self._env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=console,
-                    stderr=subprocess.STDOUT,
-                )
-            except OSError as error:
-                raise BenchmarkError(f"cannot start {argv[0]}: {error.strerror}") from error
+            root = start(
+                argv,
+                cwd=self.folder,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+            )
         self._roots.append(root)
         return root
 
@@ -100,17 +97,3 @@ class Trees:
             return labelled and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, OSError):
             return False
-
-
-def read_pss_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Memory of the processes together; what several share is counted once."""
-    total = 0
-    for process in processes:
-        with contextlib.suppress(OSError):
-            total += parse_pss(Path(f"/proc/{process.pid}/smaps_rollup").read_text())
-    return total
-
-
-def parse_pss(text: str) -> int:
-    """Bytes, from the text of ``/proc/<pid>/smaps_rollup``."""
-    return next(1024 * int(line.split()[1]) for line in text.splitlines() if line[:4] == "Pss:")

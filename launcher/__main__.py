@@ -10,13 +10,7 @@ import signal
 import sys
 from typing import NoReturn
 
-GARBAGE_THRESHOLD = 100_000
-"""A command makes much and throws little away: with Python's 700, a tenth of its time goes into
-looking for garbage. Not switched off, since ``run`` may last for weeks."""
-
 BAD_INPUT, INTERRUPTED = 2, 130
-GOES_ON_WITHOUT_STDOUT = "run"
-"""The one command whose work is not to print; it tells that its workers' stdout goes nowhere."""
 
 
 def main(*, is_plugin: bool = False) -> None:
@@ -25,11 +19,14 @@ def main(*, is_plugin: bool = False) -> None:
     hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if hears:
         signal.signal(signal.SIGINT, _end_at_once)
-    gc.set_threshold(GARBAGE_THRESHOLD)
+    # A command makes much and throws little away: with Python's 700, a tenth of its time goes into
+    # looking for garbage. Not switched off, since ``run`` may last for weeks.
+    gc.set_threshold(100_000)
     no_stdout = _open_closed_streams()
     from launcher.commands.cli import run_command
 
-    if no_stdout and sys.argv[1:2] != [GOES_ON_WITHOUT_STDOUT]:
+    # The one command whose work is not to print; it tells that its workers' stdout goes nowhere.
+    if no_stdout and sys.argv[1:2] != ["run"]:
         say("stdout is closed, so nothing could be shown", "launcher ... >/dev/null")
         os._exit(BAD_INPUT)
     try:

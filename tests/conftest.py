@@ -61,10 +61,14 @@ def why_no_site() -> str:
 
 def why_no_slurm() -> str:
     """Empty where a cluster can be made on this machine: see ``tests/slurm/cluster.py``."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "no root on Linux, which slurmd needs"
     needed = {"slurmctld": "slurmctld", "slurmd": "slurmd", "munged": "munge"}
-    needed |= {"sbatch": "slurm-client", "srun": "slurm-client"}
+    return _why_no_root("slurmd", needed | {"sbatch": "slurm-client", "srun": "slurm-client"})
+
+
+def _why_no_root(purpose: str, needed: dict[str, str]) -> str:
+    """Empty for root on Linux with these programs, each given with its package."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return f"no root on Linux, for {purpose}"
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     for program, package in needed.items():
         if shutil.which(program, path=path) is None:
@@ -95,15 +99,9 @@ def why_no_kubectl() -> str:
 
 def why_no_hosts() -> str:
     """Empty where hosts can be made: see ``tests/hosts/places.py``."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "no root on Linux, which network namespaces need"
     needed = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2"}
     needed |= {"nsenter": "util-linux", "ssh-keygen": "openssh-client"}
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    for program, package in needed.items():
-        if shutil.which(program, path=path) is None:
-            return f"no program {program}: apt-get install {package}"
-    return ""
+    return _why_no_root("network namespaces", needed)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import pytest
 
 from launcher import __version__
 from launcher.api.choose_target import ROOMS
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[1]
 BUILD = "import setuptools.build_meta as backend; backend.build_{}('{}')"
@@ -26,15 +27,7 @@ SCRIPT = "import os; print('rank', os.environ['RANK'], 'has run')\n"
 
 def call(*argv: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        list(map(str, argv)),
-        cwd=cwd,
-        env=kept | env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return run_program(list(map(str, argv)), cwd=cwd, env=kept | env, timeout=240)
 
 
 def build(kind: str, source: Path, into: Path) -> Path:
@@ -196,12 +189,7 @@ def test_the_changelog_has_the_release() -> None:
 
 
 def test_make_setup_says_in_the_end_what_to_type_next() -> None:
-    dry = subprocess.run(
-        ("make", "--dry-run", "--always-make", "setup"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+    dry = run_program(
+        ("make", "--dry-run", "--always-make", "setup"), cwd=ROOT, timeout=60, check=True
     )
     assert 'echo "ready: .venv/bin/launcher; try: make run-local' in dry.stdout

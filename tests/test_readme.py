@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -24,15 +25,7 @@ ITSELF = "make test"
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != ITSELF])
 def test_a_command_of_the_readme_works(command: str) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "ARGS")}
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = run_program(["bash", "-c", command], cwd=ROOT, env=env, timeout=280)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import run_program
+
 ROOT = Path(__file__).parents[1]
 NEEDS_DOCKER = "tests/launcher/targets/docker/test_target.py"
 
@@ -21,13 +23,10 @@ NEEDS_DOCKER = "tests/launcher/targets/docker/test_target.py"
 def test_an_engine_that_is_absent_skips_its_tests_by_name_unless_it_is_required(
     require: str, code: int, words: str
 ) -> None:
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "pytest", "-q", NEEDS_DOCKER, "-k", "from_its_submission"],
         cwd=ROOT,
         env={**os.environ, "DOCKER_HOST": "unix:///nonexistent", "REQUIRE": require},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == code, done.stdout
     assert words in done.stdout
@@ -52,13 +51,10 @@ def test_an_engine_that_cannot_build_an_image_skips_its_tests_with_the_reason_un
     empty_image: str, require: str, code: int, words: str
 ) -> None:
     base = {"BASE_IMAGE": empty_image, "REQUIRE": require}
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "pytest", "-q", "tests/images/test_image.py", "-k", "labels"],
         cwd=ROOT,
         env=os.environ | base,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert (done.returncode, words in done.stdout) == (code, True), done.stdout
     assert "error: " in done.stdout, "the reason"

@@ -16,8 +16,6 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
-_ANYWHERE = "192.0.2.1"
-"""An address of documentation: the way to it is the default route, and nothing is sent."""
 _LOCAL_NETWORKS = ("docker0", "docker_", "br-", "virbr", "veth", "cni", "podman", "lxc")
 """Interfaces whose networks end at this machine, and have the same addresses on many."""
 
@@ -76,7 +74,8 @@ def choose_address(peers: Iterable[str]) -> str:
     ``peers`` are addresses of the same cluster, where any are known. The loopback only where this
     machine has nothing else.
     """
-    for peer in (*peers, _ANYWHERE):
+    # An address of documentation: the way to it is the default route, and nothing is sent.
+    for peer in (*peers, "192.0.2.1"):
         with contextlib.suppress(OSError, ValueError):
             if not is_loopback(found := address_towards(peer)):
                 return found

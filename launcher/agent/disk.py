@@ -17,10 +17,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 CAUSE = "disk-full"
 """Why a worker ended that a full disk refused something."""
 LARGEST = 3
-MOST_LOOKED_AT = 50_000
-"""Entries of a run folder, when the largest are looked for."""
 
-_PROBE_BYTES = 1 << 16
 _WORDS = "|".join(re.escape(os.strerror(number)) for number in sorted(FULL))
 _NUMBERS = "|".join(str(number) for number in sorted(FULL))
 _SAID = re.compile(rf"{_WORDS}|\[Errno (?:{_NUMBERS})\]|PytorchStreamWriter failed writing")
@@ -49,7 +46,7 @@ def has_room(folder: Path) -> bool:
     """False where the folder's disk refuses a small file. Other errors count as room."""
     probe = folder / f".room.{os.getpid()}"
     try:
-        probe.write_bytes(bytes(_PROBE_BYTES))
+        probe.write_bytes(bytes(1 << 16))
     except OSError as error:
         return not is_full(error)
     finally:
@@ -79,7 +76,8 @@ def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
     found = os.statvfs(mount)
     size, free = (_bytes(blocks * found.f_frsize) for blocks in (found.f_blocks, found.f_bavail))
     told = f"the disk at {mount} is full: {free} and {found.f_ffree} inodes free of {size}"
-    entries = itertools.islice(_files(run_dir), MOST_LOOKED_AT)
+    # A run folder may have millions.
+    entries = itertools.islice(_files(run_dir), 50_000)
     sizes = ((size, os.path.relpath(path, run_dir)) for path, size in entries if size)
     largest = [f"{path} ({_bytes(size)})" for size, path in heapq.nlargest(LARGEST, sizes)]
     return f"{told}; largest in the run folder: {', '.join(largest)}" if largest else told

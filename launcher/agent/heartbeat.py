@@ -29,7 +29,6 @@ _CHECKSUM = struct.Struct(protocol.HEARTBEAT_CHECKSUM_FORMAT)
 _SLOT_BYTES = _LAYOUT.size + _CHECKSUM.size
 _FILE_BYTES = _SLOT_BYTES * protocol.HEARTBEAT_SLOTS
 _MAGIC = protocol.HEARTBEAT_MAGIC
-_OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +100,12 @@ def beat_after_steps(writer: HeartbeatWriter) -> None:
 
     Does not import torch: the script may set variables before it does so itself.
     """
-    after_import(_OPTIMIZER_MODULE, lambda module: _register(module, writer))
 
+    def register(module: ModuleType) -> None:
+        hook: Callable[[Any], Any] | None = getattr(
+            module, "register_optimizer_step_post_hook", None
+        )
+        if hook is not None:
+            hook(lambda *_: writer.step())
 
-def _register(module: ModuleType, writer: HeartbeatWriter) -> None:
-    def on_step(_optimizer: object, _args: object, _kwargs: object) -> None:
-        writer.step()
-
-    hook: Callable[[Any], Any] | None = getattr(module, "register_optimizer_step_post_hook", None)
-    if hook is not None:
-        hook(on_step)
+    after_import("torch.optim.optimizer", register)

@@ -25,7 +25,6 @@ from launcher.contract.worker_end import (
 )
 
 TAIL_BYTES = 32 * 1024
-_FATAL = "Fatal Python error: "
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.+)'\s+what\(\): *(.*)")
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -107,7 +106,7 @@ def _read_exception(folder: Path, exit_code: int) -> str:
     if error := read_error(folder):
         return error
     # Faulthandler's stacks follow, whose last line says nothing.
-    told, fatal, stacks = read_tail(folder / protocol.STDERR_FILE).partition(_FATAL)
+    told, fatal, stacks = read_tail(folder / protocol.STDERR_FILE).partition("Fatal Python error: ")
     lines = told.splitlines() or [fatal + line for line in stacks.splitlines()[:1]]
     last = show_line(lines[-1]) if lines else ""
     if exit_code == -6:

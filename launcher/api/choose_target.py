@@ -29,8 +29,6 @@ ROOMS = {
 """Where each target's room is, as ``MODULE:CLASS``, or the target itself that needs none."""
 CONTAINERS, PROCESSES = "docker", "local"
 """Where a job may run that names no target."""
-STARTED_BY_OTHERS = ("starter",)
-"""What ``--on`` of a job may not name: a command of its own starts its runs."""
 
 
 class Choice(NamedTuple):
@@ -69,7 +67,8 @@ def rooms() -> Iterator[Room]:
 
 def targets_of_jobs() -> list[str]:
     """The targets that ``--on`` of a job may name."""
-    return [name for name in ROOMS if name not in STARTED_BY_OTHERS]
+    # A command of its own starts the runs of ``starter``.
+    return [name for name in ROOMS if name != "starter"]
 
 
 def name_here(environ: Mapping[str, str]) -> str | None:

@@ -189,8 +189,12 @@ def read_status(run: RunFolder) -> RunStatus:
         try:
             observed = open_target(plan.target, run.path.parent).observe(plan)
             nodes = without(observed, read_withdrawn(run, plan)).nodes
-        except TargetError as failure:
-            error = failure
+        except TargetError as unseen:
+            error = unseen
+    if outcome and outcome.failure and run.is_borrowed:
+        # A command for each path in it, as the folder does not last.
+        failure = outcome.failure.with_log_commands(run.run_id)
+        outcome = replace(outcome, failure=failure)
     return RunStatus(
         run_id=run.run_id,
         job=plan.job_name,
@@ -204,17 +208,10 @@ def read_status(run: RunFolder) -> RunStatus:
         hosts=tuple(machine.name for machine in plan.machines),
         restarts=read_restarts(run) if outcome is None else {},
         metrics=run.read_metrics(plan),
-        outcome=without_folder(run, outcome) if outcome else None,
+        outcome=outcome,
         unseen=error.what if error else "",
         fix=error.hint if error else "",
     )
-
-
-def without_folder(run: RunFolder, outcome: Outcome) -> Outcome:
-    """The outcome, with a command for each path in it where the folder does not last."""
-    if not run.is_borrowed or outcome.failure is None:
-        return outcome
-    return replace(outcome, failure=outcome.failure.with_log_commands(run.run_id))
 
 
 def render_status(status: RunStatus) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from launcher.api.listing import RunStatus, read_output, read_state, read_status
 from launcher.api.report import report_run
-from launcher.api.scaling import scale_run
+from launcher.api.resizing import scale_run
 from launcher.api.stopping import stop_run
 from launcher.contract import protocol
 from launcher.contract.errors import DiskFullError, ExitCode, InputError, LauncherError, TargetError

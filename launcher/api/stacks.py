@@ -63,7 +63,10 @@ def take_stacks(
     if outcome is not None:
         return _read_last(run, outcome.reason, rank)
     if plan.agent is None:
-        raise InputError(*_without_agent(plan))
+        raise InputError(
+            f"{plan.run_id} runs under plain torchrun, which has no agent that looks",
+            "on each node: pgrep -f SCRIPT, then py-spy dump --pid PID (pip install py-spy)",
+        )
     at = clock.wall()
     folders, silent = look_at_nodes(run, plan, clock, native=native)
     return _tell(run, read_seen(folders), rank, RunStacks(run_id=run.run_id, at=at, silent=silent))
@@ -77,11 +80,6 @@ def look_at_nodes(
     silent = open_target(plan.target, run.path.parent).look(run, plan, request, LIMIT_S, clock)
     nodes = present_nodes(run)
     return {index: look.look_dir(folder, request.id) for index, folder in nodes.items()}, silent
-
-
-def _without_agent(plan: LaunchPlan) -> tuple[str, str]:
-    what = f"{plan.run_id} runs under plain torchrun, which has no agent that looks"
-    return what, "on each node: pgrep -f SCRIPT, then py-spy dump --pid PID (pip install py-spy)"
 
 
 def _read_last(run: RunFolder, ended: str, rank: int | None) -> RunStacks:

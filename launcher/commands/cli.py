@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 ASKED = "_ARGCOMPLETE"
 """In the environment while a shell asks what may follow."""
-MAY_BE_EMPTY = ("include", "exclude")
-POSITIONAL = ("job", "run")
 EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
 130 interrupted, 137 a node was lost, 143 stopped, 198 a disk is full. A script or module that is
 not there is bad input. A worker that ends with code 2 also gives 2. Docs: launcher docs"""
@@ -43,7 +41,9 @@ def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
 
     ``is_plugin``: called by another program, for whose target everything is.
     """
-    own, extra = _split_extra(list(argv))
+    # Words after the first ``--`` go to the training as they are.
+    at = argv.index("--") if "--" in argv else len(argv)
+    own, extra = list(argv[:at]), list(argv[at + 1 :])
     plugin = next(room.plugin for room in rooms() if room.plugin) if is_plugin else None
     parser = _parser(plugin.typed if plugin else program_name())
     if ASKED in os.environ:
@@ -120,8 +120,8 @@ def _check(
             fix = "rename it (mv)" if os.path.lexists(word) else "write it in UTF-8"
             raise InputError(f"{word!r} is no UTF-8 text, which no plan could hold", fix)
     for name, value in vars(arguments).items():
-        if value == "" and name not in MAY_BE_EMPTY:
-            shown = name.upper() if name in POSITIONAL else f"--{name.replace('_', '-')}"
+        if value == "" and name not in ("include", "exclude"):
+            shown = name.upper() if name in ("job", "run") else f"--{name.replace('_', '-')}"
             what = f"{shown}: found an empty text, as of a variable that is not set"
             see = typed.command(arguments.command, "--help")
             raise InputError(what, f"name one, or leave it out: {see}")
@@ -172,11 +172,3 @@ def _parser(program: str) -> argparse.ArgumentParser:
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_commands(commands)
     return parser
-
-
-def _split_extra(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Words after the first ``--`` go to the training as they are."""
-    if "--" not in argv:
-        return argv, []
-    at = argv.index("--")
-    return argv[:at], argv[at + 1 :]

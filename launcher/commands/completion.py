@@ -19,8 +19,6 @@ from argcomplete.shell_integration import shellcode
 from launcher.api.choose_target import targets_of_jobs
 from launcher.contract.errors import ExitCode
 
-JOB_FILES = ("py", "yaml", "yml")
-
 
 def completion(arguments: argparse.Namespace) -> int:
     """Prints what the shell is to read; the exit code."""
@@ -56,7 +54,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 def _completer(action: argparse.Action) -> Any:
     """Files and folders where the argument is one, the targets, and else nothing."""
     if action.dest == "job":
-        return completers.FilesCompleter(JOB_FILES)
+        return completers.FilesCompleter(("py", "yaml", "yml"))
     if action.dest == "on":
         return completers.ChoicesCompleter(dict.fromkeys(targets_of_jobs(), ""))
     if action.metavar == "DIR":

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from launcher.api.choose_target import open_target
-from launcher.api.joining import join_run
+from launcher.api.resizing import join_run
 from launcher.commands.arguments import is_job_named, run_root
 from launcher.commands.job_named import read_job
 from launcher.contract import typed
@@ -25,7 +25,9 @@ def env(arguments: argparse.Namespace) -> int:
             f"{typed.command('env', 'train.py')}, or {typed.command('env', '--join', 'RUN')}",
         )
     if arguments.join is not None:
-        sys.stdout.write(_render_join(arguments))
+        joined, index = join_run(find_run(run_root(arguments), arguments.join))
+        target = open_target(joined.target, run_root(arguments))
+        sys.stdout.write(target.render(joined, (index,)).shell_to_join())
         return int(ExitCode.OK)
     job = read_job(arguments)
     plan = plan_by_hand(
@@ -38,9 +40,3 @@ def env(arguments: argparse.Namespace) -> int:
     )
     sys.stdout.write(render_by_hand(plan, arguments.node_rank))
     return int(ExitCode.OK)
-
-
-def _render_join(arguments: argparse.Namespace) -> str:
-    plan, index = join_run(find_run(run_root(arguments), arguments.join))
-    target = open_target(plan.target, run_root(arguments))
-    return target.render(plan, (index,)).shell_to_join()

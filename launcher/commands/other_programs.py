@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-STARTS_SCRIPTS = r"(.*/)?(python[0-9.]*|torchrun)"
 JOB_ENDINGS = (".py", ".pyz", ".yaml", ".yml")
 CALLED_HERE = {
     **dict.fromkeys(("--nprocs", "--num-processes", "--gpus"), "--nproc-per-node"),
@@ -30,7 +29,7 @@ def find_habit(words: Sequence[str], takes_training: Sequence[str]) -> tuple[str
         for at, (before, word) in enumerate(pairwise(words), 1):
             if word == "-m" or word.endswith(JOB_ENDINGS) or Path(word).is_dir():
                 break
-            if re.fullmatch(STARTS_SCRIPTS, word) and not before.startswith("-"):
+            if re.fullmatch(r"(.*/)?(python[0-9.]*|torchrun)", word) and not before.startswith("-"):
                 what = f"{word}: a program, and no script or job file"
                 return what, [*words[:at], *words[at + 1 :]]
     return "", []

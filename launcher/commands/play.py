@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
 from launcher.api.launch import open_streams
 from launcher.commands.printed_commands import given
@@ -27,7 +26,10 @@ def play(arguments: argparse.Namespace) -> int:
     """Plays the manifest; the exit code."""
     item, together = _read_job(arguments)
     engine = Engine(SystemClock(), label=LABEL)
-    play = plan_play(item, together, _read_machine(engine), arguments.image)
+    info = engine.read_info()
+    gpus = read_gpus() if has_nvidia(info) else ()
+    machine = Machine(cpu_count=info["NCPU"], gpus=gpus, environ=os.environ)
+    play = plan_play(item, together, machine, arguments.image)
     # A reader that pauses must not keep pods from being restarted, nor from being removed.
     options = given(arguments, ("job", "image"))
     shows = f"{typed.command('play', *arguments.files, *options)} > FILE"
@@ -62,12 +64,3 @@ def _read_job(arguments: argparse.Namespace) -> tuple[Value, Together]:
         fix = "--job NAME" if jobs else "a file with kind: PyTorchJob, such as k8s/job.yaml"
         raise InputError(f"{', '.join(arguments.files)}: found {found}", fix)
     return jobs[0], Together(objects=tuple(objects))
-
-
-def _read_machine(engine: Any) -> Any:
-    info = engine.read_info()
-    return Machine(
-        cpu_count=info["NCPU"],
-        gpus=read_gpus() if has_nvidia(info) else (),
-        environ=os.environ,
-    )

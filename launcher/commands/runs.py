@@ -21,7 +21,7 @@ from launcher.api.listing import (
     render_table,
     show_logs,
 )
-from launcher.api.scaling import scale_run
+from launcher.api.resizing import scale_run
 from launcher.api.stopping import stop_run
 from launcher.commands.arguments import rooms_of_runs, run_root
 from launcher.contract import typed
@@ -50,16 +50,11 @@ def ps(arguments: argparse.Namespace) -> int:
         none = describe_none(root, everything=everything, is_here=not alone)
         sys.stdout.write(none)
         if not alone:
-            _name_elsewhere(root)
+            for live in find_elsewhere(root):
+                where = shlex.quote(str(Path(live.run_dir).parent))
+                see = f"{typed.program()} status {live.run_id} --runs {where}"
+                print(f"{live.run_id} runs here; see: {see}")
     return int(ExitCode.OK)
-
-
-def _name_elsewhere(root: Path) -> None:
-    """Lines on the runs of this machine that have their folder in another place."""
-    for live in find_elsewhere(root):
-        where = shlex.quote(str(Path(live.run_dir).parent))
-        see = f"{typed.program()} status {live.run_id} --runs {where}"
-        print(f"{live.run_id} runs here; see: {see}")
 
 
 def status(arguments: argparse.Namespace) -> int:

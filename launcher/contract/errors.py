@@ -37,10 +37,6 @@ class ExitCode(enum.IntEnum):
     DISK_FULL = 198
 
 
-SIGNAL_BASE = 128
-"""A shell's exit code for signal n is this much more than n."""
-
-
 def name_signal(number: int) -> str:
     """``SIGSEGV (11)``; without a name where this machine knows none for the number."""
     try:
@@ -56,7 +52,8 @@ def name_ending(code: int) -> str:
 
 def name_exit_code(code: int | None) -> str:
     """A shell's exit code, with the signal that it stands for: ``139, SIGSEGV (11)``."""
-    number = (code or 0) - SIGNAL_BASE
+    # A shell's exit code for signal n is this much more than n.
+    number = (code or 0) - 128
     known = number in signal.valid_signals() and number < signal.SIGRTMIN
     return f"{code}, {name_signal(number)}" if known else f"{code}"
 

@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-ENDED = ("Z", "X")
-"""States of a process that has ended, which its parent has not noticed yet."""
-
 
 def read_stat(pid: int) -> list[str]:
     """The fields after the name, which begin with the state; empty where there is no process."""
@@ -39,7 +36,8 @@ def start_of(pid: int) -> str | None:
     None where there is no such process, or it has ended.
     """
     fields = read_stat(pid)
-    return f"{boot_id()}:{fields[19]}" if fields and fields[0] not in ENDED else None
+    # States of a process that has ended, which its parent has not noticed yet.
+    return f"{boot_id()}:{fields[19]}" if fields and fields[0] not in ("Z", "X") else None
 
 
 def lives(mark: Mapping[str, object]) -> bool:

@@ -98,7 +98,10 @@ def _make_reader(kind: Any) -> Reader:
     if origin in (Union, types.UnionType):
         return _read_one_of([_reader(one) for one in args])
     if origin is tuple and args[1:] == (...,):
-        return _read_items(_reader(args[0]))
+        item, accepted = _reader(args[0]), ["a list"]
+        return lambda value: (
+            tuple(map(item, value)) if _is_list(value) else _refuse(value, accepted)
+        )
     if origin is tuple:
         return _read_places([_reader(one) for one in args])
     if origin in (dict, Mapping):
@@ -106,7 +109,9 @@ def _make_reader(kind: Any) -> Reader:
     if origin is Literal:
         return lambda value: value if value in args else _refuse(value, map(repr, args))
     if kind in ACCEPTED:
-        return _read_plain(kind, ACCEPTED[kind])
+        plain, name = ACCEPTED[kind], [kind.__name__]
+        # Not isinstance: True is an int.
+        return lambda value: kind(value) if type(value) in plain else _refuse(value, name)
     if kind in (object, Any):
         return lambda value: value
     if kind is types.NoneType:
@@ -123,14 +128,6 @@ def _refuse(value: object, accepted: Iterable[str]) -> Any:
     raise ValueError(f"found {repr(value)[:60]}; accepted: {' or '.join(accepted)}")
 
 
-def _read_plain(kind: type, accepted: tuple[type, ...]) -> Reader:
-    def read(value: Any) -> Any:
-        # Not isinstance: True is an int.
-        return kind(value) if type(value) in accepted else _refuse(value, [kind.__name__])
-
-    return read
-
-
 def _read_one_of(readers: list[Reader]) -> Reader:
     def read(value: Any) -> Any:
         whys = []
@@ -140,13 +137,6 @@ def _read_one_of(readers: list[Reader]) -> Reader:
             except ValueError as error:
                 whys.append(str(error))
         raise ValueError("; ".join(whys))
-
-    return read
-
-
-def _read_items(item: Reader) -> Reader:
-    def read(value: Any) -> Any:
-        return tuple(map(item, value)) if _is_list(value) else _refuse(value, ["a list"])
 
     return read
 

@@ -19,7 +19,6 @@ COLLATERAL = re.compile(
 """What a worker says when another one is gone. It is not the cause."""
 
 _ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15|KeyboardInterrupt")
-_LEFT = frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
 LEFT_EARLY = "left-early"
 """Cause of a worker that ended with exit code 0 while others still needed it."""
@@ -27,8 +26,6 @@ LINE_CHARACTERS = 500
 """Of a line that a worker wrote, in what is told of its end."""
 _WARNING = re.compile(r"\w*Warning: ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-REPR_CHARACTERS = 200
-"""Of an exception, in what a Python shell shows of a failure unasked."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -70,7 +67,8 @@ class WorkerEnd:
     @property
     def headline(self) -> str:
         """Its place and its exception, on one line."""
-        what = self.exception.partition("\n")[0][:REPR_CHARACTERS]
+        # Of an exception, in what a Python shell shows of a failure unasked.
+        what = self.exception.partition("\n")[0][:200]
         return f"{self.place}: {what}"
 
     @property
@@ -87,7 +85,7 @@ class WorkerEnd:
     @property
     def has_left(self) -> bool:
         """Whether it says itself that it was asked to leave."""
-        return self.exit_code in _LEFT
+        return self.exit_code in frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
 
 def last_of(lines: Sequence[str]) -> str:

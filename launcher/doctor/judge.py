@@ -65,8 +65,6 @@ class AllReduce:
 Nodes = Mapping[str, NodeAnswer]
 """By what people call them: ``node 0``, or a host's name."""
 
-SLOW_BYTES_PER_S = {"gloo": 50e6, "nccl": 1e9}
-"""10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it."""
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
 """Errors that a program makes; the GPU is sound after them (NVIDIA, XID Errors)."""
 
@@ -119,7 +117,8 @@ def judge_all_reduce(measured: AllReduce | None, world: str) -> Finding:
         f"{last.bytes / 1e6:.1f} MB, {first.took_s * 1e6:.0f} us for {first.bytes} B"
     )
     alone = last.bytes_per_s == 0
-    if alone or last.bytes_per_s >= SLOW_BYTES_PER_S.get(measured.backend, 0):
+    # 10 Gbit/s Ethernet carries 1.25e9: gloo should reach a small part of it, NCCL most of it.
+    if alone or last.bytes_per_s >= {"gloo": 50e6, "nccl": 1e9}.get(measured.backend, 0):
         return ok(check, world, found)
     return warning(check, world, found, "set NCCL_SOCKET_IFNAME / GLOO_SOCKET_IFNAME in env")
 

@@ -234,12 +234,10 @@ def _reason_of(node: NodeObservation) -> Reason:
     if node.out_of_memory:
         return Reason.OUT_OF_MEMORY
     code = node.exit_code or 0
-    is_told = _is_permanent(node) or code in _OWN_CODES
+    # With some an agent ends by itself; a signal's code does not say why.
+    is_own = code >= ExitCode.RENDEZVOUS_UNREACHABLE and code in set(ExitCode)
+    is_told = is_own or _is_permanent(node)
     return reason_of_exit_code(code) if is_told else Reason.NODE_LOST
-
-
-_OWN_CODES = frozenset(code for code in ExitCode if code >= ExitCode.RENDEZVOUS_UNREACHABLE)
-"""Exit codes with which an agent ends by itself; a signal's code does not say why."""
 
 
 def _is_permanent(node: NodeObservation) -> bool:

@@ -39,9 +39,6 @@ POLL_S = 0.1
 """Seconds between two turns of a run whose nodes this process starts."""
 POLL_ALONE_S, LONGEST_POLL_S = 0.2, 2.0
 """The same for a run that goes on alone, with few workers and with many."""
-WORKERS_PER_POLL = 20
-"""For so many workers such a run waits ``POLL_ALONE_S`` longer: each turn looks at the files of all
-workers, which may lie on a file server."""
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
 """Errors of a network file system while its server restarts."""
 STORAGE_LIMIT_S = 60.0
@@ -98,7 +95,8 @@ class Follower:
         self._failing_since: float | None = None
         self._poll_s = POLL_S
         if target.traits.goes_on_alone:
-            share = max(1.0, self._workers / WORKERS_PER_POLL)
+            # Each turn looks at the files of all workers, which may lie on a file server.
+            share = max(1.0, self._workers / 20)
             self._poll_s = min(LONGEST_POLL_S, POLL_ALONE_S * share)
         self._outcome: Outcome | None = None
 

@@ -12,8 +12,6 @@ from typing import TextIO
 
 FULL_BYTES = 4 << 20
 """A reader that has so much to read gets no more of what can be held back."""
-FILE_CHUNK_BYTES = 1 << 20
-"""Written in one piece to a regular file."""
 STALL_S = 5.0
 """A reader that takes nothing for so long at the end of a run is given up."""
 
@@ -34,7 +32,7 @@ class OutputBuffer:
         self._on_lost, self._is_lost = on_lost, False
         is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
         # A pipe takes this many in one piece.
-        self._chunk_bytes = FILE_CHUNK_BYTES if is_file else select.PIPE_BUF
+        self._chunk_bytes = 1 << 20 if is_file else select.PIPE_BUF
         self._buffer = bytearray()
         self._is_writing, self._writes = False, 0
         self._gave_up_at: int | None = None

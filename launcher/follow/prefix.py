@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 WORKER_COLOURS = (36, 33, 35, 32, 34, 31)
-BOLD = 1
 
 
 def prefix_of(node_index: int, rank: int | None) -> str:
@@ -13,5 +12,5 @@ def prefix_of(node_index: int, rank: int | None) -> str:
 
 def paint_prefix(prefix: str, colour_key: int) -> str:
     """The prefix in the colour of a rank or a node; bold for the launcher, whose key is -1."""
-    code = BOLD if colour_key < 0 else WORKER_COLOURS[colour_key % len(WORKER_COLOURS)]
+    code = 1 if colour_key < 0 else WORKER_COLOURS[colour_key % len(WORKER_COLOURS)]
     return f"\x1b[{code}m{prefix}\x1b[0m"

@@ -90,7 +90,7 @@ class Artifact(Protocol):
 
     def shell_to_join(self) -> str:
         """Lines that start these nodes alone, where the run's files are there already."""
-        ...
+        return self.shell()
 
 
 class Driver(Protocol):

@@ -23,8 +23,6 @@ _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
 """Keys whose values stay as they are written: in a version or a variable ``1.10`` is not 1.1.
 
 Their overrides are not read as YAML either, so that ``--set env.PATTERN=*.py`` works."""
-_READ_AS_YAML = ("nnodes", "nproc_per_node", "devices", "max_restarts")
-"""Keys that are numbers; all others that have an option of their own are text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,8 @@ def option_override(option: str, text: str, section: str = "") -> Override:
         option=f"{option} {render_value(text)}",
         path=(section, key) if section else (key,),
         text=text,
-        is_text=key not in _READ_AS_YAML,
+        # These are numbers; all others that have an option of their own are text.
+        is_text=key not in ("nnodes", "nproc_per_node", "devices", "max_restarts"),
     )
 
 

@@ -30,12 +30,8 @@ from launcher.job.git_source import CODE_WORDS, GitSource, dump_code, parse_code
 from launcher.job.refused import NotAcceptedError
 from launcher.job.values import NodeRange
 
-MAX_COUNT = 1_000_000
-"""The most restarts, GPUs and so on; a larger number is a mistake."""
 MAX_SECONDS = 31_536_000
 """A year: timers do not take every number."""
-MAX_LIMIT_S = 3_600
-"""The longest silence after which a node counts as lost."""
 
 
 def text(pattern: str, **more: Any) -> JsonSchemaValue:
@@ -258,8 +254,10 @@ Pairs = tuple[tuple[str, str], ...]
 Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 Cores = Annotated[float, Field(strict=True, gt=0)]
 Seconds = Annotated[int, Field(strict=True, ge=1, le=MAX_SECONDS)]
-Limit = Annotated[float, Field(strict=True, ge=0.5, le=MAX_LIMIT_S)]
-Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+# The longest silence after which a node counts as lost is an hour.
+Limit = Annotated[float, Field(strict=True, ge=0.5, le=3_600)]
+# The most restarts, GPUs and so on; a larger number is a mistake.
+Count = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 Flag = Annotated[bool, Field(strict=True)]
 
 

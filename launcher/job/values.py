@@ -19,8 +19,6 @@ MAX_PROCESSES = 1024
 """Per node, for the same reason."""
 MIN_QUANTITY_BYTES = 2**20
 """A smaller number was meant in another unit: ``memory: 8`` is 8 bytes."""
-MAX_QUANTITY_BYTES = 2**63 - 1
-"""Kubernetes and Docker hold sizes as signed 64-bit integers."""
 MAX_NAME = 40
 """Names such as ``<name>-<run>-<index>`` have at most 63 characters, and operators add to them."""
 
@@ -83,7 +81,8 @@ def parse_quantity_bytes(quantity: str | int) -> int:
     if isinstance(quantity, bool) or not re.fullmatch(QUANTITY, text):
         raise NotAcceptedError(fix=_quantity_fix(text))
     n_bytes = parse_whole(text)
-    if not MIN_QUANTITY_BYTES <= n_bytes <= MAX_QUANTITY_BYTES:
+    # Kubernetes and Docker hold sizes as signed 64-bit integers.
+    if not MIN_QUANTITY_BYTES <= n_bytes <= 2**63 - 1:
         fix = f"write {text}Gi if gibibytes are meant" if n_bytes < 10_000 else ""
         raise NotAcceptedError(fix=fix if text.isdigit() else "")
     return n_bytes

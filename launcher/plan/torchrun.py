@@ -76,7 +76,11 @@ def plan_options(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: i
                 ("max_restarts", "0"),
             ]
         case Elastic() as elastic:
-            conf = (*elastic.conf, *_is_host(elastic))
+            conf = elastic.conf
+            if elastic.backend == "c10d":
+                # Inferred, it is wrong for Services, CNAMEs and second interfaces, and raises where
+                # a node cannot resolve itself; only c10d knows the key.
+                conf = (*conf, ("is_host", "1" if elastic.is_host else "0"))
             options += [
                 ("rdzv_endpoint", format_endpoint(elastic.endpoint_host, elastic.endpoint_port)),
                 ("rdzv_id", elastic.id),
@@ -90,12 +94,6 @@ def plan_options(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: i
     if torch_version >= (2, 12):
         options.append(("shutdown_timeout", str(stop_grace_s)))
     return tuple(options)
-
-
-def _is_host(elastic: Elastic) -> Env:
-    # Inferred, it is wrong for Services, CNAMEs and second interfaces, and raises where a node
-    # cannot resolve itself; only c10d knows the key.
-    return (("is_host", "1" if elastic.is_host else "0"),) if elastic.backend == "c10d" else ()
 
 
 ENVIRONMENT: Env = (

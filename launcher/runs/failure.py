@@ -33,17 +33,11 @@ from launcher.runs.outcome import FailureReport
 TAIL_LINES = 12
 TAIL_BYTES = 32 * 1024
 CONSOLE_BYTES = 4 * TAIL_BYTES
-SIGTERM_EXIT = -15
-TEARDOWN_S = 5.0
-"""How long a script may take to end after it has closed its connections to the others."""
 
 _EXCEPTION = re.compile(
     r"^(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning))\b.*$"
 )
 
-_IN_COLLECTIVE = "/torch/distributed/distributed_c10d.py"
-"""Stands in the stacks of a worker that hangs because another one does not come."""
-_WAITS = "it waits for the others in a collective"
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """torch puts it before each line of a traceback once the process group exists."""
@@ -80,7 +74,8 @@ def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     if first is None or left is None or len(waited) < len(failed):
         return failed
     before_s = first.failed_at - left.failed_at
-    if before_s < -TEARDOWN_S:
+    # So long a script may take to end after it has closed its connections to the others.
+    if before_s < -5.0:
         return failed
     how = "hung" if first.cause == "hang" else "failed"
     said = (
@@ -188,7 +183,7 @@ class _NodeReader:
             log, calls, waits = found
             tail = calls[:TAIL_LINES]
             if waits:
-                exception = f"{name_end(end)}: {_WAITS}"
+                exception = f"{name_end(end)}: it waits for the others in a collective"
         if not folder.is_dir():
             # The log is on the cluster's claim; the node's console has a copy.
             log, tail = str(self.console), self._read_of_worker(end.rank)
@@ -210,7 +205,8 @@ class _NodeReader:
             if one.why == "hang" and one.attempt == end.attempt and stacks and stacks.threads:
                 file = folder / look.STACKS.format(rank=end.rank)
                 calls = look.render_thread(stacks.threads[0])
-                waits = any(_IN_COLLECTIVE in call for call in calls)
+                # In a collective for which another worker does not come.
+                waits = any("/torch/distributed/distributed_c10d.py" in call for call in calls)
                 # DDP waits for the gradients in C++, below the calls that are seen.
                 recorded = look.read_collectives(folder, end.rank)
                 return str(file), calls, waits or look.has_open_collective(recorded)
@@ -234,7 +230,7 @@ class _NodeReader:
             log, tail = str(folder / stderr), _read_first(folder, (stderr, stdout))[1]
         # torchrun sends SIGTERM to the siblings of a failed worker. A sibling that had already
         # failed by itself may still be exiting at that moment.
-        terminated = exit_code == SIGTERM_EXIT and not is_own_failure(exception)
+        terminated = exit_code == -15 and not is_own_failure(exception)
         return WorkerEnd(
             node_index=self._node.node_index,
             rank=rank,

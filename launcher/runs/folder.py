@@ -36,8 +36,6 @@ KEPT_DIR = ".kept"
 same names."""
 BORROWED_FILE = "borrowed"
 """Marks the temporary folder of a run that somebody else submitted; it lasts for one command."""
-MOST_NAMED = 5
-"""Runs that a message names, of those that fit a beginning."""
 
 
 class RunFolder:
@@ -259,7 +257,7 @@ def find_run(run_root: Path, name: str) -> RunFolder:
         raise InputError(what, f"{fix}; {typed.command('ps')} names those that run elsewhere here")
     what = f"no run {name!r} in {run_root.absolute()}"
     if matches:
-        newest = ", ".join(run.run_id for run in matches[-MOST_NAMED:])
+        newest = ", ".join(run.run_id for run in matches[-5:])
         what = f"{name!r} may be any of {len(matches)} runs, such as {newest}"
     raise InputError(what, f"{typed.command('ps', '--all')} lists the runs")
 

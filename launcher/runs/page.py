@@ -9,8 +9,6 @@ from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.report import Postmortem, render_headline, render_node
 
 MOST_MOMENTS = 2_000
-MOST_RANKS = 64
-"""Of the ranks that failed; a cause is among the first."""
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
   color: #222; background: #fff }
@@ -39,7 +37,8 @@ def render_page(told: Postmortem, verdict: str, picture: str) -> str:
         f'<pre class="verdict">{_text(verdict)}</pre>' if verdict else "",
         _section("Over time", drawn),
         _section("Where the seconds went", _seconds(told)),
-        _section("Failures", "".join(map(_failure, told.failure.ranks[:MOST_RANKS])))
+        # A cause is among the first.
+        _section("Failures", "".join(map(_failure, told.failure.ranks[:64])))
         if told.failure and told.failure.ranks
         else "",
         _section("Nodes", _table((), ([render_node(node, told).strip()] for node in told.nodes))),

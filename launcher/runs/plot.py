@@ -14,7 +14,6 @@ from launcher.runs.report import Postmortem
 
 INSTALL = "pip install 'fabric-train[plot]' (or: pip install 'matplotlib>=3.9,<4')"
 """What to type where matplotlib is missing."""
-MOST_POINTS = 4_000
 MOST_NODES, MOST_LIVES = 64, 1_000
 """In a picture; more could not be told apart."""
 
@@ -49,17 +48,13 @@ def draw_svg(told: Postmortem) -> str:
     if told.goodput is None:
         return "No picture, as the training wrote no ledger."
     matplotlib.use("Agg")
-    file = io.StringIO()
+    file, loss = io.StringIO(), told.goodput.loss
+    goodput = replace(told.goodput, loss=loss[:: 1 + len(loss) // 4_000])
     # Text stays text, and no date makes two pages of one run differ.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": told.run_id}):
-        figure = _draw(told.run_id, _thinned(told.goodput), _lives(told))
+        figure = _draw(told.run_id, goodput, _lives(told))
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()[file.getvalue().index("<svg") :]
-
-
-def _thinned(goodput: Goodput) -> Goodput:
-    every = -(-len(goodput.loss) // MOST_POINTS)
-    return replace(goodput, loss=goodput.loss[::every] if every > 1 else goodput.loss)
 
 
 def _lives(told: Postmortem) -> list[tuple[int, int, float, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from launcher.code.record import CodeRecord, read_record
@@ -121,6 +121,9 @@ def read_postmortem(
     duration_s = outcome.duration_s if outcome else max(0.0, round(now - submitted_at, 3))
     ended_at = submitted_at + outcome.duration_s if outcome else now
     trained = by_launchers_clock(read_train_ledger(run), offsets)
+    phases_s: Counter[str] = Counter()
+    for node in nodes:
+        phases_s.update(node.phases_s)
     return Postmortem(
         run_id=run.run_id,
         job=plan.job_name,
@@ -137,7 +140,7 @@ def read_postmortem(
         restarts=(outcome.restarts if outcome else None) or read_restarts(run),
         nodes=nodes,
         clock_offsets_s={plan.machines[i].name: offsets[i] for i in offsets},
-        phases_s=_sum_phases(nodes),
+        phases_s={phase: round(spent_s, 3) for phase, spent_s in phases_s.items()},
         goodput=measure_goodput(trained, events, submitted_at, ended_at),
         timeline=tell_timeline([*events, *of_pods], submitted_at),
         folder="" if run.is_borrowed else str(run.path),
@@ -187,13 +190,6 @@ def _read_nodes(
         )
         found.append(node)
     return found
-
-
-def _sum_phases(nodes: Iterable[NodeReport]) -> dict[str, float]:
-    total: Counter[str] = Counter()
-    for node in nodes:
-        total.update(node.phases_s)
-    return {phase: round(spent_s, 3) for phase, spent_s in total.items()}
 
 
 # -- text --------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ _LAUNCHER = Path(__file__).parents[1]
 PRIVATE_PACKAGE = "_launcher_node"
 
 AGENT_FOLDER = "agent"
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 # Patterns: to parse all sources before every start would take ten times as long.
 _FROM_IMPORT = rf"(?m)^([ \t]*)from {PACKAGE}(?=[. ])"
 _PLAIN_IMPORT = rf"(?m)^[ \t]*import {PACKAGE}\b.*"
@@ -125,7 +124,7 @@ def render_agent_archive(
     output = io.BytesIO()
     with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(files):
-            info = zipfile.ZipInfo(path, date_time=_EPOCH)
+            info = zipfile.ZipInfo(path, date_time=(1980, 1, 1, 0, 0, 0))
             info.external_attr = 0o644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, files[path])

@@ -26,7 +26,6 @@ TORCHRUN = "torchrun"
 """Found through the image's PATH: a foreign image may hold nothing of this project but torch."""
 STOP_MARGIN_S = 10
 """On top of the job's grace, for the agent to report after its workers have ended."""
-STACK_BYTES = 64 * 2**20
 RDMA_DEVICES = "/dev/infiniband"
 LOG_OPTIONS: Env = (("compress", "false"), ("max-file", "1"), ("max-size", "1t"))
 """No rotation: a follower loses what is rotated away. The log goes with its container."""
@@ -244,7 +243,7 @@ def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
     # OpenMP and data loaders overflow the usual 8 MiB of stack; NCCL and RDMA pin memory. Gloo
     # pins none, and an engine that may not raise that limit (rootless, nested) starts nothing.
     pins = accelerator == "cuda" or resources.rdma
-    limits = (*((("memlock", -1),) if pins else ()), ("stack", STACK_BYTES))
+    limits = (*((("memlock", -1),) if pins else ()), ("stack", 64 * 2**20))
     yield Option(
         lines=_each("--ulimit", (f"{name}={limit}:{limit}" for name, limit in limits)),
         host={"ulimits": [{"name": n, "soft": limit, "hard": limit} for n, limit in limits]},

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-FIRST_SPECIAL_STEP = 4294967290
-"""Steps from this number on are batch scripts and the shells of ``salloc``, and no tasks."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmProcess:
@@ -38,11 +35,12 @@ def read_slurm(environ: Mapping[str, str]) -> SlurmProcess | None:
     if not job.isdigit():
         return None
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+    # From this number on they are batch scripts and the shells of ``salloc``, and no tasks.
     return SlurmProcess(
         job=int(job),
         nodes=int(nodes) if nodes.isdigit() else 1,
         restarts=environ.get("SLURM_RESTART_COUNT", "0"),
-        step=step if step.isdigit() and int(step) < FIRST_SPECIAL_STEP else "",
+        step=step if step.isdigit() and int(step) < 4294967290 else "",
         is_shell="SLURM_PTY_PORT" in environ or "SLURM_PTY_WIN_COL" in environ,
         peer=environ.get("SLURM_LAUNCH_NODE_IPADDR", ""),
     )

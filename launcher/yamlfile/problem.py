@@ -16,7 +16,6 @@ KeyPath = tuple[str | int, ...]
 """From the top of the file to a value: keys of mappings and 0-based places in lists."""
 
 _MAX_SHOWN = 60
-_AFTER_THE_FILE = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ class FileError(InputError):
     """
 
     def __init__(self, problems: Sequence[Problem], source: YamlSource | None = None) -> None:
-        self.problems = tuple(sorted(problems, key=lambda one: one.line or _AFTER_THE_FILE))
+        self.problems = tuple(sorted(problems, key=lambda one: one.line or 2**31))
         self.source = source
         super().__init__("\n".join(str(problem) for problem in self.problems))
 

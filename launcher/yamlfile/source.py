@@ -22,7 +22,6 @@ MAX_NODES = 20_000
 """Values after aliases are followed; a few lines of nested aliases can stand for billions."""
 EMPTY = ("", "~", "null")
 """Documents that hold nothing, such as the one before a first ``---``."""
-_STR = TAG + "str"
 _MAX_DIGITS = 40
 """The most digits of a whole number; Python itself does not read thousands of them."""
 
@@ -244,7 +243,7 @@ class _Builder:
         return str(joined).replace("\0", "\ufffd")
 
     def _scalar(self, node: yaml.Node, path: KeyPath, text: str) -> str | int | float | bool | None:
-        if node.tag == _STR:
+        if node.tag == TAG + "str":
             return text
         kind = node.tag.removeprefix(TAG)
         if kind in ("str", "merge"):  # a merge is one only as a key

@@ -13,12 +13,11 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks import record
 from benchmarks.catalog import BENCHMARKS
-from benchmarks.command_line import renders
 from benchmarks.commands import ROOT
 from benchmarks.machine import wait_until_quiet
 from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.page import BEGIN, END
-from benchmarks.trials import Benchmark, Trial, compare, measure
+from benchmarks.trials import Benchmark, Trial, compare
 
 LINE = "| nothing: none | 1.00 s (1.00 to 1.00) |"
 
@@ -120,13 +119,6 @@ def test_rows_of_a_benchmark_replace_those_that_were_recorded_before(page: Path)
     assert "make bench 'ARGS=nothing --record'" in page.read_text()
 
 
-def test_a_benchmark_that_cannot_run_leaves_the_rows_that_it_had(page: Path) -> None:
-    assert program.main(["nothing", "--record"]) == 0
-    before = page.read_text()
-    assert program.main(["failing", "--record"]) == 1
-    assert page.read_text() == before
-
-
 def test_nothing_is_recorded_on_a_busy_machine(
     page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,17 +196,3 @@ def test_every_benchmark_is_explained_in_the_docs() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     assert BEGIN in (ROOT / "docs" / "benchmark-results.md").read_text()
     assert [name for name in BENCHMARKS if f"### {name}\n" not in page] == []
-
-
-def test_without_torchx_its_row_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.command_line.find_torchx", lambda environ: None)
-    monkeypatch.setattr(
-        "benchmarks.command_line.find_launcher", lambda: (sys.executable, "-c", "pass")
-    )
-    (trial,) = renders()
-    (row,) = measure("render", trial, 1, 0)
-    assert row.theirs is None
-    assert row.ok is None
-    assert "pip install torchx" in row.note

@@ -10,16 +10,12 @@ import pytest
 
 from benchmarks.chaos import FAULTS, plan_faults
 from benchmarks.commands import ROOT
+from tests.programs import run_program
 
 
 def run_chaos(*options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.chaos", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
+    return run_program(
+        [sys.executable, "-m", "benchmarks.chaos", *options], cwd=ROOT, timeout=limit_s
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks import commands
-from benchmarks.commands import answering, find_torchx, keep_bytecode, measured_environment, run
+from benchmarks.commands import answering, measured_environment, run
 from benchmarks.measure import BenchmarkError
 
 
@@ -35,16 +34,6 @@ def test_both_sides_get_one_thread_and_nothing_of_an_outer_run() -> None:
     }
 
 
-def test_this_process_and_its_children_may_keep_their_bytecode(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    environ = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/home/me"}
-    keep_bytecode(environ)
-    assert environ == {"HOME": "/home/me"}
-    assert not sys.dont_write_bytecode
-
-
 ECHO = "import sys\nfor number, _ in enumerate(sys.stdin): print(number, flush=True)"
 
 
@@ -56,25 +45,6 @@ def test_a_program_that_answers_stays_between_samples_and_ends_afterwards() -> N
     assert not psutil.pid_exists(pid)
 
 
-def test_a_program_that_answers_no_more_is_shown_with_its_last_lines() -> None:
-    code = "import sys; input(); print('last words', file=sys.stderr); sys.exit(3)"
-    with (
-        answering(python(code)) as ask,
-        pytest.raises(BenchmarkError, match=r"exit code 3 of: (?s:.*)last words"),
-    ):
-        ask()
-
-
-def test_a_program_that_hangs_instead_of_answering_is_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(commands, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(commands, "KILL_AFTER_S", 0.1)
-    pause = python("import signal; signal.pause()")
-    with answering(pause) as ask, pytest.raises(BenchmarkError, match=r"not answer within 0.5 s"):
-        ask()
-
-
 def test_a_command_that_fails_is_shown_with_its_last_lines() -> None:
     with pytest.raises(BenchmarkError, match=r"exit code 3 of: .*(?s:.*)last words"):
         run(python("import sys; print('last words'); sys.exit(3)"))
@@ -84,17 +54,6 @@ def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "TIMEOUT_S", 0.5)
     with pytest.raises(BenchmarkError, match="did not end within"):
         run(python("import signal; signal.pause()"))
-
-
-def test_torchx_is_taken_from_its_variable_else_from_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert find_torchx({"TORCHX": "/opt/torchx"}) == "/opt/torchx"
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_torchx({}) is None
-    (tmp_path / "torchx").touch(mode=0o755)
-    assert find_torchx({}) == str(tmp_path / "torchx")
 
 
 def test_the_processor_time_of_a_command_is_its_own_and_not_the_time_that_it_sleeps() -> None:

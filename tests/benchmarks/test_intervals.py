@@ -48,10 +48,6 @@ def test_one_pair_of_samples_says_nothing_about_a_ratio() -> None:
     assert estimate_ratio((1.0,), (1.0,)) == UNKNOWN == (0.0, math.inf)
 
 
-def test_figures_of_zero_say_nothing_about_a_ratio() -> None:
-    assert estimate_ratio((0.0, 1.0, 1.0), (1.0, 1.0, 1.0)) == UNKNOWN
-
-
 def test_the_ratio_of_the_medians_is_always_in_its_interval() -> None:
     draw = random.Random(3)
     for count in (2, 3, 4, 5, 6, 9) * 20:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.intervals import Interval
-from benchmarks.measure import Goal, Measurement, Report, Row, parse_report
+from benchmarks.measure import JSON, Goal, Measurement, Report, Reports, Row
 
 
 def measured(*samples_s: float) -> Measurement:
@@ -27,12 +24,6 @@ def row(ours: float, theirs: float | None = None, goal: Goal | None = None, note
         goal=goal,
         note=note,
     )
-
-
-@given(st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=1))
-def test_the_median_lies_between_the_fastest_and_the_slowest(samples_s: list[float]) -> None:
-    measurement = measured(*samples_s)
-    assert measurement.min_s <= measurement.median_s <= measurement.max_s
 
 
 @pytest.mark.parametrize(
@@ -107,8 +98,4 @@ def test_a_report_survives_its_way_through_json() -> None:
             replace(row(1.0, goal=Goal(of="seconds", most=2)), median_interval=(0.9, 1.1)),
         ),
     )
-    text = json.dumps(report.to_jsonable(), allow_nan=False)
-    assert parse_report(json.loads(text)) == report
-    first = json.loads(text)["rows"][0]
-    assert first["ok"] is True
-    assert first["ours"]["median_s"] == 1.0
+    assert JSON.validate_json(JSON.dump_json(Reports(reports=(report,)))).reports == (report,)

@@ -22,13 +22,6 @@ def test_a_section_replaces_that_of_its_benchmark_alone() -> None:
     )
 
 
-def test_sections_stand_in_the_catalog_s_order_and_unknown_ones_behind() -> None:
-    page = EMPTY
-    for name in ("gone", "help", "render"):
-        page = replace_section(page, name, f"rows of {name}", ORDER)
-    assert page.index("rows of render") < page.index("rows of help") < page.index("rows of gone")
-
-
 @pytest.mark.parametrize("page", ["", BEGIN, f"text {END}"])
 def test_a_page_without_its_markers_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="lacks"):

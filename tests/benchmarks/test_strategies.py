@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import pytest
 
 from benchmarks import strategies, strategy_ranks
-from benchmarks.measure import BenchmarkError
 from benchmarks.peers import plain_strategies
 from benchmarks.strategies import ACTIVATIONS, BATCH, FORMULAS, TENSOR, UNIT_WEIGHTS, WEIGHTS
-from benchmarks.strategy_ranks import start, take_pair, take_rounds
-from fabric_train.strategies import STRATEGIES
+from benchmarks.strategy_ranks import take_pair
 from train.config import parse_config
 from train.workloads import charlm
 
@@ -55,28 +52,3 @@ def test_the_formulas_are_those_of_the_model_that_is_measured() -> None:
     assert size.layers == strategies.BLOCKS
     assert 4 * BATCH * size.context * size.width == ACTIVATIONS
     assert TENSOR == plain_strategies.TENSOR_RANKS
-
-
-def test_each_peer_is_of_a_strategy() -> None:
-    assert set(FORMULAS) == set(plain_strategies.STRATEGIES)
-    assert set(FORMULAS) <= set(STRATEGIES)
-
-
-def test_a_rank_that_fails_is_told_with_its_traceback() -> None:
-    def fail(name: str, folder: str, watch: Any) -> None:
-        raise ValueError("no weights")
-
-    with pytest.raises(BenchmarkError, match="no weights"), start(fail, "ddp", 1) as training:
-        take_rounds([training])
-
-
-def test_bytes_are_those_of_the_processes_own_connections() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as mine,
-        server.accept()[0] as other,
-    ):
-        before = strategy_ranks.read_sent()
-        mine.sendall(b"x" * 1000)
-        assert other.recv(1000, socket.MSG_WAITALL) == b"x" * 1000
-        assert strategy_ranks.read_sent() - before == 1000

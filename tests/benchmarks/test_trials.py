@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable
 
 import pytest
 
-from benchmarks.measure import BenchmarkError, Goal, Row
+from benchmarks.measure import BenchmarkError, Goal
 from benchmarks.trials import Benchmark, Comparison, Sample, Trial, compare, measure, run_benchmark
 
 HALF = Goal(of="ratio", most=0.5)
@@ -73,12 +73,6 @@ def test_the_least_number_of_pairs_is_taken_even_if_it_takes_longer() -> None:
     assert count(at_goal, 3, limit_s=0.0, step_s=100.0) == 3
 
 
-def test_a_goal_in_seconds_is_repeated_for_too() -> None:
-    near = compare("w", values(0.9, 1.0, 1.2, 0.8), goal=Goal(of="seconds", most=1.1))
-    assert count(near, 6) > 6
-    assert count(compare("w", values(0.9, 1.0), goal=Goal(of="seconds", most=5)), 6) == 6
-
-
 @pytest.mark.parametrize("theirs", [None, values(1.0, 2.0)])
 def test_without_a_goal_or_a_peer_there_is_nothing_to_be_sure_of(theirs: Sample | None) -> None:
     assert count(compare("w", values(1.0, 5.0), theirs), 3) == 3
@@ -97,14 +91,6 @@ def test_rows_of_one_round_are_repeated_together_until_all_are_sure() -> None:
     rows = measure("start", trial, 6, 1e9)
     assert len(rows[0].ours.samples_s) == len(rows[1].ours.samples_s) > 6
     assert [row.ours.unit for row in rows] == ["s", "MB"]
-
-
-def test_a_note_may_depend_on_the_figures() -> None:
-    def tell(row: Row) -> str:
-        return f"{len(row.ours.samples_s)} pairs"
-
-    (row,) = measure("start", compare("w", values(1.0), note=tell), 4, 0)
-    assert row.note == "4 pairs"
 
 
 def benchmark_of(trials: Iterable[Trial], ended: list[str]) -> Benchmark:

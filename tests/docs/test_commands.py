@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from launcher.commands.cli import _parser
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -94,14 +94,11 @@ def test_what_a_page_has_one_type_works(page: str, tmp_path: Path) -> None:
             (tmp_path / match[1]).write_text(block.text)
     typed = "".join(block.text for block in blocks if block.is_executed)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
+    done = run_program(
         ["bash", "-euo", "pipefail", "-c", typed],
         cwd=tmp_path,
         env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
         timeout=280,
-        check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     shown = SHOWN[page]

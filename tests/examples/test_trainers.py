@@ -22,6 +22,7 @@ import pytest
 from launcher.contract.protocol import NODE_INDEX, RUN_ID
 from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
+from tests.programs import run_program
 from tests.training import clean_environment
 from tests.waiting import wait_until
 
@@ -176,12 +177,5 @@ def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(trai
     assert f"goes on after step {step}" in disturbed.output()
     assert_close(disturbed.rows(), expected)
     report = [sys.executable, "-m", "launcher", "report", disturbed.run.resolve().name]
-    told = subprocess.run(
-        report,
-        cwd=disturbed.folder,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    told = run_program(report, cwd=disturbed.folder, env=clean_environment(), timeout=60)
     assert "productive" in told.stdout

@@ -16,6 +16,7 @@ import textwrap
 from pathlib import Path
 from uuid import uuid4
 
+from tests.programs import run_program
 from tests.waiting import wait_until
 
 SSH_PORT = 22
@@ -25,7 +26,7 @@ INIT = Path(__file__).with_name("host_init.sh")
 
 def sh(*argv: str | Path) -> str:
     """Runs a command that must succeed."""
-    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, check=False)
+    done = run_program([str(word) for word in argv])
     assert done.returncode == 0, f"{' '.join(map(str, argv))}: {done.stderr}"
     return done.stdout
 
@@ -185,9 +186,7 @@ class Host:
         wait_until(self._answers, f"sshd of {self.name}")
 
     def _answers(self) -> bool:
-        done = subprocess.run(
-            [*self.network.ssh, self.name, "true"], capture_output=True, text=True, check=False
-        )
+        done = run_program([*self.network.ssh, self.name, "true"])
         return done.returncode == 0
 
     def power_off(self) -> None:
@@ -210,9 +209,7 @@ class Host:
 
     def run(self, *argv: str, check: bool = True) -> str:
         """A command inside the host, not by way of ssh."""
-        done = subprocess.run(
-            [*self.enter(), *argv], capture_output=True, text=True, check=False, timeout=60
-        )
+        done = run_program([*self.enter(), *argv], timeout=60)
         assert not check or done.returncode == 0, f"{self.name}: {argv}: {done.stderr}"
         return done.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from launcher.targets.hosts.settings import LEASE_DIR
 from tests.hosts.places import HOME, Network, sh
 from tests.hosts.typist import STATE, Typist
 from tests.launcher.own_script.project import ARGUMENTS, TWO_BY_TWO, losses_in, make_project
+from tests.programs import run_program
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
@@ -88,13 +88,9 @@ def test_a_run_again_sends_nothing_and_can_be_started_by_hand(
     assert again.returncode == 0, again.stderr
     assert again.stdout == "losses code 0.1 0.2 0.5\n"
     assert sent() < LARGE_BYTES
-    by_hand = subprocess.run(
+    by_hand = run_program(
         ["bash", project.folder / "runs" / first / "artifact.sh"],
         env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
     assert "losses code 0.1 0.2 0.5" in by_hand.stdout, by_hand.stderr
     host = project.network.hosts[0]

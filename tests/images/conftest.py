@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import required
+from tests.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = f"fabric-train:test-{os.getpid()}"
@@ -37,11 +38,9 @@ class Project:
         """Runs images/build with these options alone, whatever the caller's environment says."""
         options = ("FLAVOR", "IMAGE", "WHEELHOUSE", "CUDA_VERSION")
         inherited = {name: value for name, value in os.environ.items() if name not in options}
-        return subprocess.run(
+        return run_program(
             (sys.executable, self.root / "images/build", *arguments),
             env=inherited | {"IMAGE": IMAGE} | variables,
-            capture_output=True,
-            text=True,
         )
 
     def log(self, flavor: str = "cpu") -> str:
@@ -103,7 +102,7 @@ def docker() -> Docker:
     """Runs docker with these arguments and gives its output; fails the test when it fails."""
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(("docker", *arguments), capture_output=True, text=True)
+        done = run_program(("docker", *arguments))
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

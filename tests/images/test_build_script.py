@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
@@ -189,12 +190,7 @@ def test_the_error_and_its_fix_are_found_in_the_build_log(
 
 
 def test_a_wheelhouse_for_another_python_than_the_images_is_not_downloaded() -> None:
-    done = subprocess.run(
-        (sys.executable, ROOT / "images/wheelhouse"),
-        env={"IMAGE_PYTHON": "3.99"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_program((sys.executable, ROOT / "images/wheelhouse"), env={"IMAGE_PYTHON": "3.99"})
     assert done.returncode == 1
     assert "the cpu image has Python 3.99" in done.stderr
     assert "  fix: make wheelhouse PYTHON=python3.99" in done.stderr

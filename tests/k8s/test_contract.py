@@ -26,10 +26,9 @@ from kubernetes.client.exceptions import ApiException
 from launcher.contract import protocol
 from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.api import Cluster
-from launcher.targets.kubernetes.code import PART_BYTES
+from launcher.targets.kubernetes.code import PART_BYTES, RECEIVE
 from launcher.targets.kubernetes.plan import parse_kept_plan
 from launcher.targets.kubernetes.pod_states import event_time, is_suspended, message_of
-from launcher.targets.kubernetes.send_code import RECEIVE
 from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, pod
 
@@ -176,23 +175,6 @@ def test_a_job_that_is_suspended_has_no_pods_and_says_so_whoever_suspended_it(
 
 
 # -- objects --------------------------------------------------------------------------------------
-
-
-def test_what_is_created_gets_an_identity_and_is_read_back_typed(server: Server) -> None:
-    made = server.create_job(job())
-    assert made.metadata.uid
-    assert made.metadata.creation_timestamp.tzinfo is not None
-    assert made.metadata.namespace == server.namespace
-    found = server.read_job()
-    assert found.metadata.uid == made.metadata.uid
-    assert (found.spec.completions, found.spec.suspend) == (2, True)
-
-
-def test_a_name_that_is_taken_is_a_conflict(server: Server) -> None:
-    server.create_job(job())
-    status, reason, message = refused(lambda: server.create_job(job()))
-    assert (status, reason) == (409, "AlreadyExists")
-    assert '"digits" already exists' in message
 
 
 def test_a_dry_run_is_admitted_or_refused_as_the_real_one_and_leaves_nothing(
@@ -387,9 +369,6 @@ def test_a_program_in_a_pod_gets_its_whole_input_and_how_it_ended_is_told(
     cluster.send("digits-0", "node", argv, data)
     digest = hashlib.sha256(data).hexdigest()
     cluster.send("digits-0", "node", ["sh", "-c", f"sha256sum {kept} | grep {digest}"], b"")
-
-
-# -- rights ---------------------------------------------------------------------------------------
 
 
 # -- what a launcher without the run's folder reads ---------------------------------------------

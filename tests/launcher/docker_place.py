@@ -23,7 +23,6 @@ exec "$@"
 """
 LINGER = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done"
 """Runs until it is asked to end, and says so."""
-CHATTER = "echo up; while :; do echo more; sleep 0.1; done"
 
 
 OTHER_AGENT = "0123456789ab"

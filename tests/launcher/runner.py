@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.contract.protocol import RUN_ID
 from launcher.targets import process_table
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\n"
@@ -45,15 +46,7 @@ class Runner:
         return [sys.executable, "-m", "launcher", *argv]
 
     def __call__(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.argv(*argv),
-            cwd=self.folder,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=self.limit_s,
-            check=False,
-        )
+        return run_program(self.argv(*argv), cwd=self.folder, env=self.env, timeout=self.limit_s)
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from launcher.agent.worker import guard
-from launcher.api import scaling
+from launcher.api import resizing
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import TargetError
@@ -430,8 +430,8 @@ def test_a_launcher_that_takes_up_no_request_is_told_after_the_limit(
     run.write_launcher()
     clock = StoppedClock(5e6)
     with soon(), pytest.raises(TargetError, match="has not answered"):
-        scaling.scale_run(run, 1, clock)
-    assert clock.now > scaling.ANSWER_LIMIT_S
+        resizing.scale_run(run, 1, clock)
+    assert clock.now > resizing.ANSWER_LIMIT_S
 
 
 def test_a_worker_that_writes_faster_than_it_is_shown_is_read_a_part_at_a_time(

@@ -280,10 +280,6 @@ class Cluster:
         self._start("slurmctld", "slurmctld", "-D")
         wait_until(self.answers, "slurmctld answers")
 
-    def stop_munge(self) -> None:
-        self._daemons["munged"].end()
-        self._daemons["munged"].kill()
-
     def start_munge(self) -> None:
         folder = self.folder / "munge"
         files = {"socket": "socket", "key-file": "key", "pid-file": "pid"}
@@ -361,10 +357,6 @@ class Cluster:
         """Until nothing is queued, and nothing but slurmd runs on a node."""
         wait_until(lambda: not self.queue(), "the queue is empty", limit_s=limit_s)
         wait_until(lambda: not self.left(), "nothing runs on a node", limit_s=limit_s)
-
-    def all_processes(self) -> list[psutil.Process]:
-        """Daemons and what runs on the nodes; not their keepers."""
-        return [process for daemon in self._daemons.values() for process in daemon.processes()]
 
     def left(self) -> list[str]:
         """Processes on nodes that are not slurmd."""

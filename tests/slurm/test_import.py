@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
 
 from tests.launcher.manifests.imports.losses import LOSSES
+from tests.programs import run_program
 from tests.slurm.cluster import find_free_ports
 from tests.slurm.typist import Typist
 from tests.waiting import wait_until
@@ -34,14 +34,9 @@ def test_a_batch_script_trains_as_its_import(typist: Typist) -> None:
     (typist.folder / "train.py").write_text(LOSSES)
     script = SCRIPT.format(port=find_free_ports(1)[0], python=sys.executable)
     (typist.folder / "tiny.sbatch").write_text(script)
-    subprocess.run(
-        ["sbatch", "--wait", "tiny.sbatch"],
-        cwd=typist.folder,
-        env=typist.env,
-        timeout=200,
-        check=False,  # on a busy machine a torchrun may leave with the store before the other ends
-        capture_output=True,
-    )
+    argv = ["sbatch", "--wait", "tiny.sbatch"]
+    # On a busy machine one torchrun may leave with the store before the other ends: not checked.
+    run_program(argv, cwd=typist.folder, env=typist.env, timeout=200, check=False)
     original = re.findall(r"\d \d\.\d+", (typist.folder / "original.out").read_text())
     assert len(original) == 5
 

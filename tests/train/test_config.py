@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from fabric_train.errors import InputError
+from tests.programs import run_program
 from train.config import FIELDS, MAY_DIFFER_ON_RESUME, TrainConfig, fingerprint, parse_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -77,9 +77,7 @@ def test_help_describes_every_option(capsys):
 
 def test_options_are_parsed_without_importing_torch():
     program = "import sys, train.config, fabric_train.worker_env; print('torch' in sys.modules)"
-    seen = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
+    seen = run_program([sys.executable, "-c", program], cwd=REPOSITORY, check=True)
     assert seen.stdout == "False\n"
 
 

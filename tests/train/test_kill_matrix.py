@@ -6,13 +6,13 @@ Pairs of kind, rank and phase are covered: the ranks take turns.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from fabric_train.worker_env import WorkerEnv
+from tests.programs import run_program
 from train.config import TrainConfig
 from train.loop import train
 
@@ -52,12 +52,10 @@ def undisturbed(tmp_path_factory) -> str:
 def run(folder: Path, clean: dict[str, str], faults: list[str]) -> tuple[dict, str]:
     """A run under the agent that meets these faults; its outcome and what it said."""
     (folder / "job.yaml").write_text(JOB)
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "launcher", "run", "job.yaml", "--on", "local"],
         cwd=folder,
         env={**clean, "FAULTS": " ".join(faults)},
-        capture_output=True,
-        text=True,
         timeout=280,
     )
     said = done.stdout + done.stderr

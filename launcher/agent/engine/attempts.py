@@ -99,7 +99,10 @@ class Attempts:
         )
         if regroups or any(end.cause != "terminated" for end in ends):
             return ends
-        return (*self._never_began(), *ends)
+        # Without any record: the process that starts workers died or failed.
+        beats, said = self.beats(), "it ended before its script began"
+        never_began = [self._end_now(w, 1, said) for w in self.running() if w.rank not in beats]
+        return (*never_began, *ends)
 
     def describe_disk(self, said: str) -> str:
         """Describes the full disk behind an error message."""
@@ -134,14 +137,6 @@ class Attempts:
     def mark_hung(self, rank: int) -> None:
         """Notes that a worker is about to be killed because it hangs."""
         self._hung.add(rank)
-
-    def _never_began(self) -> tuple[WorkerEnd, ...]:
-        """Workers without any record: the process that starts them died or failed."""
-        beats = self.beats()
-        said = "it ended before its script began"
-        return tuple(
-            self._end_now(worker, 1, said) for worker in self.running() if worker.rank not in beats
-        )
 
     def _killed_with_their_guards(self) -> list[WorkerEnd]:
         """Only SIGKILL ends a guard whose script has begun: it blocks all other signals."""

@@ -12,8 +12,6 @@ from launcher.contract.worker_end import WorkerEnd, describe, sort_ends
 
 LOST_PEER = "lost-peer"
 """Cause of a restart after failures that all name another worker."""
-PEERS_FACTOR = 3
-"""Lost peers without progress are tolerated this many times more often than own failures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +90,8 @@ class FaultBook:
         is_near = abs(last_steps - steps) <= max(last_steps, steps) // 10
         self._same = self._same + 1 if last == signature and is_near else 1
         self._last = signature, steps
-        limit = self._same_failure_limit * (1 if first else PEERS_FACTOR)
+        # Lost peers without progress are tolerated three times more often than own failures.
+        limit = self._same_failure_limit * (1 if first else 3)
         if self._same < limit or limit <= 0:
             return None
         what = describe(first) if first else "other nodes went away"

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 
 from launcher.contract.clock import Clock
 
-TOLERANCE_BYTES = 256 << 20
-"""Beyond the memory that was in use before the first workers."""
 _POLL_S = 0.1
 
 
@@ -39,17 +37,15 @@ def open_devices(visible: str | None) -> UsedBytes | None:
         return None
     if nvml.nvmlInit_v2() != 0:
         return None
-    names = _all_devices(nvml) if visible is None else tuple(visible.replace(" ", "").split(","))
+    count = ctypes.c_uint()
+    if visible is None:
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        visible = ",".join(map(str, range(count.value)))
+    names = visible.replace(" ", "").split(",")
     handles = {name: handle for name in names if name and (handle := _handle(nvml, name))}
     if not handles:
         return None
     return lambda: {name: _used(nvml, handle) for name, handle in handles.items()}
-
-
-def _all_devices(nvml: ctypes.CDLL) -> tuple[str, ...]:
-    count = ctypes.c_uint()
-    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    return () if failed else tuple(str(index) for index in range(count.value))
 
 
 def _handle(nvml: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
@@ -99,4 +95,5 @@ class GpuBusyError(Exception):
 def find_busy(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
     """Devices with more memory in use than before, and how many bytes more."""
     more = {name: used - before.get(name, 0) for name, used in now.items()}
-    return {name: extra for name, extra in more.items() if extra > TOLERANCE_BYTES}
+    # 256 MiB more than before the first workers is within what drivers keep for themselves.
+    return {name: extra for name, extra in more.items() if extra > 256 << 20}

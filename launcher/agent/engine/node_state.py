@@ -98,11 +98,6 @@ class Node:
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
 
-    def on_node_lost(self, text: str) -> None:
-        """Another node is lost, and this one has seen why."""
-        self.ledger.write("node-lost", detail=text)
-        say(text)
-
     def on_store_lost(self, reason: Reason, detail: str, times: int) -> None:
         """A store is gone, and the next one will be tried."""
         self.had_rendezvous = False

@@ -25,6 +25,7 @@ from launcher.agent.roster.backend import create_handler
 from launcher.agent.roster.handler import BACKEND, RosterHandler
 from launcher.agent.roster.membership import Cause
 from launcher.agent.stopping import StopFiles
+from launcher.agent.streams import say
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.reasons import Reason
@@ -123,7 +124,8 @@ class NodeHandler(RosterHandler):
         """Whether nodes were lost since the last call."""
         losses = self.take_losses()
         for text in losses:
-            self._node.on_node_lost(text)
+            self._node.ledger.write("node-lost", detail=text)
+            say(text)
         return bool(losses)
 
     def _tell_lost_peer(self) -> None:

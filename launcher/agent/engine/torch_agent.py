@@ -41,12 +41,6 @@ _STORE_ERRORS = (
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _TORCHS_HANDLER = "_terminate_process_handler"
-MONITOR_INTERVAL_S = 0.05
-"""How often workers and membership are looked at."""
-ADMIT_LIMIT_S = 120.0
-"""How long newcomers wait at most until the training has committed."""
-INEXHAUSTIBLE = 1_000_000_000
-"""torch's own count of restarts; a loss inside a collective would use it up."""
 
 
 def run_elastic_agent(
@@ -89,9 +83,11 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
         "rdzv_endpoint": endpoint,
         "rdzv_backend": backend,
         "rdzv_configs": _rdzv_configs(plan),
-        # The static backend reuses its store at a restart: its restarts are the launcher's.
-        "max_restarts": 0 if backend == "static" else INEXHAUSTIBLE,
-        "monitor_interval": MONITOR_INTERVAL_S,
+        # The static backend reuses its store at a restart: its restarts are the launcher's. Those
+        # of others are counted here, by their cause: a loss inside a collective uses up torch's.
+        "max_restarts": 0 if backend == "static" else 1_000_000_000,
+        # Between two looks at workers and membership.
+        "monitor_interval": 0.05,
         "start_method": "forkserver" if forks else "spawn",
         "logs_specs": RunFolderLogs(node, task, endpoint),
         "log_line_prefix_template": dict(plan.env).get(protocol.LINE_PREFIX_TEMPLATE),
@@ -113,7 +109,8 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
         "is_host": "1" if rendezvous.is_host else "0",
         "node_index": str(plan.node_index),
         "max_restarts": str(plan.max_restarts),
-        "admit_limit_s": f"{ADMIT_LIMIT_S:g}",
+        # So long newcomers wait until the training has committed.
+        "admit_limit_s": "120",
         "workers": str(plan.nproc_per_node),
     }
 

@@ -25,8 +25,6 @@ BUSY_SHARE = 0.05
 """Of one processor. A worker whose processes use more is computing and does not hang."""
 PROOF_S = 1.0
 """A hang is decided by two looks that are at least this far apart and see the same beats."""
-STANDSTILL_S = 5.0
-"""Between two looks. If it was longer, this process stood still, and its workers with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +157,8 @@ class Watchdog:
     def look(self) -> None:
         """One look at the present attempt; kills its workers where they hang."""
         now = self._clock.monotonic()
-        if now - self._looked_at > STANDSTILL_S:
+        # So long between two looks: this process stood still, and its workers with it.
+        if now - self._looked_at > 5.0:
             self.book.wake(now)
             self._first = None
         self._looked_at = now
@@ -170,7 +169,9 @@ class Watchdog:
         if self._ended_attempt == self._attempt:
             # Its heartbeats do not change until the next attempt begins.
             return
-        self._note_first_step(beats)
+        if not self._has_stepped and any(beat.steps for beat in beats.values()):
+            self._has_stepped = True
+            self._ledger.write("first-step", attempt=self._attempt)
         # A worker that has ended is silent, but does not hang.
         workers = self._attempts.running()
         beats = {worker.rank: beats[worker.rank] for worker in workers if worker.rank in beats}
@@ -189,11 +190,6 @@ class Watchdog:
             looked = self._looker.take("hang") or "no file: they could not be written"
             self._tell(hung, (first.at, now_read.at), share, beats[hung.rank], looked)
             self._end(beats, workers)
-
-    def _note_first_step(self, beats: Mapping[int, WorkerBeat]) -> None:
-        if not self._has_stepped and any(beat.steps for beat in beats.values()):
-            self._has_stepped = True
-            self._ledger.write("first-step", attempt=self._attempt)
 
     def _read(self, beats: Mapping[int, WorkerBeat]) -> Reading:
         trees = [processes.tree_of(beat.pid) for beat in beats.values()]

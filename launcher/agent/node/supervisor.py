@@ -226,14 +226,11 @@ class Supervisor:
     def _take_signal(self, limit_s: float) -> None:
         signum, _ = processes.wait_for_signal(_BLOCKED, limit_s) or (0, 0)
         if signum in _PASSED_ON:
-            self._pass_on(signum)
+            for path in self._scratch.glob("heartbeat-*"):
+                if beat := read_heartbeat(path):
+                    processes.send(beat.pid, signum)
         elif signum in REASON_OF_SIGNAL:
             self._ask(REASON_OF_SIGNAL[signal.Signals(signum)])
-
-    def _pass_on(self, signum: int) -> None:
-        for path in self._scratch.glob("heartbeat-*"):
-            if beat := read_heartbeat(path):
-                processes.send(beat.pid, signum)
 
     def _ask(self, reason: Reason) -> None:
         if self._stop:

@@ -22,8 +22,6 @@ from launcher.agent.addresses import LOOPBACK
 
 NAME_END = b"\n"
 BACKLOG = 256
-KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""Seconds and a count: firewalls forget connections on which nothing is sent for minutes."""
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +36,8 @@ def keep_alive(writer: asyncio.StreamWriter) -> None:
     connection: Any = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE:
+        # Seconds, and a count: firewalls forget connections on which nothing is sent for minutes.
+        for option, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
             if number := getattr(socket, option, None):
                 connection.setsockopt(socket.IPPROTO_TCP, number, value)
 

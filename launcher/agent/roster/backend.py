@@ -13,8 +13,6 @@ from launcher.agent.roster.handler import RosterHandler
 from launcher.agent.roster.settings import parse_rules
 from launcher.agent.roster.store import Endpoint, StoreProcess, serve_forked
 
-DEFAULT_PORT = 29400
-
 
 def create_handler(
     params: RendezvousParameters, make: Callable[..., RosterHandler] = RosterHandler
@@ -25,7 +23,7 @@ def create_handler(
     started here, unless something serves the endpoint already.
     """
     rules = parse_rules(params.config, min_nodes=params.min_nodes, max_nodes=params.max_nodes)
-    host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+    host, port = parse_rendezvous_endpoint(params.endpoint, 29400)
     store = None
     if rules.is_host and rules.store_pid:
         store = StoreProcess(pid=rules.store_pid, port=port)

@@ -1,4 +1,4 @@
-"""What the head should become, as one node sees it: pure rules over ``State``.
+"""What the head should become, and whom a node watches, as it sees it: pure rules over ``State``.
 
 Any node may strike off a silent or leaving member, or re-open a round that broke. Only the leader
 admits nodes and seals rounds. A change that comes too late fails without effect.
@@ -10,10 +10,9 @@ from dataclasses import replace
 
 from launcher.agent.roster import membership as heads
 from launcher.agent.roster.membership import Cause, Head, Phase, index_of
-from launcher.agent.roster.view import State, lost, may_form, status_in
+from launcher.agent.roster.settings import WATCHED
+from launcher.agent.roster.view import State, lost, may_form, plan_watched, status_in
 
-TAKEOVER_CALL_S = 2.0
-"""The last call after a lost store, which all survivors notice at about the same time."""
 COMING_INTERVALS = 4
 """For how many pulses a later round waits for newcomers that are on their way."""
 
@@ -235,7 +234,8 @@ def _last_call_s(state: State, chosen: tuple[str, ...]) -> float:
     missing = (m for m in state.before if index_of(m.seat) not in here)
     known = bool(state.before) and all(m.seat in state.dead_before for m in missing)
     all_here = known or len(chosen) >= rules.nodes_before
-    return 0.0 if all_here else min(rules.last_call_s, TAKEOVER_CALL_S)
+    # All survivors notice a lost store at about the same time.
+    return 0.0 if all_here else min(rules.last_call_s, 2.0)
 
 
 def _coming(state: State, here: tuple[str, ...]) -> bool:
@@ -281,3 +281,29 @@ def note_arrivals(state: State, now: float) -> State:
     if outside != state.waiters:
         state = replace(state, waiters=outside, waiters_at=now)
     return state
+
+
+def plan_lines(state: State) -> tuple[heads.Member, ...] | None:
+    """The members to be connected with; ``None`` while those of a new round are not known. Pure.
+
+    Each node watches its successors and the leader watches all, so that several nodes that end at
+    once are noticed at once. These are O(N) connections.
+    """
+    head = state.head
+    if head is None or head.phase is Phase.CLOSED:
+        return ()
+    if not head.members:
+        # Around a new store its leader asks who of the last group can still come.
+        before = state.before if state.leads else ()
+        return tuple(m for m in before if index_of(m.seat) != state.index)
+    if head.members != state.ring_key:
+        return None
+    if not (state.leads or state.belongs):
+        return ()
+    away = {*head.gone, *head.finished} - {head.leader}
+    seats, at = state.members, state.ring.ranks.get(state.seat)
+    if at is not None:
+        width = len(seats) if state.leads else WATCHED
+        seats = plan_watched(seats, at, away, frozenset(), width)
+    by_seat = {member.seat: member for member in state.ring}
+    return tuple(by_seat[seat] for seat in seats if seat not in away)

@@ -46,7 +46,11 @@ class Fence:
                 json.dump({"run_id": self._run_id, "origin": origin}, file)
                 file.flush()
                 os.fsync(file.fileno())
-            self._sync_folder()
+            # So that the name survives a crash. Some file systems refuse to sync a folder.
+            handle = os.open(self._folder, os.O_RDONLY)
+            with contextlib.suppress(OSError):
+                os.fsync(handle)
+            os.close(handle)
             return number
 
     def newest(self) -> TakenGeneration | None:
@@ -67,10 +71,3 @@ class Fence:
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08d}.json"
-
-    def _sync_folder(self) -> None:
-        """So that the name survives a crash. Some file systems refuse to sync a folder."""
-        handle = os.open(self._folder, os.O_RDONLY)
-        with contextlib.suppress(OSError):
-            os.fsync(handle)
-        os.close(handle)

@@ -46,12 +46,8 @@ from launcher.contract.clock import SystemClock
 
 BACKEND = "roster"
 FENCE_LOOK_S = 5.0
-CONNECT_SLACK_S = 1.0
 PARTING_LIMIT_S = 2.0
-FINISH_LOOK_S = 1.0
 log = logging.getLogger(__name__)
-
-_NO_HEAD = Head(origin="", leader="")
 
 
 class ReplacedError(rdzv.RendezvousClosedError):
@@ -98,7 +94,7 @@ class RosterHandler(rdzv.RendezvousHandler):
             rules, self._connect, self._clock, f"{endpoint.host}:{endpoint.port}"
         )
         # torch gives up by itself where nothing listens; this is for a frozen store
-        self._thread.begin(rules.connect_timeout_s + CONNECT_SLACK_S)
+        self._thread.begin(rules.connect_timeout_s + 1.0)
 
     def _connect(self) -> StoreClient:
         """Two connections: one beats, the other may block with the caller; runs in the thread."""
@@ -184,8 +180,11 @@ class RosterHandler(rdzv.RendezvousHandler):
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
-        if parted and (self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)):
-            self._linger()
+        is_over = self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)
+        if parted and is_over and self._store is not None and self._caller is not None:
+            # The host keeps the store until the last of the others has parted or is lost.
+            with contextlib.suppress(rdzv.RendezvousConnectionError):
+                wait_for_the_others(self._caller, self._thread.state, self._clock)
         # Before the store, of whose end torch prints a C++ backtrace to whoever asks it just then.
         self._thread.end()
         if self._store is not None:
@@ -196,7 +195,7 @@ class RosterHandler(rdzv.RendezvousHandler):
     @property
     def head(self) -> Head:
         """The state of the run's membership at the last pulse."""
-        return self._thread.state.head or _NO_HEAD
+        return self._thread.state.head or Head(origin="", leader="")
 
     @property
     def is_fenced_out(self) -> bool:
@@ -256,7 +255,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         not finished cannot form a group. Signal handlers run meanwhile, and may raise.
         """
         with contextlib.suppress(rdzv.RendezvousError):
-            while not self._thread.settle(is_closed, FINISH_LOOK_S):
+            while not self._thread.settle(is_closed, 1.0):
                 self._thread.check()
 
     def close(self, reason: str) -> bool:
@@ -293,7 +292,10 @@ class RosterHandler(rdzv.RendezvousHandler):
             len(membership.members),
             membership.cause.value,
         )
-        _number_workers_here(are_identical(membership.members))
+        # torch's agent then numbers the workers without asking the store.
+        os.environ.pop(IDENTICAL, None)
+        if are_identical(membership.members):
+            os.environ[IDENTICAL] = "1"
         assert self._caller is not None
         return rdzv.RendezvousInfo(
             AgentStore(
@@ -340,17 +342,3 @@ class RosterHandler(rdzv.RendezvousHandler):
         if not newest or not newest.origin or not 0 < head.generation < newest.number:
             return None
         return newest
-
-    def _linger(self) -> None:
-        """Keeps the host's store for the others, until the last has parted or is lost."""
-        if self._store is not None and self._caller is not None:
-            with contextlib.suppress(rdzv.RendezvousConnectionError):
-                wait_for_the_others(self._caller, self._thread.state, self._clock)
-
-
-def _number_workers_here(is_possible: bool) -> None:
-    """Tells torch's agent whether to number the workers without asking the store."""
-    if is_possible:
-        os.environ[IDENTICAL] = "1"
-    else:
-        os.environ.pop(IDENTICAL, None)

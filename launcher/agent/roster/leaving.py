@@ -17,8 +17,6 @@ PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """What the barrier's keys begin with. If torch renamed it, the barrier would be torch's again."""
 LOOK_S = 0.05
-WAITING_SILENCE_S = 2.0
-"""For a node that only waits this much silence is enough, as it has no work to lose."""
 
 
 def is_closed(state: State) -> bool:
@@ -48,9 +46,8 @@ def wait_for_the_others(caller: StoreClient, state: State, clock: Clock) -> None
     beats: dict[str, Beat] = {}
     while others:
         beats = listen(beats, caller.beats_of(others), LOOK_S)
-        quiet = silent(beats, state.rules.detection_limit_s) | (
-            silent(beats, WAITING_SILENCE_S) & waiting
-        )
+        # A node that only waits has no work to lose.
+        quiet = silent(beats, state.rules.detection_limit_s) | (silent(beats, 2.0) & waiting)
         if all(s in quiet or status_in(b.text) == "l" for s, b in beats.items()):
             return
         clock.sleep(LOOK_S)

@@ -101,7 +101,9 @@ class Lifelines:
 
     # -- the loop's side -----------------------------------------------------------------------
     def _watch(self, members: tuple[Member, ...], presumed: bool) -> None:
-        wanted = {_key_of(m): m for m in members[: most_connections()] if m.lifeline}
+        wanted = {
+            (m.seat, m.addr, m.lifeline): m for m in members[: most_connections()] if m.lifeline
+        }
         for key in [key for key in self._lines if key not in wanted]:
             self._forget(self._lines.pop(key))
         old, lines = self._lines, dict[Key, Line]()
@@ -221,7 +223,3 @@ def _run(line: Line, work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.get_running_loop().create_task(work)
     line.tasks.add(task)
     task.add_done_callback(line.tasks.discard)
-
-
-def _key_of(member: Member) -> Key:
-    return member.seat, member.addr, member.lifeline

@@ -35,14 +35,10 @@ from launcher.contract.records import parse_record, read_object
 
 CONNECT_LIMIT_S = 15.0
 """How long a store may take to answer whose node runs already, and lost the last one too."""
-STORE_FILE = "store-{number}.json"
 GONE_S = 6 * SIGN_S
 """A store that cannot be reached and shows no sign of life for so long is gone."""
 REACH_LIMIT_S = 60.0
 """How long a node tries to reach a store that shows signs of life."""
-REJOIN_LIMIT_S = 90.0
-"""How long the rest of a group waits after a loss, where the plan does not say. Then it ends, and
-the scheduler that started it can start all nodes anew."""
 NEVER_S = 365 * 24 * 3600
 ANSWER_LIMIT_S = 1.0
 LOOK_S = 0.25
@@ -103,7 +99,8 @@ class Meeting:
         conf = dict(carry_conf(rendezvous.conf, carried))
         if self._task.settings.awaits_nodes:
             conf.setdefault("join_timeout_s", str(NEVER_S))
-        conf["rejoin_timeout_s"] = conf.get("join_timeout_s", f"{REJOIN_LIMIT_S:g}")
+        # Then the rest of the group ends, and the scheduler that started it can start all anew.
+        conf["rejoin_timeout_s"] = conf.get("join_timeout_s", "90")
         found = self._find_or_serve()
         if isinstance(found, StoreProcess):
             conf["store_pid"] = str(found.pid)
@@ -141,7 +138,7 @@ class Meeting:
         return max((int(stem) for stem in stems if stem.isdigit()), default=None)
 
     def _path(self, number: int) -> Path:
-        return self._folder / STORE_FILE.format(number=number)
+        return self._folder / f"store-{number}.json"
 
     def _serve(self, path: Path, handle: int) -> StoreProcess | None:
         """None where this took so long that others have taken the store for gone."""

@@ -156,10 +156,6 @@ def format_card(addr: str, port: int, lifeline: str = "", workers: int = 0) -> s
     return json.dumps([addr, port, lifeline, workers])
 
 
-def parse_card(seat: str, text: str) -> Member:
-    return Member(seat, *json.loads(text))
-
-
 def index_of(seat: str) -> int:
     """The node index a seat belongs to."""
     return int(seat.partition(".")[0])

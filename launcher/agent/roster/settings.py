@@ -8,8 +8,6 @@ from typing import Any
 
 from launcher.contract.agent_settings import DETECTION_LIMIT_S
 
-TORCHS_KEY = "timeout"
-"""torch's ``LaunchConfig`` adds this key."""
 WATCHED = 2
 """How many successors each node watches."""
 IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
@@ -100,7 +98,8 @@ class Rules:
 def parse_rules(config: Mapping[str, object], *, min_nodes: int, max_nodes: int) -> Rules:
     """Rules from text or typed values. Raises ValueError for a wrong value, TypeError for a key."""
     kinds = {one.name: str(one.type) for one in fields(Rules)}
-    given = {key: value for key, value in config.items() if key != TORCHS_KEY}
+    # torch's ``LaunchConfig`` adds ``timeout``.
+    given = {key: value for key, value in config.items() if key != "timeout"}
     values = {key: _READERS[kinds.get(key, "str")](value) for key, value in given.items()}
     return Rules(min_nodes=min_nodes, max_nodes=max_nodes, **values)
 

@@ -98,7 +98,9 @@ def _settle(state: State) -> tuple[State, tuple[events.Action, ...]]:
     if refusal := _refusal(state):
         return replace(state, waiting=False), (refusal,)
     if state.seat in head.gone:
-        return _with_fresh_seat(state), ()
+        turn = state.turn + 1
+        seat = f"{state.index}.{state.nonce}-{turn}"
+        return replace(state, turn=turn, seat=seat, carded="", enlisted="", due=True), ()
     known = head.phase is heads.Phase.SEALED and state.ring_key == head.members
     if not known or not state.belongs or state.entered == head.epoch:
         return state, ()
@@ -141,12 +143,6 @@ def _why_not(state: State) -> str:
         size = head.nodes or rules.nodes_before
         return f"{since}: {len(here)} nodes are no majority of the last {size}, and nothing fences"
     return since
-
-
-def _with_fresh_seat(state: State) -> State:
-    turn = state.turn + 1
-    seat = f"{state.index}.{state.nonce}-{turn}"
-    return replace(state, turn=turn, seat=seat, carded="", enlisted="", due=True)
 
 
 # -- the next operation ------------------------------------------------------------------------

@@ -249,12 +249,6 @@ def _fork_store(port: int, sign: Sign | None) -> tuple[int, str]:
     return pid, said
 
 
-def _raise_descriptor_limit() -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def _look_up_no_names() -> None:
     """Keeps this process from asking name servers.
 
@@ -274,7 +268,9 @@ def _serve(parent: int, port: int, writer: int, sign: Sign | None) -> None:
         processes.close_all_but([writer])
         for number in (*signals.ENDING, *signals.FOR_SCRIPTS):
             signal.signal(number, signal.SIG_IGN)
-        _raise_descriptor_limit()
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         _look_up_no_names()
         store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
         if sign:

@@ -12,7 +12,6 @@ from launcher.contract.clock import Clock
 from launcher.contract.node_plan import Static
 
 LOOK_LIMIT_S = 1.0
-LOOK_PAUSE_S = 0.5
 RETURN_LIMIT_S = 10.0
 """How long, after the detection limit, a node that came back looks for the others' new store."""
 
@@ -56,7 +55,7 @@ class Candidates:
         while (found := find_store(endpoints, rendezvous.id, LOOK_LIMIT_S)) is None:
             if self._clock.monotonic() >= end:
                 return number
-            self._clock.sleep(LOOK_PAUSE_S)
+            self._clock.sleep(0.5)
         return places[endpoints.index(found)]
 
 

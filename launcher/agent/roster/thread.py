@@ -19,8 +19,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from launcher.agent.roster import events
+from launcher.agent.roster.decide import plan_lines
 from launcher.agent.roster.lifelines import Lifelines
-from launcher.agent.roster.lines import plan_lines
 from launcher.agent.roster.membership import Cause, Phase, index_of
 from launcher.agent.roster.settings import WATCHED, Rules
 from launcher.agent.roster.state_machine import start, step

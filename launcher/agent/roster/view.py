@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,6 @@ FAST_FOR_S = 5.0
 SUSPECT_INTERVALS = 2
 """Pulses without a change after which a watcher also looks at the nodes behind the silent one, and
 after which a node whose connection has closed is lost."""
-BEATS_OF_THE_LIVING = 2
-"""Changes of a beat that show a node to live whose connection has closed: the last one that a node
-wrote may come late."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +246,8 @@ def _note_signs_of_life(state: State, beats: Mapping[str, Beat]) -> State:
     for seat, changes in state.closed_lines.items():
         old, new = state.beats.get(seat), beats.get(seat)
         changes += old is not None and new is not None and old.text != new.text
-        if changes < BEATS_OF_THE_LIVING and seat not in state.head.gone:
+        # One change does not show that a node lives: the last that it wrote may come late.
+        if changes < 2 and seat not in state.head.gone:
             lines[seat] = changes
     return replace(state, closed_lines=lines)
 
@@ -360,7 +359,8 @@ def answered(
             return replace(state, ring=heads.parse_members(values[key]), ring_key=key)
         case events.Fetch(keys), events.Values(values) if keys[0].startswith("card/"):
             cards = {k.removeprefix("card/"): v for k, v in values.items()}
-            return replace(state, cards={s: heads.parse_card(s, c) for s, c in cards.items()})
+            members = {s: heads.Member(s, *json.loads(c)) for s, c in cards.items()}
+            return replace(state, cards=members)
         case events.Fetch(), events.Values(values):
             return see(state, values, now)
     raise AssertionError(f"{event} does not answer {asked}")

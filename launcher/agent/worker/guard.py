@@ -37,8 +37,6 @@ PRIVATE_VARIABLES = (WORKER_DIR, EXIT_GRACE_S, PARENT_PID, IDENTICAL)
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _BLOCKED = frozenset({*signals.ENDING, *_PASSED_ON, signal.SIGCHLD})
-_POLITE_S = 1.0
-"""What the children of a script that ended well get between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +120,8 @@ def _run(
     # Ended by the script's end, or the agent's, or a signal's grace.
     status = watch.wait()
     code = os.waitstatus_to_exitcode(status)
-    processes.end_children(polite_s=_POLITE_S if code == 0 else 0.0)
+    # Only the children of a script that ended well get time between SIGTERM and SIGKILL.
+    processes.end_children(polite_s=1.0 if code == 0 else 0.0)
     _write_exit(place, code, watch)
     with contextlib.suppress(OSError):
         (place.folder / protocol.ENDED_FILE).unlink()

@@ -93,10 +93,6 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         code = 1
     with contextlib.suppress(OSError):
         (script.folder / protocol.ENDED_FILE).write_text(str(code & 0xFF))
-    _finalize(code)
-
-
-def _finalize(code: int) -> NoReturn:
     # Ends as the interpreter does: threads, atexit, open files. os._exit would lose buffered
     # output, and unwinding would run the frames of multiprocessing.
     finish = ctypes.pythonapi.Py_Exit

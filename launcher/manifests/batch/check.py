@@ -23,7 +23,6 @@ NODELIST = re.compile(r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\b")
 EXPANDERS = re.compile(r"scontrol|nodeset|hostlist|expand|python|perl|sed|awk")
 TAKES_FIRST = re.compile(r"\bhead\b|\bcut\s+-d|%%|(ADDR|addr|endpoint)[= ][\"']?\$\{?SLURM_\w*LIST")
 MEETING = re.compile(r"MASTER_(ADDR|PORT)=")
-MEETING_OPTIONS = ("rdzv-endpoint", "rdzv-id", "master-addr", "master-port")
 OF_EACH_NODE = re.compile(
     r"\bhostname\b|\$\{?(HOSTNAME|SLURMD_NODENAME)\b|\bRANDOM\b|\b(shuf|uuidgen|date)\b"
 )
@@ -270,7 +269,7 @@ def _values(script: BatchScript, line: ScriptLine) -> Iterator[tuple[str, str, s
         if found := MEETING.match(word.text):
             yield found[0].rstrip("="), word.text, word.here, word.line
     for launch in script.launches:
-        for name in MEETING_OPTIONS:
+        for name in ("rdzv-endpoint", "rdzv-id", "master-addr", "master-port"):
             if launch.line is line and (given := launch.options.get(name)):
                 yield f"--{name}", given.text, given.here, given.line
 

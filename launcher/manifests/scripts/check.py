@@ -17,8 +17,6 @@ MAX_BYTES = 2**20
 """Larger is no script that a person wrote."""
 MAX_AT_START = 6000
 """Words and signs of a script that is read at the start of a run, so that it costs no 50 ms."""
-STEPS_AT_START = 3000
-"""How far names are followed then; a loop of 900 lines over a few helpers needs 1,000."""
 NOTEBOOK = re.compile(r'\s*\{.*"(cells|nbformat)"\s*:', re.DOTALL)
 PYTHON_2 = ("Missing parentheses in call to", "multiple exception types must be")
 PYTHON = re.compile(
@@ -91,6 +89,7 @@ def count_findings(path: Path) -> int:
         text = path.read_text("utf-8-sig") if path.stat().st_size < MAX_BYTES else ""
         if not 0 < len(re.findall(r"\w+|[^\w\s]", text)) <= MAX_AT_START:
             return 0
-        return len(check_training_script(text, str(path), STEPS_AT_START))
+        # Steps in which names are followed; a loop of 900 lines over a few helpers needs 1,000.
+        return len(check_training_script(text, str(path), 3000))
     except Exception:  # whatever it is, the run has to start
         return 0

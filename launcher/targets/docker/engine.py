@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-CONNECT_TIMEOUT_S = 5
 REQUEST_TIMEOUT_S = 60
 """Starting a container with GPUs takes seconds; an engine silent for this long is dead."""
 SWEEP_LIMIT_S = 30.0
 """How long the engine may take to remove what has ended."""
-THREADS = 16
-"""Requests under way at once: nodes start and stop together, whatever their number."""
 
 STATES: Mapping[str, NodeState] = {
     "created": NodeState.PENDING,
@@ -64,8 +61,6 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("active endpoints", "docker network disconnect whatever else is on the run's network"),
 )
 """What an engine's message holds, in lower case, and the fix."""
-NO_START = "OCI runtime create failed"
-"""What an engine's message holds where a program is not in its image, or a mount fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +123,7 @@ class Engine:
         """The SDK's client, connected. To be used inside ``engine_errors``."""
         import docker
 
-        api = docker.from_env(timeout=CONNECT_TIMEOUT_S).api
+        api = docker.from_env(timeout=5).api
         api.timeout = REQUEST_TIMEOUT_S
         return api
 
@@ -235,7 +230,8 @@ class Engine:
             with engine_errors(f"start {name}"):
                 self.api.start(id)
         except TargetError as error:
-            if NO_START in error.what and not error.hint:
+            # A program is not in its image, or a mount fails.
+            if "OCI runtime create failed" in error.what and not error.hint:
                 raise NotStartedError(name, error.what) from error
             raise
 
@@ -291,7 +287,8 @@ def at_once(
 
     ``may_leave``: Ctrl-C does not wait for actions that are under way.
     """
-    pool, waits = ThreadPoolExecutor(max_workers=THREADS), True
+    # Nodes start and stop together, whatever their number.
+    pool, waits = ThreadPoolExecutor(max_workers=16), True
     try:
         return list(pool.map(act, items))
     except KeyboardInterrupt:

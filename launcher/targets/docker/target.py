@@ -50,13 +50,9 @@ if TYPE_CHECKING:
 
     from launcher.job.spec import JobSpec
 
-CANNOT_EXECUTE = (126, 127)
-"""Exit codes of the container's init process where it cannot start the entry point."""
 NO_RUNTIME = (
     "the Docker engine has no NVIDIA runtime; fix: install nvidia-container-toolkit, or --on local"
 )
-JOIN_LIMIT_S = 5.0
-"""How long a follower may take to write what is left after its container has ended."""
 TAIL_LINES = 100
 """How many last lines tell whether a file is complete: to read a log of 50 MB takes seconds."""
 
@@ -258,7 +254,8 @@ def describe(ending: ContainerEnding) -> str:
         return ending.error
     if ending.out_of_memory:
         return "OOMKilled: resources.memory of the job is too little"
-    if ending.exit_code in CANNOT_EXECUTE:
+    # The container's init process could not start the entry point.
+    if ending.exit_code in (126, 127):
         return f"the image has no {TORCHRUN} or python3: name one that holds torch (image)"
     return ""
 
@@ -310,7 +307,8 @@ class Consoles:
         Waits for the follower, so only for a container that has ended or is not followed.
         """
         if id in self._followers:
-            self._followers.pop(id).join(JOIN_LIMIT_S)
+            # It writes what is left after its container has ended.
+            self._followers.pop(id).join(5.0)
         # On a full disk the rest stays in the engine's own log, until the container is removed.
         with contextlib.suppress(OSError):
             if path.parent.is_dir():

@@ -34,8 +34,6 @@ SILENCE_LIMIT_S = 8.0
 RETRY_S = 1.0
 FULL_RETRY_S = 10.0
 """How long after a full disk here, or another error, the host is asked for what is missing."""
-STARTING_S = 5.0
-"""How long a node that was just started may be missing in what the host says."""
 COPY_SILENCE_S = 60.0
 """After this silence a host counts as frozen, even if its sshd answers."""
 BROUGHT_BYTES = 100 << 20
@@ -91,7 +89,8 @@ class HostLine:
     def state(self, node: str) -> NodeSeen:
         """What the host last said of a node, as ``index.incarnation``."""
         found = self._states.get(node, MISSING)
-        fresh = time.monotonic() - self._started.get(node, float("-inf")) < STARTING_S
+        # A node that was just started may be missing in what the host says.
+        fresh = time.monotonic() - self._started.get(node, float("-inf")) < 5.0
         return NodeSeen(state="running") if found.state == "missing" and fresh else found
 
     def silent_s(self) -> float:

@@ -34,8 +34,6 @@ from launcher.targets.hosts.target import HostsTarget
 from launcher.targets.machine import PORTS
 
 OTHER_PYTHON = "--set hosts.python=PATH, or python: of that host in hosts.yaml"
-PAIR_LIMIT_S = 60.0
-PAIRS_AT_ONCE = 8
 PROBE_LIMIT_S = 40.0
 """The probe waits up to 10 s for nvidia-smi."""
 
@@ -55,20 +53,17 @@ def diagnose_hosts(
     for finding in _look(ssh, answers, job, port):
         findings.append(finding)
         yield finding
-    if why := _why_not_run(findings):
+    why = ""
+    if any(finding.status is Status.FAILED for finding in findings):
+        why = "correct what failed above"
+    # Sending or pulling an image may take an hour, longer than any deadline here.
+    elif any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
+        why = "bring the image to all hosts"
+    if why:
         fix = f"{why}, then call doctor again"
         yield warning("all-reduce", f"{len(inventory.hosts)} hosts", "not tried", fix)
         return
     yield from _HostsProbe(job, inventory, run_root).diagnose(limit_s)
-
-
-def _why_not_run(findings: Sequence[Finding]) -> str:
-    if any(finding.status is Status.FAILED for finding in findings):
-        return "correct what failed above"
-    # Sending or pulling an image may take an hour, longer than any deadline here.
-    if any(f.check == doctor_judge.IMAGE and f.status is not Status.OK for f in findings):
-        return "bring the image to all hosts"
-    return ""
 
 
 # -- before anything runs -------------------------------------------------------------------------
@@ -171,7 +166,7 @@ class _HostsProbe:
         yield run.judge_speed(answers)
         if judge.is_slow(answers.all_reduce) and len(plan.nodes) > 2:
             hosts = [HostsSettings.of(plan).hosts[node.node_index].host for node in plan.nodes]
-            yield from self._diagnose_pairs(hosts, min(limit_s, PAIR_LIMIT_S))
+            yield from self._diagnose_pairs(hosts, min(limit_s, 60.0))
 
     def _run(
         self, inventory: Inventory, job: JobSpec, limit_s: float
@@ -208,14 +203,10 @@ class _HostsProbe:
 
         ring = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
         slow: dict[tuple[str, str], bool] = {}
-        for pairs in _disjoint(ring):
+        # Groups of pairs in which no host is twice, so that no pair slows another one down.
+        odd = [ring.pop()] if len(ring) % 2 else []
+        for pairs in filter(None, (ring[::2], ring[1::2], odd)):
             names = [(one.name, other.name) for one, other in pairs]
-            with ThreadPoolExecutor(max_workers=PAIRS_AT_ONCE) as pool:
+            with ThreadPoolExecutor(max_workers=8) as pool:
                 slow.update(zip(names, pool.map(is_slow, pairs), strict=True))
         yield from doctor_judge.judge_neighbours([host.name for host in hosts], slow)
-
-
-def _disjoint(ring: list[tuple[Host, Host]]) -> list[list[tuple[Host, Host]]]:
-    """Groups of pairs in which no host is twice, so that no pair slows another one down."""
-    odd = [ring.pop()] if len(ring) % 2 else []
-    return [group for group in (ring[::2], ring[1::2], odd) if group]

@@ -18,7 +18,6 @@ from launcher.targets.hosts.reach import Reachability
 from launcher.targets.hosts.settings import Host
 from launcher.targets.hosts.survey import free_gpus, why_held
 
-FIRST_EPHEMERAL_PORT = 1024
 IMAGE = "image"
 
 
@@ -158,7 +157,7 @@ def judge_ways(
         if lost:
             is_open = False
             callers = ",".join(a.address for other in lost for a in used[other][:1])
-            ports = f"{FIRST_EPHEMERAL_PORT}:65535"
+            ports = "1024:65535"
             line = f"iptables -I INPUT -s {callers} -p tcp --dport {ports} -j ACCEPT"
             sources = ", ".join(hosts[other].name for other in lost)
             found = f"{host.name} cannot be reached at an ephemeral port"

@@ -24,14 +24,8 @@ EXAMPLES = {
 Text = Annotated[str, Field(pattern=r"\A[^\x00\n]+\z")]
 Labels = dict[str, Annotated[str, Field(pattern=r"\A[^\x00\n]*\z")]]
 GpuId = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_.:-]+\z")]
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, int | str) else value
-
-
-def _as_mapping(value: Any) -> Any:
-    return {"host": value} if isinstance(value, str) else value
+AsList = BeforeValidator(lambda given: [given] if isinstance(given, int | str) else given)
+AsMapping = BeforeValidator(lambda given: {"host": given} if isinstance(given, str) else given)
 
 
 class _Keys(BaseModel):
@@ -45,7 +39,7 @@ class HostKeys(_Keys):
     port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = None
     identity: Text | None = None
     slots: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    gpus: Annotated[tuple[GpuId, ...], Field(min_length=1), BeforeValidator(_as_list)] | None = None
+    gpus: Annotated[tuple[GpuId, ...], Field(min_length=1), AsList] | None = None
     address: Text | None = None
     interface: Annotated[str, Field(pattern=r"\A[^\s/:,=^]{1,15}\z")] | None = None
     python: Text | None = None
@@ -64,9 +58,7 @@ class HostEntry(HostKeys):
 class HostsFile(_Keys):
     """The whole file."""
 
-    hosts: Annotated[
-        tuple[Annotated[HostEntry, BeforeValidator(_as_mapping)], ...], Field(min_length=1)
-    ]
+    hosts: Annotated[tuple[Annotated[HostEntry, AsMapping], ...], Field(min_length=1)]
     defaults: HostKeys = HostKeys()
     ssh_config: Text | None = None
     order_by: Text | None = None

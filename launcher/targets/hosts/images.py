@@ -14,7 +14,6 @@ CHUNK_BYTES = 4 << 20
 PROVIDE_LIMIT_S = 3600.0
 SILENCE_LIMIT_S = 300.0
 """Within which an engine must give the next part of an image, and a host take it."""
-INSPECT_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,7 @@ class Image:
 def read_image(name: str) -> Image:
     """The image as this machine's engine has it, if there is one."""
     argv = ("docker", "image", "inspect", "--format", messages.IMAGE_FORMAT, name)
-    told = (short_command.read_output(argv, INSPECT_LIMIT_S) or "").strip()
+    told = (short_command.read_output(argv, 20.0) or "").strip()
     id, _, torch_version = told.partition("\n")
     return Image(name=name, id=id, torch_version=torch_version)
 

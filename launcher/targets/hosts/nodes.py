@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from launcher.code.record import PackedCode
 
 STOP_MARGIN_S = 20.0
-SEND_LIMIT_S = 600.0
 
 
 def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
@@ -138,7 +137,7 @@ def _send_code(hash: str, node: HostNode, code: PackedCode | None, session: Sess
         what = f"{node.host.name}: the run's code is gone from there, and from the run's folder"
         raise TargetError(what, "start the job anew")
     asked = messages.StoreCode(state_dir=state_dir, hash=hash)
-    session.call(asked, code.data, limit_s=SEND_LIMIT_S)
+    session.call(asked, code.data, limit_s=600.0)
 
 
 def hosts_of(plan: LaunchPlan) -> list[tuple[HostFacts, int]]:

@@ -29,15 +29,7 @@ from launcher.targets.hosts.ssh_errors import FULL, explain
 CONNECT_LIMIT_S = 10
 OPEN_LIMIT_S = CONNECT_LIMIT_S * 2 + 10.0
 """Until the host's first word, through a jump host as well."""
-PERSIST_S = 60
-"""How long a shared connection stays open after its last session."""
-CONTROL_LIMIT_S = 5.0
-"""Within which the process of this machine that holds a shared connection must answer."""
 REQUEST_LIMIT_S = 60.0
-MAX_AT_ONCE = 64
-"""Sessions opened at the same time; more would only compete for this machine's processors."""
-MAX_NOISE_BYTES = 1 << 16
-"""What a login shell may print before the host's first word."""
 SSH_ENV = {"SSH_ASKPASS_REQUIRE": "never"}
 """BatchMode does not reach the client that ProxyJump starts, which would open a window to ask."""
 
@@ -99,7 +91,8 @@ class Ssh:
             "ServerAliveInterval=5",
             "ServerAliveCountMax=3",
             "ControlMaster=auto",
-            f"ControlPersist={PERSIST_S}",
+            # Seconds after the last session.
+            "ControlPersist=60",
             f"ControlPath={self._control}/%C",
             # Users set these for their own log-ins: a tmux in place of our command, or a forwarded
             # port, which a second session could not open.
@@ -142,7 +135,8 @@ class Ssh:
         items = list(items)
         if not items:
             return []
-        pool = ThreadPoolExecutor(max_workers=min(len(items), MAX_AT_ONCE))
+        # More would only compete for this machine's processors.
+        pool = ThreadPoolExecutor(max_workers=min(len(items), 64))
         try:
             futures = [pool.submit(work, item) for item in items]
             wait(futures)
@@ -218,7 +212,8 @@ class Ssh:
         What goes through it continues: it may belong to another launcher.
         """
         control = ("ssh", "-O", "stop", *self.argv(host)[1:])
-        return short_command.read_output(control, timeout_s=CONTROL_LIMIT_S) is not None
+        # The process of this machine that holds the shared connection answers at once, or hangs.
+        return short_command.read_output(control, timeout_s=5.0) is not None
 
 
 def joined(errors: list[TargetError]) -> TargetError:
@@ -268,7 +263,8 @@ class Session:
             while not seen.endswith(MAGIC):
                 byte = self._talk.stdout.read(1)
                 seen += byte
-                if not byte or len(seen) > MAX_NOISE_BYTES:
+                # A login shell may print something before the host's first word.
+                if not byte or len(seen) > 1 << 16:
                     self._fail()
                 if seen.endswith(WANTED):
                     archive, _ = host_program()

@@ -9,8 +9,6 @@ from launcher.contract.errors import name_ending
 SSH_FAILED = 255
 """The client's own exit code; any other is the remote command's."""
 
-_NO_PYTHON = "(?i)python3: command not found"
-"""As csh says it, with exit code 1; start-up files may lack other commands."""
 FULL = "No space left on device|Disk quota exceeded"
 _TABLE = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": (
@@ -57,7 +55,8 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
     said = said.strip()
     first = f"an ssh session: ssh {name} python3 --version"
     last = said.splitlines()[-1].strip() if said else ""
-    if exit_code == 127 or re.search(_NO_PYTHON, said):
+    # As csh says it, with exit code 1; start-up files may lack other commands.
+    if exit_code == 127 or re.search("(?i)python3: command not found", said):
         return (
             f"{name}: has no python3 in the PATH of an ssh session",
             # Not python: of the inventory, which is what the training runs in.

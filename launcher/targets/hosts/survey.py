@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 PROPOSED_PORTS = 16
-CLOCK_LOOKS = 3
 
 
 def survey_hosts(
@@ -95,7 +94,7 @@ def _with_addresses(
 def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
     """What one host has, and which of ``ports`` are free there."""
     host, looks = session.host, []
-    for _ in range(CLOCK_LOOKS):
+    for _ in range(3):
         asked_at, started = time.time(), time.monotonic()
         there = session.call(ReadClock())
         took_s = time.monotonic() - started

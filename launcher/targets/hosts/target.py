@@ -50,12 +50,6 @@ if TYPE_CHECKING:
 
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: they have ended there before (FOLLOWED_S)."""
-FIRST_WORD_LIMIT_S = 20.0
-ANSWER_MARGIN_S = 5.0
-"""What a host may need beyond the time in which its node has to look."""
-AWAY_S = 30.0
-"""For so long a host that was not reached is not tried again, but by a launcher that follows a run:
-one command may look at many runs."""
 _away: dict[str, tuple[float, TargetError]] = {}
 """When hosts were not reached, and why, by their names."""
 
@@ -217,7 +211,7 @@ class HostsTarget(Target):
             return
         self._open_lines(plan, follows=False)
         for line in self._lines.values():
-            line.has_told.wait(FIRST_WORD_LIMIT_S)
+            line.has_told.wait(20.0)
         while run.read_outcome() is None and self._lives(plan):
             yield
 
@@ -257,7 +251,8 @@ class HostsTarget(Target):
             )
             try:
                 with self._connect(plan).open(host.host) as session:
-                    files = session.call(asked, limit_s=limit_s + ANSWER_MARGIN_S)
+                    # A host needs some time beside that in which its node has to look.
+                    files = session.call(asked, limit_s=limit_s + 5.0)
             except TargetError as error:
                 return error.what
             return keep_look(run, index, request.id, files)
@@ -320,7 +315,8 @@ class HostsTarget(Target):
     ) -> tuple[Mapping[str, NodeSeen], bool]:
         ssh = self._connect(plan)
         tried_at, why = _away.get(host.name, (float("-inf"), None))
-        if why and not self._lines and time.monotonic() - tried_at < AWAY_S:
+        # One command may look at many runs; a launcher that follows one tries its hosts again.
+        if why and not self._lines and time.monotonic() - tried_at < 30.0:
             raise why
         try:
             session = ssh.open(host.host)

@@ -158,7 +158,8 @@ class Cluster:
         if self._namespace:
             return self._namespace
         if not self._in_cluster:
-            named = [one for one in self._contexts if one["name"] == self.context]
+            contexts = [one.value for one in self._config.get("contexts") or ()]
+            named = [one for one in contexts if one["name"] == self.context]
             return str(named[0]["context"].get("namespace") or "default") if named else "default"
         with contextlib.suppress(OSError):
             return NAMESPACE_FILE.read_text().strip() or "default"
@@ -177,10 +178,6 @@ class Cluster:
     @property
     def _current(self) -> str:
         return str(self._config.get("current-context") or "none")
-
-    @property
-    def _contexts(self) -> list[Object]:
-        return [one.value for one in self._config.get("contexts") or ()]
 
     @property
     def _config(self) -> Object:

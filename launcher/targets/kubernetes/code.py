@@ -1,4 +1,10 @@
-"""The training code on its way into pods: ConfigMaps, and an init container that unpacks them."""
+"""The training code on its way into pods.
+
+ConfigMaps carry it, or the launcher sends it into a pod that waits for it, and an init container
+unpacks it. Or that container fetches it from a git repository, by the git of an image and the key
+of a Secret, of one of Kubernetes' own types: ``ssh-auth``, with ``known_hosts`` beside the key, or
+``basic-auth``.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +16,21 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.code.record import read_kept_code
 from launcher.contract import protocol
-from launcher.contract.errors import InputError
+from launcher.contract.errors import InputError, TargetError
+from launcher.contract.reasons import NodeState
+from launcher.job.git_source import GitSource
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.docker_options import PYTHON
-from launcher.targets.kubernetes.git_code import render_fetching
 from launcher.targets.kubernetes.plan import PodSettings
+from launcher.targets.kubernetes.pod_states import PodView
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
+    from launcher.follow.console import Console
     from launcher.targets.kubernetes.api import Cluster
+    from launcher.targets.kubernetes.target import KubernetesTarget
 
 Object = dict[str, Any]
 
@@ -41,6 +52,30 @@ OTHER_WAYS = (
     "--code image), or a claim (--code image, kubernetes.volumes: [pvc/CLAIM:/code], "
     "workdir: /code); .launcherignore leaves out what is not code"
 )
+GIT_KEY = "/launcher/git"
+FETCH = f"""\
+command -v git >/dev/null || {{
+  echo "error: the image has no git" >&2
+  echo "  fix: code.image: an image that has, such as alpine/git" >&2
+  exit 2
+}}
+set -e
+export HOME=/tmp GIT_TERMINAL_PROMPT=0
+export GIT_SSH_COMMAND="ssh -i {GIT_KEY}/ssh-privatekey -o UserKnownHostsFile={GIT_KEY}/known_hosts"
+# The kubelet has made the folder, as root.
+git config --global safe.directory '*'
+git config --global credential.helper '!f() {{ for key in username password; do
+  printf "%s=%s\\n" $key "`cat {GIT_KEY}/$key`"; done; }}; f'
+cd "$2"
+git init -q
+git fetch -q --depth 1 "$0" "$1"
+git checkout -qf FETCH_HEAD
+[ ! -f .gitmodules ] || git submodule update -q --init --recursive --depth 1
+mkdir -p "./$3"
+"""
+"""A second time it does the same. No ``$(``, which Kubernetes replaces."""
+RECEIVE = 'mkdir -p "${0%/*}" && head -c "$1" >"$0.$$" && mv "$0.$$" "$0"'
+"""What is started beside the waiting program. It knows the size, as its input has no end."""
 
 
 def is_sent(plan: LaunchPlan) -> bool:
@@ -194,3 +229,55 @@ def render_code_volumes(plan: LaunchPlan) -> list[Object]:
         *([{"name": "code-parts", "projected": {"sources": sources}}] if sources else []),
         {"name": "code", "emptyDir": {}},
     ]
+
+
+def render_fetching(source: GitSource, inner: str) -> dict[str, Any]:
+    """What is its own in the init container."""
+    mounts = [
+        {"name": "git", "mountPath": GIT_KEY, "readOnly": True},
+        # ssh refuses to work for a user without a name.
+        {"name": "plan", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True},
+    ]
+    return {
+        **({"image": source.image} if source.image else {}),
+        "command": ["sh", "-c", FETCH, source.git, source.ref, protocol.CONTAINER_CODE, inner],
+        "volumeMounts": mounts if source.secret else [],
+    }
+
+
+class CodeSender:
+    """Sends the code to one pod. The others get it from there, as ``unpack_code`` does."""
+
+    def __init__(self, target: KubernetesTarget, plan: LaunchPlan, console: Console) -> None:
+        self._target, self._plan, self._console = target, plan, console
+        self._sent: set[str] = set()
+        """Uids of the pods that have got it from here."""
+        self._told: set[str] = set()
+
+    def turn(self, pods: tuple[PodView, ...]) -> None:
+        """Sends it where no pod that is there has it and can give it. Blocks until it is sent."""
+        there = [pod for pod in pods if pod.state is not NodeState.EXITED]
+        waiting = [p for p in there if p.preparing == CONTAINER and p.uid not in self._sent]
+        has_code = any(pod.state is NodeState.RUNNING or pod.uid in self._sent for pod in there)
+        settings = PodSettings.of(self._plan)
+        has_code = has_code and bool(settings.run or settings.probe_port)
+        code = read_kept_code(Path(self._plan.run_dir)) if waiting and not has_code else None
+        if code is None:
+            return
+        pod = waiting[0]
+        self._tell(f"sending the code to {pod.name}: {tell_code(code)}")
+        argv = ("sh", "-c", RECEIVE, kept_archive(self._plan), str(len(code.data)))
+        # From now on Ctrl-C does not wait for a turn of the loop.
+        self._target.is_sending = True
+        try:
+            self._target.job(self._plan).cluster.send(pod.name, CONTAINER, argv, code.data)
+            self._sent.add(pod.uid)
+        except TargetError as error:
+            self._tell(f"{error.what}; trying again")
+        finally:
+            self._target.is_sending = False
+
+    def _tell(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._console.note(line)

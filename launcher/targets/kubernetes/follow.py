@@ -33,7 +33,7 @@ from launcher.targets.kubernetes.pod_states import (
 )
 
 if TYPE_CHECKING:
-    from launcher.targets.kubernetes.send_code import CodeSender
+    from launcher.targets.kubernetes.code import CodeSender
     from launcher.targets.kubernetes.target import KubernetesTarget
 
 READ_END_S = 2.0
@@ -133,7 +133,11 @@ class ClusterDriver:
         if (end := look.end) is not None:
             self._is_over, self._is_done = True, end.succeeded
             self._ends_it = end.succeeded or end.word == DELETED
-            pods = self._read_last_pods()
+            # Each node's last pod, also where a controller has deleted it since.
+            with contextlib.suppress(TargetError):
+                watch.refresh()
+            watch.wait_endings(ENDINGS_LIMIT_S)
+            pods = newest_of_each(watch.seen()).values()
             reason, detail = reason_of_end(end, pods, self._job.cluster.kubectl_there)
             return Outcome(reason=reason, detail=detail)
         least = self.plan.nodes[0].min_nodes
@@ -148,13 +152,6 @@ class ClusterDriver:
 
     def scale(self, nodes: int) -> None:
         self._job.scale(self._run, nodes)
-
-    def _read_last_pods(self) -> tuple[PodView, ...]:
-        """Each node's last pod, also where a controller has deleted it since."""
-        with contextlib.suppress(TargetError):
-            self._pods.watch.refresh()
-        self._pods.watch.wait_endings(ENDINGS_LIMIT_S)
-        return tuple(newest_of_each(self._pods.watch.seen()).values())
 
     def _tell(self) -> None:
         """What changed since the last turn about the cluster, the right to logs, the pods."""

@@ -18,14 +18,9 @@ MALFORMED = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
 
 
 def official_client() -> tuple[Any, Any]:
-    """The official client and its reader of kubeconfigs. Raises ``TargetError``."""
-    try:
-        from kubernetes import client, config
-    except ImportError as error:
-        raise TargetError(
-            "a cluster is asked through the Python package kubernetes, which is not installed",
-            "pip install 'kubernetes>=31,<37'",
-        ) from error
+    """The official client and its reader of kubeconfigs, imported at the first call."""
+    from kubernetes import client, config
+
     return client, config
 
 

@@ -33,7 +33,6 @@ for file in *.json; do echo "$file"; tr -d '\\n' <"$file"; echo; done
 """
 """Run in a pod with the node's folder, the look's id, the request, and tenths of a second. Prints
 each file's name, and its text on one line."""
-AT_ONCE = 32
 
 
 def look(
@@ -59,7 +58,7 @@ def look(
         return keep_look(run, pod.node_index, request.id, files)
 
     pods = newest_of_each(job.pods.read())
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(32) as pool:
         told = dict(zip(pods, pool.map(ask, pods.values()), strict=True))
     absent = {node.node_index for node in plan.nodes} - pods.keys()
     return {i: why for i, why in told.items() if why} | dict.fromkeys(absent, "it has no pod")

@@ -115,13 +115,16 @@ def plan_pods(job: JobSpec) -> PodSettings:
     gpus = job.resources.gpus or 0
     if gpus and GPU_RESOURCE not in {one["key"] for one in tolerations}:
         tolerations.append({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
+    run = None if checkpoint is None else Claim(name=checkpoint.name, folder=RUNS_FOLDER)
+    if spec.run is not None:
+        run = _claim_with_folder(spec.run, RUNS_FOLDER)
     port = job.agent.health.port
     return PodSettings(
         kind=spec.kind,
         has_master=has_master,
         namespace=spec.namespace,
         checkpoint=checkpoint,
-        run=_plan_run(job, checkpoint),
+        run=run,
         volumes=_plan_volumes(job),
         secret=spec.secret or f"{job.name}-secrets",
         image_pull_secrets=spec.image_pull_secrets,
@@ -182,12 +185,6 @@ def describe_own_disks(plan: LaunchPlan) -> str:
         "CHECKPOINT_DIR goes with its pod, since kubernetes.checkpoint names no claim"
         f"{lost}; fix: --set kubernetes.checkpoint=pvc/CLAIM"
     )
-
-
-def _plan_run(job: JobSpec, checkpoint: Claim | None) -> Claim | None:
-    if job.kubernetes.run is not None:
-        return _claim_with_folder(job.kubernetes.run, RUNS_FOLDER)
-    return None if checkpoint is None else Claim(name=checkpoint.name, folder=RUNS_FOLDER)
 
 
 def _claim_with_folder(text: str, folder: str) -> Claim:

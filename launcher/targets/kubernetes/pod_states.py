@@ -21,7 +21,6 @@ from launcher.contract.worker_end import is_out_of_memory
 Object = Mapping[str, Any]
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-REPLICA_TYPE = "training.kubeflow.org/replica-type"
 REPLICA_INDEX = "training.kubeflow.org/replica-index"
 
 
@@ -243,7 +242,7 @@ def _index(annotations: Object, labels: Object, masters: int) -> int | None:
     if (text := labels.get(INDEX_LABEL) or annotations.get(INDEX_LABEL)) is not None:
         return int(text)
     if REPLICA_INDEX in labels:
-        is_worker = labels.get(REPLICA_TYPE, "worker").lower() == "worker"
+        is_worker = labels.get("training.kubeflow.org/replica-type", "worker").lower() == "worker"
         return int(labels[REPLICA_INDEX]) + (masters if is_worker else 0)
     return None
 
@@ -322,7 +321,10 @@ def reason_of_end(
         return Reason.COMPLETED, ""
     if end.word == DELETED:
         return Reason.STOP_REQUESTED, end.message
-    for pod in sort_failures(pods)[:1]:
+    failed = (pod for pod in pods if pod.exit_code)
+    # The one that says why comes first.
+    by_cause = lambda pod: order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)  # noqa: E731
+    for pod in sorted(failed, key=by_cause)[:1]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
             return Reason.OUT_OF_MEMORY, f"{pod.name}: OOMKilled; {fix_of(Trouble.OUT_OF_MEMORY)}"
         if pod.trouble is Trouble.START:
@@ -338,13 +340,6 @@ def reason_of_end(
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message
     return Reason.TRAINING_FAILED, end.message or end.word
-
-
-def sort_failures(pods: Iterable[PodView]) -> list[PodView]:
-    """The pods that have failed; the one that says why comes first."""
-    failed = (pod for pod in pods if pod.exit_code)
-    key = lambda pod: order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)  # noqa: E731
-    return sorted(failed, key=key)
 
 
 def last_words(message: str) -> str:

@@ -28,7 +28,6 @@ CONTROLLERS = {
     "job": "no operator; Kubernetes 1.31 or newer, for podFailurePolicy",
 }
 """What each kind needs in the cluster."""
-TRUTH = re.compile(r"[yYnN]$")
 NUMBER = re.compile(
     r"[-+]?(0[xXoObB][0-9a-fA-F_]+|(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9_]+)?)$"
 )
@@ -189,7 +188,7 @@ class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  
 
 _Dumper.add_representer(str, _Dumper.represent_text)
 # A text that looks like one of these gets quotes; truth values and numbers stay plain.
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", TRUTH, list("yYnN"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]$"), list("yYnN"))
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
 
 

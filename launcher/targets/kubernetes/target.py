@@ -22,11 +22,10 @@ from launcher.runs.outcome import Outcome
 from launcher.targets.agent_files import is_own_image
 from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
-from launcher.targets.kubernetes.code import check_sending, check_size, is_sent
+from launcher.targets.kubernetes.code import CodeSender, check_sending, check_size, is_sent
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
 from launcher.targets.kubernetes.plan import PodSettings, describe_own_disks, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
-from launcher.targets.kubernetes.send_code import CodeSender
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode

@@ -22,7 +22,6 @@ OF_CLUSTER = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SL
 _FORMAT = "%A|%F|%K|%T|%r|%N|%S|%k"
 """The comment comes last, as it may hold any character."""
 COMMENT = "launcher:"
-_TIME = "%Y-%m-%dT%H:%M:%S"
 _UNKNOWN = re.compile(r"Invalid job id specified|Invalid job array id|already completed", re.I)
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Connection refused|timed out|Socket timed out", re.I
@@ -221,7 +220,7 @@ def _parse(line: str) -> QueuedJob:
 
 def _parse_time(text: str) -> float | None:
     with contextlib.suppress(ValueError):
-        return time.mktime(time.strptime(text, _TIME))
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     return None
 
 

@@ -9,26 +9,25 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from launcher.contract.errors import LauncherError
-from launcher.doctor.finding import Finding, Status, failed, is_fit, ok
+from launcher.doctor.finding import Finding, Status, failed, is_fit, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.job.values import NodeRange
 from launcher.plan.launch_plan import plan_run
 from launcher.plan.run_id import new_run_id
 from launcher.targets.diagnosis import diagnose_nodes
-from launcher.targets.slurm import doctor_judge
 from launcher.targets.slurm.client import SlurmError, fix_of_refusal, run_command, try_script
 from launcher.targets.slurm.script import render_script
 from launcher.targets.slurm.target import SlurmTarget
 
+PARTITION_FORMAT = "%P|%a|%l|%F|%G"
+"""For ``sinfo``: name, state, time limit, nodes as ALLOCATED/IDLE/OTHER/TOTAL, and their GPUs."""
+REASON_FORMAT = "%N|%T|%E"
+"""For ``sinfo --list-reasons``: the reason comes last, as it may hold any character."""
 NO_ANSWER = "ask an admin for: systemctl status slurmctld; running jobs go on without it"
-TEST_JOB = {"time": "5", "requeue": False}
-"""What the test job asks for in place of the job's own. Minutes, as a file server may take long to
-give a node its torch."""
-TEST_GRACE_S = 10
 
 
 def diagnose_slurm(
@@ -63,14 +62,14 @@ def diagnose_slurm(
     def sinfo(*options: str) -> list[str]:
         return run_command("sinfo", "--noheader", *of_job, *options).splitlines()
 
-    rows = f"--format={doctor_judge.PARTITION_FORMAT}"
-    yield from _try("partition", lambda: doctor_judge.tell_partitions(sinfo(rows)))
-    reasons = ("--list-reasons", f"--format={doctor_judge.REASON_FORMAT}")
-    yield from _try("node", lambda: doctor_judge.tell_lost_nodes(sinfo(*reasons)))
+    rows = f"--format={PARTITION_FORMAT}"
+    yield from _try("partition", lambda: tell_partitions(sinfo(rows)))
+    reasons = ("--list-reasons", f"--format={REASON_FORMAT}")
+    yield from _try("node", lambda: tell_lost_nodes(sinfo(*reasons)))
     try:
-        yield doctor_judge.judge_submission(try_script(script), accepted=True)
+        yield judge_submission(try_script(script), accepted=True)
     except SlurmError as error:
-        yield doctor_judge.judge_submission(error.what, accepted=False)
+        yield judge_submission(error.what, accepted=False)
     if ask_nodes:
         yield from _run_test_job(job, run_root, limit_s)
 
@@ -98,10 +97,11 @@ def _judge_controller() -> Finding:
 
 def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Finding]:
     """Runs the probe as a job on one node; nothing of it is left in the queue or on disk."""
+    # In place of the job's own. Five minutes: a file server may take long to give a node its torch.
     probed = {
         "nnodes": NodeRange(1, 1),
-        "stop_grace_s": TEST_GRACE_S,
-        "slurm": job.slurm.model_copy(update=TEST_JOB),
+        "stop_grace_s": 10,
+        "slurm": job.slurm.model_copy(update={"time": "5", "requeue": False}),
     }
     was_there = run_root.is_dir()
     try:
@@ -123,3 +123,39 @@ def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Find
     if not was_there:
         with contextlib.suppress(OSError):
             run_root.rmdir()
+
+
+# -- what Slurm's commands print, as findings: pure ------------------------------------------------
+
+
+def tell_partitions(lines: Iterable[str]) -> Iterator[Finding]:
+    """A row for each line of ``sinfo`` with ``PARTITION_FORMAT``; ``*`` marks the default."""
+    for line in lines:
+        if line.count("|") != PARTITION_FORMAT.count("|"):
+            continue
+        name, state, limit, counts, gres = line.split("|")
+        _, idle, other, total = counts.split("/")
+        told = f"{state}, time limit {limit}, {idle} of {total} nodes idle"
+        told += f", {other} down or drained" if other != "0" else ""
+        told += f", {gres}" if gres != "(null)" else ""
+        if state == "up":
+            yield ok("partition", name, told)
+        else:
+            yield warning("partition", name, told, "--set slurm.partition=NAME, one that is up")
+
+
+def tell_lost_nodes(lines: Iterable[str]) -> Iterator[Finding]:
+    """A row for each reason why nodes take no jobs, in the words of an admin or of Slurm."""
+    for line in lines:
+        nodes, state, reason = line.split("|", 2)
+        fix = f"scontrol show node {nodes}; an admin: scontrol update NodeName={nodes} State=RESUME"
+        yield warning("node", nodes, f"{state}: {reason}", fix)
+
+
+def judge_submission(words: str, *, accepted: bool) -> Finding:
+    """What ``sbatch --test-only`` says of the very script, such as when it would start."""
+    words = "; ".join(line.strip() for line in words.splitlines() if line.strip())
+    words = words.removeprefix("sbatch: ").removeprefix("error: ")
+    if not accepted:
+        return failed("start", "sbatch", words, fix_of_refusal(words))
+    return ok("start", "sbatch", words or "accepts the job")

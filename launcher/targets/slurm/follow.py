@@ -33,14 +33,9 @@ from launcher.targets.slurm.starts import (
     setup_words,
 )
 
-GONE_LOOKS = 2
-"""How many times in a row the queue must not know a job before it counts as gone."""
 SILENT_S = 3 * protocol.ALIVE_S
 END_LIMIT_S = 60.0
 """How long Slurm may take to end jobs that were cancelled."""
-SUBMIT_LIMIT_S = 300.0
-"""How long a launcher may take from making the run's folder to the answer of sbatch: it copies the
-code, and the controller may be slow."""
 REASON_OF_STATE = {
     "TIMEOUT": (Reason.PREEMPTED, "the time limit"),
     "DEADLINE": (Reason.PREEMPTED, "the deadline"),
@@ -106,11 +101,8 @@ class SlurmDriver:
         looks = self._watch.looks
         self._missing_since = looks if self._missing_since is None else self._missing_since
         # The file system may delay a script's last word, which has come by then.
-        return (
-            end_by_queue(self._run, starts, jobs)
-            if looks - self._missing_since >= GONE_LOOKS - 1
-            else None
-        )
+        # Twice in a row the queue must not know a job before it counts as gone.
+        return end_by_queue(self._run, starts, jobs) if looks > self._missing_since else None
 
     # -- what a person is told --------------------------------------------------------------------
 
@@ -157,15 +149,6 @@ class SlurmDriver:
         if asked or not is_all_over(read_starts(self._run), wanted):
             self._target.stop(self._run.run_id, self.plan.stop_grace_s if asked else 0)
 
-    def _cancelled(self) -> tuple[str, str]:
-        """What a stop at once cancels, and the command for it."""
-        if job := SlurmSettings.of(self.plan).inside:
-            return f"its step of job {job}", step_by_hand(job)
-        names = " ".join(map(str, read_jobs(self._run)))
-        if not names:  # sbatch has not answered yet
-            return "what was submitted", "squeue --me, then scancel JOBID"
-        return f"job {names}", f"scancel {names}"
-
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``: a job that was submitted goes on without a launcher."""
         self._watch.close()
@@ -173,7 +156,12 @@ class SlurmDriver:
             return not submitted and isinstance(error, LauncherError)
         # A second Ctrl-C, which may have come before sbatch has answered. A third does not end the
         # wait.
-        what, by_hand = self._cancelled()
+        names = " ".join(map(str, read_jobs(self._run)))
+        what, by_hand = f"job {names}", f"scancel {names}"
+        if job := SlurmSettings.of(self.plan).inside:
+            what, by_hand = f"its step of job {job}", step_by_hand(job)
+        elif not names:  # sbatch has not answered yet
+            what, by_hand = "what was submitted", "squeue --me, then scancel JOBID"
         self._console.note(
             f"cancelled at once: waits until Slurm has ended {what}, at most {END_LIMIT_S:g} s; "
             f"by hand: {by_hand}"
@@ -207,8 +195,11 @@ def decide_end(
     wanted: frozenset[int | None],
 ) -> Outcome | None:
     """How the run ended, as soon as that is certain: all scripts are over, or one node says so."""
-    if has_completed(run):
-        return Outcome(reason=Reason.COMPLETED)
+    for node in dict(run.incarnations()).items():
+        told = read_node_outcome(run, *node)
+        # A node that saw the whole run finish.
+        if told and told.reason is Reason.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
+            return Outcome(reason=Reason.COMPLETED)
     newest = [start for element, start in newest_starts(starts).items() if element in wanted]
     over = [start for start in newest if start.code is not None and not start.goes_on]
     failed = [start for start in over if start.code and start.code < protocol.SIGNAL_CODES.start]
@@ -226,15 +217,6 @@ def is_told_why(end: Outcome, starts: tuple[JobStart, ...], jobs: tuple[QueuedJo
         return True
     over = {job.name for job in jobs if job.is_over}
     return all(start.name in over for start in newest)
-
-
-def has_completed(run: RunFolder) -> bool:
-    """Whether a node saw the whole run finish."""
-    for index, incarnation in dict(run.incarnations()).items():
-        told = read_node_outcome(run, index, incarnation)
-        if told and told.reason is Reason.COMPLETED and told.detail != protocol.OTHERS_GO_ON:
-            return True
-    return False
 
 
 def end_by_queue(
@@ -299,7 +281,8 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Outc
 
 def is_being_submitted(run: RunFolder, now: float) -> bool:
     """Whether a launcher that cannot be seen from here may be about to submit the run's job."""
-    is_new = now - run.submitted_at() < SUBMIT_LIMIT_S
+    # It copies the code after it has made the folder, and Slurm's controller may be slow.
+    is_new = now - run.submitted_at() < 300.0
     return is_new and run.is_elsewhere and not read_jobs(run)
 
 

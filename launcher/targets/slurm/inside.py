@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.plan.target_facts import TargetFacts
 
-STEP_FORMAT = "--format=%i|%j"
 LAST_WORD = """\
 bash "$0" & trap "kill $!" TERM
 until wait $!; code=$?; ! kill -0 $! 2>/dev/null; do :; done
@@ -92,7 +91,7 @@ def start_script(
 
 def cancel_step(run_id: str, job: int) -> None:
     """Ends the run's step; the job around it goes on. Raises ``SlurmError``."""
-    told = client.run_command("squeue", "--noheader", "--steps", f"--jobs={job}", STEP_FORMAT)
+    told = client.run_command("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j")
     pairs = (line.strip().partition("|")[::2] for line in told.splitlines())
     if step := next((step for step, name in pairs if name == run_id), ""):
         client.run_command("scancel", step)

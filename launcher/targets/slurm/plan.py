@@ -25,8 +25,6 @@ TARGET = "slurm"
 CODE_DIR = "code"
 NOTICE_MARGIN_S = 30
 """Seconds from the end of the grace to the time limit, at which slurmctld looks every 30 s."""
-FEWEST_REQUEUES = 3
-"""Requeues that a job has even if ``max_restarts`` is 0: a lost node is no failed training."""
 OWN_OPTIONS = {
     **dict.fromkeys(("--time", "-t"), "slurm.time"),
     **dict.fromkeys(("--gpus", "-G", "--gpus-per-node", "--gpus-per-task"), "slurm.gpus_per_node"),
@@ -86,7 +84,8 @@ def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
         gpus=count_gpus(job),
         notice_s=notice_s,
         requeue=spec.requeue,
-        max_requeues=max(FEWEST_REQUEUES, job.max_restarts),
+        # Some even if ``max_restarts`` is 0: a lost node is no failed training.
+        max_requeues=max(3, job.max_restarts),
     )
 
 
@@ -162,18 +161,15 @@ def _check(job: JobSpec) -> None:
             "resources.gpus: 8, or how many GPUs a node has",
         )
     for option in spec.extra:
-        if (name := _name_of(option)) in OWN_OPTIONS:
+        # --time of --time=1 and of --time 1; -t of -t1
+        name = re.split(r"[= ]", option)[0] if option.startswith("--") else option[:2]
+        if name in OWN_OPTIONS:
             key = OWN_OPTIONS[name]
             raise KeyInputError(
                 ("slurm", "extra"),
                 f"found {option}; the launcher sets {name}",
                 f"{key}: VALUE" if key else f"remove {name}",
             )
-
-
-def _name_of(option: str) -> str:
-    """``--time`` of ``--time=1`` and of ``--time 1``; ``-t`` of ``-t1``."""
-    return re.split(r"[= ]", option)[0] if option.startswith("--") else option[:2]
 
 
 def plan_facts(

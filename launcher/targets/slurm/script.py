@@ -26,12 +26,8 @@ SRUN_SLACK_S = 20
 """How long srun may outlive its agents, or the grace of a stop; the notice's margin is longer."""
 LOOK_S = 5
 """Seconds between two looks at the folder for agents that have ended while srun goes on."""
-NODES_PER_S = 20
-"""For so many nodes the script waits a second longer between two looks, which read all folders."""
 TRIES, TRY_S = 30, 20
 """How often, and how far apart, a controller that is away is asked to requeue."""
-FEWEST_IDLE_STARTS = 2
-"""How many starts in a row may leave no checkpoint: a preemption may come early."""
 STALE_PREFIXES = (
     *("SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_STEP_"),
     *("PMI_", "PMIX_", "OMPI_COMM_WORLD_"),
@@ -247,12 +243,14 @@ def _words(plan: LaunchPlan, own: SlurmSettings, *, embed: bool) -> dict[str, st
         "TASK": NodeTask(node=plan.nodes[0], settings=plan.agent).to_json().rstrip("\n"),
         "MAKE_CODE": quote(render_line(make_code)),
         "EACH": f"*_{element}.*" if is_array else "*",
-        "IDLE_LIMIT": str(1 + max(FEWEST_IDLE_STARTS, own.max_requeues)),
+        # Starts in a row that leave no checkpoint: a preemption may come early.
+        "IDLE_LIMIT": str(1 + max(2, own.max_requeues)),
         "OUTCOMES": f'"$RUN/nodes/"{element} -maxdepth 2'
         if is_array
         else '"$RUN/nodes" -maxdepth 3',
         "GRACE": str(plan.stop_grace_s),
-        "LOOK": str(LOOK_S + len(plan.nodes) // NODES_PER_S),
+        # A look reads the folders of all nodes.
+        "LOOK": str(LOOK_S + len(plan.nodes) // 20),
         "SLACK": str(SRUN_SLACK_S),
         "SRUN": _srun(plan, own),
         "DISK_FULL": str(ExitCode.DISK_FULL.value),

@@ -24,7 +24,7 @@ from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import fold
 from launcher.follow.requests import request_stop, write_size
-from launcher.follow.target import Driver, Observation, Target, Traits
+from launcher.follow.target import Artifact, Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
@@ -65,22 +65,15 @@ if TYPE_CHECKING:
     from launcher.follow.console import Console
     from launcher.job.spec import JobSpec
 
-LOOK_AT_FILES_S = 0.1
-STOP_SLACK_S = 5.0
-"""Beside the grace: agents and script see a request late, and write their last words."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmArtifact:
+class SlurmArtifact(Artifact):
     """A plan as a batch script."""
 
     plan: LaunchPlan
 
     def shell(self, *, embed: bool = False) -> str:
         return render_script(self.plan, embed=embed)
-
-    def shell_to_join(self) -> str:
-        return self.shell()
 
 
 class SlurmTarget(Target):
@@ -248,13 +241,14 @@ class SlurmTarget(Target):
         for start in newest_starts(read_starts(run)).values():
             if start.element in only and start.code is None:
                 ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
-        return self._has_ended(run, only, grace_s + STOP_SLACK_S if grace_s else 0)
+        # Agents and script see a request late, and write their last words.
+        return self._has_ended(run, only, grace_s + 5.0 if grace_s else 0)
 
     def _has_ended(self, run: RunFolder, only: frozenset[int | None], limit_s: float) -> bool:
         """Waits for the scripts' last words, at most so long."""
         deadline = self._clock.monotonic() + limit_s
         while (live := self._live(run, only)) and self._clock.monotonic() < deadline:
-            self._clock.sleep(LOOK_AT_FILES_S)
+            self._clock.sleep(0.1)
         return not live
 
     def _end(

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.runs.folder import RunFolder
 
-BOUND_BY = "OMPI_MCA_orte_bound_at_launch"
-"""Open MPI has bound the process, by itself: to one core where it started few."""
 
 Planned = tuple[LaunchPlan, Callable[[], "RunFolder"]]
 Make = Callable[["JobSpec", StarterTarget], Planned]
@@ -149,7 +147,8 @@ def unbind(environ: Mapping[str, str]) -> list[str]:
 
     It would bind a node's only process to one core, and all workers with it.
     """
-    if BOUND_BY not in environ:
+    # Open MPI has bound the process, by itself: to one core where it started few.
+    if "OMPI_MCA_orte_bound_at_launch" not in environ:
         return []
     before = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError):

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 STOP_MARGIN_S = 15.0
 """What agents may need beyond the grace: to see the request, and to write how they ended."""
 LOOK_S = 0.5
-FOLLOW_LOOK_S = 2.0
-"""Between two looks at whether a run goes on, while its output is followed."""
 LEFT_BEHIND_S = 60.0
 """A node without an outcome counts as alive for so long after the last of the others has ended."""
 SILENT_S = 60.0
@@ -115,7 +113,7 @@ class StarterTarget(Target):
         looked_at = float("-inf")
         while follow:
             now = self._clock.monotonic()
-            if now >= looked_at + FOLLOW_LOOK_S:
+            if now >= looked_at + 2.0:
                 looked_at = now
                 if not any(node.is_alive for node in self.observe(plan).nodes):
                     return

@@ -18,6 +18,7 @@ import fabric_train.horovod as hvd
 from fabric_train.errors import InputError
 from fabric_train.horovod.starters import Horovodrun, Mpirun, Starter, Torchrun, find_starter
 from tests.fabric_train.forked import run_forked
+from tests.programs import run_program
 from tests.training import clean_environment
 
 ROOT = Path(__file__).parents[3]
@@ -189,13 +190,8 @@ TWO = ("-np", "2")
 
 def mpirun(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
-    return subprocess.run(
-        ["mpirun", *root, "--oversubscribe", *arguments],
-        env=clean_environment(**environ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    return run_program(
+        ["mpirun", *root, "--oversubscribe", *arguments], env=clean_environment(**environ)
     )
 
 

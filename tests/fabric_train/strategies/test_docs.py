@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from fabric_train.strategies import INSTEAD, STRATEGIES
+from fabric_train.strategies import STRATEGIES
 from fabric_train.strategies.strategy import Strategy
 from tests.fabric_train.forked import run_forked
 
@@ -78,43 +78,6 @@ def test_every_strategy_has_a_section_and_no_other_name_has_one() -> None:
 def test_every_option_is_in_its_section_with_its_default(name: str) -> None:
     fields = {field.name: show(field.default) for field in dataclasses.fields(find_class(name))}
     assert read_options(name) == fields
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_what_it_costs_and_keeps_is_told(name: str) -> None:
-    (costs,) = read_rows("What each costs", name, at_least=1)[:1]
-    assert len(costs) == 3
-    (keeps,) = read_rows("What each keeps", name)
-    _, resize, exact, writer = keeps
-    kind = find_class(name)
-    assert exact.startswith("yes") == kind.is_exact
-    assert resize.startswith(("yes", "one process")) == kind.can_resize
-    assert writer.startswith("all ranks") == kind.is_sharded
-    assert "their own" in writer or not kind.has_rows
-
-
-def read_rows(heading: str, name: str, at_least: int | None = None) -> list[list[str]]:
-    rows = [line.strip("| ").split(" | ") for line in read_part(heading).splitlines()]
-    found = [row for row in rows if len(row) > 1 and name in re.findall(NAME, row[0])]
-    assert len(found) >= at_least if at_least else len(found) == 1
-    return found
-
-
-@pytest.mark.parametrize("name", INSTEAD)
-def test_a_name_of_another_program_is_in_a_table(name: str) -> None:
-    assert f"\n| `{name}` |" in read_part("Names of other programs")
-
-
-@pytest.mark.parametrize("other", ["Horovod", "Bagua", "DeepSpeed", "old Lightning"])
-def test_what_the_tables_say_to_type_exists(other: str) -> None:
-    text = read_part(f"Coming from {other}")
-    named = re.findall(r"--strategy ([a-z0-9_+:]+)", text)
-    assert named
-    assert set(named) <= set(STRATEGIES)
-    for name, option in re.findall(
-        r"--strategy ([a-z0-9_+:]+) --strategy_options\.([a-zA-Z_]+)", text
-    ):
-        assert option in {field.name for field in dataclasses.fields(find_class(name))}
 
 
 @pytest.mark.parametrize(

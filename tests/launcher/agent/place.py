@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from launcher.contract.agent_settings import ROSTER, AgentSettings, NodeTask
-from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.protocol import RUN_ID
+from tests.launcher.node_plans import node_plan
 from tests.waiting import LIMIT_S, wait_until
 
 
@@ -88,29 +88,18 @@ class Place:
             ("GLOO_SOCKET_IFNAME", "lo"),
             ("CUDA_VISIBLE_DEVICES", ""),
         )
-        node = NodePlan(
+        meets = {"endpoint_host": "127.0.0.1", "endpoint_port": port, "conf": conf}
+        node = node_plan(
+            {**meets, "is_host": self.index == 0},
             node_index=self.index,
             incarnation=self.incarnation,
-            name=f"node-{self.index}",
-            local_addr="127.0.0.1",
             min_nodes=min_nodes,
             max_nodes=max_nodes,
             nproc_per_node=nproc,
             max_restarts=max_restarts,
-            rendezvous=Elastic(
-                backend=ROSTER,
-                endpoint_host="127.0.0.1",
-                endpoint_port=port,
-                id="t",
-                is_host=self.index == 0,
-                conf=conf,
-            ),
             command=command or ("script.py",),
             workdir=str(self.folder),
             env=(*fixed, *env),
-            secrets=(),
-            mounts=(),
-            device_ids=(),
             log_dir=str(self.node_dir),
         )
         path = self.folder / f"node-plan-{self.index}.json"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.api.joining import plan_joining_node
+from launcher.api.resizing import plan_joining_node
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from tests.launcher.follow.test_scaling import ELASTIC

@@ -13,20 +13,17 @@ from pathlib import Path
 import pytest
 
 from launcher import __version__
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
 
 
 def launcher(*argv: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-m", "launcher", *argv],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -38,14 +38,11 @@ OF_WORK = {"dataclasses", "inspect", "json", "tempfile", "difflib", "subprocess"
 
 def imported(folder: Path, *words: str) -> set[str]:
     """Top-level packages, and modules of the launcher, that a command imports."""
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", PROGRAM, *words],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     names = done.stderr.splitlines()[-1].split()

@@ -6,7 +6,6 @@ another folder for runs, another kind than the job file's.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -23,9 +22,8 @@ import pytest
 from launcher.commands.printed_commands import program_name
 from launcher.contract import protocol
 from tests.k8s.manifests_table import TABLE, manifest_of
+from tests.launcher.cluster_run import agents_outcome
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
-
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
 ROOT = Path(__file__).parents[3]
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -58,15 +56,6 @@ def commands_in(text: str) -> list[str]:
             found.append(rest[: end.start()])
             line = rest[end.start() :]
     return list(dict.fromkeys(found))
-
-
-def test_commands_are_told_from_the_words_around_them() -> None:
-    text = (
-        f"fix: {PROGRAM} logs -f d-1 to attach, or {PROGRAM} stop d-1 to replace it\n"
-        f"  logs   a/nodes   {PROGRAM} logs d-1\nthe launcher of d-1; {PROGRAM} ps --all lists it"
-    )
-    of_one = [f"{PROGRAM} {words}" for words in ("logs -f d-1", "stop d-1", "logs d-1")]
-    assert commands_in(text) == [*of_one, f"{PROGRAM} ps --all"]
 
 
 class Terminal:
@@ -138,11 +127,6 @@ def put_pod(server: FakeCluster, **fields: Any) -> None:
     server.put("pods", pod("digits-0-a", labels, **fields))
 
 
-def end_job(server: FakeCluster, kind: str) -> None:
-    job = server.objects["jobs", "digits"]
-    server.put("jobs", {**job, "status": {"conditions": [{"type": kind, "status": "True"}]}})
-
-
 def collect_garbage(server: FakeCluster) -> threading.Thread:
     """As the controllers do: the pod goes after its job."""
 
@@ -157,32 +141,21 @@ def collect_garbage(server: FakeCluster) -> threading.Thread:
     return thread
 
 
-def end_with(server: FakeCluster, process: subprocess.Popen[str], kind: str, code: int) -> str:
-    """The run's pod and job end so; what its launcher said in all."""
-    first = {
-        "attempt": 0, "rank": 0, "local_rank": 0, "exit_code": 1, "failed_at": 2.0, "cause": "exit",
-        "exception": "ValueError: no data", "log": "nodes/0/0/attempt-0/rank-0",
-    }  # fmt: skip
-    outcome = {
-        "schema": 2, "node_index": 0, "incarnation": 0, "reason": "training-failed",
-        "exit_code": 1, "detail": "", "attempts": 1, "restarts": {}, "started_at": 1.0,
-        "finished_at": 2.0, "first": first, "collateral": [],
-    }  # fmt: skip
-    message = "" if code == 0 else json.dumps(outcome)
+def fail(server: FakeCluster, process: subprocess.Popen[str]) -> str:
+    """The run's pod and job fail; what its launcher said in all."""
+    told = agents_outcome(at=2.0, message="ValueError: no data", reason="training-failed")
     put_pod(server)
     server.log("digits-0-a", ("2026-01-01T00:00:01Z", "[0/0] no data at all"), ended=True)
-    phase = "Succeeded" if code == 0 else "Failed"
-    put_pod(server, phase=phase, state=ended(code, message=message))
-    end_job(server, kind)
-    if code == 0:
-        collect_garbage(server)
+    put_pod(server, phase="Failed", state=ended(1, message=told))
+    job = server.objects["jobs", "digits"]
+    server.put("jobs", {**job, "status": {"conditions": [{"type": "Failed", "status": "True"}]}})
     text, _ = process.communicate(timeout=60)
-    assert process.returncode == code, text
+    assert process.returncode == 1, text
     return text
 
 
 def test_what_a_failed_run_prints_is_typed(terminal: Terminal, server: FakeCluster) -> None:
-    text = end_with(server, terminal.run_job(), "Failed", 1)
+    text = fail(server, terminal.run_job())
     run_id = run_id_of(server)
     (log,) = re.findall(r"^ +log: (.*)$", text, re.MULTILINE)
     assert "no data at all" in (terminal.folder / log).read_text()
@@ -245,7 +218,7 @@ def test_what_detached_and_orphaned_runs_print_is_typed(
 def test_what_is_printed_of_a_run_without_a_folder_is_typed(
     terminal: Terminal, server: FakeCluster
 ) -> None:
-    text = end_with(server, terminal.run_job(), "Failed", 1)
+    text = fail(server, terminal.run_job())
     (folder,) = [path for path in (terminal.folder / RUNS).iterdir() if not path.is_symlink()]
     for path in (terminal.folder / RUNS).iterdir():
         path.rename(terminal.folder / path.name)

@@ -26,6 +26,7 @@ from launcher.runs.folder import LAUNCHER_FILE, RunFolder, find_run
 from launcher.runs.outcome import Outcome
 from tests.disks import mounted
 from tests.launcher.runner import ROOT, WAITING, Runner
+from tests.programs import run_program
 from tests.waiting import wait_until
 
 LOCAL = ("run", "job.yaml", "--on", "local")
@@ -177,14 +178,11 @@ sys.argv = ["launcher", "ps"]
 from launcher.__main__ import main
 main()
 """
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", program],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
@@ -195,9 +193,7 @@ def type_elsewhere(launcher: Runner, *words: str) -> subprocess.CompletedProcess
     What it leaves in the background ends with it.
     """
     argv = ["unshare", "--pid", "--fork", "--mount-proc", *launcher.argv(*words)]
-    return subprocess.run(
-        argv, cwd=launcher.folder, env=launcher.env, capture_output=True, text=True, timeout=60
-    )
+    return run_program(argv, cwd=launcher.folder, env=launcher.env, timeout=60)
 
 
 @pytest.mark.mount

@@ -9,6 +9,7 @@ import subprocess
 import time
 
 from tests.launcher.runner import PREFIX, Runner
+from tests.programs import run_program
 from tests.waiting import wait_until
 
 TALKING = """
@@ -37,14 +38,8 @@ os.write(1, bytes([255]))
 def in_shell(launcher: Runner, line: str, *argv: str) -> subprocess.CompletedProcess[str]:
     """``line`` in bash, as typed; ``RUN`` in it is the launcher's command."""
     typed = line.replace("RUN", shlex.join(launcher.argv(*argv)))
-    return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", typed],
-        cwd=launcher.folder,
-        env=launcher.env,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
+    return run_program(
+        ["bash", "-o", "pipefail", "-c", typed], cwd=launcher.folder, env=launcher.env, timeout=150
     )
 
 

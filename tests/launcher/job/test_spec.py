@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 from launcher.job.refused import NotAcceptedError
 from launcher.job.spec import JobSpec, RdzvConfSpec
 from launcher.job.values import NodeRange, parse_nodes, parse_quantity_bytes, parse_variable
+from tests.programs import run_program
 
 
 def make(**keys: object) -> JobSpec:
@@ -128,10 +128,7 @@ def test_a_setting_of_the_rendezvous_is_one_that_torch_reads() -> None:
 
 
 def run_python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).parents[3],
-    )  # fmt: skip
+    done = run_program([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
     return done.stdout
 
 

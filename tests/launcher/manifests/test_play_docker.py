@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.launcher.played import (
     nothing_is_left,
     plays,
 )
+from tests.programs import run_program
 
 pytestmark = pytest.mark.docker
 
@@ -123,14 +123,11 @@ def test_the_pods_stdout_goes_to_stdout_and_everything_else_to_stderr(tmp_path: 
     path = tmp_path / "job.yaml"
     program = "import os, sys; print('out'); print('err', file=sys.stderr)"
     path.write_text(json.dumps(job(program)))
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "launcher", "play", str(path)],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
         timeout=LIMIT_S,
-        check=False,
     )
     pods = ("master-0", "worker-0", "worker-1")
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from tests.launcher.own_script.project import (
     make_project,
 )
 from tests.launcher.runner import WAITING, Runner
+from tests.programs import run_program
 from tests.waiting import wait_until
 
 TARGETS = ["local", pytest.param("docker", marks=pytest.mark.docker)]
@@ -59,9 +59,7 @@ def test_a_folder_with_a_script_trains_to_the_losses_that_it_has(
 def test_they_are_the_losses_under_torchrun(project: Runner) -> None:
     torchrun = [*("-m", "torch.distributed.run", "--standalone"), "--nproc-per-node", "4"]
     argv = [project.argv()[0], *torchrun, "train.py", *ARGUMENTS[1:]]
-    plain = subprocess.run(
-        argv, cwd=project.folder, env=project.env, capture_output=True, text=True, check=True
-    )
+    plain = run_program(argv, cwd=project.folder, env=project.env, check=True)
     assert losses_in(plain.stdout) == LOSSES
 
 
@@ -142,9 +140,7 @@ def test_a_rendered_script_run_by_hand_shows_what_the_workers_print(
     (project.folder / "train.py").write_text(SHORT)
     words = ("--on", target, "--nnodes", "2", "--nproc-per-node", "1")
     script = project("render", "train.py", *words).stdout
-    by_hand = subprocess.run(
-        ["sh", "-s"], input=script, cwd=project.folder, capture_output=True, text=True, check=True
-    )
+    by_hand = run_program(["sh", "-s"], input=script, cwd=project.folder, check=True)
     lines = by_hand.stdout.splitlines()
     of_workers = sorted(line.split(" losses ")[0] for line in lines if " losses " in line)
     assert of_workers == ["[0/0]", "[1/1]"]

@@ -54,22 +54,18 @@ def test_only_a_folder_that_all_nodes_share_fences_the_run(
 def test_the_roster_takes_the_jobs_limit_and_timeouts_under_its_own_names(
     make_job: MakeJob,
 ) -> None:
+    from launcher.agent.roster.settings import parse_rules
+
     conf = {"read_timeout": 900, "join_timeout": 50, "last_call_timeout": 7}
     job = make_job(nnodes="1:2", agent={"detection_limit_s": 1.5}, rdzv={"conf": conf})
-    assert dict(rendezvous(job).conf) == {
+    found = dict(rendezvous(job).conf)
+    assert found == {
         "detection_limit_s": "1.5",
         "join_timeout_s": "50",
         "last_call_s": "7",
         "connect_timeout_s": "900",
     }
-
-
-def test_the_roster_understands_every_key_that_the_planner_gives_it(make_job: MakeJob) -> None:
-    from launcher.agent.roster.settings import parse_rules
-
-    conf = {"read_timeout": 900, "join_timeout": 50, "last_call_timeout": 7}
-    found = rendezvous(make_job(nnodes="1:2", rdzv={"conf": conf}), fence_dir="/checkpoints")
-    assert parse_rules(dict(found.conf), min_nodes=1, max_nodes=2).join_timeout_s == 50
+    assert parse_rules(found, min_nodes=1, max_nodes=2).join_timeout_s == 50
 
 
 def test_a_static_rendezvous_is_the_address_and_port_of_node_0(make_job: MakeJob) -> None:
@@ -132,14 +128,11 @@ def test_the_jobs_own_port_wins(make_job: MakeJob) -> None:
 @pytest.mark.parametrize(
     ("host", "expected"), [("fd00::1", "[fd00::1]:29400"), ("w-0", "w-0:29400")]
 )
-def test_ipv6_endpoints_are_bracketed(host: str, expected: str) -> None:
-    assert format_endpoint(host, 29400) == expected
-
-
-def test_torch_reads_a_bracketed_ipv6_endpoint_as_it_was_meant() -> None:
+def test_ipv6_endpoints_are_bracketed_as_torch_reads_them(host: str, expected: str) -> None:
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-    assert parse_rendezvous_endpoint(format_endpoint("fd00::1", 29400), 1) == ("fd00::1", 29400)
+    assert format_endpoint(host, 29400) == expected
+    assert parse_rendezvous_endpoint(expected, 1) == (host, 29400)
 
 
 def test_each_attempt_of_an_elastic_run_has_an_id_of_its_own(

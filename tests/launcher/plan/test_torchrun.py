@@ -81,12 +81,6 @@ def test_a_static_agent_never_restarts_its_workers_itself(make_plan: MakePlan) -
     assert dict(options_of(plan.nodes[1]))["node_rank"] == "1"
 
 
-def test_elastic_nodes_are_told_who_hosts_the_store(make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes="1:2", nproc_per_node=1, engine="torchrun")
-    conf = [dict(options_of(n))["rdzv_conf"].rsplit(",", 1)[1] for n in plan.nodes]
-    assert conf == ["is_host=1", "is_host=0"]
-
-
 def test_standalone_is_never_set(make_plan: MakePlan) -> None:
     options = dict(options_of(make_plan().nodes[0]))
     assert "standalone" not in options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 from tests.launcher.runner import ROOT, Runner
+from tests.programs import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -98,15 +98,8 @@ def observe(tmp_path_factory: pytest.TempPathFactory) -> Observe:
 
 def run_torchrun(runner: Runner, nproc: int, *command: str) -> None:
     argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc}", *command]
-    done = subprocess.run(
-        argv,
-        cwd=runner.folder,
-        env=runner.env,
-        capture_output=True,
-        timeout=runner.limit_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    done = run_program(argv, cwd=runner.folder, env=runner.env, timeout=runner.limit_s)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

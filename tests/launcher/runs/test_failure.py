@@ -14,22 +14,15 @@ from launcher.contract.worker_end import WorkerEnd, last_of
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import RunFolder
+from tests.launcher.worker_ends import worker_end
 
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
 
 
 def failure(rank: int, exception: str, at: float = 0.0, exit_code: int = 1) -> WorkerEnd:
-    return WorkerEnd(
-        attempt=0,
-        node_index=0,
-        rank=rank,
-        local_rank=rank,
-        exit_code=exit_code,
-        exception=exception,
-        failed_at=at,
-        log="",
-        log_tail=(),
-        cause="terminated" if exit_code == -15 else "exit",
+    cause = "terminated" if exit_code == -15 else "exit"
+    return worker_end(
+        rank, exception, local_rank=rank, exit_code=exit_code, failed_at=at, cause=cause
     )
 
 

@@ -27,6 +27,7 @@ from launcher.runs.failure import read_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.node_outcomes import read_node_outcome, read_restarts
 from launcher.runs.outcome import Outcome
+from tests.launcher.worker_ends import worker_end as end
 
 MakePlan = Callable[..., LaunchPlan]
 PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:18333"
@@ -83,18 +84,6 @@ class Folder:
             ledger.write("workers-started", attempt=1, ranks=[0])
         # The run ended while this node was about to start its workers again.
         ledger.write("restart", attempt=1, cause="lost-peer")
-
-
-def end(rank: int, exception: str = "", **fields: Any) -> WorkerEnd:
-    values = {
-        "attempt": 0,
-        "local_rank": 0,
-        "exit_code": 1,
-        "failed_at": 10.0,
-        "cause": "exit",
-        "log": "",
-    }
-    return WorkerEnd(rank=rank, exception=exception, **{**values, **fields})
 
 
 @pytest.fixture

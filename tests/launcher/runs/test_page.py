@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.goodput import Goodput
 from launcher.runs.outcome import FailureReport
 from launcher.runs.page import MOST_MOMENTS, render_page
@@ -17,6 +16,7 @@ from launcher.runs.plot import draw_svg
 from launcher.runs.report import NodeReport, Postmortem
 from launcher.runs.timeline import Moment
 from tests.launcher.runner import Runner
+from tests.launcher.worker_ends import worker_end
 
 EVIL = "</pre><script>alert(1)</script><img src=http://evil/x onerror=alert(2)>\x1b]0;title\x07"
 TOLD = Postmortem(
@@ -32,18 +32,7 @@ TOLD = Postmortem(
     attempts=1,
     duration_s=30.0,
     failure=FailureReport(
-        first=WorkerEnd(
-            rank=0,
-            node_index=0,
-            attempt=0,
-            local_rank=0,
-            failed_at=9.0,
-            exit_code=1,
-            exception=EVIL,
-            cause="exception",
-            log="rank-0/stderr",
-            log_tail=(EVIL,),
-        ),
+        first=worker_end(exception=EVIL, log="rank-0/stderr", log_tail=(EVIL,)),
         collateral=(),
         console_tail=(),
     ),

@@ -17,12 +17,12 @@ from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason
-from launcher.contract.worker_end import WorkerEnd
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.runs.report import TIMELINE_LINES, read_postmortem, render_postmortem
+from tests.launcher.worker_ends import worker_end
 
 MakePlan = Callable[..., LaunchPlan]
 SUBMITTED_AT = 1000.0
@@ -75,10 +75,7 @@ def run(tmp_path: Path, make_plan: MakePlan) -> RunFolder:
         folder.mkdir(parents=True)
         (folder / "stderr").write_text("Traceback\nValueError: boom\n")
         logs[node_index] = str(folder.relative_to(run.path))
-    boom = WorkerEnd(
-        attempt=0, rank=1, local_rank=0, exit_code=1, failed_at=1020.0, cause="exit",
-        exception="ValueError: boom", log=logs[1],
-    )  # fmt: skip
+    boom = worker_end(1, "ValueError: boom", failed_at=1020.0, log=logs[1])
     peer = replace(
         boom, rank=0, exception="Connection closed by peer", log=logs[0], failed_at=1019.0
     )

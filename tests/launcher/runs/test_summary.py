@@ -13,6 +13,7 @@ from launcher.contract.worker_end import WorkerEnd
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.runs.reason import decide_reason
 from launcher.runs.summary import COLLATERAL_LINES, render_summary
+from tests.launcher.worker_ends import worker_end
 
 
 def summary(
@@ -36,15 +37,12 @@ def summary(
 
 
 def rank(number: int, exception: str) -> WorkerEnd:
-    return WorkerEnd(
-        attempt=0,
-        node_index=number // 2,
-        rank=number,
-        local_rank=number % 2,
-        exit_code=1,
-        exception=exception,
-        failed_at=0.0,
-        cause="exit",
+    node_index, local_rank = divmod(number, 2)
+    return worker_end(
+        number,
+        exception,
+        node_index=node_index,
+        local_rank=local_rank,
         log=f"/logs/{number}/stderr.log",
         log_tail=("Traceback", exception),
     )
@@ -73,11 +71,10 @@ def test_next_commands_are_shown_as_one_types_them() -> None:
     assert ".venv/bin/launcher run digits.yaml --on local --resume digits-0a1b2c" in text
     assert ".venv/bin/launcher render digits.yaml --on local" in text
 
-
-def test_next_commands_name_the_machines_that_were_named() -> None:
     text = summary(Reason.COMPLETED, "gpu[1-4]", target="hosts", metrics={"steps": 9})
     assert "render digits.yaml --on hosts --hosts 'gpu[1-4]'" in text
     assert "run digits.yaml --on hosts --hosts 'gpu[1-4]' --resume digits-0a1b2c" in text
+    assert "--resume" not in summary(Reason.COMPLETED), "a script without checkpoints"
 
 
 def test_restarts_are_shown_by_cause_where_there_were_any() -> None:
@@ -85,10 +82,6 @@ def test_restarts_are_shown_by_cause_where_there_were_any() -> None:
     assert "  restarts     membership 2, worker-fault 1 (over all nodes)" in text
     assert ".venv/bin/launcher report digits-0a1b2c" in text
     assert "restarts" not in summary(Reason.COMPLETED)
-
-
-def test_a_script_without_checkpoints_is_not_offered_to_be_resumed() -> None:
-    assert "--resume" not in summary(Reason.COMPLETED)
 
 
 def test_a_failure_names_whose_fault_it_is_its_cause_and_what_fell_with_it() -> None:
@@ -175,6 +168,7 @@ def test_workers_that_missed_a_lost_node_are_not_told_as_the_first_failure() -> 
     lost = {"detail": "node 1 ended with exit code 137"}
     failure = report(rank(0, "RuntimeError: Connection closed by peer"))
     text = summary(Reason.NODE_LOST, failure=failure, **lost)
+    assert "node-lost (node 1 ended with exit code 137; fault: platform)" in text
     assert "first failure" not in text
     assert "  fell with it: rank 0 on node 0: RuntimeError: Connection closed by peer" in text
     failure = report(rank(0, "ValueError: boom"))
@@ -184,11 +178,6 @@ def test_workers_that_missed_a_lost_node_are_not_told_as_the_first_failure() -> 
 def test_where_no_worker_spoke_the_agents_words_are_shown() -> None:
     failure = report(console_tail=("error: no such option",))
     assert "    | error: no such option" in summary(Reason.TRAINING_FAILED, failure=failure)
-
-
-def test_a_lost_node_is_named_in_the_first_line() -> None:
-    text = summary(Reason.NODE_LOST, detail="node 1 ended with exit code 137")
-    assert "node-lost (node 1 ended with exit code 137; fault: platform)" in text
 
 
 def test_of_many_that_fell_only_some_are_shown() -> None:

@@ -125,7 +125,3 @@ def test_workers_that_never_tell_their_steps_count_as_running_from_their_start()
 def test_a_node_that_runs_is_counted_up_to_now_and_a_killed_one_to_its_last_word() -> None:
     assert measure_phases(LIFE[:5], steps_seen=True, now=1010.0)["running"] == 3.0
     assert "running" not in measure_phases(LIFE[:5], steps_seen=True, now=None)
-
-
-def test_without_events_there_are_no_phases() -> None:
-    assert measure_phases([], steps_seen=False, now=5.0) == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -11,16 +10,22 @@ import pytest
 from launcher.contract.errors import InputError
 from launcher.job.spec import JobSpec
 from launcher.targets.by_hand import parse_endpoint, plan_by_hand, read_local_addr, render_by_hand
+from tests.programs import run_program
 
 MakeJob = Callable[..., JobSpec]
 
 
-def lines(job: JobSpec, node_rank: int = 0, endpoint: str | None = "10.0.0.5:29400") -> str:
+def lines(
+    job: JobSpec,
+    node_rank: int = 0,
+    endpoint: str | None = "10.0.0.5:29400",
+    local_addr: str | None = "10.0.0.6",
+) -> str:
     plan = plan_by_hand(
         job,
         endpoint=endpoint,
         node_rank=node_rank,
-        local_addr="10.0.0.6",
+        local_addr=local_addr,
         run_root="/runs",
         cwd="/work space",
     )
@@ -28,13 +33,9 @@ def lines(job: JobSpec, node_rank: int = 0, endpoint: str | None = "10.0.0.5:294
 
 
 def evaluated(text: str) -> dict[str, str]:
-    done = subprocess.run(
-        ["sh", "-c", f"{text}\nenv -0"],
-        env={"PATH": os.environ["PATH"]},
-        capture_output=True,
-        check=True,
-    )
-    pairs = (entry.partition("=") for entry in done.stdout.decode().split("\0") if entry)
+    argv = ["sh", "-c", f"{text}\nenv -0"]
+    done = run_program(argv, env={"PATH": os.environ["PATH"]}, check=True)
+    pairs = (entry.partition("=") for entry in done.stdout.split("\0") if entry)
     return {name: value for name, _, value in pairs}
 
 
@@ -100,11 +101,8 @@ def test_anything_else_is_not_an_endpoint(text: str) -> None:
         parse_endpoint(text)
 
 
-def test_this_nodes_address_is_the_one_on_the_way_to_the_endpoint() -> None:
+def test_this_nodes_address_is_the_one_on_the_way_to_an_endpoint_that_can_be_resolved() -> None:
     assert read_local_addr("127.0.0.1") == "127.0.0.1"
-
-
-def test_an_endpoint_that_cannot_be_resolved_is_named() -> None:
     with pytest.raises(InputError, match="cannot be resolved"):
         read_local_addr("no-such-host.invalid")
 
@@ -114,15 +112,5 @@ def test_gloo_is_kept_to_loopback_only_where_all_nodes_are_on_this_machine(
 ) -> None:
     job = make_job(nnodes=2, nproc_per_node=1)
     assert "GLOO_SOCKET_IFNAME" not in evaluated(lines(job))
-    here = render_by_hand(
-        plan_by_hand(
-            job,
-            endpoint="127.0.0.1:29400",
-            node_rank=1,
-            local_addr=None,
-            run_root="/runs",
-            cwd="/",
-        ),
-        1,
-    )
-    assert evaluated(here)["GLOO_SOCKET_IFNAME"] == "lo"
+    here = evaluated(lines(job, 1, endpoint="127.0.0.1:29400", local_addr=None))
+    assert here["GLOO_SOCKET_IFNAME"] == "lo"

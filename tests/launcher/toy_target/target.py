@@ -20,7 +20,7 @@ from launcher.api.choose_target import ROOMS
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.protocol import AGENT_ARCHIVE, CONSOLE_FILE, STALE_VARIABLES
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
+from launcher.follow.target import Artifact, LiveRun, NodeObservation, Observation, Target
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
@@ -43,16 +43,13 @@ def register() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToyArtifact:
+class ToyArtifact(Artifact):
     """Command lines, one for each node."""
 
     lines: tuple[str, ...]
 
     def shell(self, *, embed: bool = False) -> str:
         return "\n".join(self.lines) + "\n"
-
-    def shell_to_join(self) -> str:
-        return self.shell()
 
 
 class ToyTarget(Target):

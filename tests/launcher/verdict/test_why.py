@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 from launcher.verdict.cause import FailureCause
 from tests.launcher.runner import PREFIX, WAITING, Runner
+from tests.programs import run_program
 from tests.waiting import wait_until
 
 TWO = PREFIX.replace("nproc_per_node: 1", "nproc_per_node: 2")
@@ -101,9 +101,7 @@ def test_a_run_that_ended_well_has_no_verdict(launcher: Runner) -> None:
 def test_a_log_on_stdin_is_judged_when_its_writer_ends(launcher: Runner) -> None:
     text = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
     asked = launcher.argv("why", "-")
-    done = subprocess.run(
-        asked, input=text, capture_output=True, text=True, cwd=launcher.folder, check=True
-    )
+    done = run_program(asked, input=text, cwd=launcher.folder, check=True)
     assert done.stdout.startswith(f"stdin: {FailureCause.WRONG_ARCHITECTURE}, likely: RuntimeError")
 
 

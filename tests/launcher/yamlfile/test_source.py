@@ -6,7 +6,6 @@ What it refuses, with the words for it, is in ``golden/bad_job_files.txt``.
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from launcher.yamlfile import nodes
 from launcher.yamlfile.problem import FileError
 from launcher.yamlfile.source import (
     MAX_DEPTH,
-    MAX_FILE_BYTES,
     MAX_NODES,
     parse_documents,
     parse_fragment,
@@ -227,57 +225,8 @@ def test_a_missing_file_is_refused_with_the_nearest_name(tmp_path: Path) -> None
     )
 
 
-def test_a_missing_file_in_a_missing_folder_is_refused_with_the_folder(tmp_path: Path) -> None:
-    path = tmp_path / "no" / "a.yaml"
-    assert refusal(path) == f"{path}: no such file\n  fix: there is no folder {path.parent} either"
-
-
-def test_a_folder_is_refused_with_a_file_in_it(tmp_path: Path) -> None:
-    (tmp_path / "b.yaml").touch()
-    assert refusal(tmp_path) == (
-        f"{tmp_path}: is a folder, not a file\n  fix: name a file in it, such as "
-        f"{tmp_path / 'b.yaml'}"
-    )
-
-
-def test_a_file_below_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    assert refusal(tmp_path / "a/b.yaml").endswith("Not a directory\n  fix: name a readable file")
-
-
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason() -> None:
     path = "/proc/self/mem"  # opens for everyone, root included, and fails on reading
     assert refusal(path) == (
         f"{path}: cannot be read: Input/output error\n  fix: name a readable file"
     )
-
-
-def test_a_file_that_is_not_utf_8_is_refused_with_line_and_byte(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_bytes("name: a\nimage: tür\n".encode("latin-1"))
-    assert refusal(path) == f"{path}:2: byte 0xfc is not UTF-8\n  fix: save the file as UTF-8"
-
-
-def test_a_file_too_large_for_a_job_is_refused_without_reading_it_all(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    with path.open("wb") as file:
-        file.truncate(MAX_FILE_BYTES * 10_000)
-    assert refusal(path) == (
-        f"{path}: larger than 1 MiB, so not a YAML file\n  fix: name the YAML file"
-    )
-
-
-def test_a_pipe_is_read_as_a_file_is(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    os.write(writing, b"name: a")
-    os.close(writing)
-    try:
-        assert parse_yaml(read_text(f"/dev/fd/{reading}"), "pipe").data == {"name": "a"}
-    finally:
-        os.close(reading)
-
-
-@pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "a: &x [*x]", "- " * 100_000])
-def test_many_documents_nested_without_an_end_are_an_error_and_no_crash(text: str) -> None:
-    with pytest.raises(FileError):
-        parse_documents(text, "a.yaml")

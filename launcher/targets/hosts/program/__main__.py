@@ -119,7 +119,7 @@ class HostConversation:
     """Answers requests. Open ports, tokens in folders and leases last as long as it does."""
 
     def __init__(self, program: str, stdin: IO[bytes]) -> None:
-        self._program, self._stdin = program, stdin
+        self._program = program
         self._listeners: list[Listener] = []
         self._tokens: list[Path] = []
         self._held: list[int] = []
@@ -127,7 +127,7 @@ class HostConversation:
             messages.ReadClock: lambda asked: time.time(),
             messages.TakeLease: self._take,
             messages.StartNode: self._start,
-            messages.LoadImage: self._load,
+            messages.LoadImage: lambda asked: _module("requests").load_image(read_chunks(stdin)),
             messages.Listen: self._listen,
             messages.LeaveToken: self._leave,
         }
@@ -199,9 +199,6 @@ class HostConversation:
         for file in self._held:
             os.close(file)
         self._held = []
-
-    def _load(self, asked: messages.LoadImage) -> None:
-        _module("requests").load_image(read_chunks(self._stdin))
 
     def _listen(self, asked: messages.Listen) -> int:
         self._listeners.append(_module("reach").Listener(asked.token))

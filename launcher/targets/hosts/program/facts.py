@@ -28,13 +28,15 @@ def read_host(asked: messages.ReadHost) -> HostReport:
     """The host as the planner needs it."""
     python = shutil.which(os.path.expanduser(asked.python or "python3")) or ""
     gpus = read_gpus() if asked.gpus else ()
+    names = [name for _, name in socket.if_nameindex() if not name.startswith(SKIPPED)]
     found = HostReport(
         machine=name_machine(),
         cpu_count=len(os.sched_getaffinity(0)),
         gpus=gpus,
         python=python,
         python_version=sys.version.split()[0],
-        interfaces=read_interfaces(),
+        # Every address that another host might reach.
+        interfaces=[_address(name, address) for name in names for address in addresses_of(name)],
         state_dir=os.path.abspath(os.path.expanduser(asked.state_dir)),
         user=f"{os.getuid()}:{os.getgid()}",
         free_ports=[port for port in asked.ports if is_free(port, "")],
@@ -64,12 +66,6 @@ def read_engine() -> tuple[str, list[str]]:
     version, _, runtimes = (read_output(argv) or "").partition("\n")
     hooks = [NVIDIA_HOOK] if shutil.which(NVIDIA_HOOK) else []
     return version, sorted(json.loads(runtimes.strip() or "null") or {}) + hooks
-
-
-def read_interfaces() -> list[Address]:
-    """Every address that another host might reach."""
-    names = [name for _, name in socket.if_nameindex() if not name.startswith(SKIPPED)]
-    return [_address(name, address) for name in names for address in addresses_of(name)]
 
 
 def _address(interface: str, address: str) -> Address:

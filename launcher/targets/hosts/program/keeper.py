@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
 POLL_S = 0.05
-LOST_GRACE_S = 5.0
-"""The stop grace of a node whose launcher is gone."""
 SWEEP_LIMIT_S = 5.0
 SETUP_FAILED = 126
 GRACE_FILE = "stop-grace"
@@ -111,7 +109,7 @@ class _Keeper:
             return max(0.01, self._spec.stop_grace_s)
         if not self._spec.detached and not is_node_followed(self._folder.parent):
             self._why = protocol.LAUNCHER_GONE
-            return LOST_GRACE_S
+            return 5.0
         return 0.0
 
     def _sweep(self) -> None:

@@ -11,8 +11,6 @@ from threading import Thread
 
 from launcher.targets.hosts.program.messages import CallHosts, FindTokens, LeaveToken
 
-CALLS_AT_ONCE = 256
-"""A quarter of the usual limit of open descriptors."""
 LOOK_S = 0.1
 
 
@@ -55,7 +53,8 @@ def call_hosts(asked: CallHosts) -> dict[str, str]:
         return {}
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(min(len(asked.calls), CALLS_AT_ONCE)) as pool:
+    # 256 is a quarter of the usual limit of open descriptors.
+    with ThreadPoolExecutor(min(len(asked.calls), 256)) as pool:
         found = list(pool.map(lambda words: call(*words), asked.calls))
     return {str(place): own for place, own in enumerate(found) if own}
 
@@ -81,16 +80,12 @@ def find_tokens(asked: FindTokens) -> list[str]:
     folder = nearest_folder(asked.folder)
     deadline = time.monotonic() + asked.wait_s
     while True:
-        _touch(folder)
+        # NFS then asks its server: what it knows of the folder's files may be a minute old.
+        path = folder / f".launcher-look-{os.getpid()}-{time.monotonic_ns()}"
+        with suppress(OSError):
+            path.touch(exist_ok=False)
+            path.unlink()
         found = [name for name in asked.names if (folder / name).exists()]
         if len(found) == len(asked.names) or time.monotonic() > deadline:
             return found
         time.sleep(LOOK_S)
-
-
-def _touch(folder: Path) -> None:
-    """Makes NFS ask its server: what it knows of the folder's files may be a minute old."""
-    path = folder / f".launcher-look-{os.getpid()}-{time.monotonic_ns()}"
-    with suppress(OSError):
-        path.touch(exist_ok=False)
-        path.unlink()

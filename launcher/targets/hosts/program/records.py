@@ -33,7 +33,6 @@ MAGIC = b"\0launcher-host 1\n"
 """The host's first words; what a login shell prints before them is skipped."""
 BEAT = b"."
 """Sent while the launcher watches a host: it is still here."""
-MAX_JSON_BYTES = 64 << 20
 _KINDS: dict[str, type[Record]] = {}
 _FIELDS: dict[type[Any], dict[str, str]] = {}
 _TO_SPACES = str.maketrans("[],|\"'", "      ")
@@ -111,7 +110,7 @@ def read_frame(stream: IO[bytes]) -> tuple[Record, bytes] | None:
     if not head:
         return None
     size, blob_size = map(int, head.split())
-    if not 0 <= size <= MAX_JSON_BYTES or blob_size < 0:
+    if not 0 <= size <= (64 << 20) or blob_size < 0:
         raise ValueError(f"a message of {size} bytes")
     data, blob = stream.read(size), stream.read(blob_size)
     if len(data) != size or len(blob) != blob_size:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 ENGINE_LIMIT_S = 10.0
 """Within which an engine must list its containers while a run is ended."""
-TAKE_UP_LIMIT_S = 30.0
-"""Within which a launcher must take up a request."""
 
 
 def stop_nodes(asked: messages.StopNodes) -> None:
@@ -72,7 +70,7 @@ def ask_launcher(asked: messages.AskLauncher) -> bool:
     if asked.name not in protocol.RUN_REQUESTS or not is_followed(path.parent):
         raise RequestError(f"no launcher follows {path.parent.name}")
     write_atomically(path, asked.text)
-    deadline = time.monotonic() + TAKE_UP_LIMIT_S
+    deadline = time.monotonic() + 30.0
     while path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     return not path.exists()

@@ -28,8 +28,6 @@ SILENCE_LIMIT_S = 30
 CHUNK_BYTES = 1 << 17
 LEFT_OUT = (CODE_DIR, protocol.AGENT_ARCHIVE, protocol.CHECKPOINTS_DIR)
 """Only in the run folder itself: below it, folders with such names belong to the training."""
-REWRITTEN_BYTES = 1 << 16
-"""A file of at most this size that changes without growing is sent whole."""
 
 
 class Watch:
@@ -121,7 +119,8 @@ class Watch:
         """Where the launcher's copy ends; 0 if the file was replaced since."""
         sent = self._sent.get(name, 0)
         replaced = before is not None and before[0] != now[0]
-        rewritten = sent >= now[1] and now[1] <= REWRITTEN_BYTES and before is not None
+        # A small file that changes without growing is sent whole.
+        rewritten = sent >= now[1] and now[1] <= 1 << 16 and before is not None
         unknown = before is None and name.endswith(".json")
         return 0 if replaced or rewritten or unknown or sent > now[1] else sent
 

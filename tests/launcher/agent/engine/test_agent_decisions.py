@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
 from launcher.agent.engine import preload
 from launcher.agent.engine.faults import FaultBook, GiveUp, RestartWorkers
-from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate, find_busy
-from launcher.agent.engine.health_server import Health, render_metrics, start_health_server
+from launcher.agent.engine.gpu_memory import GpuBusyError, GpuGate
+from launcher.agent.engine.health_server import Health, start_health_server
 from launcher.agent.engine.rendezvous import Admission
 from launcher.agent.engine.rounds import may_go_on, run_rounds
 from launcher.agent.engine.run import plan_preload, refuse_torch
@@ -37,53 +37,24 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask, StoreEndpoint, parse_task
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError
-from launcher.contract.node_plan import Elastic, NodePlan, Static
+from launcher.contract.node_plan import Elastic, Static
 from launcher.contract.reasons import REASON_OF_EXIT_CODE, Reason, reason_of_exit_code
 from launcher.contract.worker_end import WorkerEnd, is_out_of_memory, name_cause, sort_ends
 from launcher.targets.agent_archive import read_agent_sources, rename, render_agent_archive
+from tests.launcher.node_plans import node_plan
+from tests.launcher.worker_ends import worker_end as end
 from tests.waiting import StoppedClock
 
-NODE = NodePlan(
-    node_index=0,
-    incarnation=0,
-    name="n-0",
+NODE = node_plan(
+    {"endpoint_host": "fd00::1", "is_host": True, "conf": (("read_timeout", "300"),)},
     local_addr="10.0.0.1",
-    min_nodes=1,
-    max_nodes=2,
-    nproc_per_node=2,
-    max_restarts=3,
-    rendezvous=Elastic(
-        backend="roster",
-        endpoint_host="fd00::1",
-        endpoint_port=29400,
-        id="run",
-        is_host=True,
-        conf=(("read_timeout", "300"),),
-    ),
-    command=("-m", "train"),
-    workdir=None,
     env=(("A", "1"), ("LAUNCHER_NODE_INDEX", "0")),
-    secrets=(),
-    mounts=(),
     device_ids=("0",),
-    log_dir="/run/nodes/0/0",
 )
 STORES = (
     StoreEndpoint(host="a", port=1, node_index=0),
     StoreEndpoint(host="b", port=2, node_index=1),
 )
-
-
-def end(**values: Any) -> WorkerEnd:
-    given = {
-        "attempt": 0,
-        "rank": 0,
-        "local_rank": 0,
-        "exit_code": 1,
-        "failed_at": 1.0,
-        "cause": "exit",
-    }
-    return WorkerEnd(**{**given, "exception": "", "log": "", **values})
 
 
 def book(**values: Any) -> FaultBook:
@@ -286,11 +257,6 @@ def test_another_store_is_tried_where_that_may_help_but_not_too_often(
     assert may_go_on(task, reason, losses_at, fenced=fenced) is goes_on
 
 
-def test_a_static_rendezvous_has_no_second_store() -> None:
-    static = replace(NODE, rendezvous=Static(master_addr="a", master_port=1, id="r"))
-    assert may_go_on(NodeTask(node=static), Reason.STORE_LOST, (0.0,), fenced=False) is False
-
-
 # -- watchdog ----------------------------------------------------------------------------------
 
 
@@ -359,20 +325,6 @@ HEALTH = Health(
 )
 
 
-def test_metrics_are_prometheus_text() -> None:
-    lines = render_metrics(HEALTH).splitlines()
-    for line in (
-        "launcher_healthy 1",
-        "launcher_world_size 4",
-        "launcher_step 7",
-        'launcher_restarts_total{cause="hang"} 1',
-        'launcher_phase_seconds_total{phase="run"} 1.5',
-        "launcher_heartbeat_age_seconds 0.25",
-        "# TYPE launcher_restarts_total counter",
-    ):
-        assert line in lines
-
-
 def test_health_is_served_and_says_503_when_the_deadline_has_passed(tmp_path: Path) -> None:
     states = [HEALTH, replace(HEALTH, healthy=False)]
     port = start_health_server("127.0.0.1", 0, lambda: states[0], tmp_path)
@@ -412,10 +364,6 @@ def test_memory_that_stays_in_use_is_a_clear_error() -> None:
     gate = GpuGate(lambda: next(used, {"0": 3 << 30}), 2, StoppedClock())
     with pytest.raises(GpuBusyError, match="device 0: 3072 MiB"):
         gate.wait()
-
-
-def test_a_little_more_than_before_is_no_worker() -> None:
-    assert find_busy({"0": 1 << 30}, {"0": (1 << 30) + (100 << 20)}) == {}
 
 
 # -- identity, settings, archive ---------------------------------------------------------------

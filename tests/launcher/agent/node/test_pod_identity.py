@@ -17,38 +17,21 @@ from launcher.contract.errors import InputError
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.node_plan import Elastic, NodePlan, Static
 from launcher.contract.reasons import Reason
-from launcher.contract.worker_end import WorkerEnd
+from tests.launcher.node_plans import node_plan
+from tests.launcher.worker_ends import worker_end
 
 ELASTIC_WORKER = {"POD_NAME": "digits-worker-1", "POD_IP": "10.1.1.7"}
 
 
 def node_of(log_dir: str = "/run/nodes/0/0", max_nodes: int = 4) -> NodePlan:
-    return NodePlan(
-        node_index=0,
-        incarnation=0,
+    own = {protocol.NODE_INDEX: 0, protocol.INCARNATION: 0, protocol.MAX_WORLD_SIZE: max_nodes}
+    return node_plan(
+        {"endpoint_host": "digits-worker-0", "endpoint_port": 29400, "is_host": True},
         name="digits-worker-0",
         local_addr="digits-worker-0",
         min_nodes=min(2, max_nodes),
         max_nodes=max_nodes,
-        nproc_per_node=1,
-        max_restarts=3,
-        rendezvous=Elastic(
-            backend="roster",
-            endpoint_host="digits-worker-0",
-            endpoint_port=29400,
-            id="digits",
-            is_host=True,
-        ),
-        command=("t.py",),
-        workdir=None,
-        env=(
-            (protocol.NODE_INDEX, "0"),
-            (protocol.INCARNATION, "0"),
-            (protocol.MAX_WORLD_SIZE, str(max_nodes)),
-        ),
-        secrets=(),
-        mounts=(),
-        device_ids=(),
+        env=tuple((name, str(value)) for name, value in own.items()),
         log_dir=log_dir,
     )
 
@@ -142,19 +125,6 @@ def test_every_source_of_pods_is_one_that_is_known() -> None:
         assert identify(task_of(identity), told).node.node_index == 2
 
 
-def end_of(rank: int, message: str = "m") -> WorkerEnd:
-    return WorkerEnd(
-        attempt=0,
-        rank=rank,
-        local_rank=0,
-        exit_code=1,
-        failed_at=0.0,
-        cause="exit",
-        exception=message,
-        log="",
-    )
-
-
 def outcome_of(message: str, others: int) -> NodeOutcome:
     return NodeOutcome(
         node_index=0,
@@ -163,8 +133,8 @@ def outcome_of(message: str, others: int) -> NodeOutcome:
         detail="d",
         started_at=0.0,
         finished_at=1.0,
-        first=end_of(0, message),
-        collateral=tuple(end_of(rank) for rank in range(1, 1 + others)),
+        first=worker_end(0, message),
+        collateral=tuple(worker_end(rank, "m") for rank in range(1, 1 + others)),
     )
 
 

@@ -12,26 +12,12 @@ from launcher.agent.node.identity import claim_incarnation, identify
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import Elastic, NodePlan
+from tests.launcher.node_plans import node_plan
 
 
 def task_of(identity: str = "slurm", *, max_nodes: int = 4, log_dir: str = "/r/0/0") -> NodeTask:
-    rendezvous = Elastic(
-        backend="roster", endpoint_host="-", endpoint_port=1, id="r", is_host=False
-    )
-    node = NodePlan(
-        node_index=0,
-        name="digits-0",
-        local_addr="-",
-        min_nodes=1,
-        max_nodes=max_nodes,
-        nproc_per_node=1,
-        max_restarts=3,
-        rendezvous=rendezvous,
-        command=("t.py",),
-        env=((protocol.INCARNATION, "0"),),
-        log_dir=log_dir,
-    )
+    env = ((protocol.INCARNATION, "0"),)
+    node = node_plan(local_addr="-", max_nodes=max_nodes, env=env, log_dir=log_dir)
     return NodeTask(node=node, settings=AgentSettings(identity=identity, meet_dir="/r/meet"))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from launcher.agent.roster import events
-from launcher.agent.roster.lines import plan_lines
+from launcher.agent.roster.decide import plan_lines
 from launcher.agent.roster.membership import Membership, Phase, format_card, parse_head
 from launcher.agent.roster.state_machine import start, step
 from launcher.agent.roster.view import State, nodes_waiting, pause_s

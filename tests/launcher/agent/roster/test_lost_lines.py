@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.agent.roster import events
-from launcher.agent.roster.lines import plan_lines
+from launcher.agent.roster.decide import plan_lines
 from launcher.agent.roster.membership import Member, format_members
 from launcher.agent.roster.settings import WATCHED, Rules
 from tests.launcher.agent.roster.simulation import Node, World

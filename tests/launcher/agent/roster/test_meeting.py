@@ -18,9 +18,10 @@ from launcher.agent.roster.meeting import Announcement, Meeting, UnreachableErro
 from launcher.agent.roster.store import Sign, StoreProcess, serve_forked
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import SystemClock
-from launcher.contract.node_plan import Elastic, NodePlan
+from launcher.contract.node_plan import Elastic
 from tests.launcher.agent.group import Group, kill
 from tests.launcher.agent.place import Place
+from tests.launcher.node_plans import node_plan
 from tests.waiting import wait_until
 
 
@@ -94,24 +95,8 @@ def said_of(store: StoreProcess, **others: Any) -> Announcement:
 
 
 def meeting_of(folder: Path, conf: tuple[tuple[str, str], ...] = (), **settings: Any) -> Meeting:
-    node = NodePlan(
-        node_index=0,
-        name="n",
-        local_addr="127.0.0.1",
-        min_nodes=1,
-        max_nodes=2,
-        nproc_per_node=1,
-        max_restarts=0,
-        rendezvous=Elastic(
-            backend="roster", endpoint_host="-", endpoint_port=1, id="r", is_host=False, conf=conf
-        ),
-        command=("t.py",),
-        env=(),
-        log_dir="/run/nodes/0/0",
-    )
-    return Meeting(
-        NodeTask(node=node, settings=AgentSettings(meet_dir=str(folder), **settings)), SystemClock()
-    )
+    agent = AgentSettings(meet_dir=str(folder), **settings)
+    return Meeting(NodeTask(node=node_plan({"conf": conf}), settings=agent), SystemClock())
 
 
 def test_a_store_is_reached_at_the_first_address_that_answers(store: StoreProcess) -> None:

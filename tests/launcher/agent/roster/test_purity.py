@@ -13,7 +13,6 @@ PURE = (
     "events",
     "settings",
     "view",
-    "lines",
     "decide",
     "state_machine",
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[4]
 FEW = """
@@ -58,15 +59,13 @@ process.stop()
 
 
 def test_a_store_may_have_as_many_connections_as_the_hard_limit_allows() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FEW], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_program([sys.executable, "-c", FEW], cwd=ROOT)
     assert done.stdout.split() == ["1", "True"], done.stderr
 
 
 @pytest.mark.mount
 def test_a_store_asks_no_name_server_who_calls(tmp_path: Path) -> None:
     argv = ["unshare", "--net", "--mount", sys.executable, "-c", SILENT, str(tmp_path)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = run_program(argv, cwd=ROOT)
     assert "accepted" in done.stdout, done.stderr
     assert "nobody asked" in done.stdout, done.stdout

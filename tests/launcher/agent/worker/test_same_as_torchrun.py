@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.launcher.agent.place import LIMIT_S, Place
+from tests.programs import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +82,7 @@ if __name__ == "__main__":
 """
 MODES = ("torchrun", "fresh", "fork")
 OURS = {"LAUNCHER_NODE_DIR", "LAUNCHER_NODE_ATTEMPT", "LAUNCHER_HEARTBEAT", "LAUNCHER_NODE_INDEX"}
-OURS |= {"OLDPWD", "_", "PWD", "TORCH_FR_BUFFER_SIZE"}
+OURS |= {"OLDPWD", "_", "PWD", "TORCH_FR_BUFFER_SIZE", "LAUNCHER_GENERATION", "LAUNCHER_ASKED_FILE"}
 OURS |= {"LAUNCHER_RDZV_ENDPOINT"}  # the store of this round, which may have taken over
 """What the agent adds; anything else would be a leak."""
 OTHERWISE = {
@@ -122,16 +123,9 @@ def run_torchrun(place: Place, env: tuple[tuple[str, str], ...]) -> None:
     argv += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     argv += ["--log-dir=logs", "--redirects=3", "script.py", "-x", "a b"]
     fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        argv,
-        cwd=place.folder,
-        env={**place.env, **fixed, **dict(env), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        input=b"",
-        capture_output=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    fixed |= {**dict(env), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = run_program(argv, cwd=place.folder, env={**place.env, **fixed}, input="")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
 
 from launcher.agent.worker_exit import read_ends
 from launcher.contract.protocol import ERROR_FILE
-from tests.launcher.agent.place import LIMIT_S, Place
+from tests.launcher.agent.place import Place
+from tests.programs import run_program
 
 pytestmark = pytest.mark.slow
 
@@ -39,16 +39,10 @@ def stack_of(stderr: str) -> list[tuple[str, ...]]:
 
 def stack_under_torchrun(place: Place) -> list[tuple[str, ...]]:
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    done = subprocess.run(
-        [*argv, "script.py"],
-        cwd=place.folder,
-        env={**place.env, **dict(STACKS)},
-        capture_output=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    env = {**place.env, **dict(STACKS)}
+    done = run_program([*argv, "script.py"], cwd=place.folder, env=env)
     assert done.returncode == 1
-    return stack_of(done.stderr.decode())
+    return stack_of(done.stderr)
 
 
 @pytest.mark.parametrize("start", ["fresh", "fork"])

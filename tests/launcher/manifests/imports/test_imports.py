@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from launcher.manifests.imports.draft import render_draft
 from launcher.manifests.imports.read import import_line, import_text
 from tests.launcher.manifests.imports.losses import LOSSES
 from tests.launcher.runner import ROOT, Runner
+from tests.programs import run_program
 
 INPUTS = sorted((Path(__file__).parent / "inputs").iterdir())
 NO_SCRIPT = ("accelerate-deepspeed.yaml", "accelerate-fsdp.yaml")
@@ -108,14 +108,8 @@ TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2 train.py --
 def test_what_was_imported_trains_as_the_original(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     (tmp_path / "train.py").write_text(LOSSES)
-    original = subprocess.run(
-        [sys.executable, *TORCHRUN.split()],
-        cwd=tmp_path,
-        env=runner.env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
+    original = run_program(
+        [sys.executable, *TORCHRUN.split()], cwd=tmp_path, env=runner.env, check=True
     )
     (tmp_path / "job.yaml").write_text(render_draft(import_line(["python", *TORCHRUN.split()])))
     ours = runner("run", "job.yaml", "--on", "local")

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from launcher.manifests.scripts.check import (
     is_training_script,
 )
 from launcher.manifests.scripts.rules import ScriptRule
+from tests.programs import run_program
 
 SCRIPTS = Path(__file__).parent
 ROOT = Path(__file__).parents[4]
@@ -345,14 +345,11 @@ def test_a_training_script_is_known_by_its_suffix_or_its_content(
 
 
 def test_the_command_reads_a_script_from_its_standard_input() -> None:
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "launcher", "check", "-"],
         input=read("faulty/fabric_cpu"),
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert done.returncode == ExitCode.BAD_INPUT
     assert "<stdin>:4: error: L.Fabric(accelerator='cpu') [fabric-cpu]" in done.stdout
@@ -479,14 +476,10 @@ def test_a_run_tells_in_one_line_how_many_findings_its_script_has(tmp_path: Path
     script.write_text(
         "def later():\n    import torch.multiprocessing as mp\n    mp.spawn(later)\nprint('done')\n"
     )
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "launcher", "run", "my train.py", "--on", "local"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
     assert done.returncode == ExitCode.OK, done.stderr
     assert "done" in done.stdout

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from launcher.contract.reasons import NodeState
 from launcher.job.spec import JobSpec
 from launcher.targets.docker.engine import STATES, at_once
 from launcher.targets.docker.target import DockerTarget, has_nvidia
+from tests.programs import run_program
 
 JOB = JobSpec.model_validate({"name": "t", "command": "t.py"})
 
@@ -80,13 +80,10 @@ def test_a_socket_that_the_caller_may_not_use_has_a_hint_of_its_own(tmp_path: Pa
         server.bind(str(path))
         path.chmod(0)
         try:
-            done = subprocess.run(
+            done = run_program(
                 [sys.executable, "-c", AS_NOBODY],
                 env={"DOCKER_HOST": f"unix://{path}", "PATH": "/usr/bin:/bin", "HOME": "/"},
-                capture_output=True,
-                text=True,
                 timeout=60,
-                check=False,
             )
         finally:
             path.unlink()

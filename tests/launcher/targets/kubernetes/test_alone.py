@@ -21,8 +21,6 @@ from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 
 def say(
     server: FakeCluster, name: str, *lines: str, at: int, last: bool = False, **where: int

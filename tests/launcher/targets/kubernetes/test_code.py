@@ -25,8 +25,6 @@ from tests.k8s.manifests_table import GPUS, KINDS, manifest_of, pod_specs
 from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.own_script.project import make_project
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 WORDS = ("train.py", "--on", "kubernetes", "--nnodes", "2", "--nproc-per-node", "1")
 Command = Callable[..., tuple[int, str]]
 Object = dict[str, Any]

@@ -14,8 +14,6 @@ from launcher.doctor.finding import Finding, Status, is_fit
 from launcher.job.spec import JobSpec
 from tests.launcher.fake_cluster import FakeCluster, Fault
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 JOB = {
     "name": "digits",
     "command": ["-m", "train"],

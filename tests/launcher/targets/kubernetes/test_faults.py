@@ -27,8 +27,6 @@ from tests.launcher.cluster_run import (
 )
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 ROOT = Path(__file__).parents[4]
 NO_PYTHON = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: "

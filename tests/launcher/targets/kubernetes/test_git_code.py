@@ -17,8 +17,7 @@ import yaml
 from launcher.contract.errors import ExitCode
 from tests.k8s.manifests_table import GIT, TABLE, main_object, manifest_of, pod_specs
 from tests.launcher.fake_cluster import FakeCluster
-
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+from tests.programs import run_program
 
 Command = Callable[..., tuple[int, str]]
 TOKEN = "Basic " + base64.b64encode(b"me:s3cret").decode()
@@ -26,9 +25,7 @@ TOKEN = "Basic " + base64.b64encode(b"me:s3cret").decode()
 
 def git(*words: str, cwd: Path) -> str:
     of_somebody = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
-    done = subprocess.run(
-        ["git", *of_somebody, *words], cwd=cwd, check=True, capture_output=True, text=True
-    )
+    done = run_program(["git", *of_somebody, *words], cwd=cwd, check=True)
     return done.stdout.strip()
 
 
@@ -105,7 +102,7 @@ def fetch(source: dict[str, str], pod: Path, path: str = "") -> subprocess.Compl
     words = [word.replace("HOME=/tmp", f"HOME={pod}") for word in words]
     assert not any("$(" in word for word in words), "Kubernetes would replace it"
     env = {"PATH": path or os.environ["PATH"]}
-    return subprocess.run([f"/bin/{words[0]}", *words[1:]], env=env, capture_output=True, text=True)
+    return run_program([f"/bin/{words[0]}", *words[1:]], env=env)
 
 
 @pytest.mark.parametrize("ending", ["", "\n"])

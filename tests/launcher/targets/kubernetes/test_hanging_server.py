@@ -15,8 +15,6 @@ from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import PLAIN, ClusterRun, plan_in, started
 from tests.launcher.fake_cluster import FakeCluster
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 Start = Callable[..., ClusterRun]
 Typed = Callable[..., tuple[int, str]]
 LATE_S = 3.0

@@ -15,8 +15,7 @@ import pytest
 from launcher.commands import printed_commands as typed_commands
 from launcher.commands.cli import run_command
 from tests.launcher.fake_cluster import FakeCluster
-
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[4]
 RUN_ID = "digits-0a1b2c"
@@ -134,14 +133,7 @@ def test_kubectl_finds_it_and_hands_the_exit_code_on(
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
 
     def kubectl(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["kubectl", "launcher", *words],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return run_program(["kubectl", "launcher", *words], cwd=tmp_path, env=env)
 
     done = kubectl("status", "digits", "-n", "team")
     assert done.returncode == 0, done.stderr

@@ -17,8 +17,6 @@ from tests.launcher.cluster_run import plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.looks import answering
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 
 def start_pods(server: FakeCluster, folder: Path) -> tuple[RunFolder, dict[int, Path]]:
     """A run of two nodes whose pods run, and each node's folder in its pod."""

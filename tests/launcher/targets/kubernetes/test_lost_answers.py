@@ -16,8 +16,6 @@ from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import RUN_ID, ClusterRun, plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 JOB = ("jobs", "digits")
 BY_HAND = "kubectl delete job digits -n team --context fake"
 

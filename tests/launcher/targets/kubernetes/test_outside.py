@@ -23,8 +23,6 @@ from launcher.targets.kubernetes.api import Cluster
 from tests.launcher.cluster_run import plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
 RUN_ID = "digits-0a1b2c"

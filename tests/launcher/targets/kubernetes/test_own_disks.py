@@ -14,8 +14,6 @@ from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import ClusterRun, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster, ended
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 Start = Callable[..., ClusterRun]
 Typed = Callable[..., tuple[int, str]]
 LATE_S = 3.0

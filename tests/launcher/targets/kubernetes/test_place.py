@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -22,8 +21,6 @@ from launcher.targets.kubernetes.render import render_manifest
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import plan_in
 from tests.launcher.fake_cluster import FakeCluster, pod
-
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
 
 JOB_FILE = """\
 name: digits
@@ -71,14 +68,6 @@ def test_a_run_goes_to_the_context_and_namespace_that_kubectl_would_go_to(
     assert paths(server) == {namespace}
     where = "".join(f" --context {one}" for name, one in pairwise(options) if name == "--context")
     assert f"fix: kubectl{where} create namespace {namespace}" in said
-
-
-def test_the_kind_of_the_command_line_wins(server: FakeCluster, launcher: Command) -> None:
-    server.kinds -= {"pytorchjobs"}
-    code, said = launcher("run", "job.yaml", "--on", "kubernetes", "--kind", "pytorchjob")
-    assert code == ExitCode.TARGET_UNREACHABLE
-    assert "this cluster has no PyTorchJob CRD" in said
-    assert "fix: --kind job needs no operator" in said
 
 
 @pytest.mark.parametrize(
@@ -319,11 +308,6 @@ def test_a_pod_without_a_kubeconfig_asks_its_own_cluster_as_its_account(inside: 
     assert asked.auth_settings()["BearerToken"]["value"] == "bearer t0ken"
 
 
-def test_a_pod_without_a_namespace_file_is_in_the_namespace_default(inside: Path) -> None:
-    (inside / "namespace").unlink()
-    assert Cluster().namespace == "default"
-
-
 def test_a_kubeconfig_wins_over_the_pods_account_and_one_that_is_missing_does_not(
     inside: Path, server: FakeCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -470,13 +454,3 @@ def test_where_no_kind_may_be_listed_that_is_the_answer(
     code, said = launcher("ps", "--on", "kubernetes")
     assert code == ExitCode.TARGET_UNREACHABLE
     assert 'User "me" cannot list resource "pytorchjobs" in API group "kubeflow.org"' in said
-
-
-@pytest.mark.parametrize("words", [("run", "job.yaml", "--on", "kubernetes"), ("ps", "-n", "a")])
-def test_a_missing_client_is_told_with_the_command_to_install_it(
-    words: tuple[str, ...], launcher: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
-    code, said = launcher(*words)
-    assert code == ExitCode.TARGET_UNREACHABLE
-    assert "fix: pip install 'kubernetes>=31,<37'" in said

@@ -32,8 +32,6 @@ from tests.launcher.cluster_run import INDEX, RUN_ID, ClusterRun, put_pod
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 from tests.launcher.own_script.project import make_project
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 SIZE = 8_500_000
 WORDS = ("train.py", "--on", "kubernetes", "--nnodes", "2", "--nproc-per-node", "1")
 HEALTH = Health(

@@ -23,8 +23,6 @@ from tests.launcher.cluster_run import ClusterRun, plan_in
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended, pod
 from tests.waiting import StoppedClock
 
-pytest.importorskip("kubernetes", reason="pip install fabric-train[kubernetes]")
-
 ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB = ObjectPlace(api_version="batch/v1", kind="Job", name="digits")
@@ -56,12 +54,6 @@ def stamp(n: int) -> str:
 # -- where --------------------------------------------------------------------------------------
 
 
-def test_context_and_namespace_are_those_of_the_kubeconfig(cluster: Cluster) -> None:
-    assert (cluster.context, cluster.namespace) == ("fake", "team")
-    assert Cluster(namespace="other").namespace == "other"
-    assert cluster.read_version() == "v1.31.0"
-
-
 @pytest.mark.parametrize(
     ("status", "hint"),
     [(401, "log in again"), (403, "kubectl auth can-i"), (422, "launcher check")],
@@ -74,11 +66,6 @@ def test_what_the_server_refuses_is_told_with_its_words_and_a_fix(
         cluster.read(JOB)
     assert hint in told.value.hint
     assert told.value.exit_code is ExitCode.TARGET_UNREACHABLE
-
-
-def test_an_object_that_is_not_there_is_none_and_deleting_it_no_error(cluster: Cluster) -> None:
-    assert cluster.read(JOB) is None
-    cluster.delete(JOB)
 
 
 # -- submitting ---------------------------------------------------------------------------------
@@ -112,15 +99,6 @@ def test_a_second_run_of_the_name_is_refused_with_the_commands(
     assert "launcher logs -f digits-0a1b2c to attach" in told.value.hint
     assert "launcher stop digits-0a1b2c to replace it" in told.value.hint
     assert server.objects == before
-
-
-def test_a_job_of_the_name_that_is_nobodys_run_is_refused_too(
-    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
-    server.put("jobs", {"kind": "Job", "apiVersion": "batch/v1", "metadata": {"name": "digits"}})
-    with pytest.raises(InputError) as told:
-        target.submit(plan())
-    assert "kubectl delete job digits -n team" in told.value.hint
 
 
 def other_kind(**metadata: Any) -> dict[str, Any]:

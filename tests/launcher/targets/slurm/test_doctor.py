@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from launcher.doctor.finding import Status
-from launcher.targets.slurm import doctor_judge
+from launcher.targets.slurm import doctor
 
 
 def test_each_partition_is_a_row_with_its_limit_nodes_and_gpus() -> None:
     lines = ["main*|up|1-00:00:00|1/2/0/3|gpu:a100:2", "gpu|down|infinite|0/0/2/2|(null)", "?"]
-    main, gpu = doctor_judge.tell_partitions(lines)
+    main, gpu = doctor.tell_partitions(lines)
     assert (main.where, main.status) == ("main*", Status.OK)
     assert main.found == "up, time limit 1-00:00:00, 2 of 3 nodes idle, gpu:a100:2"
     assert gpu.status is Status.WARNING
@@ -18,7 +18,7 @@ def test_each_partition_is_a_row_with_its_limit_nodes_and_gpus() -> None:
 
 
 def test_nodes_that_take_no_jobs_are_told_with_the_reason_that_was_given() -> None:
-    (node,) = doctor_judge.tell_lost_nodes(["n[2-3]|drained|ECC errors on GPU 1 | see ticket"])
+    (node,) = doctor.tell_lost_nodes(["n[2-3]|drained|ECC errors on GPU 1 | see ticket"])
     assert node.status is Status.WARNING
     assert node.found == "drained: ECC errors on GPU 1 | see ticket"
     assert "scontrol update NodeName=n[2-3] State=RESUME" in node.fix
@@ -45,7 +45,7 @@ def test_nodes_that_take_no_jobs_are_told_with_the_reason_that_was_given() -> No
     ],
 )
 def test_what_slurm_refuses_is_told_in_its_words_with_the_fix(words: str, fix: str) -> None:
-    finding = doctor_judge.judge_submission(words, accepted=False)
+    finding = doctor.judge_submission(words, accepted=False)
     assert finding.status is Status.FAILED
     assert words.splitlines()[-1] in finding.found
     assert fix in finding.fix
@@ -53,5 +53,5 @@ def test_what_slurm_refuses_is_told_in_its_words_with_the_fix(words: str, fix: s
 
 def test_a_script_that_slurm_would_take_is_told_with_its_start() -> None:
     words = "sbatch: Job 18 to start at 1970-01-01T05:00:00 using 3 processors on nodes n[1-3]"
-    finding = doctor_judge.judge_submission(words, accepted=True)
+    finding = doctor.judge_submission(words, accepted=True)
     assert (finding.status, finding.found) == (Status.OK, words.removeprefix("sbatch: "))

@@ -1,18 +1,28 @@
-"""Adds a node by hand to an elastic run that goes on."""
+"""Changes the nodes of an elastic run that goes on: more, fewer, or one that is started by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from launcher.api.choose_target import open_target
+from launcher.api.stopping import read_outcome_now
 from launcher.contract import typed
-from launcher.contract.errors import InputError
+from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.errors import InputError, TargetError
 from launcher.contract.node_plan import Elastic, NodePlan
-from launcher.follow.requests import count_nodes, read_withdrawn, without
+from launcher.follow.requests import (
+    check_scale,
+    count_nodes,
+    read_withdrawn,
+    request_scale,
+    without,
+)
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nodes import plan_node_like
 from launcher.runs.folder import RunFolder
 from launcher.targets.agent_files import render_agent_files, write_agent_files
+
+ANSWER_LIMIT_S = 30.0
 
 
 def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
@@ -28,10 +38,7 @@ def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
             "a job with nnodes: MIN:MAX and without engine: torchrun",
         )
     if run.read_outcome() is not None or run.launcher_pid() is None:
-        raise InputError(
-            f"{run.run_id} has ended, or nobody follows it",
-            f"{typed.command('ps')} lists the runs that go on",
-        )
+        raise _has_ended(run)
     _check_room(run, plan)
     index = _take_index(run, plan)
     node = plan_joining_node(plan, index)
@@ -79,3 +86,36 @@ def _take_index(run: RunFolder, plan: LaunchPlan) -> int:
             return index
         except FileExistsError:
             index += 1
+
+
+def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
+    """Asks for ``nodes`` nodes and waits until the request is taken up; returns what was said.
+
+    Raises ``InputError`` where the run cannot have that many, ``TargetError`` where its launcher
+    does not answer. Idempotent.
+    """
+    clock = clock or SystemClock()
+    plan = run.read_plan()
+    target = open_target(plan.target, run.path.parent)
+    check_scale(plan, nodes, own_checkpoints=bool(target.traits.own_checkpoints))
+    is_over = read_outcome_now(run, plan) is not None
+    asked = f"{run.run_id}: asked for {count_nodes(nodes)}"
+    if not is_over and run.launcher_pid() is None and target.scale(run, plan, nodes):
+        return asked
+    if is_over or run.launcher_pid() is None:
+        raise _has_ended(run)
+    request = request_scale(run, nodes)
+    deadline = clock.monotonic() + ANSWER_LIMIT_S
+    while request.exists():
+        if clock.monotonic() > deadline:
+            raise TargetError(
+                f"the launcher of {run.run_id} has not answered for {ANSWER_LIMIT_S:g} s",
+                typed.command("status", run.run_id),
+            )
+        clock.sleep(0.05)
+    return f"{asked}; {typed.command('status', run.run_id)} shows them"
+
+
+def _has_ended(run: RunFolder) -> InputError:
+    what = f"{run.run_id} has ended, or nobody follows it"
+    return InputError(what, f"{typed.command('ps')} lists the runs that go on")

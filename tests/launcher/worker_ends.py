@@ -1,0 +1,13 @@
+"""How workers ended, for tests that care for a part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.contract.worker_end import WorkerEnd
+
+
+def worker_end(rank: int = 0, exception: str = "", **fields: Any) -> WorkerEnd:
+    """A worker that failed with exit code 1, unless ``fields`` say otherwise."""
+    given = {"attempt": 0, "local_rank": 0, "exit_code": 1, "failed_at": 1.0, "cause": "exit"}
+    return WorkerEnd(rank=rank, exception=exception, **{**given, "log": "", **fields})

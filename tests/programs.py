@@ -1,0 +1,19 @@
+"""Programs that tests run to their end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+LIMIT_S = 120.0
+
+
+def run_program(
+    argv: Sequence[str | Path], *, timeout: float = LIMIT_S, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """What it said, as text, and how it ended; ``options`` are those of ``subprocess.run``."""
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=timeout, check=check, **options
+    )
