@@ -95,7 +95,7 @@ def _find_causes(first: Curve, other: Curve) -> Iterator[str]:
 
 def render_rows(curves: Sequence[Curve]) -> list[tuple[str, ...]]:
     """A row for each; the differences are those from the first one."""
-    rows = [HEAD]
+    rows: list[tuple[str, ...]] = [HEAD]
     for curve in curves:
         base_per_s, per_s = (each.samples_per_s / each.workers for each in (curves[0], curve))
         differences = curve.differences(curves[0]).values()
