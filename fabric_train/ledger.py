@@ -143,7 +143,8 @@ class Ledger:
         every_step: bool = False,
     ) -> None:
         self._path, self._clock, self._wall_clock = path, clock, wall_clock
-        self._every_step, self._lr, self._is_first = every_step, None, True
+        self._every_step, self._is_first = every_step, True
+        self._lr: float | None = None
         if every_step:
             watch_optimizers(self._on_optimizer_step)
         self._fixed = asdict(place or LedgerSource())
