@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
 DRY = os.environ.get("GPU_DRY") == "1"
 DEVICE, BACKEND = ("cpu", "gloo") if DRY else ("cuda", "nccl")
 SKIPPED = 77
@@ -50,7 +51,7 @@ def train(folder: Path, *options: str) -> dict[str, Any]:
 
 def launch(folder: Path, script: str, *options: str) -> str:
     """A script under the launcher, by its name among the programs beside this file."""
-    words = ("run", str(Path(__file__).parent / "programs" / script), "--on", "local")
+    words = ("run", str(PROGRAMS / script), "--on", "local")
     extra = ("--set", f"env.GPU_DRY={int(DRY)}")
     return run(folder, "-m", "launcher", *words, *options, *extra)
 
@@ -131,11 +132,9 @@ def gpu_gate(folder: Path) -> str:
 
 def health(folder: Path) -> str:
     """``launcher doctor`` measures an all-reduce on the node's devices, and finds no fault."""
-    said = run(folder, "-m", "launcher", "doctor", "--on", "local", "--nproc-per-node=1", "--json")
-    found = json.loads(
-        said[said.index("[") if said.lstrip().startswith("[") else said.index("{") :]
-    )
-    return f"{len(json.dumps(found))} bytes of findings"
+    script = str(PROGRAMS / "collective.py")
+    said = run(folder, "-m", "launcher", "doctor", script, "--on", "local", "--nproc-per-node=1")
+    return next(line for line in said.splitlines() if "all-reduce" in line).strip()
 
 
 def collectives(folder: Path) -> str:
@@ -180,7 +179,7 @@ def background_saves(folder: Path) -> str:
         model.weight.zero_()  # while the copy is written
     saver.wait()
     assert DRY or saver._pins, "the copy was not pinned"
-    saver.join()
+    saver.join(10)
     Saver(folder, config={}).resume(model, optimizer)
     assert torch.equal(model.weight, expected)
     return "pinned" if not DRY else "not pinned"
