@@ -111,6 +111,8 @@ def test_what_does_not_fit_is_refused_or_told(tmp_path, capfd, monkeypatch):
     train(tmp_path, auto_find_batch_size=True)
     assert "auto_find_batch_size change what a batch is: no checkpoints" in capfd.readouterr().out
     monkeypatch.delenv("CHECKPOINT_DIR", raising=False)
+    from fabric_train.transformers import with_continuity
+
     untouched = object()
     assert with_continuity(untouched) is untouched
     assert capfd.readouterr().out == ""

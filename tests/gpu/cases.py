@@ -52,8 +52,8 @@ def train(folder: Path, *options: str) -> dict[str, Any]:
 def launch(folder: Path, script: str, *options: str) -> str:
     """A script under the launcher, by its name among the programs beside this file."""
     words = ("run", str(PROGRAMS / script), "--on", "local")
-    extra = ("--set", f"env.GPU_DRY={int(DRY)}")
-    return run(folder, "-m", "launcher", *words, *options, *extra)
+    dry = ("--set", f"env.GPU_DRY={int(DRY)}")
+    return run(folder, "-m", "launcher", *words, *dry, *options)
 
 
 def count_devices() -> int:
@@ -186,10 +186,9 @@ def background_saves(folder: Path) -> str:
 
 
 def exact(folder: Path) -> str:
-    """``--reduction exact``: the same bits by one process, twice, and after a stop in the midst."""
+    """``--reduction exact``: the same bits twice, and by several GPUs where there are several."""
     options = ("--reduction=exact", "--virtual_shards=4", "--epochs=2")
     hashes = {train(folder / name, *options)["weights_sha256"] for name in ("one", "two")}
-    train(folder / "cut", "--reduction=exact", "--virtual_shards=4", "--epochs=2")
     assert len(hashes) == 1, hashes
     if count_devices() > 1:
         said = launch(
@@ -270,4 +269,7 @@ CASES: dict[str, tuple[Callable[[Path], str], float]] = {
 def run_case(name: str) -> None:
     """Runs one in a folder of its own, and prints what it has to tell."""
     with tempfile.TemporaryDirectory() as folder:
-        print(CASES[name][0](Path(folder)))
+        try:
+            print(CASES[name][0](Path(folder)))
+        except ImportError as error:  # of this process; a worker's fails its case
+            skip(f"this environment lacks what is asked for: {error}")
