@@ -95,9 +95,9 @@ def strategies(folder: Path) -> str:
 
 
 def forked_workers(folder: Path) -> str:
-    """``agent.start: fork`` and ``fresh``: workers begin before CUDA does, and use it."""
+    """``start: fork`` and ``fresh``: workers begin before CUDA does, and use it."""
     for start in ("fork", "fresh"):
-        said = launch(folder, "first.py", "--nproc-per-node=1", "--set", f"agent.start={start}")
+        said = launch(folder, "first.py", "--nproc-per-node=1", "--set", f"start={start}")
         assert "first step on " + DEVICE in said, said
     return "fork, fresh"
 
