@@ -88,7 +88,7 @@ def strategies(folder: Path) -> str:
 
     alone = trained("ddp", {})
     others = [("model_parallel", {"layers": f"[01]=cpu,2={DEVICE}:0"})]
-    others += [] if DRY else [("dp", {})]
+    others += [] if DRY else [("dp", {})]  # cuda
     for name, options in others:
         torch.testing.assert_close(trained(name, options), alone, rtol=1e-4, atol=1e-6)
     return ", ".join(name for name, _ in others)
@@ -178,7 +178,7 @@ def background_saves(folder: Path) -> str:
     with torch.no_grad():
         model.weight.zero_()  # while the copy is written
     saver.wait()
-    assert DRY or saver._pins, "the copy was not pinned"
+    assert DRY or saver._pins, "the copy was not pinned"  # cuda
     saver.join(10)
     Saver(folder, config={}).resume(model, optimizer)
     assert torch.equal(model.weight, expected)
@@ -219,7 +219,7 @@ def profiler(folder: Path) -> str:
 
 def trainer(folder: Path) -> str:
     """Lightning's Trainer with the callback under ddp and fsdp goes on after a stop."""
-    for strategy in ("auto",) if DRY else ("ddp", "fsdp"):
+    for strategy in ("auto",) if DRY else ("ddp", "fsdp"):  # cuda
         for steps in ("6", "12"):
             options = (f"--set=checkpoint_dir={folder / strategy}", "--", strategy, steps)
             said = launch(folder, "fitted.py", "--nproc-per-node=1", *options)

@@ -13,7 +13,7 @@ from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Place
 
 dry = os.environ.get("GPU_DRY") == "1"
-device = torch.device("cpu") if dry else torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+device = torch.device("cpu") if dry else torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # cuda
 WIDTH, STEPS = (64, 20) if dry else (2048, 200)
 if not dry:
     torch.cuda.set_device(device)  # cuda
@@ -26,7 +26,7 @@ def build() -> nn.Module:
 
 
 def optimize(weights):
-    return torch.optim.AdamW(weights, fused=not dry)
+    return torch.optim.AdamW(weights, fused=not dry)  # cuda
 
 
 strategy = make_strategy("ddp")
@@ -57,7 +57,7 @@ def measure(step) -> tuple[float, int]:
         if not dry:
             torch.cuda.synchronize()  # cuda
         times.append(time.perf_counter() - began)
-    return statistics.median(times), 0 if dry else torch.cuda.max_memory_allocated()
+    return statistics.median(times), 0 if dry else torch.cuda.max_memory_allocated()  # cuda
 
 
 measure(step_ours), measure(step_raw)
