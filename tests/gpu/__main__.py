@@ -130,9 +130,8 @@ def render_page(machine: str, rows: list[tuple[str, str, float, str]]) -> str:
     ]
     if DRY:
         unrun = "\n".join(find_unrun())
-        parts.append(
-            "\n\n## Lines that never ran\n\nA CPU has no stand-in for them, or for what they do only with CUDA.\n"
-        )
+        parts.append("\n\n## Lines that never ran\n\nA CPU has no stand-in for them, ")
+        parts.append("or for what they do only with CUDA.\n")
         parts.append(f"\n```text\n{unrun}\n```")
     return "".join(parts) + "\n"
 
