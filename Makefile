@@ -21,6 +21,8 @@ SOAK_S ?= 600
 FAULTS ?= 10
 SEED ?= 0
 REQUIRE ?=
+GPU_PYTHON ?=
+WHEELS ?= wheelhouse
 # Most tests wait, so there are more processes than cores. Each needs about 1 GiB.
 PROCESSES ?= 3
 pytest = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
@@ -31,7 +33,7 @@ include images/image.mk
 build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
   2>/dev/null | grep -q nvidia && echo cuda || echo cpu) $(BIN)/python images/build --if-possible
 
-.PHONY: help setup run-local test soak breaks compat lint format lines bench chaos docs site recording release-check k8s clean
+.PHONY: help setup run-local test soak breaks compat gpu lint format lines bench chaos docs site recording release-check k8s clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
@@ -73,6 +75,10 @@ $(COMPAT)/.ready:
 compat: $(READY) $(if $(TORCH),$(COMPAT)/.ready) ## run the smoke tests with another torch: TORCH=2.6.0
 	@[[ -n "$(TORCH)" ]] || { printf 'error: which torch?\n  fix: make compat TORCH=2.6.0\n' >&2; exit 2; }
 	COMPAT_PYTHON=$(CURDIR)/$(COMPAT)/bin/python $(BIN)/python -m pytest tests/compat $(ARGS)
+
+# In the environment that is given: a machine with GPUs may have a torch of its own, and no network.
+gpu: $(if $(GPU_PYTHON),,$(READY)) ## run what needs a GPU and write docs/gpu.md; GPU_PYTHON=python3 WHEELS=DIR, GPU_DRY=1
+	WHEELS=$(WHEELS) $(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu $(ARGS)
 
 lint: $(READY) ## check style and types
 	$(BIN)/ruff check .

@@ -58,7 +58,7 @@ class Continuity:
         if found:
             state.step = found.step
             state.load_json(found.trainer)
-        self._watch.begin(state.step)
+        self._watch.begin(state.step, state.model)
         return self.saver.newest
 
     def load(self) -> Path | None:

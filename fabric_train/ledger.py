@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fabric_train.worker_env import LEDGER_DIR, LEDGER_SCHEMA, TRAIN_LEDGER, WorkerEnv
 
@@ -46,10 +46,15 @@ class StepEvent(Event):
     step: int
 
 
+@dataclass(frozen=True, kw_only=True)
 class Loaded(StepEvent):
-    """The newest checkpoint, if there is one, is loaded."""
+    """The newest checkpoint, if there is one, is loaded.
+
+    ``batch_norms``: layers whose statistics are those of one rank's samples.
+    """
 
     NAME = "loaded"
+    batch_norms: int = 0
 
 
 class FirstStep(StepEvent):
@@ -66,10 +71,14 @@ class TrainEnded(StepEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressMade(StepEvent):
-    """Samples and seconds spent on saves since the last event of this kind."""
+    """Samples and seconds spent on saves since the last event of this kind.
+
+    ``lr``: of the first group in this step, where every step is told.
+    """
 
     NAME = "progress"
     loss: float | None
+    lr: float | None
     save_stall_s: float
     samples: int
 
@@ -119,7 +128,10 @@ class LedgerSource:
 
 
 class Ledger:
-    """The events of one start; with ``path`` None it writes nothing, as on all ranks but 0."""
+    """The events of one start; with ``path`` None it writes nothing, as on all ranks but 0.
+
+    ``every_step``: of each step its loss and learning rate, for ``launcher compare``.
+    """
 
     def __init__(
         self,
@@ -128,8 +140,13 @@ class Ledger:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        every_step: bool = False,
     ) -> None:
         self._path, self._clock, self._wall_clock = path, clock, wall_clock
+        self._every_step, self._is_first = every_step, True
+        self._lr: float | None = None
+        if every_step:
+            watch_optimizers(self._on_optimizer_step)
         self._fixed = asdict(place or LedgerSource())
         self._began_at = self._told_at = clock()
         self._stall_s = 0.0
@@ -139,6 +156,8 @@ class Ledger:
         """Appends one event at once, so that a kill cannot hide it."""
         if self._path is None:
             return
+        # One start may train in several parts, each of which loads and has a first step.
+        self._is_first |= isinstance(event, Loaded)
         now = {"at": self._wall_clock(), "monotonic_s": self._clock()}
         content = {**self._fixed, "event": event.NAME, **now, **asdict(event)}
         with contextlib.suppress(OSError):
@@ -154,15 +173,31 @@ class Ledger:
         """A save blocked the training."""
         self._stall_s += seconds
 
-    def on_step(self, step: int, samples: int, read_loss: Callable[[], float]) -> None:
-        """``step`` steps are done, ``samples`` in this one; reads the loss only when it writes."""
-        self._samples += samples
+    def on_step(
+        self, step: int, samples: int, read_loss: Callable[[], float], *, share: float = 1.0
+    ) -> None:
+        """``step`` steps are done, ``samples`` of all ranks in this one.
+
+        Reads the loss only when it writes. ``share`` weighs it in the mean over all ranks.
+        """
         if self._path is None:
+            return
+        if self._is_first:
+            self._is_first = False
+            self.write(FirstStep(step=step))
+            if not self._every_step:
+                return
+        self._samples += samples
+        if self._every_step:
+            self._tell(ProgressMade, step, read_loss() * share)
             return
         now = self._clock()
         interval_s = max(LEAST_INTERVAL_S, (now - self._began_at) / KEPT_EVENTS)
         if now - self._told_at >= interval_s:
             self._tell(ProgressMade, step, read_loss())
+
+    def _on_optimizer_step(self, optimizer: Any, *_: object) -> None:
+        self._lr = float(optimizer.param_groups[0]["lr"])
 
     def on_trained(self, step: int, loss: float) -> None:
         """The last step is done."""
@@ -173,6 +208,7 @@ class Ledger:
             event(
                 step=step,
                 loss=loss if loss == loss else None,  # JSON has no NaN
+                lr=self._lr,
                 save_stall_s=round(self._stall_s, 6),
                 samples=self._samples,
             )
@@ -181,11 +217,21 @@ class Ledger:
         self._stall_s, self._samples = 0.0, 0
 
 
+def watch_optimizers(see: Callable[..., None]) -> None:
+    """Calls ``see(optimizer, ...)`` before each step of any optimizer of this process."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(see)
+
+
 def open_ledger(env: WorkerEnv) -> Ledger:
-    """This start's ledger in RUN_DIR; rank 0 writes, because it waits for all other ranks."""
+    """This start's ledger in RUN_DIR; rank 0 writes, because it waits for all other ranks.
+
+    All ranks do with LEDGER_EVERY_STEP.
+    """
     rank = env.world.rank if env.world else 0
     restarts = env.world.restart_count if env.world else 0
-    if env.run_dir is None or rank != 0:
+    if env.run_dir is None or (rank != 0 and not env.ledger_every_step):
         return Ledger(None)
     place = LedgerSource(
         node_index=env.node_index or 0,
@@ -193,4 +239,5 @@ def open_ledger(env: WorkerEnv) -> Ledger:
         attempt=restarts if env.node_attempt is None else env.node_attempt,
         rank=rank,
     )
-    return Ledger(env.run_dir / LEDGER_DIR / TRAIN_LEDGER.format(**asdict(place)), place)
+    path = env.run_dir / LEDGER_DIR / TRAIN_LEDGER.format(**asdict(place))
+    return Ledger(path, place, every_step=env.ledger_every_step)

@@ -152,7 +152,11 @@ class TrainerContinuity(TrainerCallback):
         """Notes progress."""
         trainer = self._trainer
         since = max(1, state.global_step - trainer._globalstep_last_logged)
-        self._companion.after_batch(state.global_step, lambda: float(trainer._tr_loss) / since)
+        self._companion.after_batch(
+            state.global_step,
+            lambda: float(trainer._tr_loss) / since,
+            batches=args.gradient_accumulation_steps,
+        )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Commits the last state."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from fabric_train.agreement import Agreement
 from fabric_train.commit import SaveResult
 from fabric_train.ledger import Ledger, Loaded, Saved, SaveFailed, StopAgreed
@@ -29,10 +32,15 @@ class StepWatch:
         self._preemption = Preemption(env.node_dir if speaks else None)
         self._agreement = Agreement(2, pause_s=AGREE_EVERY_S)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, model: nn.Module) -> None:
         """The training goes on from ``step``: the agent learns that requests will be answered."""
         self._preemption.announce()
-        self._ledger.write(Loaded(step=step))
+        alone = [
+            module
+            for module in model.modules()
+            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+        ]
+        self._ledger.write(Loaded(step=step, batch_norms=len(alone)))
 
     def after_step(self, step: int, save: Save) -> None:
         """Commits when all ranks agree that a checkpoint is due or that a node asks for one.

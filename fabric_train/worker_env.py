@@ -25,6 +25,7 @@ NODE_DIR = "LAUNCHER_NODE_DIR"
 INCARNATION = "LAUNCHER_INCARNATION"
 NODE_ATTEMPT = "LAUNCHER_NODE_ATTEMPT"
 ASKED_FILE = "LAUNCHER_ASKED_FILE"
+LEDGER_EVERY_STEP = "LEDGER_EVERY_STEP"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 METRICS_FILE = "metrics.json"
@@ -95,6 +96,7 @@ class WorkerEnv:
     node_dir: Path | None = None
     incarnation: int | None = None
     node_attempt: int | None = None
+    ledger_every_step: bool = False
 
     @property
     def world_size(self) -> int:
@@ -122,6 +124,7 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
         node_dir=read.path(NODE_DIR),
         incarnation=read.integer(INCARNATION),
         node_attempt=read.integer(NODE_ATTEMPT),
+        ledger_every_step=bool(read.integer(LEDGER_EVERY_STEP)),
     )
     # Fabric obeys LT_* silently, ahead of what the program asks it for.
     stale = sorted(name for name in read.values if name.startswith("LT_"))

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from fabric_train.continuity import check_finite
 from fabric_train.errors import InputError
 from fabric_train.fabric import launch_fabric, leave_world
-from fabric_train.ledger import FirstStep, Ledger, TrainEnded, open_ledger
+from fabric_train.ledger import Ledger, TrainEnded, open_ledger
 from fabric_train.manifest import CheckpointManifest
 from fabric_train.precision import set_precision
 from fabric_train.processes import launch_processes
@@ -318,10 +318,7 @@ def on_step(run: Run, loss: torch.Tensor, meter: Meter, progress: Progress) -> N
         torch.cuda.synchronize()  # otherwise the first step counts when it is only queued
     meter.on_step()
     progress.on_step(run.state.step, loss)
-    if run.state.step == run.schedule.first_step + 1:
-        run.ledger.write(FirstStep(step=run.state.step))
-    else:
-        run.ledger.on_step(run.state.step, run.schedule.batch_size, loss.item)
+    run.ledger.on_step(run.state.step, run.schedule.batch_size, loss.item, share=share_of(run))
 
 
 class EpochLoss:
@@ -330,8 +327,7 @@ class EpochLoss:
     def __init__(self, run: Run) -> None:
         self._fabric, self._state = run.fabric, run.state
         self._loss_before, self._steps = run.state.epoch_loss, run.state.epoch_steps
-        # Ranks may hold different numbers of shards, which weigh their means.
-        self._share = len(run.sampler.shards) * run.strategy.replicas / run.sampler.virtual_shards
+        self._share = share_of(run)
         self._sum = torch.zeros((), device=run.fabric.device)
 
     def add(self, loss: torch.Tensor) -> None:
@@ -349,6 +345,11 @@ def take_first_step(run: Run) -> None:
     """The first step of a training; raises DivergedError if its loss is not finite."""
     loss = take_step(run, iter(seek(run, epoch=0, stop_step=1)))
     check_finite(loss.item(), 1)
+
+
+def share_of(run: Run) -> float:
+    """What weighs this rank's mean: ranks may hold different numbers of shards."""
+    return len(run.sampler.shards) * run.strategy.replicas / run.sampler.virtual_shards
 
 
 def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from fabric_train.checkpoint import Checkpoint
 from fabric_train.commit import SaveResult
 from fabric_train.durable import sync_folder
 from fabric_train.errors import DivergedError, InputError
-from fabric_train.ledger import FirstStep, TrainEnded, TrainStarted, open_ledger
+from fabric_train.ledger import TrainEnded, TrainStarted, open_ledger
 from fabric_train.lineage import FencedError
 from fabric_train.manifest import find_differences
 from fabric_train.preemption import PreemptedError, exit_on_sigterm, leave
@@ -75,7 +75,7 @@ class Companion:
         """Samples of all ranks; 0 where the Trainer's loader is not cut."""
         self.step = 0
         self.found: Checkpoint | None = None
-        self._steps = 0
+        self._read_loss: Callable[[], float] = lambda: math.nan
 
     @property
     def acts(self) -> bool:
@@ -148,7 +148,7 @@ class Companion:
     def begin(self, step: int) -> None:
         """The training goes on from ``step``."""
         self.step = step
-        self.watch.begin(step)
+        self.watch.begin(step, self._model)
 
     def before_batch(self, step: int) -> None:
         """Between two batches, ``step`` optimizer steps are done: saves, and stops, as agreed."""
@@ -158,19 +158,15 @@ class Companion:
         with ending():
             self.watch.after_step(step, self._save)
 
-    def after_batch(self, step: int, read_loss: Callable[[], float]) -> None:
-        """A batch is trained; reads the loss now and then."""
-        self._steps += 1
+    def after_batch(self, step: int, read_loss: Callable[[], float], *, batches: int = 1) -> None:
+        """``batches`` are trained; reads the loss now and then."""
         self._read_loss = read_loss
-        if self._steps == 1:
-            self.ledger.write(FirstStep(step=step))
-        else:
-            self.ledger.on_step(step, self.global_batch_size, read_loss)
+        self.ledger.on_step(step, self.global_batch_size * batches, read_loss)
 
     def finish(self, step: int) -> None:
         """Commits the last state."""
         self.step = step
-        self.ledger.on_trained(step, self._read_loss() if self._steps else math.nan)
+        self.ledger.on_trained(step, self._read_loss())
         with ending():
             self.watch.finish(self._save)
 

@@ -199,10 +199,16 @@ def run(
         if isinstance(job, Job):
             written.write_text(job.to_json())
         named = str(written) if isinstance(job, Job) else job
-        words = ["run", *([os.fspath(named)] if named is not None else []), "--detach"]
-        words += _words({"runs": root, "on": on, "again": again, **options})
-        code, printed, said = _call([*words, "--", *extra] if extra else words, root)
-    notes, _, error = re.sub(rf"{re.escape(str(written))}(:1)?", "Job", said).partition("error: ")
+        words = [os.fspath(named)] if named is not None else []
+        words += _words({"on": on, "again": again, **options})
+        return start([*words, "--", *extra] if extra else words, root, job_file=str(written))
+
+
+def start(words: Sequence[str], root: Path, *, job_file: str = "") -> RunHandle:
+    """``launcher run --detach`` with these words, as ``run``; notes call ``job_file`` Job."""
+    code, printed, said = _call(["run", "--detach", f"--runs={root}", *words], root)
+    shown = re.sub(rf"{re.escape(job_file)}(:1)?", "Job", said) if job_file else said
+    notes, _, error = shown.partition("error: ")
     if code != ExitCode.OK:
         what, _, fix = (error or notes).strip().rpartition("\n  fix: ")
         raise ERRORS.get(code, LauncherError)(what or fix, fix if what else "")

@@ -27,12 +27,7 @@ def report(arguments: argparse.Namespace) -> int:
         evidence = read_named_run(run)
         verdict = decide_verdict(evidence)
         said = render_verdict(verdict) if verdict.certainty else ""
-        page = render_page(told, said, draw_svg(told))
-        try:
-            write_atomically(Path(arguments.html), page)
-        except OSError as error:
-            what = f"{arguments.html} cannot be written: {error.strerror}"
-            raise InputError(what, "name another file: --html FILE") from error
+        write_page(arguments.html, render_page(told, said, draw_svg(told)))
     if arguments.png:
         write_plot(told.run_id, told.goodput, Path(arguments.png))
     if arguments.json:
@@ -40,3 +35,12 @@ def report(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(render_postmortem(told))
     return int(ExitCode.OK)
+
+
+def write_page(path: str, page: str) -> None:
+    """Writes what ``--html`` names. Raises ``InputError``."""
+    try:
+        write_atomically(Path(path), page)
+    except OSError as error:
+        what = f"{path} cannot be written: {error.strerror}"
+        raise InputError(what, "name another file: --html FILE") from error

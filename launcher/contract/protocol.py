@@ -79,6 +79,10 @@ LINE_PREFIX = "[{node_index}/${{rank}}] "
 """What stands before a worker's line on its node's console, as torch's own template has it."""
 LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
+# -- a variable that a job may set ---------------------------------------------------------------
+LEDGER_EVERY_STEP = "LEDGER_EVERY_STEP"
+"""``1``: all ranks write their part of the ledger, with the loss and learning rate of each step."""
+
 # -- a variable that the launcher reads --------------------------------------------------------
 ENGINE = "LAUNCHER_ENGINE"
 """``torchrun`` switches the node agent off for every job."""
@@ -209,10 +213,11 @@ agent-ended (reason, exit_code)."""
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 """The training's part, written by its rank 0, beside the agents'; ``attempt`` is NODE_ATTEMPT. Each
 line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started
-(world_size, generation, virtual_shards or null), loaded (step), first-step (step), progress (step,
-loss, save_stall_s and samples since the event before), saved (step, blocked_s, write_s, bytes),
-save-failed (step, error), stop-agreed (step, reason), trained (step), train-ended (step). A step is
-counted over all starts; time between loaded, progress and trained is training."""
+(world_size, generation, virtual_shards or null), loaded (step, batch_norms), first-step (step),
+progress (step, loss, lr or null, save_stall_s and samples since the event before), saved (step,
+blocked_s, write_s, bytes), save-failed (step, error), stop-agreed (step, reason), trained (step),
+train-ended (step). A step is counted over all starts; time between loaded, progress and trained is
+training."""
 
 # -- labels of images, containers and networks ----------------------------------------------
 LABEL_RUN_ID = "launcher.run-id"

@@ -45,14 +45,27 @@ def render_page(told: Postmortem, verdict: str, picture: str) -> str:
         _section("Timeline", _timeline(told)),
         _section("The run", _facts(told)),
     ]
-    title = f"<title>{escape(told.run_id)}</title>"
+    return _document(told.run_id, "".join(parts))
+
+
+def render_comparison(
+    job: str, rows: Sequence[Sequence[str]], causes: Sequence[str], picture: str
+) -> str:
+    """The page of ``launcher compare``; ``picture`` as in ``render_page``."""
+    drawn = picture if picture.startswith("<svg") else f"<p>{escape(picture)}</p>"
+    why = "".join(f"<p>{_text(cause)}</p>" for cause in causes)
+    return _document(job, f"<h1>{_text(job)}</h1>{_table(rows[0], rows[1:])}{why}{drawn}")
+
+
+def _document(name: str, body: str) -> str:
+    title = f"<title>{_text(name)}</title>"
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     # Nothing but what stands in the page, should a browser be talked into more.
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{head}{view}{title}'
-        f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<style>{STYLE}</style></head><body>{body}</body></html>\n"
     )
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.contract.errors import InputError
+from launcher.runs.comparison import Curve
 from launcher.runs.goodput import Goodput
 from launcher.runs.report import Postmortem
 
 INSTALL = "pip install 'fabric-train[plot]' (or: pip install 'matplotlib>=3.9,<4')"
 """What to type where matplotlib is missing."""
+MOST_POINTS = 4_000
 MOST_NODES, MOST_LIVES = 64, 1_000
 """In a picture; more could not be told apart."""
 
@@ -41,19 +43,47 @@ def write_plot(run_id: str, goodput: Goodput | None, path: Path) -> None:
 
 def draw_svg(told: Postmortem) -> str:
     """A run as an SVG for a page; in its place why there is none. Raises nothing."""
+    if (goodput := told.goodput) is None:
+        return "No picture, as the training wrote no ledger."
+    thinned = replace(goodput, loss=goodput.loss[:: 1 + len(goodput.loss) // MOST_POINTS])
+    return _to_svg(told.run_id, lambda: _draw(told.run_id, thinned, _lives(told)))
+
+
+def draw_comparison(curves: Sequence[Curve]) -> str:
+    """Losses by samples, and their differences from the first, as ``draw_svg``."""
+
+    def draw() -> Any:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 6.5), layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True)
+        for curve in curves:
+            differences = curve.differences(curves[0])
+            for axis, points in ((top, curve.losses), (bottom, differences)):
+                every = -(-len(points) // MOST_POINTS) or 1
+                places, values = [*points][::every], [*points.values()][::every]
+                axis.plot(places, values, label=curve.name)
+        top.set_ylabel("training loss")
+        top.legend(title="nproc_per_node")
+        bottom.set_ylabel("relative difference")
+        bottom.set_yscale("symlog", linthresh=1e-8)
+        bottom.set_xlabel("samples seen")
+        return figure
+
+    return _to_svg("comparison", draw)
+
+
+def _to_svg(name: str, draw: Callable[[], Any]) -> str:
+    """What ``draw`` draws; in its place why there is no picture."""
     try:
         import matplotlib
     except ImportError:
         return f"No picture, as matplotlib is not installed: {INSTALL}"
-    if told.goodput is None:
-        return "No picture, as the training wrote no ledger."
     matplotlib.use("Agg")
-    file, loss = io.StringIO(), told.goodput.loss
-    goodput = replace(told.goodput, loss=loss[:: 1 + len(loss) // 4_000])
+    file = io.StringIO()
     # Text stays text, and no date makes two pages of one run differ.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": told.run_id}):
-        figure = _draw(told.run_id, goodput, _lives(told))
-        figure.savefig(file, format="svg", metadata={"Date": None})
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        draw().savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()[file.getvalue().index("<svg") :]
 
 

@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from fabric_train.ledger import KEPT_EVENTS, Ledger, Loaded, open_ledger
-from fabric_train.worker_env import WorkerEnv, World
+from fabric_train.worker_env import WorkerEnv, World, parse_worker_env
 from launcher.runs.folder import RunFolder
+from launcher.runs.ledger import read_train_ledger
+from tests.fabric_train.forked import torchrun_variables
 from tests.waiting import StoppedClock
 
 
@@ -38,26 +41,44 @@ def test_an_event_says_who_what_and_when(ledger, tmp_path):
         "at": 100.0,
         "monotonic_s": 100.0,
         "step": 3,
+        "batch_norms": 0,
     }
 
 
 def test_progress_is_told_seldom_and_the_loss_read_only_then(ledger, clock, tmp_path):
     reads = []
-    for step in range(1, 11):
+    for step in range(11):
         clock.now += 0.11
         ledger.on_step(step, 32, lambda: reads.append(1) or 0.5)
-    events = read(tmp_path / "ledger" / "train")
-    assert [(event["step"], event["samples"]) for event in events] == [(5, 160), (10, 160)]
+    first, *events = read(tmp_path / "ledger" / "train")
+    assert (first["event"], first["step"]) == ("first-step", 0)
+    assert [(event["step"], event["samples"]) for event in events] == [(4, 128), (9, 160)]
     assert len(reads) == 2
+
+
+def test_every_step_is_told_by_all_ranks_with_its_learning_rate_where_that_is_asked_for(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    env = {"RUN_DIR": str(tmp_path), "LEDGER_EVERY_STEP": "1", **torchrun_variables(1, 2, 1, 1)}
+    ledger = open_ledger(parse_worker_env(env))
+    for step in (1, 2):
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.25
+        ledger.on_step(step, 8, lambda: 3.0, share=0.5)
+    (path,) = (tmp_path / "ledger").iterdir()
+    told = [(event["event"], event.get("loss"), event.get("lr")) for event in read(path)]
+    assert told == [("first-step", None, None), ("progress", 1.5, 0.5), ("progress", 1.5, 0.25)]
+    assert not read_train_ledger(RunFolder(tmp_path)), "goodput is that of rank 0"
 
 
 def test_a_stall_is_told_once_with_the_next_progress(ledger, clock, tmp_path):
     ledger.on_stall(0.25)
     ledger.on_stall(0.5)
-    for step in (1, 2):
+    for step in (1, 2, 3):
         clock.now += 1
         ledger.on_step(step, 1, lambda: 0.0)
-    assert [e["save_stall_s"] for e in read(tmp_path / "ledger" / "train")] == [0.75, 0.0]
+    _, *events = read(tmp_path / "ledger" / "train")
+    assert [event["save_stall_s"] for event in events] == [0.75, 0.0]
 
 
 def test_a_long_training_writes_no_more_than_a_screenful_of_thousands(ledger, clock, tmp_path):
@@ -93,7 +114,4 @@ def test_only_rank_0_writes_and_where_the_launcher_reads(tmp_path):
         env = WorkerEnv(run_dir=tmp_path, world=world(rank), node_index=1, incarnation=2)
         open_ledger(env).write(Loaded(step=0))
     assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["train-1-2-4-0.jsonl"]
-
-    from launcher.runs.ledger import read_train_ledger
-
     assert [event.name for event in read_train_ledger(RunFolder(tmp_path))] == ["loaded"]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from torchmetrics import MeanMetric
@@ -190,6 +191,13 @@ def test_what_is_not_promised_is_told_and_the_training_goes_on(tmp_path, capfd, 
     fit(tmp_path / "fork", "shuffled", max_epochs=1, strategy=DDPStrategy(start_method="fork"))
     assert "starts processes by fork: no checkpoints" in capfd.readouterr().out
     assert not (tmp_path / "fork/checkpoints").exists()
+    monkeypatch.setattr(Model, "configure_model", lambda self: None)  # that strategy wants one
+    sharded = ModelParallelStrategy(1, 1, process_group_backend="gloo")
+    assert fit(tmp_path / "sharded", "shuffled", max_epochs=1, strategy=sharded)
+    dist.destroy_process_group()
+    told = "the strategy ModelParallelStrategy is none of ddp, fsdp and one device: no checkpoints"
+    assert told in capfd.readouterr().out
+    assert not (tmp_path / "sharded/checkpoints").exists()
     fit(tmp_path, "shuffled", max_epochs=1)
     again = ContinuityCallback(str(tmp_path / "checkpoints"))
     trainer = Trainer(max_epochs=1, logger=False, callbacks=[again], default_root_dir=tmp_path)

@@ -100,7 +100,7 @@ def test_a_training_that_ends_anywhere_goes_on_as_if_it_had_not(tmp_path, option
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_does_not_fit_is_refused_or_told(tmp_path, capfd):
+def test_what_does_not_fit_is_refused_or_told(tmp_path, capfd, monkeypatch):
     train(tmp_path, after=3)
     with pytest.raises(SystemExit, match="2"):
         train(tmp_path, width=9)
@@ -110,3 +110,9 @@ def test_what_does_not_fit_is_refused_or_told(tmp_path, capfd):
     assert "batch_size is 2, was 4" in capfd.readouterr().err
     train(tmp_path, auto_find_batch_size=True)
     assert "auto_find_batch_size change what a batch is: no checkpoints" in capfd.readouterr().out
+    monkeypatch.delenv("CHECKPOINT_DIR", raising=False)
+    from fabric_train.transformers import with_continuity
+
+    untouched = object()
+    assert with_continuity(untouched) is untouched
+    assert capfd.readouterr().out == ""

@@ -44,6 +44,7 @@ RANK_1_OF_4 = {
         "LEDGER_DIR",
         "LEDGER_SCHEMA",
         "TRAIN_LEDGER",
+        "LEDGER_EVERY_STEP",
     ],
 )
 def test_names_are_those_of_the_launchers_contract(name):

@@ -1,0 +1,40 @@
+"""``make gpu`` without a GPU: the CPU stands in for CUDA, so that what can run has run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.gpu.__main__ import find_unrun, render_page
+from tests.gpu.cases import CASES, ROOT
+from tests.training import clean_environment
+
+IN_CI = ("strategies", "cuda image")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in IN_CI else pytest.mark.slow) for n in CASES]
+)
+def test_a_case_ends_well_or_says_why_it_was_skipped(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu", name],
+        cwd=ROOT,
+        env=clean_environment(GPU_DRY="1", CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()[-1]
+    assert told.startswith(("passed", "skipped"))
+    assert not told.endswith(": "), "a figure, or the reason"
+
+
+def test_the_page_shows_each_result_and_the_lines_that_never_ran() -> None:
+    page = render_page("a machine", [("restart", "failed", 3.0, "SIGSEGV")])
+    assert "| restart | A killed CUDA worker is started again" in page
+    assert "| failed | 3 | SIGSEGV |" in page
+    assert any("set_device" in line for line in find_unrun())
+    assert "make gpu GPU_PYTHON=python3 WHEELS=FOLDER" in page
