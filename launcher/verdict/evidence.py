@@ -25,14 +25,9 @@ from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFold
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
-from launcher.verdict.looks import (
-    STANDS_S,
-    find_last_looks,
-    read_seen,
-    tell_recorded,
-    tell_standing,
-)
-from launcher.verdict.rules.standstill import Standing
+from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
+from launcher.verdict.rules.script import VERSIONS
+from launcher.verdict.rules.standstill import STANDS_S, Standing
 from launcher.verdict.scan import SETTING, LogLine, find_telling, name_nodes, read_both, tell_both
 
 MOST_BYTES = 48 << 20
@@ -143,7 +138,8 @@ def read_run(
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
-    reading.lines += tell_recorded(run, seen, logs, waits_s=WAITS_S if looks is None else STANDS_S)
+    waits_s = WAITS_S if looks is None else STANDS_S
+    reading.lines += tell_recorded(run, seen, logs, waits_s=waits_s, goes_on=outcome is None)
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
             reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
@@ -251,9 +247,14 @@ def _tell_of_nodes(
         yield LogLine(file="the target", number=0, text=show_line(said), node=node)
     for place in run.incarnations():
         path = agent_ledger(run, *place)
-        if jump_s := _find_jump(read_ledger(path)):
-            text = f"the clock jumped by {jump_s:+.0f} s"
-            yield LogLine(file=_inside(run, path), number=0, text=text, node=place[0])
+        events = read_ledger(path)
+        line = LogLine(file=_inside(run, path), number=0, text="", node=place[0])
+        if jump_s := _find_jump(events):
+            yield replace(line, text=f"the clock jumped by {jump_s:+.0f} s")
+        for event in events:
+            if event.name == "installed" and place in newest.items():
+                told = ((what, event.values.get(what)) for what in VERSIONS)
+                yield from (replace(line, text=f"{w} version {v}", joined=True) for w, v in told)
 
 
 def _find_jump(events: Sequence[LedgerEvent]) -> float:
@@ -268,10 +269,8 @@ def tell_now(run: RunFolder, now: float) -> str:
     told = []
     for node, incarnation in dict(run.incarnations()).items():
         events = read_ledger(agent_ledger(run, node, incarnation))
-        last = next((e for e in reversed(events) if e.name != "worker-ended"), None)
-        if last is None or last.name not in _DOING:
-            continue
-        told.append(f"node {node} {_DOING[last.name]} since {max(0.0, now - last.at):.0f} s")
+        for last in [event for event in events if event.name in _DOING][-1:]:
+            told.append(f"node {node} {_DOING[last.name]} since {max(0.0, now - last.at):.0f} s")
     return "; ".join(told[:MOST_MISSING])
 
 

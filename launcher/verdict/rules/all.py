@@ -58,9 +58,10 @@ def judge_line(line: LogLine) -> Meaning | None:
 def judge_lines(lines: Sequence[LogLine], standing: Sequence[Standing]) -> Iterator[Meaning]:
     """What all lines mean, each by itself and beside those of other ranks. Pure."""
     yield from judge_standing(standing)
+    # Before what a difference may lead to, such as other sizes in a collective.
+    yield from script.find_differences(lines)
     yield from filter(None, map(judge_line, lines))
     yield from collectives.join_ranks(lines)
-    yield from script.find_differences(lines)
     yield from network.find_proxy(lines)
     yield from network.find_name(lines)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import FailureCause
-from launcher.verdict.rules.rule import LIKELY, Meaning, table
+from launcher.verdict.rules.rule import LIKELY, SIGN, SURE, Meaning, table
 from launcher.verdict.scan import LogLine
 
 RULES = table(r"""
@@ -149,24 +149,31 @@ stopped-by-user likely
   SignalException: Process \d+ got signal: 2\b|interrupt received|srun: interrupt
 """)
 
-_TOLD = {
-    "NCCL": re.compile(r"NCCL version (\d[\d.]*)"),
+VERSIONS = {
+    "code": re.compile(r"^code version ([0-9a-f]{12})$"),
     "torch": re.compile(
         r"\b(?:torch|PyTorch)(?:\.__version__|_version)?(?: version)?[ :=]+v?(\d+\.\d+[\w.+]*)"
     ),
-    "CUDA driver": re.compile(r"Driver [Vv]ersion[ :=]+(\d+\.[\d.]+)"),
-    "Python": re.compile(r"\bPython[ :=]+(3\.\d+)"),
+    "NCCL": re.compile(r"NCCL version (\d[\d.]*)"),
+    "Python": re.compile(r"\bPython(?: version)?[ :=]+(3\.\d+)"),
+    "Driver": re.compile(r"Driver [Vv]ersion[ :=]+(\d+\.[\d.]+)"),
 }
+"""How a line tells what has to be the same on all nodes; agents tell it by these words."""
+_MAY_DIFFER = ("Python", "Driver")
 
 
 def find_differences(lines: Sequence[LogLine]) -> Iterator[Meaning]:
     """A version that is not the same on all nodes, or ranks, that tell it. Pure."""
-    for what, pattern in _TOLD.items():
-        told: dict[str, LogLine] = {}
+    for what, pattern in VERSIONS.items():
+        told: dict[str, list[LogLine]] = {}
         for line in lines:
             if (line.node, line.rank) != (None, None) and (found := pattern.search(line.text)):
-                told.setdefault(found[1].rstrip("."), line)
+                told.setdefault(found[1].rstrip("."), []).append(line)
         if len(told) > 1:
-            versions = " and ".join(sorted(told))
-            line = replace(list(told.values())[-1], text=f"the nodes differ in {what}: {versions}")
-            yield Meaning(cause=FailureCause.VERSION_MISMATCH, weight=LIKELY, line=line)
+            line = min(reversed(told.values()), key=len)[0]
+            is_wrong = line.joined and what not in _MAY_DIFFER
+            weight = SURE if is_wrong else SIGN if line.joined else LIKELY
+            text = f"the nodes differ in {what}: {' and '.join(sorted(told))}"
+            cause = FailureCause[f"{'CODE' if what == 'code' else 'VERSION'}_MISMATCH"]
+            line = replace(line, text=text, joined=is_wrong)
+            yield Meaning(cause=cause, weight=weight, line=line)
