@@ -239,8 +239,11 @@ def _tell_of_nodes(
 ) -> Iterable[LogLine]:
     """What the target and the cluster said of the nodes, and clocks that have jumped."""
     name = f"{protocol.LEDGER_DIR}/{POD_LEDGER}"
+    began = {n: read_ledger(agent_ledger(run, n, i))[:1] for n, i in newest.items()}
     for event in read_ledger(run.path / name, POD_SOURCE):
-        if newest.get(event.node_index, event.incarnation) == event.incarnation:
+        # What a node waited for before it started is over.
+        is_over = any(event.at < first.at for first in began.get(event.node_index, ()))
+        if newest.get(event.node_index, event.incarnation) == event.incarnation and not is_over:
             text = show_line(str(event.values.get("text", "")))
             yield LogLine(file=name, number=0, text=text, node=event.node_index, at=event.at)
     for node, said in nodes.items():
