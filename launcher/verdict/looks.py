@@ -25,7 +25,7 @@ from launcher.contract.worker_end import COLLATERAL
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.verdict.collectives import join_recorders
-from launcher.verdict.rules.standstill import Standing, own_place
+from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
 from launcher.verdict.scan import LogLine
 
 
@@ -64,8 +64,10 @@ def read_seen(folders: Mapping[int, Path]) -> Seen:
 
 
 def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
-    """Where each rank's main thread stood."""
+    """Where each rank's main thread stood, of nodes of which no rank has just made a step."""
     for node, look in seen.looks.items():
+        if look.why == "asked" and any(r.steps and r.silent_s < STANDS_S for r in look.ranks):
+            continue
         place = str(seen.folders[node].relative_to(run.path))
         for one in look.ranks:
             stacks = seen.stacks.get(one.rank)
