@@ -123,9 +123,9 @@ class FailureCause(enum.StrEnum):
 
 _FOLLOWS = """
 dns wrong-interface no-gpu gpu-busy cuda-assert bad-data data-loader-worker-died data-stall
-time-limit crashed killed endless-loop deadlock straggler network-cut firewall exited-early
-target-unreachable container-start stopped-by-user nccl-error master-unreachable script-error
-missing-collective
+crashed killed endless-loop deadlock straggler network-cut firewall exited-early
+target-unreachable container-start time-limit stopped-by-user nccl-error master-unreachable
+script-error missing-collective
 """
 FOLLOWS = tuple(cause for word in _FOLLOWS.split() for cause in FailureCause if cause == word)
 """Causes that another one may have led to, those that say least last: never certain by a text."""
