@@ -26,7 +26,6 @@ from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
-from launcher.verdict.rules.script import VERSIONS
 from launcher.verdict.rules.standstill import STANDS_S, Standing
 from launcher.verdict.scan import SETTING, LogLine, find_telling, name_nodes, read_both, tell_both
 
@@ -256,8 +255,9 @@ def _tell_of_nodes(
             yield replace(line, text=f"the clock jumped by {jump_s:+.0f} s")
         for event in events:
             if event.name == "installed" and place in newest.items():
-                told = ((what, event.values.get(what)) for what in VERSIONS)
-                yield from (replace(line, text=f"{w} version {v}", joined=True) for w, v in told)
+                told = event.values.get("versions")
+                for what, which in told.items() if isinstance(told, dict) else ():
+                    yield replace(line, text=f"{what} version {which}", joined=True)
 
 
 def _find_jump(events: Sequence[LedgerEvent]) -> float:

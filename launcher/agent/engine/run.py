@@ -48,7 +48,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         if refused := refuse_torch():
             return end(reason=Reason.BAD_INPUT, detail=refused)
         from launcher.agent.engine import rounds, torch_agent
-    ledger.write("installed", **read_installed(place.command))
+    ledger.write("installed", versions=read_installed(place.command))
     clock = SystemClock()
     node_dir = Path(task.node.log_dir)
     attempts = Attempts(node_dir, run_dir, scratch)

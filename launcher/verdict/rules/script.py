@@ -142,7 +142,7 @@ stopped-by-user likely
   SignalException: Process \d+ got signal: 2\b|interrupt received|srun: interrupt
 """)
 
-VERSIONS = {
+_VERSIONS = {
     "code": re.compile(r"^code version ([0-9a-f]{12})$"),
     "torch": re.compile(
         r"\b(?:torch|PyTorch)(?:\.__version__|_version)?(?: version)?[ :=]+v?(\d+\.\d+[\w.+]*)"
@@ -157,7 +157,7 @@ _MAY_DIFFER = ("Python", "Driver")
 
 def find_differences(lines: Sequence[LogLine]) -> Iterator[Meaning]:
     """A version that is not the same on all nodes, or ranks, that tell it. Pure."""
-    for what, pattern in VERSIONS.items():
+    for what, pattern in _VERSIONS.items():
         told: dict[str, list[LogLine]] = {}
         for line in lines:
             if (line.node, line.rank) != (None, None) and (found := pattern.search(line.text)):

@@ -13,7 +13,10 @@ from launcher.runs.timeline import measure_phases, tell_event, tell_timeline
 SAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"event": "agent-started"}, "agent started"),
     (
-        {"event": "installed", "torch": "2.13.0", "Python": "3.11.9", "code": "0badc0de"},
+        {
+            "event": "installed",
+            "versions": {"torch": "2.13.0", "Python": "3.11.9", "code": "0badc0de"},
+        },
         "torch 2.13.0, Python 3.11.9, code 0badc0de",
     ),
     ({"event": "rendezvous-began"}, "rendezvous began"),

@@ -120,8 +120,8 @@ def test_code_that_is_not_the_same_on_all_nodes_is_named_before_what_it_leads_to
         rank = tmp_path / f"run/nodes/{node}/0/attempt-0/rank-{node}"
         rank.mkdir(parents=True)
         event = {"source": "agent", "node_index": node, "incarnation": 0, "event": "installed"}
-        event |= {"at": 5.0, "monotonic_s": 1.0, "torch": "2.13.0", "Python": "3.11.9"}
-        event["code"] = "0badc0de0bad" if node == 1 else "600dc0de600d"
+        versions = {"torch": "2.13.0", "code": "0badc0de0bad" if node == 1 else "600dc0de600d"}
+        event |= {"at": 5.0, "monotonic_s": 1.0, "versions": versions}
         (tmp_path / f"run/ledger/agent-{node}-0.jsonl").write_text(json.dumps(event))
         said = "RuntimeError: ranks 0 and 1 are in different collectives"
         (rank / "stderr").write_text(traceback(node, said))
