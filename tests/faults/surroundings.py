@@ -113,13 +113,6 @@ def without_server(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
     yield {}
 
 
-@contextmanager
-def busy_nodes(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
-    """A job of somebody else holds all nodes."""
-    bed.at.submit("--nodes=3", "--exclusive", "--time=5", script="sleep 200\n")
-    yield {}
-
-
 # -- to a run that is ready ---------------------------------------------------------------------
 def interrupt(started: Started) -> None:
     """Ctrl-C at the terminal."""
