@@ -40,6 +40,7 @@ MOST_LINES = 6000
 _OF_RANK = re.compile(r"\brank \d+: ")
 """In an agent's line: it repeats what a worker's own files tell."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_SUBMITTED = LogLine(file=SUBMITTED_FILE, number=0, text="submitted, and no node has started")
 MOST_MISSING = 3
 JUMP_S = 5.0
 """A wall clock that moved so much against the monotonic one has jumped."""
@@ -156,8 +157,7 @@ def read_run(
         # The target's own logs, such as a batch script's, lie in a folder of its name.
         reading.read(path, LogLine(file=_inside(run, path), number=0, text=""))
     if not outcome and not newest and run.submitted_at():
-        text = "submitted, and no node has started"
-        reading.lines.append(LogLine(file=SUBMITTED_FILE, number=0, text=text))
+        reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
     return Evidence(
