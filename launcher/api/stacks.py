@@ -21,13 +21,6 @@ from launcher.verdict.collectives import Mismatch, join_recorders
 from launcher.verdict.looks import Seen, find_last_looks, read_seen
 from launcher.verdict.stacks import merge_stacks, name_ranks, render_group
 
-_STATES = {
-    "T": "stopped by a signal; kill -CONT continues it",
-    "D": "waits in the kernel, for a disk or a driver",
-    "Z": "has ended",
-    "": "has ended",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunStacks:
@@ -124,8 +117,8 @@ def _by_reason(told: RunStacks) -> list[str]:
     """What could not be taken, one line for each reason; states that say why a rank stands."""
     found: dict[str, list[int]] = {}
     for one in (seen for each in told.looks.values() for seen in each.ranks):
-        if one.state in _STATES:
-            found.setdefault(_STATES[one.state], []).append(one.rank)
+        if state := look.tell_state(one):
+            found.setdefault(state, []).append(one.rank)
         if one.no_stacks:
             found.setdefault(f"no stacks: {one.no_stacks}", []).append(one.rank)
         if one.no_collectives:

@@ -83,6 +83,7 @@ class RankLook:
 
     ``state`` is of its main thread, as ``/proc`` has it: R runs, S sleeps, D waits in the kernel
     for a disk or a driver, T was stopped by a signal, Z has ended; empty where it is gone.
+    ``waits_in`` is where in the kernel a D waits, as far as the kernel tells it.
     ``silent_s`` are the seconds since its last beat, at its start and after each optimizer step.
     ``no_stacks`` and ``no_collectives`` say why there are none; empty where the file is there.
     """
@@ -90,6 +91,7 @@ class RankLook:
     rank: int
     pid: int
     state: str = ""
+    waits_in: str = ""
     steps: int = 0
     silent_s: float = 0.0
     no_stacks: str = ""
@@ -150,6 +152,19 @@ def has_open_collective(recorded: Mapping[str, Any]) -> bool:
             for group in recorded["pg_status"].values()
         )
     return False
+
+
+_STATES = {
+    "T": "stopped by a signal; kill -CONT continues it",
+    "D": "waits in the kernel, for a disk or a driver",
+    "Z": "has ended",
+    "": "has ended",
+}
+
+
+def tell_state(one: RankLook) -> str:
+    """Why a worker stands, where its state alone says it, else empty. Pure."""
+    return _STATES.get(one.state, "") + (f": {one.waits_in}" if one.waits_in else "")
 
 
 def render_thread(thread: ThreadStack) -> tuple[str, ...]:

@@ -30,6 +30,13 @@ def is_stopped(pid: int) -> bool:
     return read_stat(pid)[:1] == ["T"]
 
 
+def wait_channel(pid: int) -> str:
+    """Where in the kernel it waits, such as ``nfs_wait_bit_killable``; empty where not told."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
+    return ""
+
+
 def start_of(pid: int) -> str | None:
     """Tells a process from earlier ones with the same pid: the boot and the tick of its start.
 

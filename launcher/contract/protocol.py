@@ -205,8 +205,9 @@ AGENT_LEDGER = "agent-{node_index}-{incarnation}.jsonl"
 and what the event adds. Of a hang that is what proved it: ``beat`` is the number of the worker's
 last beat, ``beat_at`` its time, ``read_at`` the two reads that found it (all by the clock of
 ``monotonic_s``), ``cpu_share`` what each worker of the node used of a core between the two.
-Events: agent-started, rendezvous-began, rendezvous-ended (rank, world_size, both of nodes),
-workers-started, first-step, worker-ended (rank, exit_code, cause), hang (rank, silent_s,
+Events: agent-started, installed (versions: torch, Python, NCCL, Driver, code), rendezvous-began,
+rendezvous-ended (rank, world_size, both of nodes), workers-started,
+first-step, worker-ended (rank, exit_code, cause), hang (rank, silent_s,
 limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s),
 restart (cause), stop-requested (reason), stop-acknowledged (step), node-lost (detail), store-lost,
 agent-ended (reason, exit_code)."""

@@ -84,6 +84,7 @@ def _tell_hang(values: Mapping[str, Any]) -> str:
 
 _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "agent-started": "agent started",
+    "installed": "torch {versions[torch]}, Python {versions[Python]}, code {versions[code]}",
     "rendezvous-began": "rendezvous began",
     "rendezvous-ended": _tell_rendezvous,
     "workers-started": _tell_start,

@@ -36,21 +36,9 @@ class FailureCause(enum.StrEnum):
     EXITED_EARLY = "exited-early", _FAILED, "let all ranks make the same number of steps"
     # collectives
     MISSING_COLLECTIVE = "missing-collective", _FAILED, "move it out of what only some ranks run"
-    MISMATCHED_COLLECTIVE = (
-        "mismatched-collective",
-        _FAILED,
-        "the same ones in one order everywhere",
-    )
-    SHAPE_MISMATCH_IN_COLLECTIVE = (
-        "shape-mismatch-in-collective",
-        _FAILED,
-        "the same sizes and types",
-    )
-    UNEVEN_BATCHES = (
-        "uneven-batches",
-        _FAILED,
-        "drop_last=True, DistributedSampler, or model.join()",
-    )
+    MISMATCHED_COLLECTIVE = "mismatched-collective", _FAILED, "the same ones in one order"
+    SHAPE_MISMATCH_IN_COLLECTIVE = "shape-mismatch-in-collective", _FAILED, "the same sizes"
+    UNEVEN_BATCHES = "uneven-batches", _FAILED, "drop_last=True, or model.join()"
     STRAGGLER = "straggler", _FAILED, "look at that rank's GPU clocks, CPU load and data"
     # data
     DATA_LOADER_WORKER_DIED = "data-loader-worker-died", _FAILED, "num_workers=0 shows its error"
@@ -76,11 +64,7 @@ class FailureCause(enum.StrEnum):
     DNS = "dns", _UNMET, "getent hosts NAME on each node; or use an address"
     PORT_TAKEN = "port-taken", _UNMET, "ss -ltnp tells whose it is; end that, or another port"
     MASTER_UNREACHABLE = "master-unreachable", _UNMET, "nc -vz HOST PORT from each node; see node 0"
-    WRONG_INTERFACE = (
-        "wrong-interface",
-        _UNMET,
-        "ip -br addr; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME",
-    )
+    WRONG_INTERFACE = "wrong-interface", _UNMET, "ip -br addr; NCCL_ or GLOO_SOCKET_IFNAME"
     PROXY = "proxy", _UNMET, "unset http_proxy, or export no_proxy=ADDRESSES"
     FIREWALL = "firewall", _UNMET, "open all ports between the nodes; nc -vz HOST PORT"
     NCCL_ERROR = "nccl-error", _FAILED, "once more with NCCL_DEBUG=INFO; read what comes before"
@@ -95,11 +79,7 @@ class FailureCause(enum.StrEnum):
     WRONG_ARCHITECTURE = "wrong-architecture", _INPUT, "a torch, or image, built for this machine"
     # versions
     VERSION_MISMATCH = "version-mismatch", _INPUT, "one image, or one environment, on all nodes"
-    DRIVER_TOO_OLD = (
-        "driver-too-old",
-        _INPUT,
-        "a newer driver, or older CUDA; after an update reboot",
-    )
+    DRIVER_TOO_OLD = "driver-too-old", _INPUT, "a newer driver, or older CUDA; or a reboot"
     CODE_MISMATCH = "code-mismatch", _INPUT, "the same code and configuration on all nodes"
     # engines and schedulers
     IMAGE_PULL = "image-pull", _TARGET, "correct the image's name, or add the registry's secret"
@@ -123,9 +103,9 @@ class FailureCause(enum.StrEnum):
 
 _FOLLOWS = """
 dns wrong-interface no-gpu gpu-busy cuda-assert bad-data data-loader-worker-died data-stall
-time-limit crashed killed endless-loop deadlock straggler network-cut firewall exited-early
-target-unreachable container-start stopped-by-user nccl-error master-unreachable script-error
-missing-collective
+crashed killed endless-loop deadlock straggler network-cut firewall exited-early
+target-unreachable container-start time-limit stopped-by-user nccl-error master-unreachable
+script-error missing-collective
 """
 FOLLOWS = tuple(cause for word in _FOLLOWS.split() for cause in FailureCause if cause == word)
 """Causes that another one may have led to, those that say least last: never certain by a text."""

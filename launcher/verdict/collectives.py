@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from launcher.verdict.stacks import name_ranks
 
-Kind = Literal["different", "sizes", "missing"]
+Kind = Literal["different", "sizes", "missing", "slow"]
 Like = tuple[object, ...]
 Key = TypeVar("Key", str, Like)
 WAITS_S = 1.0
 """A shorter wait is nothing to tell: ranks do not come at the same instant."""
+LEAST_CALLS, SLOW_SHARE = 20, 0.3
+"""Whoever keeps the others waiting for such a share of so many collectives is a straggler."""
 SAME_SIZES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "_all_gather_base")
 """Collectives whose inputs must be of one size on all ranks."""
 DEFAULT = "0"
@@ -86,7 +88,7 @@ def join_recorders(
     for rank in sorted(known):
         _add_trace(groups, rank, traces[rank])
     found = [finding for one in groups.values() if (finding := _judge(one, known, now, waits_s))]
-    return tuple(sorted(found, key=lambda one: (one.kind == "missing", -one.waited_s)))
+    return tuple(sorted(found, key=lambda one: (one.kind in ("missing", "slow"), -one.waited_s)))
 
 
 def _add_trace(
@@ -131,28 +133,44 @@ def _judge(group: ProcessGroup, known: set[int], now: float, waits_s: float) -> 
     waiting = [call for own in group.calls.values() for call in own.values() if not call.is_over]
     waited_s = max((now - call.began_at for call in waiting), default=0.0)
     if not waiting or waited_s < waits_s:
-        return None
+        return _slow(group)
     seqs = sorted({seq for own in group.calls.values() for seq in own})
     found = next(filter(None, (_differ(group, seq) for seq in seqs)), None)
     found = found or _missing(group, known, min(call.seq for call in waiting), waited_s)
-    if found is None:
+    return found and replace(found, waited_s=waited_s)
+
+
+def _find(
+    group: ProcessGroup, kind: Kind, text: str, ranks: Collection[int], call: Call
+) -> Mismatch:
+    named = tuple(sorted(ranks))
+    return Mismatch(kind=kind, text=text, ranks=named, group=group.name, seq=call.seq, op=call.op)
+
+
+def _slow(group: ProcessGroup) -> Mismatch | None:
+    """The ranks that come last to most collectives, if the others wait for them for long.
+
+    The clocks of nodes count as equal. One that is far ahead is not taken for a straggler: nobody
+    comes later to a collective than the others to the next one.
+    """
+    seqs = sorted(set.intersection(*map(set, group.calls.values())))
+    if len(seqs) < LEAST_CALLS or len(group.calls) < 2:
         return None
-    kind, text, ranks, call = found
-    return Mismatch(
-        kind=kind,
-        text=text,
-        ranks=tuple(sorted(ranks)),
-        group=group.name,
-        seq=call.seq,
-        op=call.op,
-        waited_s=waited_s,
+    came = {rank: [own[seq].began_at for seq in seqs] for rank, own in group.calls.items()}
+    first = [min(at) for at in zip(*came.values(), strict=True)]
+    late_s = {rank: sum(at) - sum(first) for rank, at in came.items()}
+    most_s, whole_s = max(late_s.values()), first[-1] - first[0]
+    slow = [rank for rank, s in late_s.items() if s > most_s / 2]
+    if not SLOW_SHARE * whole_s < most_s <= whole_s or 2 * len(slow) > len(came):
+        return None
+    text = (
+        f"{name_ranks(slow)} {'is' if len(slow) == 1 else 'are'} slow: the others wait "
+        f"{most_s / whole_s:.0%} of the time, in {len(seqs)} collectives of {whole_s:.1f} s"
     )
+    return _find(group, "slow", text, slow, group.calls[slow[0]][seqs[-1]])
 
 
-_Found = tuple[Kind, str, Collection[int], Call]
-
-
-def _differ(group: ProcessGroup, seq: int) -> _Found | None:
+def _differ(group: ProcessGroup, seq: int) -> Mismatch | None:
     """Where ranks do different things under one number."""
     calls = {rank: own[seq] for rank, own in sorted(group.calls.items()) if seq in own}
     alike = _by(calls, lambda one: one.like)
@@ -162,17 +180,17 @@ def _differ(group: ProcessGroup, seq: int) -> _Found | None:
     if len(alike) == 2 and (found := _left_out(group, seq, alike)):
         late, call = found
         text = f"{name_ranks(late)} {_have(late)} left out {call.op} {seq}{where}"
-        return "missing", text, late, call
+        return _find(group, "missing", text, late, call)
     odd = min(alike.values(), key=len)
     call = next(iter(calls.values()))
     if len(by_op := _by(calls, lambda one: one.op)) > 1:
         told = " and ".join(f"{op} {seq} ({name_ranks(ranks)})" for op, ranks in by_op.items())
         text = f"{name_ranks(calls)} are in different collectives{where}: {told}"
-        return "different", text, odd, call
+        return _find(group, "different", text, odd, call)
     by_size = _by(calls, lambda one: _render_sizes(one.sizes))
     differ = by_size if len(by_size) > 1 else _by(calls, lambda one: ", ".join(one.dtypes))
     told = ", ".join(f"{size} on {name_ranks(ranks)}" for size, ranks in differ.items())
-    return "sizes", f"sizes differ in {call.op} {seq}{where}: {told}", odd, call
+    return _find(group, "sizes", f"sizes differ in {call.op} {seq}{where}: {told}", odd, call)
 
 
 def _left_out(
@@ -192,7 +210,7 @@ def _left_out(
     return None
 
 
-def _missing(group: ProcessGroup, known: set[int], seq: int, waited_s: float) -> _Found | None:
+def _missing(group: ProcessGroup, known: set[int], seq: int, waited_s: float) -> Mismatch | None:
     """Which ranks have not entered the collective in which the others are."""
     there = {rank: own for rank, own in group.calls.items() if max(own) >= seq}
     # A rank whose recorder has nothing of this group has entered none of its collectives.
@@ -209,7 +227,7 @@ def _missing(group: ProcessGroup, known: set[int], seq: int, waited_s: float) ->
         f"{name_ranks(late)} {_have(late)} not entered {call.op} {seq} "
         f"({size}group {group.name}), {others} since {waited_s:.0f} s"
     )
-    return "missing", text, late, call
+    return _find(group, "missing", text, late, call)
 
 
 def _have(ranks: Collection[int]) -> str:

@@ -25,14 +25,8 @@ from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFold
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
-from launcher.verdict.looks import (
-    STANDS_S,
-    find_last_looks,
-    read_seen,
-    tell_recorded,
-    tell_standing,
-)
-from launcher.verdict.rules.standstill import Standing
+from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
+from launcher.verdict.rules.standstill import STANDS_S, Standing
 from launcher.verdict.scan import SETTING, LogLine, find_telling, name_nodes, read_both, tell_both
 
 MOST_BYTES = 48 << 20
@@ -46,6 +40,7 @@ MOST_LINES = 6000
 _OF_RANK = re.compile(r"\brank \d+: ")
 """In an agent's line: it repeats what a worker's own files tell."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_SUBMITTED = LogLine(file=SUBMITTED_FILE, number=0, text="submitted, and no node has started")
 MOST_MISSING = 3
 JUMP_S = 5.0
 """A wall clock that moved so much against the monotonic one has jumped."""
@@ -143,7 +138,8 @@ def read_run(
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
-    reading.lines += tell_recorded(run, seen, logs, waits_s=WAITS_S if looks is None else STANDS_S)
+    waits_s = WAITS_S if looks is None else STANDS_S
+    reading.lines += tell_recorded(run, seen, logs, waits_s=waits_s, goes_on=outcome is None)
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
             reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
@@ -161,8 +157,7 @@ def read_run(
         # The target's own logs, such as a batch script's, lie in a folder of its name.
         reading.read(path, LogLine(file=_inside(run, path), number=0, text=""))
     if not outcome and not newest and run.submitted_at():
-        text = "submitted, and no node has started"
-        reading.lines.append(LogLine(file=SUBMITTED_FILE, number=0, text=text))
+        reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
     return Evidence(
@@ -243,17 +238,26 @@ def _tell_of_nodes(
 ) -> Iterable[LogLine]:
     """What the target and the cluster said of the nodes, and clocks that have jumped."""
     name = f"{protocol.LEDGER_DIR}/{POD_LEDGER}"
+    began = {n: read_ledger(agent_ledger(run, n, i))[:1] for n, i in newest.items()}
     for event in read_ledger(run.path / name, POD_SOURCE):
-        if newest.get(event.node_index, event.incarnation) == event.incarnation:
+        # What a node waited for before it started is over.
+        is_over = any(event.at < first.at for first in began.get(event.node_index, ()))
+        if newest.get(event.node_index, event.incarnation) == event.incarnation and not is_over:
             text = show_line(str(event.values.get("text", "")))
             yield LogLine(file=name, number=0, text=text, node=event.node_index, at=event.at)
     for node, said in nodes.items():
         yield LogLine(file="the target", number=0, text=show_line(said), node=node)
     for place in run.incarnations():
         path = agent_ledger(run, *place)
-        if jump_s := _find_jump(read_ledger(path)):
-            text = f"the clock jumped by {jump_s:+.0f} s"
-            yield LogLine(file=_inside(run, path), number=0, text=text, node=place[0])
+        events = read_ledger(path)
+        line = LogLine(file=_inside(run, path), number=0, text="", node=place[0])
+        if jump_s := _find_jump(events):
+            yield replace(line, text=f"the clock jumped by {jump_s:+.0f} s")
+        for event in events:
+            if event.name == "installed" and place in newest.items():
+                told = event.values.get("versions")
+                for what, which in told.items() if isinstance(told, dict) else ():
+                    yield replace(line, text=f"{what} version {which}", joined=True)
 
 
 def _find_jump(events: Sequence[LedgerEvent]) -> float:
@@ -268,10 +272,8 @@ def tell_now(run: RunFolder, now: float) -> str:
     told = []
     for node, incarnation in dict(run.incarnations()).items():
         events = read_ledger(agent_ledger(run, node, incarnation))
-        last = next((e for e in reversed(events) if e.name != "worker-ended"), None)
-        if last is None or last.name not in _DOING:
-            continue
-        told.append(f"node {node} {_DOING[last.name]} since {max(0.0, now - last.at):.0f} s")
+        for last in [event for event in events if event.name in _DOING][-1:]:
+            told.append(f"node {node} {_DOING[last.name]} since {max(0.0, now - last.at):.0f} s")
     return "; ".join(told[:MOST_MISSING])
 
 

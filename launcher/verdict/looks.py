@@ -25,11 +25,8 @@ from launcher.contract.worker_end import COLLATERAL
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.verdict.collectives import join_recorders
-from launcher.verdict.rules.standstill import Standing, own_place
+from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
 from launcher.verdict.scan import LogLine
-
-STANDS_S = 10.0
-"""Of a run that goes on: ranks may wait so long for a slow one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,26 +64,27 @@ def read_seen(folders: Mapping[int, Path]) -> Seen:
 
 
 def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
-    """Where each rank's main thread stood."""
+    """Where each rank's main thread stood, of nodes of which no rank has just made a step."""
     for node, look in seen.looks.items():
+        if look.why == "asked" and any(r.steps and r.silent_s < STANDS_S for r in look.ranks):
+            continue
         place = str(seen.folders[node].relative_to(run.path))
         for one in look.ranks:
             stacks = seen.stacks.get(one.rank)
-            if stacks and stacks.threads:
+            frames = stacks.threads[0].frames if stacks and stacks.threads else ()
+            if frames or one.state in ("D", "T"):
                 file = f"{place}/{STACKS.format(rank=one.rank)}"
                 line = LogLine(file=file, number=0, text="", node=node, rank=one.rank)
-                frames = stacks.threads[0].frames
-                yield Standing(line=line, frames=frames, is_busy=one.state == "R")
+                yield Standing(line=line, frames=frames, look=one)
 
 
 def tell_recorded(
-    run: RunFolder, seen: Seen, logs: Sequence[WorkerLog], *, waits_s: float
+    run: RunFolder, seen: Seen, logs: Sequence[WorkerLog], *, waits_s: float, goes_on: bool
 ) -> Iterator[LogLine]:
     """What is wrong between the ranks' collectives, worst first; ``logs`` are of the workers.
 
-    Ranks that wait for less than ``waits_s`` are no matter.
-
-    A worker that ended by an exception has left its recorder's trace beside it.
+    Ranks that wait for less than ``waits_s`` are no matter, and slow ones end no run. A worker
+    that ended by an exception has left its recorder's trace beside it.
     """
     traces = {rank: trace for rank, trace in seen.traces.items() if trace}
     files = {rank: str(seen.folders[node].relative_to(run.path)) for rank, node in _nodes(seen)}
@@ -102,6 +100,8 @@ def tell_recorded(
             with contextlib.suppress(OSError):
                 at = max(at, path.stat().st_mtime)
     for finding in join_recorders(traces, at, waits_s=waits_s):
+        if finding.kind == "slow" and not goes_on:
+            continue
         rank = finding.ranks[0]
         line = LogLine(file=files[rank], number=0, text=finding.text, node=nodes[rank], rank=rank)
         stacks = seen.stacks.get(rank)

@@ -93,7 +93,7 @@ class LogLine:
     pod: str = ""
     """The pod that it is about or of, as Kubernetes' own commands name it."""
     joined: bool = False
-    """The recorders of all ranks say it together."""
+    """It is so at this moment: the recorders of all ranks say it together, or the kernel."""
 
     @property
     def is_told(self) -> bool:

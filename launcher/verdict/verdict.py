@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from launcher.contract.reasons import RunState
+from launcher.contract.reasons import Reason, RunState
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
 from launcher.verdict.cause import FOLLOWS, FailureCause
@@ -34,6 +34,8 @@ class Verdict:
 
     subject: str
     state: str
+    reason: Reason | None
+    """What the run's record says of its end; None where there is none."""
     cause: FailureCause
     certainty: str
     what: str
@@ -56,7 +58,8 @@ class Verdict:
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data for ``--json``."""
-        return {**asdict(self), "reason": self.cause.reason, "runbook": self.cause.section}
+        reason = self.reason or self.cause.reason
+        return {**asdict(self), "reason": reason, "runbook": self.cause.section}
 
 
 def decide_verdict(evidence: Evidence) -> Verdict:
@@ -86,6 +89,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
+        reason=evidence.reason,
         cause=best.cause,
         certainty=_judge_certainty(best, node, ordered),
         what=line.text or best.cause.replace("-", " "),
@@ -186,6 +190,7 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
+        reason=evidence.reason,
         cause=FailureCause.UNKNOWN,
         certainty="" if goes_on or evidence.state == RunState.SUCCEEDED.value else "unclear",
         what=what,

@@ -20,6 +20,7 @@ from launcher.contract.protocol import LABEL_NODE_INDEX, LABEL_RUN_ID, NODE_INDE
 from launcher.targets import process_table
 from tests.disks import mounted
 from tests.launcher.fake_cluster import ended, pod
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.faults.beds import Bed
@@ -140,6 +141,12 @@ def kill_node(started: Started) -> None:
     process_table.send(pids, signal.SIGKILL)
 
 
+def look_at_stacks(started: Started) -> None:
+    """``launcher stacks``: what its agents see is kept in the run's folder."""
+    argv = [sys.executable, "-m", "launcher", "stacks", "latest", "--runs", "runs"]
+    subprocess.run(argv, cwd=started.project, check=True, capture_output=True)
+
+
 # Docker
 
 
@@ -235,12 +242,31 @@ def no_place(started: Started) -> None:
 
 def no_mount(started: Started) -> None:
     """Both pods wait for a volume that cannot be mounted, until the job's deadline."""
+    told = "MountVolume.SetUp failed"
     for index in (0, 1):
         state = {"waiting": {"reason": "ContainerCreating"}}
         name = put(started, index, phase="Pending", state=state)["metadata"]["name"]
-        words = 'MountVolume.SetUp failed for volume "data" : mount failed: exit status 32'
+        words = f'{told} for volume "data" : mount failed: exit status 32'
         started.bed.at.event("Pod", name, "FailedMount", words)
+    wait_until(lambda: told in started.told(), started.told)
     fail_job(started, reason="DeadlineExceeded", message="Job was active longer than its deadline")
+
+
+def no_quota(started: Started) -> None:
+    """No pod is made: what the controller tells is an event of the job."""
+    server = started.bed.at
+    server.until(lambda: any(kind == "jobs" for kind, _ in server.objects))
+    words = 'pods "x" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8, used: 8'
+    server.event(
+        "Job", next(name for kind, name in server.objects if kind == "jobs"), "FailedCreate", words
+    )
+
+
+def no_secret(started: Started) -> None:
+    for index in (0, 1):
+        words = 'secret "registry-token" not found'
+        state = {"waiting": {"reason": "CreateContainerConfigError", "message": words}}
+        put(started, index, phase="Pending", state=state)
 
 
 def out_of_memory(started: Started) -> None:

@@ -22,7 +22,7 @@ from launcher.agent.worker import recorder
 from launcher.contract import look
 from launcher.contract.clock import Clock
 from launcher.contract.look import Look, LookRequest, RankLook, RankStacks, Why
-from launcher.contract.process_stat import read_stat
+from launcher.contract.process_stat import read_stat, wait_channel
 from launcher.contract.records import dump_record, parse_record, read_object
 
 LIMIT_S = 4.0
@@ -144,11 +144,12 @@ class Looker:
 
 
 def _describe(rank: int, beat: WorkerBeat, now: float) -> RankLook:
-    state = read_stat(beat.pid)[:1]
+    state = "".join(read_stat(beat.pid)[:1])
     return RankLook(
         rank=rank,
         pid=beat.pid,
-        state=state[0] if state else "",
+        state=state,
+        waits_in=wait_channel(beat.pid) if state == "D" else "",
         steps=beat.steps,
         silent_s=max(0.0, now - beat.at),
     )

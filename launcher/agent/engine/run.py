@@ -6,7 +6,10 @@ Imports torch only inside functions: between the import and the fork nothing may
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import platform
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -27,6 +30,8 @@ from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason
 
 _FABRIC = "lightning.fabric"
+_IMPORTS = re.compile(rb"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+_SETTINGS = re.compile(r"[^=]+\.(?:ya?ml|json|toml|ini|cfg)$")
 
 
 def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedger) -> NodeOutcome:
@@ -43,6 +48,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         if refused := refuse_torch():
             return end(reason=Reason.BAD_INPUT, detail=refused)
         from launcher.agent.engine import rounds, torch_agent
+    ledger.write("installed", versions=read_installed(place.command))
     clock = SystemClock()
     node_dir = Path(task.node.log_dir)
     attempts = Attempts(node_dir, run_dir, scratch)
@@ -135,6 +141,30 @@ def refuse_torch() -> str:
     if tuple(map(int, torch.__version__.split(".")[:2])) >= oldest:
         return ""
     return f"torch {torch.__version__} is too old: {oldest[0]}.{oldest[1]} or newer is needed"
+
+
+def read_installed(command: tuple[str, ...]) -> dict[str, str]:
+    """What has to be the same on all nodes: versions, and a hash of the code that starts here.
+
+    The code is the script, the modules beside it that it imports, and files of settings that
+    its arguments name; or the files of the package behind ``-m``.
+    """
+    import torch
+
+    found = {"torch": str(torch.__version__), "Python": platform.python_version()}
+    with contextlib.suppress(AttributeError):  # torch without CUDA has no NCCL
+        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+    with contextlib.suppress(OSError):
+        found["Driver"] = Path("/sys/module/nvidia/version").read_text().strip()
+    files = _module_files(command[1]) if command[0] == "-m" else [Path(command[0])]
+    files += [Path(told[0]) for word in command if (told := _SETTINGS.search(word))]
+    digest = hashlib.sha256()
+    for path in files:  # it grows meanwhile
+        with contextlib.suppress(OSError):
+            digest.update(source := path.read_bytes())
+            beside = (path.with_name(f"{name.decode()}.py") for name in _IMPORTS.findall(source))
+            files += [one for one in sorted({*beside}) if one not in files and one.is_file()]
+    return {**found, "code": digest.hexdigest()[:12]}
 
 
 def plan_preload(settings: AgentSettings, sources: Iterable[bytes]) -> tuple[str, ...]:

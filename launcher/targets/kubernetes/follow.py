@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from launcher.contract import typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import LauncherError, TargetError
-from launcher.contract.reasons import Reason
+from launcher.contract.reasons import NodeState, Reason
 from launcher.follow.console import Console
 from launcher.follow.loop import fold
 from launcher.follow.nodes import FOUND_LATER
 from launcher.follow.requests import is_to_be_kept, read_withdrawn
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
+from launcher.runs.ledger import tell_moment
 from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import LEAST_TRIES_S, ClusterJob, MayRunError
@@ -128,8 +129,11 @@ class ClusterDriver:
             return None
         look, self._look = self._look, None
         self._next_look_at = self._clock.monotonic() + READ_END_S
+        runs = {pod.node_index for pod in watch.pods() if pod.state is NodeState.RUNNING}
         for line in look.lines:
             self._console.note(line)
+            node = min(self._wanted() - runs, default=0)
+            tell_moment(self._run, node, 0, at=self._clock.wall(), text=line)
         if (end := look.end) is not None:
             self._is_over, self._is_done = True, end.succeeded
             self._ends_it = end.succeeded or end.word == DELETED

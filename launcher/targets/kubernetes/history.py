@@ -20,7 +20,7 @@ from launcher.contract.reasons import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
 from launcher.runs.ledger import read_ledger, tell_moment
 from launcher.targets.kubernetes.logs import LogSource, containers_of
-from launcher.targets.kubernetes.pod_states import Ending, PodView, seconds_of
+from launcher.targets.kubernetes.pod_states import Ending, PodView, Trouble, seconds_of
 
 POD_FILE = "pod.json"
 """In a node's folder: which container's output lies there."""
@@ -83,7 +83,7 @@ class PodRecorder:
                 first = number if n == 0 else first
                 self._save_container(source, self._run.node_dir(index, number), ending)
                 self._tell(_container_moments(pod, source, ending), index, number)
-            self._tell(_moments(pod), index, first)
+            self._tell(_moments(pod, self._clock.wall()), index, first)
             if pod.uid not in left:
                 gone = (f"{pod.uid}/gone", self._clock.wall(), f"pod {pod.name} is gone")
                 self._tell([gone], index, number)
@@ -117,8 +117,12 @@ class PodRecorder:
                 tell_moment(self._run, index, number, at=at, text=text, key=key)
 
 
-def _moments(pod: PodView) -> Iterator[tuple[str, float, str]]:
+def _moments(pod: PodView, now: float) -> Iterator[tuple[str, float, str]]:
     """What happened to a pod and when: a key, seconds since the epoch, words."""
+    if pod.trouble and pod.state is NodeState.PENDING and pod.trouble is not Trouble.UNSCHEDULABLE:
+        # It has no time of its own. That a pod cannot be placed is one of its conditions.
+        text = f"pod {pod.name} waits: {pod.trouble.value}: {pod.message}"
+        yield f"{pod.uid}/{pod.restarts}/{pod.trouble.value}", now, text
     yield f"{pod.uid}/made", seconds_of(pod.created), f"pod {pod.name} made"
     for stamp, words in pod.conditions:
         yield f"{pod.uid}/{words}", seconds_of(stamp), f"pod {pod.name} {words}"

@@ -1,4 +1,4 @@
-"""Why a job has no pods, from its object and its events."""
+"""Why a job has no pods, or pods that do not start, from its object and from events."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from launcher.contract.errors import TargetError
+from launcher.contract.reasons import NodeState
 from launcher.targets.kubernetes.api import FORBIDDEN, OPERATORS, ApiError, Cluster, find_fix
 from launcher.targets.kubernetes.pod_progress import same_words
 from launcher.targets.kubernetes.pod_states import (
@@ -31,7 +32,10 @@ NEXT_LOOK_S = 5.0
 
 
 class MissingPods:
-    """Asks why pods are missing once they have been for a while, and tells each answer once."""
+    """Asks why pods are missing, or do not start without a word, once that has lasted a while.
+
+    It tells each answer once.
+    """
 
     def __init__(self, job: ClusterJob, kind: str) -> None:
         self._job, self._kind = job, kind
@@ -41,10 +45,12 @@ class MissingPods:
         self._any_pod = False
 
     def read(self, pods: tuple[PodView, ...], wanted: frozenset[int], now: float) -> Iterator[str]:
-        """New lines about nodes of ``wanted`` that have no pod; ``now`` is any steady clock's."""
+        """New lines about nodes of ``wanted`` that do not start; ``now`` is any steady clock's."""
         present = {pod.node_index for pod in pods}
         self._any_pod = self._any_pod or bool(present)
-        if wanted <= present:
+        # As the kubelet waits for a volume or a sandbox, which only events tell. One is enough.
+        silent = [p.name for p in pods if p.state is NodeState.PENDING and not p.trouble][:1]
+        if wanted <= present and not silent:
             self._since = None
             return
         if self._since is None:
@@ -54,7 +60,7 @@ class MissingPods:
         self._next_at = now + NEXT_LOOK_S
         with contextlib.suppress(TargetError):
             item = self._job.read()
-            for line in read_reasons(self._job.cluster, self._kind, item):
+            for line in read_reasons(self._job.cluster, self._kind, item, silent):
                 if same_words(line) not in self._told:
                     self._told.add(same_words(line))
                     yield line
@@ -63,8 +69,12 @@ class MissingPods:
                 yield describe_silence(self._job, item)
 
 
-def read_reasons(cluster: Cluster, kind: str, job: Object | None) -> tuple[str, ...]:
-    """What the job's conditions and events say, each in a line; nothing where the job is gone.
+def read_reasons(
+    cluster: Cluster, kind: str, job: Object | None, pods: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """What the job's conditions, its events and those of ``pods`` say, each in a line.
+
+    Nothing where the job is gone.
 
     Raises ``TargetError``. A user who may not read events is told so where no condition speaks.
     """
@@ -76,7 +86,7 @@ def read_reasons(cluster: Cluster, kind: str, job: Object | None) -> tuple[str, 
     # The Job that a JobSet or TrainJob makes carries the events about its pods.
     names = (name, f"{name}-node-0") if kind in ("jobset", "trainjob") else (name,)
     try:
-        for one in names:
+        for one in (*names, *pods):
             chosen = f"involvedObject.name={one}"
             events += cluster.list_objects("v1", "Event", "", fields=chosen)["items"]
     except ApiError as error:

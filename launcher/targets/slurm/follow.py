@@ -15,6 +15,7 @@ from launcher.follow.requests import read_withdrawn
 from launcher.follow.target import NodeObservation, Observation, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
+from launcher.runs.ledger import tell_moment
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.runs.outcome import Outcome
 from launcher.targets.shared_folder import changed_at
@@ -106,10 +107,13 @@ class SlurmDriver:
 
     # -- what a person is told --------------------------------------------------------------------
 
-    def _note(self, about: str, text: str) -> None:
+    def _note(self, about: str, text: str, of_node: int | None = None) -> None:
+        """Tells it once; with ``of_node`` also to whoever reads the run's timeline."""
         if self._told.get(about) != text:
             self._told[about] = text
             self._console.note(text)
+            if of_node is not None:
+                tell_moment(self._run, of_node, 0, at=self._clock.wall(), text=text)
 
     def _tell(self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> None:
         away = self._watch.error is not None
@@ -135,7 +139,8 @@ class SlurmDriver:
         for job in jobs:
             known = by_name.get(job.name)
             if job.state == "PENDING" and (known is None or known.code is not None):
-                self._note(f"{job.name} waits", f"job {job.name} waits in the queue: {job.why}")
+                text = f"job {job.name} waits in the queue: {job.why}"
+                self._note(f"{job.name} waits", text, job.element or 0)
 
     # -- requests ---------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -26,10 +27,19 @@ OF_STARTERS = re.compile(r"ChildFailedError|SignalException|Process(?:Exited|Rai
 _WARNS = re.compile(r"\b\w*Warning: |^\[?W\d* |NCCL INFO|\bWARNING\b|: W tensorflow")
 
 
+_ERRNO = re.compile(r"\berrno[ :=]+(\d+)\b|\b(E[A-Z]{3,})\b", re.IGNORECASE)
+
+
+def _name_errors(text: str) -> str:
+    """The system's errors that a line tells by number or name: `` <ENOSPC>``. Pure."""
+    told = (errno.errorcode.get(int(one[1] or 0), one[2]) for one in _ERRNO.finditer(text))
+    return "".join(f" <{name}>" for name in told if name and hasattr(errno, name.upper()))
+
+
 def judge_line(line: LogLine) -> Meaning | None:
     """What a line means by the rules; None where it says nothing. Pure."""
     found: list[Meaning] = []
-    text = line.text.lower()
+    text = f"{line.text}{_name_errors(line.text)}".lower()
     most = SIGN if _WARNS.search(line.text) and not line.raised else ROOT  # it went on after it
     for rule in RULES:
         if told := rule.search.search(text):
@@ -58,9 +68,10 @@ def judge_line(line: LogLine) -> Meaning | None:
 def judge_lines(lines: Sequence[LogLine], standing: Sequence[Standing]) -> Iterator[Meaning]:
     """What all lines mean, each by itself and beside those of other ranks. Pure."""
     yield from judge_standing(standing)
+    # Before what a difference may lead to, such as other sizes in a collective.
+    yield from script.find_differences(lines)
     yield from filter(None, map(judge_line, lines))
     yield from collectives.join_ranks(lines)
-    yield from script.find_differences(lines)
     yield from network.find_proxy(lines)
     yield from network.find_name(lines)
 
@@ -72,10 +83,9 @@ _OF_END = {
     "hang": (FailureCause.DEADLOCK, SIGN),
 }
 _OF_CODE = {
-    -9: FailureCause.KILLED,
-    -2: FailureCause.STOPPED_BY_USER,
-    -15: FailureCause.KILLED,
+    **dict.fromkeys(range(-64, 0), FailureCause.KILLED),
     **dict.fromkeys((-4, -6, -7, -8, -11), FailureCause.CRASHED),
+    -2: FailureCause.STOPPED_BY_USER,
 }
 _OF_REASON = {
     Reason.NODE_LOST: (FailureCause.NODE_LOST, LIKELY),

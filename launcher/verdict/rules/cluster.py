@@ -35,7 +35,7 @@ no-room root
   invalid (?:partition|feature)|Invalid generic resource|Requested time limit is invalid
   node count specification invalid|ReqNodeNotAvail|Partition(?:Node|Time)Limit
   more processors requested than permitted|Unable to allocate resources: |partition not av
-  (?:pending|\bPD\b|reason=).*\b(?:Resources|Priority|QOS\w+|Assoc\w+|Max\w+Per\w+)\b
+  (?:pending|\bPD\b|reason=|in the queue).*\b(?:Resources|Priority|QOS\w+|Assoc\w+|Max\w+Per\w+)\b
   couldn't assign flavors|untolerated taint|not enough .*(?:slots|resources)|NotTriggerS
   tasks in gang unschedulable|Memory required by task is not available
 no-room likely

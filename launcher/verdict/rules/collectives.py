@@ -47,8 +47,8 @@ nccl-error likely
   NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
   NET/(?:Plugin|OFI).*(?:failed|error)
 straggler likely
-  rank (?P<rank>\d+) is (?:a straggler|slow)
-  straggler (?:detected|rank)|slow rank|StragglerDetection|SM clock .*below
+  ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)|straggler (?:detected|rank)
+  slow rank|StragglerDetection|SM clock .*below
   HW (?:Thermal )?Slowdown *: Active|clock throttle|thermal throttling
 """,
     differ=_DIFFER,

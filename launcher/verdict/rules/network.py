@@ -20,17 +20,17 @@ _BACK = r"\b(?:127\.\d+\.\d+\.\d+|172\.1[78]\.0\.\d+)"
 RULES = table(
     r"""
 permission sure
-  socket has failed to \w+ .*errno: 13\b
+  socket has failed to \w+ .*<EACCES>
 port-taken sure
-  EADDRINUSE|address already in use|\[Errno 98\]|errno: 98\b|Only one usage of each socket
-  port is already allocated|\b\d+ is (?:already )?in use\b|no free TCP port|no rendezvous store can
-  server socket has failed to (?:listen|bind)(?!.*errno: (?:97|99))
+  <EADDRINUSE>|address already in use|Only one usage of each socket|no free TCP port
+  port is already allocated|\b\d+ is (?:already )?in use\b|no rendezvous store can
+  server socket has failed to (?:listen|bind)(?!.*<(?:EAFNOSUPPORT|EADDRNOTAVAIL)>)
 dns sure
-  can't resolve|server can't find|\bSERVFAIL\b|dns (?:lookup|resolution) failed|socket\.gaierror
-  \[Errno -[235]\]|temporary failure in name resolution|getaddrinfo fail|name or service not known
-  nodename nor servname|No address associated with hostname|could not resolve host|unknown host
-  no such host|host not found|name does not resolve|NameResolutionError|failed to resolve|NXDOMAIN
-  server misbehaving|lookup .*i/o timeout
+  can't resolve|server can't find|\bSERVFAIL\b|dns (?:lookup|resolution) failed|NXDOMAIN
+  \[Errno -[235]\]|temporary failure in name resolution|getaddrinfo fail|socket\.gaierror
+  (?:name|host) (?:or service )?not (?:known|found)|nodename nor servname|unknown host|no such host
+  No address associated with hostname|could not resolve host|name does not resolve
+  NameResolutionError|failed to resolve|server misbehaving|lookup .*i/o timeout
   (?:name|hostname) (?:is not|cannot be|could not be) resolved|cannot be resolved or reach
 dns sign
   The IPv[46] network addresses of \(\S+, \d+\) cannot be retrieved \(gai error
@@ -59,17 +59,17 @@ master-unreachable likely
   retrieving ncclUniqueId .*timeout
 master-unreachable sign
   timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined|Connection refused
-  \[Errno (?:110|111|113|99)\]|waiting for the (?:master|rendezvous)
+  <(?:ETIMEDOUT|ECONNREFUSED|EHOSTUNREACH|EADDRNOTAVAIL)>|waiting for the (?:master|rendezvous)
 firewall likely
-  no route to host|EHOSTUNREACH|administratively prohibited
+  no route to host|administratively prohibited
   connect(?:\(\))?\b.* (?:connection timed out|timed out|ETIMEDOUT|no route)
   socket(?:Poll|Progress|Start)Connect.*(?:timed out|ETIMEDOUT)|connectFullMesh failed
   ^error: \S+: \S+ cannot reach it at |check the network and firew|btl_tcp\w*.*connect\(\)
 network-cut sign
   communicator was aborted|^(?:.*Rank \d+\] )?.*watchdog thread terminated with exception
-  connection (?:was )?(?:reset|closed) by (?:remote )?peer|ECONNRESET|broken pipe|ncclRemoteError
-  remote process exited or there was a network error|Socket closed|socket timeout|recvValue failed
-  sendBytes failed|failed to recv, got 0 bytes|Network is unreachable|link is down
+  connection (?:was )?(?:reset|closed) by (?:remote )?peer|<ECONNRESET>|<EPIPE>|ncclRemoteError
+  remote process exited or there was a network error|Socket closed|socket timeout|broken pipe
+  recvValue failed|sendBytes failed|failed to recv, got 0 bytes|Network is unreachable|link is down
   application timeout caused pair closure
 network-cut likely
   ^\[agent\] store-lost
@@ -77,8 +77,7 @@ network-cut root
   NIC Link is Down|: lost carrier|NETDEV WATCHDOG: \S+ .*timed out|link status definitely
 clock-jump likely
   clocks? (?:jumped|skew|differ)|time (?:has been changed|jumped)|system clock (?:was|wr)
-  not yet valid|RequestTimeTooSkewed|Token used before issued|too far in the (?:past|fut)
-  unsynchronized clock|clocksource: .*unstable
+  RequestTimeTooSkewed|Token used before issued|not yet valid|clocksource: .*unstable
 """,
     store=_STORE,
     back=_BACK,

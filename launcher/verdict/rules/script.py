@@ -7,19 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import FailureCause
-from launcher.verdict.rules.rule import LIKELY, Meaning, table
+from launcher.verdict.rules.rule import LIKELY, SIGN, SURE, Meaning, table
 from launcher.verdict.scan import LogLine
 
 RULES = table(r"""
 script-error sure
   ^(?:SyntaxError|IndentationError|TabError): |partially initialized module
-  Expected to have finished reduction in the prior|to mark a variable ready only once
-  does not require grad and does not have a grad_fn|backward through the graph a second
-  needed for gradient computation has been modified by an inplace operation
-  Duplicate GPU detected : rank \d+ and rank \d+ both on
-  [Dd]efault process group has not been initialized|initialize the default process group t
-  found at least two devices|Input type \(.*\) and weight type \(.*\) should be the same
-  No backend type associated with device type|Tensors must be (?:CUDA and dense|contiguou)
+  Expected to have finished reduction in the prior|does not require grad and does not have
+  [Dd]efault process group has not been initialized|Duplicate GPU detected : rank
 script-error sign
   task \d+: Exited with exit code|ChildFailedError
 missing-module sure
@@ -27,8 +22,7 @@ missing-module sure
   Error while finding module specification for
   ^ImportError: (?!.*(?:version `|static TLS|numpy|compiled (?:using|against)))
   error while loading shared libraries|^(?:ImportError|OSError): .*\.so\b.*: (?:undefined|cannot)
-  DistributionNotFound|VersionConflict|PackageNotFoundError|has no torch\b
-  Fatal Python error: init_(?:fs|import|sys)
+  DistributionNotFound|VersionConflict|PackageNotFoundError|has no torch\b|error: init_(?:fs|im)
 missing-module likely
   : undefined symbol: |cannot open shared object
 version-mismatch sure
@@ -56,23 +50,23 @@ bad-data sure
   Weights only load failed|Failed to interpret file .* as a pickle|No data left in file
   image file is truncated|cannot identify image|broken (?:data stream|PNG)|moov atom not f
   SafetensorError(?!.*(?:No such|StorageFull))|HeaderTooLarge|InvalidHeaderDeserialization
-  MetadataIncompleteBuffer|BadZipFile|BadGzipFile|not a gzip|tarfile\.ReadError
-  ^(?:zlib|lzma|_?csv)\.\w*Error|Compressed file ended before|while decompressing
+  MetadataIncompleteBuffer|BadZipFile|BadGzipFile
+  ^(?:zlib|lzma|_?csv|tarfile)\.\w*Error|Compressed file ended before|while decompressing|not a gzip
   CRC (?:check )?fail|checksum\w* (?:mismatch|failed|does not match)|DataLossError
-  corrupt(?:ed)? (?:file|record|data|image|shard)|(?:file|record|shard) is corrupt
-  truncated (?:file|data|record)|file signature not found|mmap length is greater than file
+  (?:corrupt(?:ed)?|truncated) (?:file|record|data|image|shard)|(?:file|record|shard) is corrupt
+  file signature not found|mmap length is greater than file
   Parquet magic bytes|ArrowInvalid|deserialize thrift|Invalid data found when processing
 bad-data likely
-  JSONDecodeError|UnicodeDecodeError|TOMLDecodeError|ScannerError|^yaml\.\S*Error
-  Error tokenizing data|EmptyDataError|configparser\.\w+Error
+  JSONDecodeError|UnicodeDecodeError|TOMLDecodeError|^yaml\.\S*Error|EmptyDataError
+  Error tokenizing data|configparser\.\w+Error
 disk-full likely
   No usable temporary directory
 missing-file sure
-  ^(?!.*No usable temp).*(?:FileNotFoundError|(?:Is|Not)ADirectoryError|\[Errno 2\])
+  ^(?!.*No usable temp).*(?:FileNotFoundError|(?:Is|Not)ADirectoryError|<ENOENT>)
   Parent directory \S+ does not exist|file into a non-existent directory|is not a local folder
-  does not appear to have a file|LocalEntryNotFound|RepositoryNotFo
-  ^(?:OSError|\S*HFValidationError): .*Can't load|DatasetNotFoundError|errno = 2\b
-  unable to find the specified executable|could not access or execute an executable
+  does not appear to have a file|LocalEntryNotFound|RepositoryNotFo|DatasetNotFoundError
+  ^(?:OSError|\S*HFValidationError): .*Can't load|could not access or execute an executable
+  unable to find the specified executable
   ^(?:error: |  )\S+: has no (?:/|python)|^sbatch: error: Unable to open file
 missing-file likely
   No such file or directory|(?:command )not found$|: not found$|NoSuch(?:Key|Bucket)
@@ -80,8 +74,7 @@ missing-file likely
   ; no such file|is not the folder of the other hosts|Couldn't find any class folder
   Found 0 files in|pathspec '.*' did not match
 permission sure
-  ^PermissionError: |\[Errno (?:1|13|30)\]|Read-only file system|\bE(?:ACCES|ROFS)\b
-  errno = (?:13|30)\b|errno: 13\b
+  ^PermissionError: |<EPERM>|<EACCES>|<EROFS>|Read-only file system
 permission likely
   : Permission denied$
 wrong-shapes sure
@@ -92,8 +85,8 @@ wrong-shapes sure
   shape '\[.+\]' is invalid for input of size|cannot reshape (?:array|tensor) of
   Given groups=\d+, weight of size|expected .* to have \d+ channels|shape mismatch
   Using a target size \(.*\) that is different to|operands could not be broadcast
-  loaded state dict (?:contains a parameter group that|has a different number)
-  (?:normalized|expected input with) shape|input\.size\(-1\) must be equal|size mismatch
+  loaded state dict (?:contains a parameter group that|has a different number)|size mismatch
+  (?:normalized|expected input with) shape|input\.size\(-1\) must be equal
 wrong-argument sure
   error: (?:unrecognized|ambiguous|the following arguments|one of the arguments|argument \S)
   error: (?:parser key|unknown (?:shorthand )?flag)|Unknown command line flag
@@ -125,9 +118,9 @@ data-loader-worker-died likely
   one of its workers has died|Pin memory thread exited unexpectedly
 data-stall likely
   DataLoader timed out after \d+ seconds|blocked for more than \d+ seconds
-  nfs: server \S+ not responding|lustre.*(?:connection .*lost|timed out|evicted)|ceph: mds\S* hung
-  libceph: .*timeout|Stale file handle|\[Errno (?:5|107|116)\]
-  data(?:loader| loading)? (?:is )?(?:stall|slow|the bottleneck)|Transport endpoint is not
+  nfs: server \S+ not responding|lustre.*(?:connection .*lost|timed out|evicted)
+  <EIO>|<ENOTCONN>|<ESTALE>|Stale file handle|Transport endpoint is not|ceph: .*(?:hung|timeout)
+  data(?:loader| loading)? (?:is )?(?:stall|slow|the bottleneck)
 crashed likely
   Fatal Python error: (?!.*init_)|segmentation fault|\(core dumped\)|caught signal 11\b
   exited on signal (?:4|6|7|8|11)\b|Signal (?:4|7|8|11) \(SIG\w+\) received by PID
@@ -149,24 +142,31 @@ stopped-by-user likely
   SignalException: Process \d+ got signal: 2\b|interrupt received|srun: interrupt
 """)
 
-_TOLD = {
-    "NCCL": re.compile(r"NCCL version (\d[\d.]*)"),
+_VERSIONS = {
+    "code": re.compile(r"^code version ([0-9a-f]{12})$"),
     "torch": re.compile(
         r"\b(?:torch|PyTorch)(?:\.__version__|_version)?(?: version)?[ :=]+v?(\d+\.\d+[\w.+]*)"
     ),
-    "CUDA driver": re.compile(r"Driver [Vv]ersion[ :=]+(\d+\.[\d.]+)"),
-    "Python": re.compile(r"\bPython[ :=]+(3\.\d+)"),
+    "NCCL": re.compile(r"NCCL version (\d[\d.]*)"),
+    "Python": re.compile(r"\bPython(?: version)?[ :=]+(3\.\d+)"),
+    "Driver": re.compile(r"Driver [Vv]ersion[ :=]+(\d+\.[\d.]+)"),
 }
+"""How a line tells what has to be the same on all nodes; agents tell it by these words."""
+_MAY_DIFFER = ("Python", "Driver")
 
 
 def find_differences(lines: Sequence[LogLine]) -> Iterator[Meaning]:
     """A version that is not the same on all nodes, or ranks, that tell it. Pure."""
-    for what, pattern in _TOLD.items():
-        told: dict[str, LogLine] = {}
+    for what, pattern in _VERSIONS.items():
+        told: dict[str, list[LogLine]] = {}
         for line in lines:
             if (line.node, line.rank) != (None, None) and (found := pattern.search(line.text)):
-                told.setdefault(found[1].rstrip("."), line)
+                told.setdefault(found[1].rstrip("."), []).append(line)
         if len(told) > 1:
-            versions = " and ".join(sorted(told))
-            line = replace(list(told.values())[-1], text=f"the nodes differ in {what}: {versions}")
-            yield Meaning(cause=FailureCause.VERSION_MISMATCH, weight=LIKELY, line=line)
+            line = min(reversed(told.values()), key=len)[0]
+            is_wrong = line.joined and what not in _MAY_DIFFER
+            weight = SURE if is_wrong else SIGN if line.joined else LIKELY
+            text = f"the nodes differ in {what}: {' and '.join(sorted(told))}"
+            cause = FailureCause[f"{'CODE' if what == 'code' else 'VERSION'}_MISMATCH"]
+            line = replace(line, text=text, joined=is_wrong)
+            yield Meaning(cause=cause, weight=weight, line=line)

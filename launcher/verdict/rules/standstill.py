@@ -7,22 +7,22 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.contract.look import Frame
+from launcher.contract.look import Frame, RankLook, tell_state
 from launcher.verdict.cause import FailureCause
 from launcher.verdict.rules.rule import LIKELY, Meaning
 from launcher.verdict.scan import LIBRARY, LogLine, place_of
 
+STANDS_S = 10.0
+"""Of a run that goes on: ranks may wait so long for a slow one, or a disk."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a rank's main thread stood; ``line`` has its rank, node and file.
-
-    ``is_busy``: it used a core meanwhile.
-    """
+    """Where a rank's main thread stood; ``line`` has its rank, node and file."""
 
     line: LogLine
     frames: tuple[Frame, ...]
-    is_busy: bool
+    look: RankLook
 
 
 _KINDS = {
@@ -34,13 +34,17 @@ _KINDS = {
 """By the files of the calls between the user's code and the newest call; the first that fits."""
 
 
+_OF_GPU = re.compile(r"^_?(?:nv|rm_|uvm|amdgpu|kfd)")
+"""Functions of the drivers, in the kernel."""
+
+
 def judge_standing(standing: Sequence[Standing]) -> Iterator[Meaning]:
     """Who keeps the others waiting: a rank outside of the collective that they are in."""
     places: dict[str, list[Standing]] = defaultdict(list)
     for one in standing:
-        places[_kind_of(one.frames)].append(one)
+        places["state" if one.look.state in ("D", "T") else _kind_of(one.frames)].append(one)
     waiting = [*places.pop("collective", ()), *places.pop("device", ())]
-    if places and (waiting or len(standing) == 1):
+    if places and (waiting or len(standing) == 1 or "state" in places):
         for kind, ranks in places.items():
             yield _blame(ranks[0], kind, waiting)
     elif len({_name(one) for one in waiting}) > 1:
@@ -52,16 +56,21 @@ def judge_standing(standing: Sequence[Standing]) -> Iterator[Meaning]:
 
 
 def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
-    cause = {"data": FailureCause.DATA_STALL, "wait": FailureCause.DEADLOCK}.get(kind)
-    if cause is None:
-        cause = FailureCause.ENDLESS_LOOP if one.is_busy else FailureCause.DEADLOCK
+    cause = FailureCause.DEADLOCK
+    if kind == "data" or one.look.state == "D":
+        is_gpu = _OF_GPU.search(one.look.waits_in)
+        cause = FailureCause.GPU_FAULT if is_gpu else FailureCause.DATA_STALL
+    elif kind == "code" and one.look.state == "R":
+        cause = FailureCause.ENDLESS_LOOP
     others = f"rank {waiting[0].line.rank}: {_name(waiting[0])}" if waiting else ""
     return _find(cause, one, others)
 
 
 def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
-    text = "; ".join(filter(None, (f"rank {one.line.rank} stands at {_name(one)}", others)))
-    line = replace(one.line, text=text, frame=own_place(one.frames))
+    where, state = f"stands at {_name(one)}" if one.frames else "stands", tell_state(one.look)
+    text = "; ".join(filter(None, (f"rank {one.line.rank} {where}", state, others)))
+    is_now = one.look.state == "T" or (one.look.state == "D" and one.look.silent_s > STANDS_S)
+    line = replace(one.line, text=text, frame=own_place(one.frames), joined=is_now)
     return Meaning(cause=cause, weight=LIKELY, line=line, rank=line.rank)
 
 

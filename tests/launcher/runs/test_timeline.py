@@ -12,6 +12,13 @@ from launcher.runs.timeline import measure_phases, tell_event, tell_timeline
 
 SAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"event": "agent-started"}, "agent started"),
+    (
+        {
+            "event": "installed",
+            "versions": {"torch": "2.13.0", "Python": "3.11.9", "code": "0badc0de"},
+        },
+        "torch 2.13.0, Python 3.11.9, code 0badc0de",
+    ),
     ({"event": "rendezvous-began"}, "rendezvous began"),
     (
         {"event": "rendezvous-ended", "rank": 1, "world_size": 3},

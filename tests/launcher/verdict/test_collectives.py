@@ -122,3 +122,22 @@ def test_what_is_no_trace_tells_nothing() -> None:
         {"missing": "torch 2.4 has no recorder here"},
     ]
     assert join_recorders(dict(enumerate(odd)), NOW) == ()
+
+
+def paced(seqs: range, late_s: float, step_s: float = 1.0) -> dict[str, Any]:
+    """A rank that comes so late to each collective."""
+    at = ((NOW - 90 + seq * step_s + late_s) * 1e9 for seq in seqs)
+    return trace(*(entry(seq, time_created_ns=int(ns)) for seq, ns in zip(seqs, at, strict=True)))
+
+
+def test_a_rank_for_which_the_others_wait_again_and_again_is_slow() -> None:
+    # Recorders hold the last collectives, not the same ones everywhere.
+    traces = {rank: paced(range(1 + rank, 41), 0.4 if rank == 2 else 0.01) for rank in range(4)}
+    (finding,) = join_recorders(traces, NOW)
+    assert (finding.kind, finding.ranks) == ("slow", (2,))
+    assert finding.text == (
+        "rank 2 is slow: the others wait 40% of the time, in 37 collectives of 36.0 s"
+    )
+    ahead = {0: paced(range(40), 0.0), 1: paced(range(40), 60.0)}  # a clock that is a minute ahead
+    assert join_recorders(ahead, NOW) == ()
+    assert join_recorders({rank: paced(range(40), 0.05 * rank) for rank in range(4)}, NOW) == ()

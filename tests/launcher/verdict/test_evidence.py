@@ -112,6 +112,24 @@ def test_a_clock_that_jumped_is_named_where_nothing_else_is(tmp_path: Path) -> N
     assert "+3600 s" in told.what
 
 
+def test_code_that_is_not_the_same_on_all_nodes_is_named_before_what_it_leads_to(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "run/ledger").mkdir(parents=True)
+    for node in range(3):
+        rank = tmp_path / f"run/nodes/{node}/0/attempt-0/rank-{node}"
+        rank.mkdir(parents=True)
+        event = {"source": "agent", "node_index": node, "incarnation": 0, "event": "installed"}
+        versions = {"torch": "2.13.0", "code": "0badc0de0bad" if node == 1 else "600dc0de600d"}
+        event |= {"at": 5.0, "monotonic_s": 1.0, "versions": versions}
+        (tmp_path / f"run/ledger/agent-{node}-0.jsonl").write_text(json.dumps(event))
+        said = "RuntimeError: ranks 0 and 1 are in different collectives"
+        (rank / "stderr").write_text(traceback(node, said))
+    told = verdict_of(RunFolder(tmp_path / "run"))
+    assert (told.cause, told.node) == (FailureCause.CODE_MISMATCH, 1)
+    assert told.what == "the nodes differ in code: 0badc0de0bad and 600dc0de600d"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become another user")
 def test_a_file_that_may_not_be_read_is_told() -> None:
     with tempfile.TemporaryDirectory() as root:
