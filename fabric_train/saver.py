@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from fabric_train.checkpoint import Checkpoint, CheckpointStore
 from fabric_train.commit import Save, SaveResult, tensor_files
 from fabric_train.errors import InputError
+from fabric_train.log import Log
 from fabric_train.manifest import CheckpointManifest, find_differences
 from fabric_train.memory import (
     describe_memory,
@@ -76,6 +77,8 @@ class Saver:
         self.config = dict(config or {})
         self.may_differ: frozenset[str] = frozenset()
         """Keys of ``config`` that a resumed run need not share."""
+        self.log = Log()
+        """Whose rows go with the checkpoints; set it before ``begin`` or ``resume``."""
         self._generation = generation
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
@@ -156,6 +159,8 @@ class Saver:
         self._timer = Timer(self._interval, mtbf_s, self._clock)
         if found is not None:
             self.newest, self._committed_step = found.path, found.manifest.step
+            if not only_read:
+                self.log.restore(found.manifest.trainer.get("log", ()), found.manifest.step)
         return found
 
     def look(self) -> CheckpointManifest | None:
@@ -301,6 +306,7 @@ class Saver:
             raise outcome
         if outcome is not None and outcome.path:
             self.newest, self._committed_step = outcome.path, outcome.step
+            self.log.commit(outcome.step)
             if outcome.error and self._leads:
                 self._say(f"the checkpoint of step {outcome.step} was written, but {outcome.error}")
         elif outcome is not None and self._leads:
@@ -342,7 +348,7 @@ class Saver:
             world_size=self.ranks.size,
             files={},
             tensors=tensors,
-            trainer=trainer,
+            trainer={**trainer, "log": rows} if (rows := self.log.state()) else trainer,
             config=self.config,
             versions={"torch": torch.__version__, "python": platform.python_version()},
             score=score,

@@ -122,6 +122,11 @@ class TrainConfig:
     """Keep the checkpoints after each multiple of so many steps too."""
     checkpoint_async: bool = True
     """Write checkpoints beside the training, which then stands still only to copy its state."""
+    loggers: str = ""
+    """Loggers, with commas between: `csv`, `tensorboard`, `wandb` (offline) and `mlflow` (files).
+    They write into `logs` beside the checkpoints; docs/seeing.md."""
+    log_every: PositiveInt = 50
+    """Steps from one row of the loggers to the next."""
 
 
 VERBS = ("fit", "validate", "test", "predict")
@@ -147,6 +152,8 @@ MAY_DIFFER_ON_RESUME = frozenset(
         "keep_best",
         "keep_every_steps",
         "checkpoint_async",
+        "loggers",
+        "log_every",
     }
 )
 """Fields that say how long, where and how fast to train, but not what."""

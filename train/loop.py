@@ -35,6 +35,7 @@ from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
 from train.report import format_hardware_table, read_rank_device, read_versions
 from train.resume import check_resize, choose_virtual_shards, may_replan_shards, open_saver
+from train.seeing import log_epoch, log_step, open_log
 
 
 def train(
@@ -102,6 +103,7 @@ def train_by(
         env, accelerator=config.accelerator, precision=config.precision, strategy=strategy
     )
     saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
+    open_log(config, saver, say)
     earlier = saver.look()
     check_resize(strategy, env, earlier)
     shards = choose_virtual_shards(config, env, strategy, earlier)
@@ -240,12 +242,14 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
             state.sample += schedule.batch_size
             losses.add(loss)
             on_step(run, loss, meter, progress)
+            log_step(run, loss, meter, losses.average)
             if state.step < stop_step:
                 run.continuity.after_step(losses.refresh)
         losses.refresh()
         state.train_loss = check_finite(state.epoch_loss / state.epoch_steps, state.step)
         if state.step == schedule.end_of(epoch):
             state.epoch_loss, state.epoch_steps = 0.0, 0
+            log_epoch(run, epoch_loss=state.train_loss)
             validate(run)
         progress.on_epoch_end(state.step, state.train_loss)
         run.continuity.on_epoch_end()
@@ -271,6 +275,7 @@ def validate(run: Run) -> None:
     state = run.state
     state.stale_epochs = 0 if loss < state.best_loss else state.stale_epochs + 1
     state.best_loss = min(loss, state.best_loss)
+    log_epoch(run, val_loss=loss)
     run.say(f"validation loss {loss:.4f} after step {state.step}, lowest {state.best_loss:.4f}")
     if has_stopped(run):
         run.say(f"stops early: it has not fallen for {state.stale_epochs} epochs")
@@ -303,9 +308,13 @@ class EpochLoss:
         self._sum += loss
         self._steps += 1
 
+    def average(self, loss: torch.Tensor) -> float:
+        """The mean of all ranks' losses, weighed; blocks, and all ranks must call it."""
+        return average(self._fabric, loss * self._share)
+
     def refresh(self) -> None:
         """Writes the sums into the state; blocks, and all ranks must call it."""
-        self._state.epoch_loss = self._loss_before + average(self._fabric, self._sum * self._share)
+        self._state.epoch_loss = self._loss_before + self.average(self._sum)
         self._state.epoch_steps = self._steps
 
 

@@ -1,0 +1,42 @@
+"""What the program tells its loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fabric_train.log import Log
+from fabric_train.loggers import open_loggers
+from fabric_train.saver import Saver
+from train.build import Run
+from train.config import TrainConfig
+from train.progress import Meter
+
+LOGS_DIR = "logs"
+"""Beside the checkpoints: it outlives a run as they do."""
+
+
+def open_log(config: TrainConfig, saver: Saver, say: Callable[[str], None]) -> None:
+    """Gives the saver the log that the options ask for. All ranks refuse what cannot be opened."""
+    loggers = open_loggers(config.loggers, saver.store.folder / LOGS_DIR)
+    if saver.ranks.leads:
+        saver.log = Log(loggers, say=say)
+
+
+def log_step(run: Run, loss: Tensor, meter: Meter, average: Callable[[Tensor], float]) -> None:
+    """A row in every ``log_every`` steps; all ranks must call it. Waits for the device then."""
+    step = run.state.step
+    if not run.config.loggers or step % run.config.log_every:
+        return
+    values = {
+        "loss": average(loss),
+        "lr": run.state.optimizer.param_groups[0]["lr"],
+        "samples_per_s": meter.steps_per_s * run.schedule.batch_size,
+    }
+    run.continuity.saver.log.add(step, values)
+
+
+def log_epoch(run: Run, **values: float) -> None:
+    """Values of an epoch, in the row of its last step."""
+    run.continuity.saver.log.add(run.state.step, values)
