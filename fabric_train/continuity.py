@@ -50,7 +50,6 @@ class Continuity:
         self._state, self._each_epoch = state, each_epoch
         self._watch = StepWatch(env, saver, ledger)
         finish_before_exit(self.saver.join)
-        finish_before_exit(self.saver.log.join)
 
     def resume(self) -> Path | None:
         """Loads the newest checkpoint, and tells the agent that stop requests will be answered."""
@@ -99,9 +98,7 @@ class Continuity:
 
     def finish(self) -> Path | None:
         """Commits the final state and gives its path; blocks. All ranks must call it."""
-        path = self._watch.finish(lambda block: self._save(block, self._state.train_loss))
-        self.saver.log.close()
-        return path
+        return self._watch.finish(lambda block: self._save(block, self._state.train_loss))
 
     def close(self) -> None:
         """Waits up to CLOSE_LIMIT_S for a save in flight; never raises."""

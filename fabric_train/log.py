@@ -15,6 +15,7 @@ from typing import Any
 
 from fabric_train.commit import describe
 from fabric_train.loggers import Logger, Row
+from fabric_train.preemption import finish_before_exit
 
 
 class Log:
@@ -31,6 +32,7 @@ class Log:
         self._rows: dict[int, dict[str, float]] = {}
         self._committed_step = -1
         self._thread: threading.Thread | None = None
+        finish_before_exit(self.join)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Adds to the row of ``step``, which must be the present one: before it is saved."""

@@ -76,7 +76,7 @@ class CsvLogger(Logger):
             table.setdefault(step, {"step": step}).update(values)
         columns = dict.fromkeys(name for row in table.values() for name in row)
         text = io.StringIO()
-        writer = csv.DictWriter(text, columns)
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(table.values())
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,7 @@ from fabric_train.retention import Interval, Keep, Timer, observe_mtbf_s
 from fabric_train.snapshot import Snapshot, capture, is_state, read_shards, read_tensors, restore
 
 if TYPE_CHECKING:
+    from fabric_train.storage import Storage
     from fabric_train.strategies.strategy import Strategy
 
 GROUP_TIMEOUT_S = 86_400.0
@@ -78,7 +79,9 @@ class Saver:
         self.may_differ: frozenset[str] = frozenset()
         """Keys of ``config`` that a resumed run need not share."""
         self.log = Log()
-        """Whose rows go with the checkpoints; set it before ``begin`` or ``resume``."""
+        """Whose rows go with the checkpoints; set it before ``look`` and ``resume``."""
+        self.storage: Storage | None = None
+        """Of rank 0, where checkpoints and logs are copied to; set it before, too."""
         self._generation = generation
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
@@ -161,6 +164,7 @@ class Saver:
             self.newest, self._committed_step = found.path, found.manifest.step
             if not only_read:
                 self.log.restore(found.manifest.trainer.get("log", ()), found.manifest.step)
+                self._offer(found.path)
         return found
 
     def look(self) -> CheckpointManifest | None:
@@ -176,6 +180,8 @@ class Saver:
         def read() -> Checkpoint | None:
             self.store.open()
             found, skipped = self.store.read_newest()
+            if self.storage and self.storage.fetch(self.store, found):
+                found, skipped = self.store.read_newest()
             for note in skipped:
                 self._say(note)
             return found
@@ -297,6 +303,16 @@ class Saver:
         if self._thread is not None:
             self._thread.join(limit_s)
 
+    def close(self) -> None:
+        """The training has ended well: waits until loggers and storage have all."""
+        self.log.close()
+        if self.storage:
+            self.storage.close()
+
+    def _offer(self, path: Path) -> None:
+        if self.storage:
+            self.storage.offer(path)
+
     def poll(self) -> SaveResult | None:
         """How the last save ended, once, without waiting; raises FencedError if it was fenced."""
         if self._thread is not None and self._thread.is_alive():
@@ -307,6 +323,7 @@ class Saver:
         if outcome is not None and outcome.path:
             self.newest, self._committed_step = outcome.path, outcome.step
             self.log.commit(outcome.step)
+            self._offer(outcome.path)
             if outcome.error and self._leads:
                 self._say(f"the checkpoint of step {outcome.step} was written, but {outcome.error}")
         elif outcome is not None and self._leads:

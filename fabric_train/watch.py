@@ -59,6 +59,7 @@ class StepWatch:
         self._agreement.settle()
         self.save(save, block=True)
         settled = self._saver.settle()
+        self._saver.close()
         return settled[1] if settled else None
 
     def hold_on_all(self, holds: bool) -> bool:

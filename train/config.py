@@ -122,6 +122,9 @@ class TrainConfig:
     """Keep the checkpoints after each multiple of so many steps too."""
     checkpoint_async: bool = True
     """Write checkpoints beside the training, which then stands still only to copy its state."""
+    storage: str | None = None
+    """URL that checkpoints and logs are copied to beside the training (`s3://bucket/folder`, `gs://`,
+    `file://`), and resumed from where the folder has no newer one; docs/seeing.md."""
     loggers: str = ""
     """Loggers, with commas between: `csv`, `tensorboard`, `wandb` (offline) and `mlflow` (files).
     They write into `logs` beside the checkpoints; docs/seeing.md."""
@@ -152,6 +155,7 @@ MAY_DIFFER_ON_RESUME = frozenset(
         "keep_best",
         "keep_every_steps",
         "checkpoint_async",
+        "storage",
         "loggers",
         "log_every",
     }

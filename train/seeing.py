@@ -9,19 +9,18 @@ from torch import Tensor
 from fabric_train.log import Log
 from fabric_train.loggers import open_loggers
 from fabric_train.saver import Saver
+from fabric_train.storage import LOGS_DIR, Storage
 from train.build import Run
 from train.config import TrainConfig
 from train.progress import Meter
 
-LOGS_DIR = "logs"
-"""Beside the checkpoints: it outlives a run as they do."""
-
 
 def open_log(config: TrainConfig, saver: Saver, say: Callable[[str], None]) -> None:
-    """Gives the saver the log that the options ask for. All ranks refuse what cannot be opened."""
+    """Gives the saver what the options ask for. All ranks refuse what cannot be opened."""
     loggers = open_loggers(config.loggers, saver.store.folder / LOGS_DIR)
+    storage = Storage(config.storage, saver.store.folder, say) if config.storage else None
     if saver.ranks.leads:
-        saver.log = Log(loggers, say=say)
+        saver.log, saver.storage = Log(loggers, say=say), storage
 
 
 def log_step(run: Run, loss: Tensor, meter: Meter, average: Callable[[Tensor], float]) -> None:
