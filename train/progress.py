@@ -100,14 +100,14 @@ class Progress:
         meter: Meter,
         *,
         global_batch_size: int,
-        stream: TextIO = sys.stderr,
+        stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mode = mode
         self._schedule = schedule
         self._meter = meter
         self._global_batch_size = global_batch_size
-        self._stream = stream
+        self._stream = stream or sys.stderr
         self._clock = clock
         self._interval_s = BAR_INTERVAL_S if mode == "bar" else LINES_INTERVAL_S
         self._shown_at = clock()
