@@ -35,7 +35,7 @@ from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
 from train.report import format_hardware_table, read_rank_device, read_versions
 from train.resume import check_resize, choose_virtual_shards, may_replan_shards, open_saver
-from train.seeing import log_epoch, log_step, open_log
+from train.seeing import log_epoch, log_step, open_log, plan_profile
 
 
 def train(
@@ -112,6 +112,7 @@ def train_by(
         return look(run, verb)
     show_hardware(run)
     describe(run, shards, earlier)
+    plan_profile(run)
     meter = Meter()
     try:
         resumed_from_step, checkpoint = resume(run)

@@ -11,8 +11,10 @@ from fabric_train.loggers import open_loggers
 from fabric_train.saver import Saver
 from fabric_train.storage import LOGS_DIR, Storage
 from train.build import Run
-from train.config import TrainConfig
+from train.config import TrainConfig, parse_steps
 from train.progress import Meter
+
+PROFILES_DIR = "profiles"
 
 
 def open_log(config: TrainConfig, saver: Saver, say: Callable[[str], None]) -> None:
@@ -21,6 +23,13 @@ def open_log(config: TrainConfig, saver: Saver, say: Callable[[str], None]) -> N
     storage = Storage(config.storage, saver.store.folder, say) if config.storage else None
     if saver.ranks.leads:
         saver.log, saver.storage = Log(loggers, say=say), storage
+
+
+def plan_profile(run: Run) -> None:
+    """Has the steps traced that ``--profile`` names."""
+    if run.config.profile:
+        folder = run.env.run_dir or run.continuity.saver.store.folder
+        run.continuity.profiler.plan(*parse_steps(run.config.profile), folder / PROFILES_DIR)
 
 
 def log_step(run: Run, loss: Tensor, meter: Meter, average: Callable[[Tensor], float]) -> None:
