@@ -13,6 +13,7 @@ from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fabric_train.augmentation import Augmented, shift
+from fabric_train.breakdown import Utilization, measure_utilization
 from fabric_train.continuity import Continuity
 from fabric_train.environment import read_environment
 from fabric_train.errors import InputError
@@ -52,6 +53,7 @@ class Run:
     workload: Workload
     continuity: Continuity
     ledger: Ledger
+    utilization: Utilization
 
     @property
     def leads(self) -> bool:
@@ -97,6 +99,9 @@ def build(
     )
     generator = torch.Generator()
     model = workload.build_model(config)
+    utilization = measure_utilization(
+        model, train_set[[0]][0], fabric.device, config.precision, fabric.world_size
+    )
     if config.compile:
         model.compile()  # in place, so that no name in a checkpoint changes
     _, optimizer = strategy.setup(
@@ -129,6 +134,7 @@ def build(
             strategy=strategy,
         ),
         ledger=ledger,
+        utilization=utilization,
     )
 
 

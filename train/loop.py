@@ -15,6 +15,7 @@ from lightning.fabric import Fabric
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from fabric_train.breakdown import Breakdown
 from fabric_train.continuity import check_finite
 from fabric_train.errors import InputError
 from fabric_train.fabric import launch_fabric, leave_world
@@ -35,7 +36,7 @@ from train.metrics import Metrics, format_summary, write_metrics
 from train.progress import Meter, Progress
 from train.report import format_hardware_table, read_rank_device, read_versions
 from train.resume import check_resize, choose_virtual_shards, may_replan_shards, open_saver
-from train.seeing import log_epoch, log_step, open_log, plan_profile
+from train.seeing import begin_breakdown, log_epoch, log_step, open_log, plan_profile
 
 
 def train(
@@ -128,6 +129,7 @@ def train_by(
         "duration_s": time.monotonic() - began_at,
         "fit_s": meter.elapsed_s,
         "samples_per_s": meter.steps_per_s * run.schedule.batch_size,
+        "mfu": run.utilization.at(meter.steps_per_s * run.schedule.batch_size),
         "median_step_s": meter.median_step_s,
         "first_step_at": meter.first_step_at,
         "steps": run.state.step,
@@ -222,6 +224,7 @@ def build_progress(run: Run, meter: Meter) -> Progress:
         run.schedule,
         meter,
         global_batch_size=run.schedule.batch_size,
+        utilization=run.utilization,
     )
 
 
@@ -238,12 +241,13 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
         while state.step < stop_step:
             for group in state.optimizer.param_groups:
                 group["lr"] = schedule.lr_at(state.step)
-            loss = take_step(run, batches)
+            breakdown = begin_breakdown(run)
+            loss = take_step(run, batches, breakdown)
             state.step += 1
             state.sample += schedule.batch_size
             losses.add(loss)
             on_step(run, loss, meter, progress)
-            log_step(run, loss, meter, losses.average)
+            log_step(run, loss, meter, losses.average, breakdown)
             if state.step < stop_step:
                 run.continuity.after_step(losses.refresh)
         losses.refresh()
@@ -319,23 +323,28 @@ class EpochLoss:
         self._state.epoch_steps = self._steps
 
 
-def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
+def take_step(
+    run: Run, batches: Iterator[list[torch.Tensor]], breakdown: Breakdown | None = None
+) -> torch.Tensor:
     """One optimizer step over this rank's virtual shards; returns the mean of their losses."""
     config, strategy = run.config, run.strategy
-    loss = strategy.run_step(
-        RankBatch(
-            shards=run.sampler.shards,
-            # Exact sums need inputs that start at the same places in memory.
-            batches=map(align, batches) if config.reduction == "exact" else batches,
-            loss=mean_loss,
-            # Seeded for each shard, so that it drops the same units on every rank.
-            begin=lambda shard: seed_generators(config.seed, run.state.step, shard),
-            autocast=run.fabric.autocast,
-        )
+    batch = RankBatch(
+        shards=run.sampler.shards,
+        # Exact sums need inputs that start at the same places in memory.
+        batches=map(align, batches) if config.reduction == "exact" else batches,
+        loss=mean_loss,
+        # Seeded for each shard, so that it drops the same units on every rank.
+        begin=lambda shard: seed_generators(config.seed, run.state.step, shard),
+        autocast=run.fabric.autocast,
     )
+    loss = strategy.run_step(breakdown.watch(batch) if breakdown else batch)
+    if breakdown:
+        breakdown.end("backward_s")
     if config.max_grad_norm:
         strategy.clip(config.max_grad_norm)
     strategy.step(run.state.step)
+    if breakdown:
+        breakdown.end("optimizer_s")
     return loss
 
 

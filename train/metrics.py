@@ -28,12 +28,14 @@ class Metrics(Scores):
     """The content of metrics.json; losses are means, times are in seconds.
 
     ``train_loss``: of the last whole epoch, or up to the last step; None where neither is known.
+    ``mfu``: model FLOPs utilisation, from 0 to 1; None where the device's peak is not known.
     """
 
     train_loss: float | None
     duration_s: float
     fit_s: float
     samples_per_s: float
+    mfu: float | None
     median_step_s: float
     first_step_at: float
     steps: int

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from fabric_train.breakdown import Breakdown, read_communication
 from fabric_train.log import Log
 from fabric_train.loggers import open_loggers
 from fabric_train.saver import Saver
@@ -32,17 +33,37 @@ def plan_profile(run: Run) -> None:
         run.continuity.profiler.plan(*parse_steps(run.config.profile), folder / PROFILES_DIR)
 
 
-def log_step(run: Run, loss: Tensor, meter: Meter, average: Callable[[Tensor], float]) -> None:
-    """A row in every ``log_every`` steps; all ranks must call it. Waits for the device then."""
-    step = run.state.step
-    if not run.config.loggers or step % run.config.log_every:
+def is_logged(run: Run, step: int) -> bool:
+    """Whether a row follows ``step``."""
+    return bool(run.config.loggers) and step % run.config.log_every == 0
+
+
+def begin_breakdown(run: Run) -> Breakdown | None:
+    """Times the step that begins now, if a row follows it."""
+    return Breakdown(run.fabric.device) if is_logged(run, run.state.step + 1) else None
+
+
+def log_step(
+    run: Run,
+    loss: Tensor,
+    meter: Meter,
+    average: Callable[[Tensor], float],
+    breakdown: Breakdown | None,
+) -> None:
+    """A row of a step that was timed; all ranks must call it. Waits for the device then."""
+    if breakdown is None:
         return
+    samples_per_s = meter.steps_per_s * run.schedule.batch_size
+    mfu = run.utilization.at(samples_per_s)
     values = {
         "loss": average(loss),
         "lr": run.state.optimizer.param_groups[0]["lr"],
-        "samples_per_s": meter.steps_per_s * run.schedule.batch_size,
+        "samples_per_s": samples_per_s,
+        **({} if mfu is None else {"mfu": mfu}),
+        **breakdown.parts,
+        **read_communication(run.strategy.model),
     }
-    run.continuity.saver.log.add(step, values)
+    run.continuity.saver.log.add(run.state.step, values)
 
 
 def log_epoch(run: Run, **values: float) -> None:
