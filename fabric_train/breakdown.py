@@ -105,7 +105,7 @@ def count_flops(model: nn.Module, sample: Tensor) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(sample)
     model.train(was_training)
-    return PASSES * counter.get_total_flops()
+    return int(PASSES * counter.get_total_flops())
 
 
 def read_peak(device: torch.device, precision: str) -> int:

@@ -173,12 +173,13 @@ def read_wandb(path: Path) -> list[Row]:
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
-    rows = []
-    store = DataStore()
+    messages: Any = wandb_internal_pb2  # whose types are made when it is imported
+    rows: list[Row] = []
+    store: Any = DataStore()
     try:
         store.open_for_scan(str(path))
         while (data := store.scan_data()) is not None:
-            record = wandb_internal_pb2.Record()
+            record = messages.Record()
             record.ParseFromString(data)
             items = {
                 item.key or "/".join(item.nested_key): item.value_json

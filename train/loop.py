@@ -113,7 +113,6 @@ def train_by(
         return look(run, verb)
     show_hardware(run)
     describe(run, shards, earlier)
-    plan_profile(run)
     meter = Meter()
     try:
         resumed_from_step, checkpoint = resume(run)
@@ -155,6 +154,7 @@ def resume(run: Run) -> tuple[int, Path | None]:
 
     Raises InputError, on all ranks, if it belongs to another training.
     """
+    plan_profile(run)
     path = run.continuity.resume()
     step = run.state.step
     stop_step = run.schedule.anchored(step, run.state.sample).stop_step
