@@ -13,7 +13,7 @@ import pytest
 import train.loop  # so that forks have it
 from fabric_train.errors import InputError
 from fabric_train.log import Log
-from fabric_train.loggers import Logger, Row, open_loggers
+from fabric_train.loggers import Logger, Row, WandbLogger, open_loggers
 
 OPTIONS = ("--max_steps=30", "--log_every=1", "--checkpoint_every_steps=4", "--warmup_steps=3")
 
@@ -75,6 +75,7 @@ def test_every_logger_has_each_step_once_after_a_kill_a_damaged_checkpoint_and_a
     pytest.importorskip("wandb")
     pytest.importorskip("mlflow")
     program = ("-m", "train", *OPTIONS, f"--loggers={','.join(READERS)}", "--checkpoint_dir=c")
+    monkeypatch.setattr(WandbLogger, "every_s", 0.0)  # also in forks: a part for each checkpoint
     code, _, err = finish(
         processes.fork("-m", "train", *OPTIONS, "--loggers=csv", "--checkpoint_dir=d")
     )
