@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -84,18 +84,23 @@ class Utilization:
 
 
 def measure_utilization(
-    model: nn.Module, sample: Tensor, device: torch.device, precision: str, world_size: int
+    build: Callable[[], nn.Module],
+    sample: Tensor,
+    device: torch.device,
+    precision: str,
+    world_size: int,
 ) -> Utilization:
-    """Counts a forward pass where the peak of ``device`` is known: not on a CPU.
+    """Counts a forward pass over ``sample`` [1, ...] where the device's peak is known: no CPU's.
 
-    ``model`` lies where ``sample`` [1, ...] does, and nothing wraps it.
+    ``build`` makes the model once more, without memory for its weights.
     """
     peak = read_peak(device, precision)
     if not peak:
         return Utilization()
-    return Utilization(
-        flops_per_sample=count_flops(model, sample), peak_flops=float(peak * world_size)
-    )
+    with torch.device("meta"):
+        model = build()
+    flops = count_flops(model, sample.to("meta"))
+    return Utilization(flops_per_sample=flops, peak_flops=float(peak * world_size))
 
 
 def count_flops(model: nn.Module, sample: Tensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -53,7 +54,17 @@ class Run:
     workload: Workload
     continuity: Continuity
     ledger: Ledger
-    utilization: Utilization
+
+    @cached_property
+    def utilization(self) -> Utilization:
+        """How much of the devices a speed makes use of."""
+        return measure_utilization(
+            lambda: self.workload.build_model(self.config),
+            self.test_set.tensors[0][:1],
+            self.fabric.device,
+            self.config.precision,
+            self.fabric.world_size,
+        )
 
     @property
     def leads(self) -> bool:
@@ -99,9 +110,6 @@ def build(
     )
     generator = torch.Generator()
     model = workload.build_model(config)
-    utilization = measure_utilization(
-        model, train_set[[0]][0], fabric.device, config.precision, fabric.world_size
-    )
     if config.compile:
         model.compile()  # in place, so that no name in a checkpoint changes
     _, optimizer = strategy.setup(
@@ -134,7 +142,6 @@ def build(
             strategy=strategy,
         ),
         ledger=ledger,
-        utilization=utilization,
     )
 
 

@@ -17,6 +17,8 @@ from fabric_train.breakdown import (
 )
 from fabric_train.strategies.strategy import Place, RankBatch, Strategy
 from tests.fabric_train.forked import run_forked
+from train.config import TrainConfig
+from train.workloads import WORKLOADS
 
 
 def wait(seconds, value):
@@ -73,10 +75,23 @@ def test_ddp_tells_how_long_gradients_travelled_alone():
     assert all(seconds > 0 for seconds in run_forked(communicate, 2))
 
 
-def test_operations_are_counted_where_a_devices_peak_is_known_and_used():
+def test_operations_are_counted_where_a_devices_peak_is_known(monkeypatch):
     model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.Dropout(0.5), nn.Linear(20, 5))
     assert count_flops(model, torch.ones(1, 10)) == 3 * 2 * (10 * 20 + 20 * 5)
     assert model.training
-    on_cpu = measure_utilization(model, torch.ones(1, 10), torch.device("cpu"), "32-true", 2)
-    assert on_cpu.at(100.0) is None
+    sample, device = torch.ones(1, 10), torch.device("cpu")
+    assert measure_utilization(lambda: model, sample, device, "32-true", 2).at(100.0) is None
+    monkeypatch.setattr("fabric_train.breakdown.read_peak", lambda device, precision: 450_000)
+    for workload in WORKLOADS.values():
+        build, config = workload.build_model, TrainConfig()
+        _, samples = workload.load(config)
+        used = measure_utilization(
+            lambda build=build, config=config: build(config),
+            samples.tensors[0][:1],
+            device,
+            "32-true",
+            2,
+        )
+        real = count_flops(build(config), samples.tensors[0][:1])
+        assert (used.flops_per_sample, used.peak_flops) == (real, 900_000)
     assert Utilization(flops_per_sample=1800, peak_flops=9e5).at(100.0) == pytest.approx(0.2)
