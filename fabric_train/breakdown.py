@@ -92,7 +92,8 @@ def measure_utilization(
 ) -> Utilization:
     """Counts a forward pass over ``sample`` [1, ...] where the device's peak is known: no CPU's.
 
-    ``build`` makes the model once more, without memory for its weights.
+    ``build`` makes the model once more, on torch's meta device: without memory for its weights, and
+    with the operations of attention, which are not counted for each device's fused ones.
     """
     peak = read_peak(device, precision)
     if not peak:
