@@ -138,8 +138,7 @@ class CheckpointStore:
 
     def path_of(self, step: int) -> Path:
         """The path of this start's checkpoint of ``step``, which may not exist yet."""
-        writer = self.writer
-        return self.folder / f"step-{step:010d}-g{writer.generation}-a{writer.attempt}"
+        return self.folder / name_of(Commit(step=step, writer=self.writer))
 
     def stage(self, step: int) -> Path:
         """A new folder for the files of ``step``; ``commit`` makes it the checkpoint."""
@@ -217,6 +216,12 @@ class CheckpointStore:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def name_of(commit: Commit) -> str:
+    """The reverse of ``parse_name``. Pure."""
+    writer = commit.writer
+    return f"step-{commit.step:010d}-g{writer.generation}-a{writer.attempt}"
 
 
 def parse_name(name: str) -> Commit | None:

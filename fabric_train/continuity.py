@@ -49,6 +49,7 @@ class Continuity:
         self.saver, self._strategy = saver, strategy
         self._state, self._each_epoch = state, each_epoch
         self._watch = StepWatch(env, saver, ledger)
+        self.profiler = self._watch.profiler
         finish_before_exit(self.saver.join)
 
     def resume(self) -> Path | None:

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from fabric_train.checkpoint import Checkpoint, CheckpointStore
 from fabric_train.commit import Save, SaveResult, tensor_files
 from fabric_train.errors import InputError
+from fabric_train.log import Log
 from fabric_train.manifest import CheckpointManifest, find_differences
 from fabric_train.memory import (
     describe_memory,
@@ -52,6 +53,7 @@ from fabric_train.snapshot import (
 )
 
 if TYPE_CHECKING:
+    from fabric_train.storage import Storage
     from fabric_train.strategies.strategy import Strategy
 
 GROUP_TIMEOUT_S = 86_400.0
@@ -87,6 +89,10 @@ class Saver:
         self.only_trained = False
         """Whether weights that need no gradient are left out. ``config`` has to tell which they
         are: a resume finds them in the model."""
+        self.log = Log()
+        """Whose rows go with the checkpoints; set it before ``look`` and ``resume``."""
+        self.storage: Storage | None = None
+        """Of rank 0, where checkpoints and logs are copied to; set it before, too."""
         self._generation = generation
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
@@ -167,6 +173,9 @@ class Saver:
         self._timer = Timer(self._interval, mtbf_s, self._clock)
         if found is not None:
             self.newest, self._committed_step = found.path, found.manifest.step
+            if not only_read:
+                self.log.restore(found.manifest.trainer.get("log", ()), found.manifest.step)
+                self._offer(found.path)
         return found
 
     def look(self) -> CheckpointManifest | None:
@@ -182,6 +191,8 @@ class Saver:
         def read() -> Checkpoint | None:
             self.store.open()
             found, skipped = self.store.read_newest()
+            if self.storage and self.storage.fetch(self.store, found):
+                found, skipped = self.store.read_newest()
             for note in skipped:
                 self._say(note)
             return found
@@ -306,6 +317,16 @@ class Saver:
         if self._thread is not None:
             self._thread.join(limit_s)
 
+    def close(self) -> None:
+        """The training has ended well: waits until loggers and storage have all."""
+        self.log.close()
+        if self.storage:
+            self.storage.close()
+
+    def _offer(self, path: Path) -> None:
+        if self.storage:
+            self.storage.offer(path)
+
     def poll(self) -> SaveResult | None:
         """How the last save ended, once, without waiting; raises FencedError if it was fenced."""
         if self._thread is not None and self._thread.is_alive():
@@ -315,6 +336,8 @@ class Saver:
             raise outcome
         if outcome is not None and outcome.path:
             self.newest, self._committed_step = outcome.path, outcome.step
+            self.log.commit(outcome.step)
+            self._offer(outcome.path)
             if outcome.error and self._leads:
                 self._say(f"the checkpoint of step {outcome.step} was written, but {outcome.error}")
         elif outcome is not None and self._leads:
@@ -361,7 +384,7 @@ class Saver:
             world_size=self.ranks.size,
             files={},
             tensors=tensors,
-            trainer=trainer,
+            trainer={**trainer, "log": rows} if (rows := self.log.state()) else trainer,
             config=self.config,
             versions={"torch": torch.__version__, "python": platform.python_version()},
             score=score,

@@ -12,6 +12,7 @@ from fabric_train.agreement import Agreement
 from fabric_train.commit import SaveResult
 from fabric_train.ledger import Ledger, Loaded, Saved, SaveFailed, StopAgreed
 from fabric_train.preemption import Preemption, Wish
+from fabric_train.profiling import Profiler
 from fabric_train.saver import Saver
 from fabric_train.worker_env import WorkerEnv
 
@@ -30,7 +31,8 @@ class StepWatch:
         self._saver, self._ledger = saver, ledger
         speaks = env.world is None or env.world.local_rank == 0
         self._preemption = Preemption(env.node_dir if speaks else None)
-        self._agreement = Agreement(2, pause_s=AGREE_EVERY_S)
+        self.profiler = Profiler(env, speaks=speaks)
+        self._agreement = Agreement(3, pause_s=AGREE_EVERY_S)
 
     def begin(self, step: int, model: nn.Module) -> None:
         """The training goes on from ``step``: the agent learns that requests will be answered."""
@@ -41,20 +43,23 @@ class StepWatch:
             if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
         ]
         self._ledger.write(Loaded(step=step, batch_norms=len(alone)))
+        self.profiler.after_step(step)
 
     def after_step(self, step: int, save: Save) -> None:
         """Commits when all ranks agree that a checkpoint is due or that a node asks for one.
 
         Raises PreemptedError after a commit on request, FencedError where a later group has begun.
         """
-        wish, due = self._agreement.settle()
+        wish, due, traced = self._agreement.settle()
         if wish:
             self._answer(Wish(wish), step, save)
         elif due or self._saver.is_step_due(step):
             self.save(save)
         else:
             self._tell(self._saver.poll())
-        self._agreement.propose((self._preemption.look(), int(self._saver.is_time_due())))
+        self.profiler.after_step(step, traced)
+        due = int(self._saver.is_time_due())
+        self._agreement.propose((self._preemption.look(), due, self.profiler.look()))
 
     def save(self, save: Save, *, block: bool = False) -> None:
         """Saves, and writes into the ledger what that cost."""
@@ -65,8 +70,10 @@ class StepWatch:
     def finish(self, save: Save) -> Path | None:
         """Commits the final state and gives its path; blocks."""
         self._agreement.settle()
+        self.profiler.stop()
         self.save(save, block=True)
         settled = self._saver.settle()
+        self._saver.close()
         return settled[1] if settled else None
 
     def hold_on_all(self, holds: bool) -> bool:

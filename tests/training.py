@@ -67,6 +67,10 @@ class Forked:
         out, err = (os.pread(file.fileno(), 1 << 24, 0) for file in self._files)
         return out, err
 
+    def said(self) -> bytes:
+        """What all have written to stdout so far."""
+        return os.pread(self._files[0].fileno(), 1 << 24, 0)
+
     @property
     def returncode(self) -> int | None:
         """As ``poll``."""

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fabric_train.augmentation import Augmented, shift
+from fabric_train.breakdown import Utilization, measure_utilization
 from fabric_train.continuity import Continuity
 from fabric_train.environment import read_environment
 from fabric_train.errors import InputError
@@ -61,6 +63,17 @@ class Run:
     workload: Workload
     continuity: Continuity
     ledger: Ledger
+
+    @cached_property
+    def utilization(self) -> Utilization:
+        """How much of the devices a speed makes use of."""
+        return measure_utilization(
+            lambda: self.workload.build_model(self.config),
+            self.test_set.tensors[0][:1],
+            self.fabric.device,
+            self.config.precision,
+            self.fabric.world_size,
+        )
 
     @property
     def is_frozen(self) -> bool:

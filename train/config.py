@@ -140,6 +140,17 @@ class TrainConfig:
     """Keep the checkpoints after each multiple of so many steps too."""
     checkpoint_async: bool = True
     """Write checkpoints beside the training, which then stands still only to copy its state."""
+    storage: str | None = None
+    """URL that checkpoints and logs are copied to beside the training (`s3://bucket/folder`, `gs://`,
+    `file://`), and resumed from where the folder has no newer one; docs/seeing.md."""
+    loggers: str = ""
+    """Loggers, with commas between: `csv`, `tensorboard`, `wandb` (offline) and `mlflow` (files).
+    They write into `logs` beside the checkpoints; docs/seeing.md."""
+    profile: str | None = None
+    """Steps that each process traces by torch.profiler, as `steps=10-12`, into `profiles` of
+    RUN_DIR, else beside the checkpoints."""
+    log_every: PositiveInt = 50
+    """Steps from one row of the loggers to the next."""
 
 
 VERBS = ("fit", "validate", "test", "predict")
@@ -167,6 +178,10 @@ MAY_DIFFER_ON_RESUME = frozenset(
         "keep_best",
         "keep_every_steps",
         "checkpoint_async",
+        "storage",
+        "loggers",
+        "profile",
+        "log_every",
     }
 )
 """Fields that say how long, where and how fast to train, but not what."""
@@ -207,6 +222,8 @@ def parse_config(arguments: Sequence[str]) -> TrainConfig:
         raise InputError(str(error), suggest_fix(str(error))) from error
     check_name(given["strategy"])
     config = TrainConfig(**{name: given[name] for name in FIELDS})
+    if config.profile:
+        parse_steps(config.profile)
     if config.patience and not config.val_share:
         raise InputError("--patience watches the validation loss", "--val_share 0.1")
     if config.unfreeze_at_step is not None and config.workload != "transfer":
@@ -222,6 +239,16 @@ def parse_config(arguments: Sequence[str]) -> TrainConfig:
     if config.accumulate and (config.virtual_shards or config.reduction == "exact"):
         raise InputError("--accumulate is another word for --virtual_shards", "give one of them")
     return config
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """The first and the last step of ``steps=10-12``. Raises InputError. Pure."""
+    first, _, last = text.removeprefix("steps=").partition("-")
+    if first.isdigit() and (last or first).isdigit():
+        steps = int(first), int(last or first)
+        if 1 <= steps[0] <= steps[1]:
+            return steps
+    raise InputError(f"--profile {text}: these are no steps", "--profile steps=10-12")
 
 
 def suggest_fix(message: str) -> str:

@@ -15,6 +15,7 @@ from lightning.fabric import Fabric
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from fabric_train.breakdown import Breakdown
 from fabric_train.continuity import check_finite
 from fabric_train.errors import InputError
 from fabric_train.fabric import launch_fabric, leave_world
@@ -37,6 +38,7 @@ from train.progress import Meter, Progress
 from train.report import format_hardware_table, read_rank_device, read_versions
 from train.resume import check_resize, choose_virtual_shards, may_replan_shards, open_saver
 from train.sanity import try_all_parts
+from train.seeing import begin_breakdown, log_epoch, log_step, open_log, plan_profile
 
 
 def train(
@@ -124,6 +126,7 @@ def train_by(
 ) -> Metrics | None:
     """The training with one strategy; None where it goes on with more weights to train."""
     saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
+    open_log(config, saver, say)
     earlier = saver.look()
     if verb != "fit" and earlier is None:
         raise InputError(
@@ -165,6 +168,7 @@ def finish(run: Run, course: Course, checkpoint: Path | None) -> Metrics:
         "duration_s": time.monotonic() - course.began_at,
         "fit_s": meter.elapsed_s,
         "samples_per_s": meter.steps_per_s * run.schedule.batch_size,
+        "mfu": run.utilization.at(meter.steps_per_s * run.schedule.batch_size),
         "median_step_s": meter.median_step_s,
         "first_step_at": meter.first_step_at,
         "steps": run.state.step,
@@ -191,6 +195,7 @@ def resume(run: Run) -> tuple[int, Path | None]:
 
     Raises InputError, on all ranks, if it belongs to another training.
     """
+    plan_profile(run)
     path = run.continuity.resume()
     step = run.state.step
     stop_step = run.schedule.anchored(step, run.state.sample).stop_step
@@ -257,6 +262,7 @@ def build_progress(run: Run, meter: Meter) -> Progress:
         run.schedule,
         meter,
         global_batch_size=run.schedule.batch_size,
+        utilization=run.utilization,
     )
 
 
@@ -271,17 +277,20 @@ def fit(run: Run, meter: Meter, progress: Progress) -> Path | None:
         batches = iter(seek(run, epoch=epoch, stop_step=stop_step))
         losses = EpochLoss(run)
         while state.step < stop_step:
-            loss = take_step(run, batches)
+            breakdown = begin_breakdown(run)
+            loss = take_step(run, batches, breakdown)
             state.step += 1
             state.sample += schedule.batch_size
             losses.add(loss)
             on_step(run, loss, meter, progress)
+            log_step(run, loss, meter, losses.average, breakdown)
             if state.step < stop_step:
                 run.continuity.after_step(losses.refresh)
         losses.refresh()
         state.train_loss = check_finite(state.epoch_loss / state.epoch_steps, state.step)
         if state.step == schedule.end_of(epoch):
             state.epoch_loss, state.epoch_steps = 0.0, 0
+            log_epoch(run, epoch_loss=state.train_loss)
             validate(run)
         progress.on_epoch_end(state.step, state.train_loss)
         run.continuity.on_epoch_end()
@@ -307,6 +316,7 @@ def validate(run: Run) -> None:
     state = run.state
     state.stale_epochs = 0 if loss < state.best_loss else state.stale_epochs + 1
     state.best_loss = min(loss, state.best_loss)
+    log_epoch(run, val_loss=loss)
     run.say(f"validation loss {loss:.4f} after step {state.step}, lowest {state.best_loss:.4f}")
     if has_stopped(run):
         run.say(f"stops early: it has not fallen for {state.stale_epochs} epochs")
@@ -335,9 +345,13 @@ class EpochLoss:
         self._sum += loss
         self._steps += 1
 
+    def average(self, loss: torch.Tensor) -> float:
+        """The mean of all ranks' losses, weighed; blocks, and all ranks must call it."""
+        return average(self._fabric, loss * self._share)
+
     def refresh(self) -> None:
         """Writes the sums into the state; blocks, and all ranks must call it."""
-        self._state.epoch_loss = self._loss_before + average(self._fabric, self._sum * self._share)
+        self._state.epoch_loss = self._loss_before + self.average(self._sum)
         self._state.epoch_steps = self._steps
 
 
@@ -352,28 +366,33 @@ def share_of(run: Run) -> float:
     return len(run.sampler.shards) * run.strategy.replicas / run.sampler.virtual_shards
 
 
-def take_step(run: Run, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
+def take_step(
+    run: Run, batches: Iterator[list[torch.Tensor]], breakdown: Breakdown | None = None
+) -> torch.Tensor:
     """One optimizer step over this rank's virtual shards; returns the mean of their losses."""
     config, strategy, scaler = run.config, run.strategy, run.strategy.scaler
     for group, share in zip(run.state.optimizer.param_groups, run.lr_shares, strict=False):
         group["lr"] = run.schedule.lr_at(run.state.step) * share
-    loss = strategy.run_step(
-        RankBatch(
-            shards=run.sampler.shards,
-            # Exact sums need inputs that start at the same places in memory.
-            batches=map(align, batches) if config.reduction == "exact" else batches,
-            loss=mean_loss if scaler is None else lambda *given: scaler.scale(mean_loss(*given)),
-            # Seeded for each shard, so that it drops the same units on every rank.
-            begin=lambda shard: seed_generators(config.seed, run.state.step, shard),
-            autocast=run.fabric.autocast,
-        )
+    batch = RankBatch(
+        shards=run.sampler.shards,
+        # Exact sums need inputs that start at the same places in memory.
+        batches=map(align, batches) if config.reduction == "exact" else batches,
+        loss=mean_loss if scaler is None else lambda *given: scaler.scale(mean_loss(*given)),
+        # Seeded for each shard, so that it drops the same units on every rank.
+        begin=lambda shard: seed_generators(config.seed, run.state.step, shard),
+        autocast=run.fabric.autocast,
     )
+    loss = strategy.run_step(breakdown.watch(batch) if breakdown else batch)
+    if breakdown:
+        breakdown.end("backward_s")
     if scaler is not None:
         loss = scaler.unscale_loss(loss)
         scaler.unscale_(strategy.optimizer)
     if config.max_grad_norm:
         strategy.clip(config.max_grad_norm)
     strategy.step(run.state.step)
+    if breakdown:
+        breakdown.end("optimizer_s")
     return loss
 
 

@@ -29,12 +29,14 @@ class Metrics(Scores):
 
     ``train_loss``: of the last whole epoch, or up to the last step; None where neither is known.
     ``skipped_steps``: those of ``steps`` whose gradient overflowed in float16.
+    ``mfu``: model FLOPs utilisation, from 0 to 1; None where the device's peak is not known.
     """
 
     train_loss: float | None
     duration_s: float
     fit_s: float
     samples_per_s: float
+    mfu: float | None
     median_step_s: float
     first_step_at: float
     steps: int

@@ -13,6 +13,7 @@ from typing import TextIO
 
 from torch import Tensor
 
+from fabric_train.breakdown import Utilization
 from fabric_train.worker_env import ProgressMode
 from train.schedule import Schedule
 
@@ -88,6 +89,7 @@ class Progression:
     loss: float
     samples_per_s: float
     eta_s: float
+    mfu: float | None = None
 
 
 class Progress:
@@ -103,14 +105,16 @@ class Progress:
         meter: Meter,
         *,
         global_batch_size: int,
-        stream: TextIO = sys.stderr,
+        utilization: Utilization | None = None,
+        stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mode = mode
         self._schedule = schedule
         self._meter = meter
         self._global_batch_size = global_batch_size
-        self._stream = stream
+        self._utilization = utilization or Utilization()
+        self._stream = stream or sys.stderr
         self._clock = clock
         self._interval_s = BAR_INTERVAL_S if mode == "bar" else LINES_INTERVAL_S
         self._shown_at = clock()
@@ -144,6 +148,7 @@ class Progress:
             loss=loss,
             samples_per_s=rate * self._global_batch_size,
             eta_s=(schedule.stop_step - step) / rate if rate else 0.0,
+            mfu=self._utilization.at(rate * self._global_batch_size),
         )
 
     def _show(self, snapshot: Progression) -> None:
@@ -160,9 +165,10 @@ class Progress:
 
 def format_line(snapshot: Progression) -> str:
     """A line for a log."""
+    used = f"MFU {snapshot.mfu:.1%}  " if snapshot.mfu is not None else ""
     return (
         f"epoch {snapshot.epoch}/{snapshot.epochs}  step {snapshot.step}/{snapshot.stop_step}  "
-        f"loss {snapshot.loss:.4f}  {snapshot.samples_per_s:,.0f} samples/s  "
+        f"loss {snapshot.loss:.4f}  {snapshot.samples_per_s:,.0f} samples/s  {used}"
         f"ETA {format_duration(snapshot.eta_s)}"
     )
 

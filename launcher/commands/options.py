@@ -279,6 +279,23 @@ def _add_to_stacks(stacks: ArgumentParser) -> None:
     stacks.add_argument("--json", action="store_true")
 
 
+def _add_to_profile(profile: ArgumentParser) -> None:
+    add_run(profile)
+    profile.epilog = (
+        "A training with fabric_train, also in a Trainer, traces its next steps by torch.profiler;"
+        " of any other script py-spy records some seconds. ui.perfetto.dev and speedscope.app"
+        " show the files. docs/seeing.md"
+    )
+    profile.add_argument("--steps", type=natural, default=5, metavar="N", help="(default: 5)")
+    profile.add_argument(
+        "--seconds",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="of a script without steps; and how long the steps may take (default: 10)",
+    )
+
+
 def _add_to_logs(logs: ArgumentParser) -> None:
     add_run(logs)
     logs.epilog = (
@@ -418,6 +435,12 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "stacks:stacks",
         "show where all ranks of a run stand, and which one the others wait for",
         _add_to_stacks,
+    ),
+    (
+        "profile",
+        "profile:profile",
+        "write a profile of each rank of a run that goes on",
+        _add_to_profile,
     ),
     ("stop", "runs:stop", "end a run and remove what is left of it", _add_to_stop),
     ("scale", "runs:scale", "change the number of nodes of an elastic run", _add_to_scale),

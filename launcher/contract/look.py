@@ -16,6 +16,7 @@ from typing import Any, Literal
 from launcher.contract.protocol import LOOK_FILE as LOOK_FILE
 from launcher.contract.protocol import LOOK_REQUEST as LOOK_REQUEST
 from launcher.contract.protocol import LOOKS_DIR
+from launcher.contract.protocol import TRACE as TRACE
 from launcher.contract.records import parse_record, read_object
 
 STACKS = "rank-{rank}.stacks.json"
@@ -25,7 +26,10 @@ COLLECTIVES = "rank-{rank}.collectives.json"
 FAILED_COLLECTIVES = "collectives.json"
 """The same, in the folder of a worker that ended by an exception, such as a timeout of torch's."""
 
-Why = Literal["asked", "hang", "loss"]
+SPEEDSCOPE = "rank-{rank}.speedscope.json"
+"""What py-spy recorded of a script that does not answer PROFILE_REQUEST."""
+
+Why = Literal["asked", "hang", "loss", "profile"]
 TakenBy = Literal["py-spy", "faulthandler", ""]
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_FRAMES, MOST_THREADS = 200, 500
@@ -34,10 +38,15 @@ MOST_FRAMES, MOST_THREADS = 200, 500
 
 @dataclass(frozen=True, kw_only=True)
 class LookRequest:
-    """``id`` names the look's folder; ``native``: with the frames of C too."""
+    """``id`` names the look's folder; ``native``: with the frames of C too.
+
+    With ``steps`` it is a profile of so many steps, or of ``seconds`` where a script has none.
+    """
 
     id: str
     native: bool = False
+    steps: int = 0
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -102,7 +111,8 @@ class RankLook:
 class Look:
     """One look at the workers of one node; ``at`` is in seconds since the epoch.
 
-    ``why``: somebody asked, the watchdog found a hang, or another node was lost.
+    ``why``: somebody asked, also for a profile, which has no stacks; the watchdog found a hang, or
+    another node was lost. ``no_stacks`` of a profile's ranks says why there is no profile.
     ``attempt`` is the one that the workers are of, -1 before the first.
     """
 
@@ -127,9 +137,10 @@ def read_look(folder: Path) -> Look | None:
 
 
 def read_looks(node_dir: Path) -> tuple[Look, ...]:
-    """All finished looks at one incarnation of a node, oldest first."""
-    found = (read_look(path) for path in (node_dir / LOOKS_DIR).glob("*/"))
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.at))
+    """All finished looks at one incarnation of a node, oldest first; profiles are none."""
+    found = [read_look(path) for path in (node_dir / LOOKS_DIR).glob("*/")]
+    looks = (one for one in found if one is not None and one.why != "profile")
+    return tuple(sorted(looks, key=lambda one: one.at))
 
 
 def read_stacks(folder: Path, rank: int) -> RankStacks | None:

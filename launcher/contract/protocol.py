@@ -175,6 +175,11 @@ LOOKS_DIR = "looks"
 """Holds a folder for each look."""
 LOOK_FILE = "look.json"
 """The fields of ``Look``; once it is there, all else of the look is."""
+PROFILE_REQUEST = "profile-request"
+"""The agent asks a training that answers stop requests: ``{"id", "steps"}``. Each of its ranks
+traces the same steps, and writes TRACE into the look's folder. The agent removes it."""
+TRACE = "rank-{rank}.trace.json"
+"""What torch.profiler wrote."""
 
 # -- stopping is a conversation; all three files lie in NODE_DIR ---------------------------------
 STOP_READY_FILE = "stop-ready"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.agent.engine.attempts import Attempts, WorkerPlace
+from launcher.agent.engine.profile import take_profile
 from launcher.agent.engine.stacks import Faulthandler, PySpy
 from launcher.agent.heartbeat import WorkerBeat
 from launcher.agent.worker import recorder
@@ -52,6 +53,12 @@ class Looker:
         with contextlib.suppress(OSError, ValueError):
             request = parse_record(LookRequest, read_object(self._request))
             self._request.unlink()
+            if request.steps:
+                # For seconds, in which this thread goes on to look for hangs.
+                threading.Thread(
+                    target=take_profile, args=(self._attempts, request, self._clock), daemon=True
+                ).start()
+                return
             self._forget_old()
             self.take("asked", id=request.id, native=request.native)
             return

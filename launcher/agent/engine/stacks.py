@@ -25,6 +25,8 @@ from launcher.contract.look import Frame, RankStacks, ThreadStack, cut_threads
 from launcher.contract.process_stat import is_stopped
 
 NOT_INSTALLED = "py-spy is not installed here: pip install py-spy"
+WRITE_LIMIT_S = 20.0
+"""How long py-spy may take to write what it has recorded."""
 _SETTLED_S = 0.1
 """Faulthandler writes in several calls, and does not announce the last one."""
 _PTRACE_CAPABILITY = 19
@@ -37,12 +39,17 @@ _THREAD = re.compile(r"(?:Thread|Current thread) 0x[0-9a-f]+(?: \[(?P<name>.*)\]
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 
+def find_py_spy() -> str:
+    """Its path; empty where it is not installed."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return shutil.which("py-spy") or (str(beside) if beside.exists() else "")
+
+
 class PySpy:
     """One py-spy for each worker, all at the same time."""
 
     def __init__(self, pids: Mapping[int, int], *, native: bool) -> None:
-        beside = Path(sys.executable).with_name("py-spy")
-        program = shutil.which("py-spy") or (str(beside) if beside.exists() else "")
+        program = find_py_spy()
         self._pids, self._missing = pids, "" if program else NOT_INSTALLED
         # One that a signal has stopped cannot be paused.
         self._paused = {rank: native and not is_stopped(pid) for rank, pid in pids.items()}
@@ -89,6 +96,34 @@ def _read_fd(fd: int) -> str:
     with open(fd, "rb") as file:
         file.seek(0)
         return file.read().decode(errors="replace")
+
+
+def record(pids: Mapping[int, int], paths: Mapping[int, Path], seconds: float) -> dict[int, str]:
+    """Has py-spy record each rank's worker for ``seconds`` into its file; why ranks have none."""
+    program = find_py_spy()
+    if not program:
+        return dict.fromkeys(pids, NOT_INSTALLED)
+    how = ("--format", "speedscope", "--nonblocking", "--duration", f"{max(1.0, seconds):.0f}")
+    runs = {
+        rank: subprocess.Popen(
+            [program, "record", *how, "--output", str(paths[rank]), "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, pid in pids.items()
+    }
+    missing = {}
+    for rank, run in runs.items():
+        try:
+            _, said = run.communicate(timeout=seconds + WRITE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            run.kill()
+            said = run.communicate()[1]
+        if not paths[rank].exists():
+            missing[rank] = explain_py_spy(said, pids[rank])
+    return missing
 
 
 def parse_py_spy(said: list[dict[str, Any]], pid: int) -> tuple[ThreadStack, ...]:

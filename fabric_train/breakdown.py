@@ -1,0 +1,128 @@
+"""What a step spends its time on, and how much of the device it uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
+
+from fabric_train.strategies.strategy import RankBatch
+
+PASSES = 3
+"""A backward pass takes twice the operations of the forward pass (Kaplan et al. 2020, 2.1)."""
+
+
+class Breakdown:
+    """Times the parts of one step from outside of its strategy; waits for the device between."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._at = self._now()
+        self.parts = {"data_s": 0.0, "forward_s": 0.0, "backward_s": 0.0, "optimizer_s": 0.0}
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def end(self, part: str) -> None:
+        """What has run since the last end belongs to ``part``."""
+        before, self._at = self._at, self._now()
+        self.parts[part] += self._at - before
+
+    def watch(self, batch: RankBatch) -> RankBatch:
+        """The same batch; its data and its loss say where forward and backward passes end."""
+
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            value = batch.loss(outputs, targets)
+            self.end("forward_s")
+            return value
+
+        return replace(batch, batches=self._read(batch.batches), loss=loss)
+
+    def _read(self, batches: Iterator[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
+        while True:
+            self.end("backward_s")  # of the micro-batch before
+            try:
+                found = next(batches)
+            except StopIteration:
+                return
+            self.end("data_s")
+            yield found
+
+
+def read_communication(model: nn.Module) -> dict[str, float]:
+    """Seconds in which a step waits for gradients alone, as DDP's own samples have it.
+
+    DDP measures one in 100 iterations. Empty for another model.
+    """
+    wrapped = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
+    if wrapped is None:
+        return {}
+    told = wrapped._get_ddp_logging_data()
+    travel = told.get("avg_backward_comm_time", 0)
+    hidden = told.get("avg_backward_compute_comm_overlap_time", 0)
+    return {"communication_s": max(0, travel - hidden) / 1e9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilization:
+    """Operations of one sample, and what all devices can do in a second; 0 is not known."""
+
+    flops_per_sample: int = 0
+    peak_flops: float = 0.0
+
+    def at(self, samples_per_s: float) -> float | None:
+        """Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, appendix B), from 0 to 1."""
+        flops = self.flops_per_sample * samples_per_s
+        return flops / self.peak_flops if self.peak_flops and flops else None
+
+
+def measure_utilization(
+    build: Callable[[], nn.Module],
+    sample: Tensor,
+    device: torch.device,
+    precision: str,
+    world_size: int,
+) -> Utilization:
+    """Counts a forward pass over ``sample`` [1, ...] where the device's peak is known: no CPU's.
+
+    ``build`` makes the model once more, on torch's meta device: without memory for its weights, and
+    with the operations of attention, which are not counted for each device's fused ones.
+    """
+    peak = read_peak(device, precision)
+    if not peak:
+        return Utilization()
+    with torch.device("meta"):
+        model = build()
+    flops = count_flops(model, sample.to("meta"))
+    return Utilization(flops_per_sample=flops, peak_flops=float(peak * world_size))
+
+
+def count_flops(model: nn.Module, sample: Tensor) -> int:
+    """Operations of a forward and a backward pass over ``sample``; changes nothing."""
+    was_training = model.training
+    model.eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(sample)
+    model.train(was_training)
+    return int(PASSES * counter.get_total_flops())
+
+
+def read_peak(device: torch.device, precision: str) -> int:
+    """Operations per second of one device, by Lightning's table; 0 where it has none."""
+    if device.type != "cuda":
+        return 0
+    from lightning.fabric.utilities.throughput import get_available_flops
+
+    types = {"bf16": torch.bfloat16, "16": torch.float16}
+    try:
+        dtype = types.get(precision.partition("-")[0], torch.float32)
+        return get_available_flops(device, dtype) or 0
+    except (ValueError, KeyError):
+        return 0

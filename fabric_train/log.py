@@ -1,0 +1,125 @@
+"""What loggers get: the rows of steps that a committed checkpoint covers, each once.
+
+A row waits until the checkpoint of its step, or of a later one, is committed. That checkpoint
+carries the rows that no logger has confirmed, and a start asks each logger what it has. So steps
+that a restart makes again are logged once, and a group that was fenced, and cannot commit, logs
+nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fabric_train.commit import describe
+from fabric_train.loggers import Logger, Row
+from fabric_train.preemption import finish_before_exit
+
+
+class Log:
+    """The rows of one training, on rank 0; without loggers, as on other ranks, it does nothing."""
+
+    def __init__(
+        self,
+        loggers: Iterable[Logger] = (),
+        *,
+        say: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._outlets = [Outlet(logger, say, clock) for logger in loggers]
+        self._rows: dict[int, dict[str, float]] = {}
+        self._committed_step = -1
+        self._thread: threading.Thread | None = None
+        finish_before_exit(self.join)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds to the row of ``step``, which must be the present one: before it is saved."""
+        if self._outlets:
+            self._rows.setdefault(step, {}).update(values)
+
+    def state(self) -> list[Row]:
+        """What a checkpoint of the present step carries; JSON."""
+        written = min((outlet.written_step for outlet in self._outlets), default=-1)
+        self._rows = {step: row for step, row in self._rows.items() if step > written}
+        return [(step, dict(row)) for step, row in sorted(self._rows.items())]
+
+    def restore(self, rows: Sequence[Any], step: int) -> None:
+        """Goes on from the checkpoint of ``step``, which carried ``rows``."""
+        for row_step, values in rows:
+            self.add(row_step, values)
+        self.commit(step)
+
+    def commit(self, step: int) -> None:
+        """The checkpoint of ``step`` is committed: hands rows over, in a thread."""
+        self._committed_step = max(step, self._committed_step)
+        if self._outlets and not (self._thread and self._thread.is_alive()):
+            rows = self._take()
+            self._thread = threading.Thread(
+                target=self._hand_over, args=(rows,), name="loggers", daemon=True
+            )
+            self._thread.start()
+
+    def join(self, limit_s: float | None) -> None:
+        """Waits up to ``limit_s`` for rows that are being handed over; from any thread."""
+        if self._thread is not None:
+            self._thread.join(limit_s)
+
+    def close(self) -> None:
+        """The training has ended well: hands over all that is committed, and waits for it."""
+        self.join(None)  # the loggers write files, which end or fail
+        self._hand_over(self._take(), last=True)
+
+    def _take(self) -> list[Row]:
+        return [row for row in self.state() if row[0] <= self._committed_step]
+
+    def _hand_over(self, rows: Sequence[Row], *, last: bool = False) -> None:
+        for outlet in self._outlets:
+            outlet.take(rows, last=last)
+
+
+class Outlet:
+    """One logger, and what it has."""
+
+    def __init__(
+        self, logger: Logger, say: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self._logger, self._say, self._clock = logger, say, clock
+        self._known: dict[str, int] | None = None
+        self._took_at = clock()
+        self._is_failing = False
+        self.written_step = -1
+        """All rows up to this step are written."""
+
+    def take(self, rows: Sequence[Row], *, last: bool) -> None:
+        """Writes what the logger lacks; never raises. What fails is tried at the next commit."""
+        if not rows or (not last and self._clock() - self._took_at < self._logger.every_s):
+            return
+        try:
+            if self._known is None:
+                self._known = self._logger.read()
+            if lacking := list(find_lacking(rows, self._known)):
+                self._logger.write(lacking)
+            self._known |= {name: step for step, values in rows for name in values}
+        except Exception as error:
+            self._known = None  # it may have taken some of them
+            if not self._is_failing:
+                self._say(
+                    f"{self._logger.name} took no rows, which are kept and tried again with each "
+                    f"checkpoint: {describe(error)}"
+                )
+            self._is_failing = True
+            return
+        if self._is_failing:
+            self._say(f"{self._logger.name} takes rows again")
+        self._is_failing = False
+        self._took_at, self.written_step = self._clock(), rows[-1][0]
+
+
+def find_lacking(rows: Iterable[Row], known: Mapping[str, int]) -> Iterable[Row]:
+    """The values of steps after the last one of the same name. Pure."""
+    for step, values in rows:
+        lacking = {name: value for name, value in values.items() if step > known.get(name, -1)}
+        if lacking:
+            yield step, lacking

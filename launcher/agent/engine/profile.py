@@ -1,0 +1,61 @@
+"""Takes a profile of this node's workers: by the training itself, or by py-spy from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.agent.atomic_write import write_atomically
+from launcher.agent.engine.attempts import Attempts
+from launcher.agent.engine.stacks import record
+from launcher.contract import look, protocol
+from launcher.contract.clock import Clock
+from launcher.contract.look import Look, LookRequest, RankLook
+from launcher.contract.records import dump_record
+
+POLL_S = 0.1
+
+
+def take_profile(attempts: Attempts, request: LookRequest, clock: Clock) -> None:
+    """Leaves a look with a profile of each rank, or why there is none; blocks for its seconds."""
+    at = clock.wall()
+    folder = look.look_dir(attempts.node_dir, request.id)
+    pids = {rank: beat.pid for rank, beat in attempts.beats().items()}
+    # A full disk: a profile is worth no failure.
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        answers = (attempts.node_dir / protocol.STOP_READY_FILE).exists()
+        take = _ask_training if answers else _record
+        missing = take(attempts.node_dir, folder, pids, request, clock)
+        ranks = tuple(
+            RankLook(rank=rank, pid=pid, no_stacks=missing.get(rank, ""))
+            for rank, pid in pids.items()
+        )
+        told = Look(id=request.id, at=at, why="profile", attempt=attempts.number, ranks=ranks)
+        write_atomically(folder / look.LOOK_FILE, dump_record(told))
+
+
+def _ask_training(
+    node_dir: Path, folder: Path, pids: Mapping[int, int], request: LookRequest, clock: Clock
+) -> dict[int, str]:
+    """Why ranks have no trace."""
+    asked = node_dir / protocol.PROFILE_REQUEST
+    write_atomically(asked, json.dumps({"id": request.id, "steps": request.steps}))
+    waits = {rank: folder / protocol.TRACE.format(rank=rank) for rank in pids}
+    end = clock.monotonic() + request.seconds
+    while waits and clock.monotonic() < end:
+        clock.sleep(POLL_S)
+        waits = {rank: path for rank, path in waits.items() if not path.exists()}
+    asked.unlink(missing_ok=True)
+    why = f"it has not made {request.steps} steps in {request.seconds:g} s"
+    return dict.fromkeys(waits, why)
+
+
+def _record(
+    node_dir: Path, folder: Path, pids: Mapping[int, int], request: LookRequest, clock: Clock
+) -> dict[int, str]:
+    """Why ranks have no recording."""
+    paths = {rank: folder / look.SPEEDSCOPE.format(rank=rank) for rank in pids}
+    return record(pids, paths, request.seconds)

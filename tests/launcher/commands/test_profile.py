@@ -1,0 +1,73 @@
+"""``launcher profile`` as a person types it, on real runs of this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
+
+TRAINS = """
+name: tiny
+command: [-m, train, --epochs=2000, --profile=steps=2-3]
+nproc_per_node: 2
+start: fork
+stop_grace_s: 5
+"""
+COMPUTES = """
+import os, pathlib
+def burn():
+    return sum(range(10000))
+pathlib.Path(os.environ["RUN_DIR"], "ready").touch()
+while True:
+    burn()
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Runner]:
+    runner = Runner(tmp_path)
+    yield runner
+    if runner.run_ids():
+        runner("stop", "--grace", "0")
+    assert runner.processes() == []
+
+
+def count_steps(path: Path) -> int:
+    events = json.loads(path.read_text())["traceEvents"]
+    return sum(event["name"] == "Optimizer.step#AdamW.step" for event in events)
+
+
+def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_names(
+    launcher: Runner,
+) -> None:
+    (launcher.folder / "job.yaml").write_text(TRAINS)
+    assert launcher("run", "job.yaml", "--on", "local", "--detach").returncode == 0
+    run = (launcher.folder / "runs/latest").resolve()
+    named = [run / f"profiles/rank-{rank}.trace.json" for rank in range(2)]
+    wait_until(lambda: all(path.exists() for path in named))
+    assert [count_steps(path) for path in named] == [2, 2]
+    done = launcher("profile", "latest", "--steps", "3", "--seconds", "60")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["rank 0", "rank 1"]
+    assert [count_steps(launcher.folder / line.split(": ")[1]) for line in lines] == [3, 3]
+    launcher("stop", "--grace", "0")
+    over = launcher("profile", "latest")
+    assert (over.returncode, "has ended" in over.stderr) == (2, True), over.stderr
+
+
+def test_of_any_other_script_seconds_are_recorded(launcher: Runner) -> None:
+    launcher.write(COMPUTES)
+    assert launcher("run", "job.yaml", "--on", "local", "--detach").returncode == 0
+    run = (launcher.folder / "runs/latest").resolve()
+    wait_until((run / "ready").exists)
+    done = launcher("profile", "latest", "--seconds", "1")
+    assert done.returncode == 0, done.stderr
+    path = launcher.folder / done.stdout.split(": ")[1].strip()
+    frames = json.loads(path.read_text())["shared"]["frames"]
+    assert "burn" in {frame["name"] for frame in frames}
