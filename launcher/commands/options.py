@@ -245,6 +245,14 @@ def _add_to_report(report: ArgumentParser) -> None:
     )
 
 
+def _add_to_top(top: ArgumentParser) -> None:
+    add_run(top)
+    top.add_argument(
+        "--interval", type=seconds, default=1.0, metavar="S", help="between two looks (%(default)s)"
+    )
+    top.add_argument("--json", action="store_true", help="once, as data")
+
+
 def _add_to_why(why: ArgumentParser) -> None:
     add_run(why)
     why.epilog = OF_WHY
@@ -376,6 +384,7 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
     ),
     ("ps", "runs:ps", "list runs", _add_to_ps),
     ("status", "runs:status", "show one run and its nodes", _add_to_status),
+    ("top", "top:top", "watch a run: progress, nodes and events, in place", _add_to_top),
     (
         "report",
         "report:report",
