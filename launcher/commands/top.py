@@ -17,7 +17,8 @@ INSTALL = "pip install 'fabric-train[top]'"
 def top(arguments: argparse.Namespace) -> int:
     """Shows a run until it is left; where there is no terminal, once."""
     run = find(arguments)
-    if arguments.json or not (sys.stdout.isatty() and sys.stdin.isatty()):
+    is_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
+    if arguments.json or not is_terminal:
         seen = read_snapshot(run, SystemClock().wall())
         told = json.dumps(seen.to_jsonable(), indent=2) + "\n" if arguments.json else None
         sys.stdout.write(told or render_snapshot(seen))

@@ -218,7 +218,8 @@ line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train
 (world_size, generation, virtual_shards or null), loaded (step), planned (step, until), first-step
 (step), progress (step, loss, save_stall_s and samples since the event before), saved (step,
 blocked_s, write_s, bytes), save-failed (step, error), stop-agreed (step, reason), trained (step),
-train-ended (step). A step is counted over all starts; time between loaded, progress and trained is training."""
+train-ended (step). A step is counted over all starts; time between loaded, progress and trained is
+training."""
 
 # -- labels of images, containers and networks ----------------------------------------------
 LABEL_RUN_ID = "launcher.run-id"

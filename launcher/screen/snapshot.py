@@ -17,7 +17,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.goodput import Goodput
 from launcher.runs.ledger import clock_offsets
-from launcher.runs.report import NodeReport, Postmortem
+from launcher.runs.report import NodeReport
 from launcher.runs.timeline import Moment
 
 SILENT_S = 3 * protocol.VITALS_S
@@ -40,6 +40,7 @@ class NodeRow:
     node_index: int
     incarnation: int
     state: str
+    exit_code: int | None
     detail: str
     host: str
     seen_s: float | None
@@ -56,7 +57,7 @@ class NodeRow:
         if self.state == NodeState.PENDING.value:
             return 2
         if self.state != NodeState.RUNNING.value:
-            return 0 if self.state != NodeState.SUCCEEDED.value else 4
+            return 4 if self.exit_code == 0 else 0
         return 1 if self.seen_s is not None and self.seen_s > SILENT_S else 3
 
     def cells(self) -> tuple[str, ...]:
@@ -141,7 +142,7 @@ def read_snapshot(run: RunFolder, now: float) -> Snapshot:
         loss=loss,
         samples_per_s=training.get("samples_per_s"),
         eta_s=round((until - step) / pace, 1) if is_going_on and until and step else None,
-        saved_s=max(0.0, round(now - saved_at, 1)) if saved_at else None,
+        saved_s=max(0.0, round(now - saved_at, 1)) if saved_at and told.reason is None else None,
         restarts=told.restarts,
         nodes=sorted(rows, key=lambda row: (row.trouble, row.node_index)),
         events=told.timeline[-MOST_EVENTS:],
@@ -199,15 +200,17 @@ def _row(
 ) -> NodeRow:
     index = node.node_index
     at, steps = vitals.get("at"), vitals.get("steps") or {}
-    ended = NodeState.SUCCEEDED.value if node.exit_code == 0 else node.reason
     has_name = index < len(plan.machines)
     return NodeRow(
         node_index=index,
         incarnation=node.incarnation,
-        state=(ended if node.reason else node.state) or "",
+        state=node.reason or node.state,
+        exit_code=node.exit_code,
         detail=node.detail,
         host=plan.machines[index].name if has_name else "",
-        seen_s=max(0.0, round(now - (at - offsets.get(index, 0.0)), 1)) if at else None,
+        seen_s=max(0.0, round(now - at + offsets.get(index, 0.0), 1))
+        if at and not node.reason
+        else None,
         steps=min(steps.values(), default=None),
         cpu_share=vitals.get("cpu_share"),
         memory_bytes=vitals.get("memory_bytes"),
