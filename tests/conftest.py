@@ -140,6 +140,10 @@ def why_no_cluster() -> str:
     return ""
 
 
+def why_no_tmux() -> str:
+    return "" if shutil.which("tmux") else "no tmux: apt-get install tmux"
+
+
 ENGINES: dict[str, Callable[[], str]] = {
     "docker": why_no_docker,
     "etcd": why_no_etcd,
@@ -152,6 +156,7 @@ ENGINES: dict[str, Callable[[], str]] = {
     "mpi": why_no_mpi,
     "site": why_no_site,
     "slurm": why_no_slurm,
+    "tmux": why_no_tmux,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import ClassVar
@@ -63,6 +64,7 @@ class RunScreen(App[None]):
         self._words = ""
         self._told = 0.0
         """When the newest event that is shown came, in seconds since the submission."""
+        self._over = threading.Event()
 
     def compose(self) -> ComposeResult:
         """The parts, from top to bottom."""
@@ -82,17 +84,21 @@ class RunScreen(App[None]):
         table.focus()
         self.read_on()
 
+    def on_unmount(self) -> None:
+        """Ends the reading."""
+        self._over.set()
+
     @work(thread=True)
     def read_on(self) -> None:
         """Reads the run again and again, until the screen ends."""
-        while self.is_running:
+        while not self._over.is_set():
             began = time.monotonic()
             try:
                 self.call_from_thread(self.show, read_snapshot(self._watched, time.time()))
             except (LauncherError, OSError) as error:
                 self.call_from_thread(self.query_one("#state", Static).update, str(error))
             spent_s = time.monotonic() - began
-            time.sleep(max(self._interval_s, spent_s / READING_SHARE))
+            self._over.wait(max(self._interval_s, spent_s / READING_SHARE))
 
     def show(self, seen: Snapshot) -> None:
         """Puts a snapshot on the screen; only what has changed is drawn anew."""
@@ -198,7 +204,7 @@ class Page(ModalScreen[None]):
     ) -> None:
         super().__init__()
         self._title, self._read, self._act, self._every_s = title, read, act, every_s
-        self._text = text
+        self._text, self._over = text, threading.Event()
 
     def compose(self) -> ComposeResult:
         """The text, and how to leave it."""
@@ -211,14 +217,16 @@ class Page(ModalScreen[None]):
         if self._act is None:
             self.read_on()
 
+    def on_unmount(self) -> None:
+        """Ends the reading."""
+        self._over.set()
+
     @work(thread=True)
     def read_on(self) -> None:
         """Reads the text, and again while the page is open where it goes on."""
-        while self.is_attached:
+        self._show(self._read)
+        while self._every_s and not self._over.wait(self._every_s):
             self._show(self._read)
-            if not self._every_s:
-                return
-            time.sleep(self._every_s)
 
     def action_act(self) -> None:
         """Does what the page asks about, once."""
