@@ -57,6 +57,14 @@ class Loaded(StepEvent):
     batch_norms: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Planned(StepEvent):
+    """The training goes on from ``step`` and, unless something ends it before, to ``until``."""
+
+    NAME = "planned"
+    until: int
+
+
 class FirstStep(StepEvent):
     """This start's first step has ended."""
 

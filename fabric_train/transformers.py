@@ -141,7 +141,7 @@ class TrainerContinuity(TrainerCallback):
             same = len(losses) == args.world_size
             trainer._tr_loss += losses[rank] if same else sum(losses) / len(losses)
             vars(trainer).update(sums)
-        self._companion.begin(state.global_step)
+        self._companion.begin(state.global_step, state.max_steps)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The last step, its rows and its evaluation are done: the time to save."""

@@ -138,6 +138,15 @@ def why_no_cluster() -> str:
     return ""
 
 
+def why_no_prometheus() -> str:
+    found = shutil.which("prometheus") and shutil.which("promtool")
+    return "" if found else "no Prometheus: apt-get install prometheus"
+
+
+def why_no_tmux() -> str:
+    return "" if shutil.which("tmux") else "no tmux: apt-get install tmux"
+
+
 ENGINES: dict[str, Callable[[], str]] = {
     "docker": why_no_docker,
     "etcd": why_no_etcd,
@@ -148,8 +157,10 @@ ENGINES: dict[str, Callable[[], str]] = {
     "hosts": why_no_hosts,
     "mount": why_no_mount,
     "mpi": why_no_mpi,
+    "prometheus": why_no_prometheus,
     "site": why_no_site,
     "slurm": why_no_slurm,
+    "tmux": why_no_tmux,
 }
 """Marker -> why its engine cannot be used here, empty where it can."""
 

@@ -19,7 +19,7 @@ from fabric_train.breakdown import Breakdown
 from fabric_train.continuity import check_finite
 from fabric_train.errors import InputError
 from fabric_train.fabric import launch_fabric, leave_world
-from fabric_train.ledger import Ledger, TrainEnded, open_ledger
+from fabric_train.ledger import Ledger, Planned, TrainEnded, open_ledger
 from fabric_train.manifest import CheckpointManifest
 from fabric_train.precision import set_precision
 from fabric_train.processes import launch_processes
@@ -199,6 +199,7 @@ def resume(run: Run) -> tuple[int, Path | None]:
     path = run.continuity.resume()
     step = run.state.step
     stop_step = run.schedule.anchored(step, run.state.sample).stop_step
+    run.ledger.write(Planned(step=step, until=stop_step))
     if path is not None and step >= stop_step:
         run.say(f"already trained {step} of {stop_step} steps, only tests: {path}")
     elif path is not None:

@@ -19,7 +19,7 @@ from fabric_train.checkpoint import Checkpoint
 from fabric_train.commit import SaveResult
 from fabric_train.durable import sync_folder
 from fabric_train.errors import DivergedError, InputError
-from fabric_train.ledger import TrainEnded, TrainStarted, open_ledger
+from fabric_train.ledger import Planned, TrainEnded, TrainStarted, open_ledger
 from fabric_train.lineage import FencedError
 from fabric_train.manifest import find_differences
 from fabric_train.preemption import PreemptedError, exit_on_sigterm, leave
@@ -145,10 +145,12 @@ class Companion:
                     "give the earlier values, or start anew with another checkpoint_dir",
                 )
 
-    def begin(self, step: int) -> None:
-        """The training goes on from ``step``."""
+    def begin(self, step: int, until: float) -> None:
+        """The training goes on from ``step`` to ``until``, infinite where it has no last step."""
         self.step = step
         self.watch.begin(step, self._model)
+        if math.isfinite(until):
+            self.ledger.write(Planned(step=step, until=int(until)))
 
     def before_batch(self, step: int) -> None:
         """Between two batches, ``step`` optimizer steps are done: saves, and stops, as agreed."""

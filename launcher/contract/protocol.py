@@ -156,6 +156,12 @@ NODE_OUTCOME_SCHEMA = 2
 ALIVE_FILE = "alive"
 """Touched every ``ALIVE_S`` seconds by an agent whose node nobody else watches (``meet_dir``)."""
 ALIVE_S = 5.0
+VITALS_FILE = "vitals.json"
+"""Replaced by the agent every ``VITALS_S`` seconds: ``at`` (epoch), ``phase``, ``attempt``,
+``steps`` by rank, ``cpu_share`` of the machine (0 to 1), ``memory_bytes`` and
+``memory_limit_bytes``, ``gpus`` (name, share, memory_bytes, memory_limit_bytes, temperature_c), and
+``training``: what the training's ledger told last (step, loss, samples_per_s, saved_at)."""
+VITALS_S = 5.0
 ATTEMPT_FOLDER = "attempt-{attempt}"
 """One start of this node's workers, 0-based and never used again by the same incarnation."""
 RANK_FOLDER = "rank-{rank}"
@@ -219,8 +225,9 @@ agent-ended (reason, exit_code)."""
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 """The training's part, written by its rank 0, beside the agents'; ``attempt`` is NODE_ATTEMPT. Each
 line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started
-(world_size, generation, virtual_shards or null), loaded (step, batch_norms), first-step (step),
-progress (step, loss, lr or null, save_stall_s and samples since the event before), saved (step,
+(world_size, generation, virtual_shards or null), loaded (step, batch_norms), planned (step, until),
+first-step (step), progress (step, loss, lr or null, save_stall_s and samples since the event
+before), saved (step,
 blocked_s, write_s, bytes), save-failed (step, error), stop-agreed (step, reason), trained (step),
 train-ended (step). A step is counted over all starts; time between loaded, progress and trained is
 training."""

@@ -34,7 +34,8 @@ class Goodput:
 
     ``world``: (seconds since submission, workers), 0 where no training ran. ``loss``: (seconds,
     step, loss). ``failures``: seconds at which a start of the training was lost. ``lost_steps``:
-    steps made again because no checkpoint held them.
+    steps made again because no checkpoint held them. ``until``: the last step, 0 where the training
+    does not tell.
     """
 
     wall_s: float
@@ -44,6 +45,7 @@ class Goodput:
     world: Sequence[tuple[float, int]]
     loss: Sequence[tuple[float, int, float]]
     failures: Sequence[float]
+    until: int = 0
 
     @property
     def share(self) -> float:
@@ -112,6 +114,14 @@ def measure_goodput(
         lost_steps=lost_steps,
         world=((0.0, 0), *(point for start in starts for point in start.world(submitted_at))),
         loss=tuple(point for start in starts for point in start.losses(submitted_at)),
+        until=next(
+            (
+                int(event.values["until"])
+                for event in reversed(starts[-1].events)
+                if event.name == "planned"
+            ),
+            0,
+        ),
         failures=tuple(
             round(start.ended_at - submitted_at, 3) for start in starts[:-1] if not start.ended
         ),

@@ -14,7 +14,7 @@ LAUNCHER = ROOT / "launcher"
 
 ROOMS = (
     *("contract", "yamlfile", "agent", "job", "code", "plan", "runs", "verdict", "follow"),
-    *("doctor", "targets", "manifests", "api", "commands"),
+    *("doctor", "targets", "manifests", "api", "screen", "commands"),
 )
 """A module imports from its own room, or from rooms before it."""
 OF_A_TARGET = ("local", "docker", "hosts", "kubernetes", "slurm", "starter")

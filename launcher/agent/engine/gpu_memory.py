@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from launcher.contract.clock import Clock
 
@@ -22,7 +23,22 @@ class _Memory(ctypes.Structure):
     )
 
 
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
 UsedBytes = Callable[[], Mapping[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauge:
+    """One device now. ``share`` of the last second in which it computed, 0 to 1."""
+
+    name: str
+    share: float
+    memory_bytes: int
+    memory_limit_bytes: int
+    temperature_c: int
 
 
 def open_devices(visible: str | None) -> UsedBytes | None:
@@ -31,6 +47,21 @@ def open_devices(visible: str | None) -> UsedBytes | None:
     ``visible`` is CUDA_VISIBLE_DEVICES: indices or UUIDs. Where it is not set, all devices that
     the driver shows are the node's: a container is shown its own, numbered anew.
     """
+    if (found := _open(visible)) is None:
+        return None
+    nvml, handles = found
+    return lambda: {name: _memory(nvml, handle).used for name, handle in handles.items()}
+
+
+def open_gauges(visible: str | None) -> Callable[[], list[Gauge]] | None:
+    """Reads how busy, full and hot this node's devices are; otherwise as ``open_devices``."""
+    if (found := _open(visible)) is None:
+        return None
+    nvml, handles = found
+    return lambda: [_gauge(nvml, name, handle) for name, handle in handles.items()]
+
+
+def _open(visible: str | None) -> tuple[ctypes.CDLL, dict[str, ctypes.c_void_p]] | None:
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -43,9 +74,7 @@ def open_devices(visible: str | None) -> UsedBytes | None:
         visible = ",".join(map(str, range(count.value)))
     names = visible.replace(" ", "").split(",")
     handles = {name: handle for name in names if name and (handle := _handle(nvml, name))}
-    if not handles:
-        return None
-    return lambda: {name: _used(nvml, handle) for name, handle in handles.items()}
+    return (nvml, handles) if handles else None
 
 
 def _handle(nvml: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
@@ -57,10 +86,24 @@ def _handle(nvml: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
     return None if failed else handle
 
 
-def _used(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> int:
+def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> _Memory:
+    """All zeros where the driver does not tell."""
     memory = _Memory()
-    failed = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    return 0 if failed else int(memory.used)
+    nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    return memory
+
+
+def _gauge(nvml: ctypes.CDLL, name: str, handle: ctypes.c_void_p) -> Gauge:
+    busy, temperature, memory = _Utilization(), ctypes.c_uint(), _memory(nvml, handle)
+    nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(busy))
+    nvml.nvmlDeviceGetTemperature(handle, 0, ctypes.byref(temperature))  # 0: of the chip
+    return Gauge(
+        name=name,
+        share=busy.gpu / 100,
+        memory_bytes=int(memory.used),
+        memory_limit_bytes=int(memory.total),
+        temperature_c=int(temperature.value),
+    )
 
 
 class GpuGate:

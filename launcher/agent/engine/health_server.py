@@ -12,14 +12,16 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.watchdog import SilenceBook
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
+from launcher.contract.records import read_object
 
 REQUEST_LIMIT_S = 5.0
 CODE = re.compile(re.escape("/" + protocol.KEPT_CODE).replace(r"\{hash\}", "[0-9a-f]{64}"))
@@ -38,6 +40,8 @@ class Health:
     heartbeat_age_s: float | None
     restarts: Mapping[str, int]
     phase_s: Mapping[str, float]
+    vitals: Mapping[str, Any] = field(default_factory=dict)
+    """As ``protocol.VITALS_FILE`` has them."""
 
 
 def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
@@ -60,6 +64,7 @@ def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
         heartbeat_age_s=max(ages, default=None),
         restarts=dict(node.book.restarts),
         phase_s={name: round(spent, 3) for name, spent in node.seconds_by_phase(now).items()},
+        vitals=read_object(node.attempts.node_dir / protocol.VITALS_FILE),
     )
 
 
@@ -83,7 +88,38 @@ def render_metrics(health: Health) -> str:
     add("launcher_restarts_total", "counter", "Restarts of the workers by cause.", restarts)
     phases = {f'{{phase="{name}"}}': spent for name, spent in health.phase_s.items()}
     add("launcher_phase_seconds_total", "counter", "Seconds in each phase of the agent.", phases)
+    for name, (help_text, values) in read_gauges(health.vitals).items():
+        add(name, "gauge", help_text, values)
     return "\n".join(lines) + "\n"
+
+
+def read_gauges(vitals: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, float]]]:
+    """Gauges of the vitals: what each is, and its values by labels. Pure."""
+    training, gpus = vitals.get("training", {}), vitals.get("gpus", [])
+
+    def of_gpus(key: str) -> dict[str, float]:
+        return {f'{{gpu="{gpu["name"]}"}}': gpu[key] for gpu in gpus}
+
+    def of_training(key: str) -> dict[str, float]:
+        return {"": training[key]} if key in training else {}
+
+    def of_node(key: str) -> dict[str, float]:
+        return {"": vitals[key]} if key in vitals else {}
+
+    found = {
+        "launcher_training_step": ("Steps over all starts.", of_training("step")),
+        "launcher_training_loss": ("The last loss in the ledger.", of_training("loss")),
+        "launcher_training_samples_per_second": ("Of the job.", of_training("samples_per_s")),
+        "launcher_checkpoint_timestamp_seconds": ("The last save.", of_training("saved_at")),
+        "launcher_node_cpu_ratio": ("Busy share of the machine.", of_node("cpu_share")),
+        "launcher_node_memory_bytes": ("In use.", of_node("memory_bytes")),
+        "launcher_node_memory_limit_bytes": ("At most.", of_node("memory_limit_bytes")),
+        "launcher_gpu_utilization_ratio": ("Busy share of the GPU.", of_gpus("share")),
+        "launcher_gpu_memory_bytes": ("In use.", of_gpus("memory_bytes")),
+        "launcher_gpu_memory_limit_bytes": ("At most.", of_gpus("memory_limit_bytes")),
+        "launcher_gpu_temperature_celsius": ("Of the chip.", of_gpus("temperature_c")),
+    }
+    return {name: told for name, told in found.items() if told[1]}
 
 
 def start_health_server(host: str, port: int, read: Callable[[], Health], run_dir: Path) -> int:

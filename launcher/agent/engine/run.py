@@ -18,8 +18,9 @@ from pathlib import Path
 from launcher.agent.engine import preload
 from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.faults import FaultBook
-from launcher.agent.engine.gpu_memory import GpuGate, open_devices
+from launcher.agent.engine.gpu_memory import GpuGate, open_devices, open_gauges
 from launcher.agent.engine.node_state import Node
+from launcher.agent.engine.vitals import tell_vitals
 from launcher.agent.engine.watchdog import Watchdog
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.streams import say
@@ -55,9 +56,8 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     book = FaultBook(
         max_restarts=task.node.max_restarts, same_failure_limit=settings.same_failure_limit
     )
-    gate = GpuGate(
-        open_devices(os.environ.get("CUDA_VISIBLE_DEVICES")), settings.gpu_free_limit_s, clock
-    )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gate = GpuGate(open_devices(visible), settings.gpu_free_limit_s, clock)
     node = Node(attempts, book, ledger, gate, clock)
     watchdog = Watchdog(attempts, settings, ledger, node.looker, clock)
     _start_health(settings, node, watchdog, clock, run_dir)
@@ -65,8 +65,12 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     def run_once(planned: NodeTask) -> tuple[Reason, str]:
         return torch_agent.run_elastic_agent(planned, node, archive, forks=forks)
 
+    def begin_threads() -> None:
+        watchdog.start()
+        tell_vitals(node, run_dir, open_gauges(visible), clock)
+
     # Not before the first round: the store is forked until then, and a fork wants one thread.
-    node.on_first_round = watchdog.start
+    node.on_first_round = begin_threads
     reason, detail = rounds.run_rounds(task, node, clock, run_once)
     watchdog.stop()
     node.tell_ends(attempts.end(regroups=True))
