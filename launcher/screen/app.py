@@ -179,7 +179,7 @@ class RunScreen(App[None]):
         return stop_run(self._watched, None)
 
 
-SURE = "The run is stopped within its grace, and what is left of it is removed. y: do it."
+SURE = "y stops the run within its grace, and removes what is left of it."
 
 
 class Page(ModalScreen[None]):

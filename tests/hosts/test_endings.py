@@ -137,7 +137,7 @@ def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machin
     time.sleep(FOLLOWED_S + 5)
     elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
     status = elsewhere("status", run_id)
-    assert "node 1.0: running" in status.stdout, status.stderr
+    assert "node 1.0 on gpu2: running" in status.stdout, status.stderr
     assert "[1/1] up" in elsewhere("logs", run_id).stdout
     stopped = elsewhere("stop", run_id)
     assert stopped.returncode == 0, stopped.stderr

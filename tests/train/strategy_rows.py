@@ -196,11 +196,11 @@ def work(arguments: list[str], alone: bool, kill_in: int | None) -> Ending:
         loaded.append(digest_weights(run.strategy.gather_weights()))
         return result
 
-    def take_step_and_note(run: Any, batches: Iterator[list[torch.Tensor]]) -> torch.Tensor:
+    def take_step_and_note(run: Any, batches: Iterator[list[torch.Tensor]], *more: Any) -> Any:
         step = run.state.step + 1
         if step == kill_in and run.fabric.global_rank == run.fabric.world_size - 1:
             kill_in_loss(min(2, len(run.sampler.shards)))
-        loss = take_step(run, batches)
+        loss = take_step(run, batches, *more)
         if run.strategy.leads_replica:
             losses[step] = loss.item() * len(run.sampler.shards) / run.sampler.virtual_shards
         else:

@@ -94,6 +94,6 @@ def test_operations_are_counted_where_a_devices_peak_is_known(monkeypatch):
         )
         real = count_flops(build(config), samples.tensors[0][:1])
         # The CPU's fused attention is not counted.
-        assert used.flops_per_sample == real if name == "digits" else used.flops_per_sample > real
+        assert used.flops_per_sample > real if name == "charlm" else used.flops_per_sample == real
         assert used.peak_flops == 900_000
     assert Utilization(flops_per_sample=1800, peak_flops=9e5).at(100.0) == pytest.approx(0.2)

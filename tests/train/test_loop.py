@@ -51,6 +51,7 @@ def test_what_train_returns_is_what_metrics_json_holds(env):
         "duration_s": float,
         "fit_s": float,
         "samples_per_s": float,
+        "mfu": type(None),
         "median_step_s": float,
         "first_step_at": float,
         "steps": int,

@@ -185,7 +185,7 @@ def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runn
         tmux.wait_for("== stderr")
         tmux.close_page()
         tmux("send-keys", "x")
-        tmux.wait_for("y: do it")
+        tmux.wait_for("removes what is left")
         tmux("send-keys", "y")
         tmux.wait_for("nothing of it runs any more")
         tmux.close_page()

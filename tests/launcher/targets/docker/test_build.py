@@ -170,13 +170,15 @@ def test_a_code_change_builds_on_the_layer_of_the_requirements(
     assert layers(engine, tag)[len(base)] != before[len(base)]
 
 
-NO_PYTHON = ("no-python", "the base image has no python3", "--base with Python")
-NO_TORCH = ("no-torch", "there is no torch for the image's", "--base with torch")
-NO_PIP = ("no-pip", "python3 has no pip, and no venv", "--base with pip")
+WITHOUT_PYTHON = ("no-python", "the base image has no python3", "--base with Python")
+WITHOUT_TORCH = ("no-torch", "there is no torch for the image's", "--base with torch")
+WITHOUT_PIP = ("no-pip", "python3 has no pip, and no venv", "--base with pip")
 
 
 @pytest.mark.slow  # a build makes a base first; requirements that fail end a build in every CI
-@pytest.mark.parametrize(("base", "what", "fix"), [NO_PYTHON, NO_PIP, NO_TORCH], indirect=["base"])
+@pytest.mark.parametrize(
+    ("base", "what", "fix"), [WITHOUT_PYTHON, WITHOUT_PIP, WITHOUT_TORCH], indirect=["base"]
+)
 def test_a_base_without_what_it_needs_is_told_with_the_fix(
     launcher: Runner, folder: Path, tag: str, base: str, what: str, fix: str
 ) -> None:

@@ -47,7 +47,8 @@ exec {python} -m launcher "$@"
 """
 REMOTE = """\
 #!/bin/sh
-# HOST COMMAND...: as ssh would, on this machine.
+# HOST COMMAND...: as ssh would, on this machine; each host has a folder for its sessions.
+mkdir -p "$PWD/tmp-$1" && export TMPDIR="$PWD/tmp-$1"
 shift
 exec /bin/sh -c "$*"
 """
