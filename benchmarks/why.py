@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.faults.corpus import Fault
 
 MOST_NOT_RIGHT = 5.0
-"""Of 100 faults: the goal of issue 27."""
+"""Of 100 faults."""
 PARTS = {"open": "two thirds that rules are built from", "held_out": "third that is held out"}
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", re.DOTALL)
 SIGNALS = {-9: "killed", -15: "killed", -6: "crashed", -7: "crashed", -11: "crashed"}
