@@ -145,7 +145,7 @@ class Companion:
                     "give the earlier values, or start anew with another checkpoint_dir",
                 )
 
-    def begin(self, step: int, until: float) -> None:
+    def begin(self, step: int, until: float = math.inf) -> None:
         """The training goes on from ``step`` to ``until``, infinite where it has no last step."""
         self.step = step
         self.watch.begin(step, self._model)

@@ -15,7 +15,7 @@ FAULTS = [fault for part in PARTS for fault in corpus.read_faults(part)]
 OF_A_MACHINE = re.compile(
     rf"/tmp/(?:fault-|pytest)[\w/-]*|\.pyenv|{re.escape(str(trim.ROOT))}(?![\w-])"
 )
-MAX_BYTES = 64_000
+MAX_BYTES = 70_000
 MAX_ALL_BYTES = 4_000_000
 
 
