@@ -59,6 +59,7 @@ def _train(arguments: argparse.Namespace, job: Sequence[str], number: str) -> Cu
     with start([*words, *extra], run_root(arguments).absolute()) as run:
         see = typed.command("logs", "--follow", run.run_id)
         print(f"launcher: nproc_per_node {number}: {run.run_id}; see: {see}", file=sys.stderr)
+        # Ended by the run's own end; a signal to this command ends the run.
         outcome = run.wait()
     if outcome.exit_code != ExitCode.OK:
         why = f"{run.run_id}: {outcome.state}, {outcome.reason}"

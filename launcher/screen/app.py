@@ -22,7 +22,7 @@ from launcher.contract.errors import LauncherError
 from launcher.runs.folder import RunFolder
 from launcher.screen.snapshot import (
     HEADER,
-    Snapshot,
+    RunSnapshot,
     find_outputs,
     read_snapshot,
     render_progress,
@@ -60,7 +60,7 @@ class RunScreen(App[None]):
     def __init__(self, run: RunFolder, interval_s: float) -> None:
         super().__init__()
         self._watched, self._interval_s = run, interval_s
-        self._seen: Snapshot | None = None
+        self._seen: RunSnapshot | None = None
         self._words = ""
         self._told = 0.0
         """When the newest event that is shown came, in seconds since the submission."""
@@ -100,7 +100,7 @@ class RunScreen(App[None]):
             spent_s = time.monotonic() - began
             self._over.wait(max(self._interval_s, spent_s / READING_SHARE))
 
-    def show(self, seen: Snapshot) -> None:
+    def show(self, seen: RunSnapshot) -> None:
         """Puts a snapshot on the screen; only what has changed is drawn anew."""
         self._seen = seen
         self.query_one("#state", Static).update(render_state(seen))
@@ -116,7 +116,7 @@ class RunScreen(App[None]):
                 log.write(f"{event.after_s:9.2f}  {where}  {show_text(event.text)}")
         self._told = max((event.after_s for event in seen.events), default=self._told)
 
-    def _show_nodes(self, seen: Snapshot) -> None:
+    def _show_nodes(self, seen: RunSnapshot) -> None:
         table = self.query_one(DataTable)
         rows = {
             str(row.node_index): row.cells()

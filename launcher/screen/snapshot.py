@@ -76,7 +76,7 @@ class NodeRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class RunSnapshot:
     """One run at an instant. ``until`` is its last step, and ``eta_s`` the seconds to that.
 
     ``goodput`` is the productive share so far, ``saved_s`` the age of the newest checkpoint;
@@ -108,7 +108,7 @@ class Snapshot:
         return asdict(self)
 
 
-def read_snapshot(run: RunFolder, now: float) -> Snapshot:
+def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
     """A run at ``now``, seconds since the epoch. Raises ``InputError`` for one without a plan."""
     plan, told = run.read_plan(), report_run(run, now)
     offsets = clock_offsets(plan)
@@ -130,7 +130,7 @@ def read_snapshot(run: RunFolder, now: float) -> Snapshot:
     until = told.goodput.until if told.goodput and told.goodput.until else None
     is_going_on = step is not None and until is not None and told.reason is None and pace > 0
     saved_at = training.get("saved_at")
-    return Snapshot(
+    return RunSnapshot(
         run_id=told.run_id,
         state=told.state,
         reason=told.reason or "",
@@ -237,7 +237,7 @@ def _progress(
 # -- text ----------------------------------------------------------------------------------------
 
 
-def render_snapshot(seen: Snapshot, *, most_nodes: int = 50) -> str:
+def render_snapshot(seen: RunSnapshot, *, most_nodes: int = 50) -> str:
     """The snapshot as lines, for where there is no terminal. Pure."""
     rows = [row.cells() for row in seen.nodes[:most_nodes]]
     lines = [render_state(seen), render_progress(seen), *render_columns([HEADER, *rows])]
@@ -246,7 +246,7 @@ def render_snapshot(seen: Snapshot, *, most_nodes: int = 50) -> str:
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def render_state(seen: Snapshot) -> str:
+def render_state(seen: RunSnapshot) -> str:
     """The run in one line. Pure."""
     reason = f" ({seen.reason})" if seen.reason else ""
     parts = [
@@ -260,7 +260,7 @@ def render_state(seen: Snapshot) -> str:
     )
 
 
-def render_progress(seen: Snapshot) -> str:
+def render_progress(seen: RunSnapshot) -> str:
     """The training in one line; empty where it tells nothing. Pure."""
     of = f"/{seen.until}" if seen.until else ""
     parts = [

@@ -68,11 +68,14 @@ def communicate() -> float:
     model = nn.parallel.DistributedDataParallel(nn.Linear(1000, 1000))
     for _ in range(3):
         model(torch.ones(1, 1000)).sum().backward()
+    told = model._get_ddp_logging_data()
+    assert told["avg_backward_comm_time"] > 0
     return read_communication(model)["communication_s"]
 
 
 def test_ddp_tells_how_long_gradients_travelled_alone():
-    assert all(seconds > 0 for seconds in run_forked(communicate, 2))
+    # Zero where all of it was hidden behind the backward pass.
+    assert all(seconds >= 0 for seconds in run_forked(communicate, 2))
 
 
 def test_operations_are_counted_where_a_devices_peak_is_known(monkeypatch):

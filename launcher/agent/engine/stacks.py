@@ -120,6 +120,7 @@ def record(pids: Mapping[int, int], paths: Mapping[int, Path], seconds: float) -
             _, said = run.communicate(timeout=seconds + WRITE_LIMIT_S)
         except subprocess.TimeoutExpired:
             run.kill()
+            # Ended by the kill.
             said = run.communicate()[1]
         if not paths[rank].exists():
             missing[rank] = explain_py_spy(said, pids[rank])

@@ -18,7 +18,7 @@ from textual.widgets import DataTable
 from launcher.runs.folder import RunFolder
 from launcher.runs.timeline import Moment
 from launcher.screen import app
-from launcher.screen.snapshot import NodeRow, Snapshot, last_line, render_snapshot
+from launcher.screen.snapshot import NodeRow, RunSnapshot, last_line, render_snapshot
 from launcher.targets import process_table
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
@@ -38,7 +38,7 @@ ROW = NodeRow(
     gpus=({"share": 0.9, "memory_bytes": 3, "memory_limit_bytes": 4, "temperature_c": 61},),
     last_line="step 7",
 )
-SEEN = Snapshot(
+SEEN = RunSnapshot(
     run_id="digits-1",
     state="running",
     reason="",
