@@ -124,7 +124,8 @@ def slow_network(four_hosts: Network) -> Iterator[None]:
         sh(*tc, "del", "dev", four_hosts.label, "root")
 
 
-@pytest.mark.parametrize("wait_s", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_s", [0.0, 0.4])
 def test_an_interrupt_while_code_is_sent_leaves_nothing(
     wait_s: float, project: Typist, slow_network: None, four_hosts: Network
 ) -> None:

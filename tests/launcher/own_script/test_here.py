@@ -190,8 +190,7 @@ def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: R
     run = project.folder / "runs" / run_id
     wait_until(lambda: (run / "up-0").exists())
     assert "  0.0: 1 attempt, running; starting " in project("report").stdout
-    for pid in process_table.find(**{RUN_ID: run_id}):
-        os.kill(pid, signal.SIGKILL)
+    process_table.send(process_table.find(**{RUN_ID: run_id}), signal.SIGKILL)
     stopped = project("stop", "--grace", "0")
     assert stopped.returncode == 0, stopped.stderr
     assert "  0.0: 1 attempt, no report: it was killed, or its machine" in project("report").stdout
