@@ -31,15 +31,15 @@ def tell_vitals(
     node: Node, run_dir: Path, gauges: Callable[[], list[Gauge]] | None, clock: Clock
 ) -> None:
     """Writes the node's vitals every ``VITALS_S`` seconds, from a thread that ends with this
-    process. A write that fails is made up for by the next."""
+    process. What a storage that fails for a moment leaves out, the next turn makes up for."""
     processor = Processor()
     path = node.attempts.node_dir / protocol.VITALS_FILE
 
     def tell() -> None:
         # Ended by the end of the process: nothing waits for it.
         while not over.wait(protocol.VITALS_S):
-            told = read_vitals(node, run_dir, gauges() if gauges else [], processor, clock)
             with contextlib.suppress(OSError):
+                told = read_vitals(node, run_dir, gauges() if gauges else [], processor, clock)
                 write_atomically(path, json.dumps(told))
 
     over = threading.Event()
