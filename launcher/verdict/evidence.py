@@ -25,9 +25,11 @@ from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFold
 from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
+from launcher.verdict.places import name_nodes
 from launcher.verdict.rules.standstill import STANDS_S, Standing
-from launcher.verdict.scan import SETTING, LogLine, find_telling, name_nodes, read_both, tell_both
+from launcher.verdict.scan import SETTING, find_telling, read_both, tell_both
 
 MOST_BYTES = 48 << 20
 """Read of all logs together; each has its share, from both ends."""
@@ -41,6 +43,9 @@ _OF_RANK = re.compile(r"\brank \d+: ")
 """In an agent's line: it repeats what a worker's own files tell."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _SUBMITTED = LogLine(file=SUBMITTED_FILE, number=0, text="submitted, and no node has started")
+_WAITS = " waits in the queue:"
+_OF_ALL = re.compile(r"job \d+ waits")
+"""An allocation; what an element of an array waits for is of its node."""
 MOST_MISSING = 3
 JUMP_S = 5.0
 """A wall clock that moved so much against the monotonic one has jumped."""
@@ -239,12 +244,17 @@ def _tell_of_nodes(
     """What the target and the cluster said of the nodes, and clocks that have jumped."""
     name = f"{protocol.LEDGER_DIR}/{POD_LEDGER}"
     began = {n: read_ledger(agent_ledger(run, n, i))[:1] for n, i in newest.items()}
-    for event in read_ledger(run.path / name, POD_SOURCE):
+    said_of = read_ledger(run.path / name, POD_SOURCE)
+    texts = [show_line(str(event.values.get("text", ""))) for event in said_of]
+    # Slurm tells another reason from time to time: only the last one holds.
+    newest_wait = {text.partition(":")[0]: at for at, text in enumerate(texts) if _WAITS in text}
+    for at, (event, text) in enumerate(zip(said_of, texts, strict=True)):
         # What a node waited for before it started is over.
         is_over = any(event.at < first.at for first in began.get(event.node_index, ()))
+        is_over = is_over or newest_wait.get(text.partition(":")[0], at) != at
         if newest.get(event.node_index, event.incarnation) == event.incarnation and not is_over:
-            text = show_line(str(event.values.get("text", "")))
-            yield LogLine(file=name, number=0, text=text, node=event.node_index, at=event.at)
+            node = None if _OF_ALL.match(text) else event.node_index
+            yield LogLine(file=name, number=0, text=text, node=node, at=event.at)
     for node, said in nodes.items():
         yield LogLine(file="the target", number=0, text=show_line(said), node=node)
     for place in run.incarnations():

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from launcher.contract.reasons import Reason, RunState
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
-from launcher.verdict.cause import FOLLOWS, FailureCause
+from launcher.verdict.cause import FOLLOWS, FailureCause, decide_fix
 from launcher.verdict.evidence import Evidence
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Meaning, Weight
-from launcher.verdict.scan import LogLine
 from launcher.verdict.stacks import name_ranks
 
 _OF_OTHERS = (
@@ -93,7 +93,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         cause=best.cause,
         certainty=_judge_certainty(best, node, ordered),
         what=line.text or best.cause.replace("-", " "),
-        fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
+        fix=decide_fix(best.cause, line.text).replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node and first.host else line.pod,
@@ -206,7 +206,9 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
 
 def render_verdict(told: Verdict, *, evidence: bool = False) -> str:
     """At most five lines for a person; with ``evidence`` also what it rests on."""
-    state = f" ({told.state})" if told.state else ""
+    # The reason of the record, as ``status`` shows it, stands beside the finer cause.
+    reason = told.reason if told.certainty and told.cause.value != told.reason else None
+    state = f" ({told.state}{f': {reason}' if reason else ''})" if told.state else ""
     if not told.certainty:
         lines = [f"{told.subject}{state}: {told.what}"]
     else:

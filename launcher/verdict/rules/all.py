@@ -11,10 +11,10 @@ from launcher.contract.errors import name_ending
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure, last_of
 from launcher.verdict.cause import FOLLOWS, FailureCause
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules import cluster, collectives, gpu, memory_and_disk, network, script
 from launcher.verdict.rules.rule import LIKELY, ROOT, SIGN, SURE, Meaning
 from launcher.verdict.rules.standstill import Standing, judge_standing
-from launcher.verdict.scan import LogLine
 
 RULES = tuple(
     rule

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import FailureCause
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, Meaning, table
-from launcher.verdict.scan import SETTING, LogLine
+from launcher.verdict.scan import SETTING
 
 _STORE = (
     r"(?:TCPStore|\[c10d\]|c10d (?:store|rend)|client socket|\brendezvous|DistStore|DistNetwork"
