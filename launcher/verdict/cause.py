@@ -38,7 +38,11 @@ class FailureCause(enum.StrEnum):
     # collectives
     MISSING_COLLECTIVE = "missing-collective", _FAILED, "move it out of what only some ranks run"
     MISMATCHED_COLLECTIVE = "mismatched-collective", _FAILED, "the same ones in one order"
-    SHAPE_MISMATCH_IN_COLLECTIVE = "shape-mismatch-in-collective", _FAILED, "the same sizes"
+    SHAPE_MISMATCH_IN_COLLECTIVE = (
+        "shape-mismatch-in-collective",
+        _FAILED,
+        "the same sizes and as many steps on all ranks; no branch by rank around it",
+    )
     UNEVEN_BATCHES = "uneven-batches", _FAILED, "drop_last=True, or model.join()"
     STRAGGLER = "straggler", _FAILED, "look at that rank's GPU clocks, CPU load and data"
     # data

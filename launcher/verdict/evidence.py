@@ -27,7 +27,7 @@ from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
-from launcher.verdict.places import name_nodes
+from launcher.verdict.places import name_nodes, node_in
 from launcher.verdict.rules.standstill import STANDS_S, Standing
 from launcher.verdict.scan import SETTING, find_telling, read_both, tell_both
 
@@ -72,6 +72,8 @@ class Evidence:
     now: str = ""
     is_placed: bool = True
     only_node: int | None = None
+    detail_node: int | None = None
+    """The node that ``detail`` names."""
 
 
 class LogReading:
@@ -139,7 +141,7 @@ def read_run(
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     seen = read_seen(find_last_looks(run, newest.items()) if looks is None else looks)
-    hosts = {one.name: node for node, one in enumerate(plan.machines)} if plan else {}
+    hosts = _read_hosts(run, plan)
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
@@ -160,23 +162,40 @@ def read_run(
             reading.lines[before:] = list(own)
     for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
         # The target's own logs, such as a batch script's, lie in a folder of its name.
-        reading.read(path, LogLine(file=_inside(run, path), number=0, text=""))
+        place = LogLine(file=_inside(run, path), number=0, text="", node=node_in(path.name))
+        reading.read(path, place)
     if not outcome and not newest and run.submitted_at():
         reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
+    detail = outcome.detail if outcome else ""
+    *placed, told = name_nodes(
+        [*reading.lines, LogLine(file=protocol.OUTCOME_FILE, number=0, text=detail)], hosts
+    )
     return Evidence(
         subject=run.run_id,
         state=outcome.state if outcome else state,
         reason=outcome.reason if outcome else None,
-        detail=outcome.detail if outcome else "",
+        detail=detail,
         failure=failure,
-        lines=tuple(name_nodes(reading.lines, hosts)),
+        lines=tuple(placed),
+        detail_node=told.node,
         standing=tuple(tell_standing(run, seen)),
         missing=(*missing, *reading.missing()),
         now="" if outcome else tell_now(run, time.time()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
+
+
+def _read_hosts(run: RunFolder, plan: LaunchPlan | None) -> dict[str, int]:
+    """Nodes by their hosts, containers and pods, as far as the run's folder names them."""
+    hosts = {one.name: node for node, one in enumerate(plan.machines)} if plan else {}
+    hosts |= {f"{run.run_id}-{n.node_index}": n.node_index for n in plan.nodes} if plan else {}
+    for path in sorted(run.path.glob("*/*.started")):  # of a job that got several hosts at once
+        with contextlib.suppress(OSError, UnicodeError):
+            names = path.read_text().split()
+            hosts |= {name: node for node, name in enumerate(names) if len(names) > 1}
+    return hosts
 
 
 def _read_plan(run: RunFolder, missing: list[str]) -> LaunchPlan | None:

@@ -30,6 +30,8 @@ class LogLine:
     """By torchrun's prefix, where no rank is told."""
     task: int | None = None
     """By the label of ``srun``: a node, or a rank where each rank is a task."""
+    is_guessed: bool = False
+    """Its node is only by the number in a host's name."""
     joined: bool = False
     """It is so at this moment: the recorders of all ranks say it together, or the kernel."""
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from launcher.verdict.log_line import LogLine
 
-MOST_LOOKED_AT = 4000
-"""Lines, for the hosts that begin them."""
 LEAST_BEGUN = 3
 """Lines that names of one form begin, for these to be hosts."""
 MOST_HOSTS = 2000
@@ -39,11 +37,16 @@ _HOST_FIRST = re.compile(
 """As pdsh, clush and Compose put it before a line; and stern, with the container's name."""
 _HOST_INSIDE = re.compile(
     r"(?:\[[\d :-]+\] )?([\w.-]+):\d+:\d+ (?:\[\d+\] )?.*\bNCCL "
-    r"|(?:[A-Z][a-z]{2} +\d+ [\d:]+|\d{4}-\d\d-\d\dT\S+) ([\w.-]+) [\w./-]+(?:\[\d+\])?: "
+    r"|\[([\w.-]+):\d+\] "
+    r"|(?:[A-Z][a-z]{2} +\d+ [\d:]+|\d{4}-\d\d-\d\dT\S+) (?![A-Z]{4})([\w.-]+)"
+    r" [\w./-]+(?:\[\d+\])?: "
 )
-"""NCCL's lines, and those of a journal."""
-_RANK_INSIDE = re.compile(r"[\[(<](?:PG [^\]]*)?[Rr](?:ank|ANK)[ :=]?(\d+)(?:/\d+)?[\])>]")
-"""Where nothing else names it: torch's own words, and loggers'."""
+"""NCCL's lines, Open MPI's, and those of a journal."""
+_RANK_INSIDE = re.compile(
+    r"[\[(<](?:PG [^\]]*)?[Rr](?:ank|ANK)[ :=]?(\d+)(?:/\d+)?[\])>]"
+    r"|process rank (\d+) with PID"
+)
+"""Where nothing else names it: torch's own words, loggers' and mpirun's."""
 _DIGITS = re.compile(r"\d+")
 _NUMBERED = ("node", "rank", "local_rank", "task")
 
@@ -74,10 +77,19 @@ def split_prefix(text: str, forms: frozenset[str] = frozenset()) -> tuple[str, d
         told = {name: value for name, value in found.groupdict().items() if value}
         text, named = text[found.end() :], {**named, **told}
     if "rank" not in named and (inside := _RANK_INSIDE.search(text[:300])):
-        named["rank"] = inside[1]
+        named["rank"] = inside[1] or inside[2]
     if "host" not in named and (host := _HOST_INSIDE.match(text)):
-        named["host"] = host[1] or host[2]
+        named["host"] = next(filter(None, host.groups()))
     return text, {name: int(v) if name in _NUMBERED else v for name, v in named.items()}
+
+
+_NODE_IN = re.compile(r"(?<![a-z])node[-_]?(\d+)(?![a-z\d])")
+
+
+def node_in(file: str) -> int | None:
+    """The node that a file's name tells of, such as ``slurm/node-1.log``."""
+    found = _NODE_IN.search(file)
+    return int(found[1]) if found else None
 
 
 # -- what lines tell together ----------------------------------------------------------------------
@@ -98,6 +110,8 @@ _NPROC = re.compile(
 )
 _A_TASK_FOR_EACH = re.compile(r"ntasks[_-]per[_-]node[ =:]+(?:\d\d|[2-9])\b", re.IGNORECASE)
 _NODELIST = re.compile(r"NODELIST=([\w.,-]+)(?:\[([\d,-]+)\]([\w.-]*))?")
+_TASKS = re.compile(r"(?:on host |error: )([\w.-]+)(?:, \d+ tasks|: tasks?):? (\d+)(,|-)?")
+"""srun's: a host with its tasks, of which the first one tells enough."""
 _IN_ORDER = (re.compile(r"Data for node: ([\w.-]+)"), re.compile(r"'([\w.-]+)': \["))
 """mpirun's map of a job, and DeepSpeed's: hosts in the order of nodes."""
 _NODE_RANK = re.compile(r"(?:node|group)[_-]rank[=: ]+(\d+)", re.IGNORECASE)
@@ -123,7 +137,7 @@ def name_nodes(
     for _ in range(2):  # What one line teaches places another, which teaches more.
         for line in placed:
             nodes.learn(line)
-        nodes.guess(placed)
+    nodes.guess(placed)
     return nodes.place(placed)
 
 
@@ -139,10 +153,12 @@ class _Nodes:
     ) -> None:
         self._known: dict[int | str, set[int]] = defaultdict(set)
         self._by_file = by_file
+        self._guessed: set[str] = set()
         self._nproc = 0
         self._ranks: dict[int, set[int]] = defaultdict(set)  # by local rank
         both = [found for text in reports for found in _REPORTED.findall(text)]
         order: list[str] = []
+        firsts: dict[str, int] = {}  # tasks of srun, by host
         is_each = False
         for line in lines:
             if found := _NPROC.search(line.text):
@@ -154,11 +170,19 @@ class _Nodes:
             if line.host and (pair := _BOTH.search(line.text)):
                 both.append((line.host, *pair.groups()))
             is_each = is_each or _A_TASK_FOR_EACH.search(line.text) is not None
+            if tasks := _TASKS.search(line.text):
+                firsts[tasks[1]] = int(tasks[2])
+                is_each = is_each or bool(tasks[3])
         self._add_pairs(both)
         for node, host in enumerate(order):
             self._known[host].add(node)
+        for host, first in firsts.items() if not is_each and not order else ():
+            self._known[host].add(first)
         for host, node in known.items():
             self._known[host] = {node}
+        local_ranks = [line.local_rank or 0 for line in lines if by_file]
+        if not self._nproc and any(line.node for line in lines):
+            self._nproc = 1 + max(local_ranks, default=-1)
         self._label = self._judge_label(lines, len(order), is_each)
         is_shifted = not any(x.rank == 0 and x.pod.endswith("-worker-0") for x in lines)
         self._shift = {"worker": int(is_shifted)}
@@ -238,6 +262,7 @@ class _Nodes:
                 if len(set(numbers)) == len(hosts) and min(numbers) in (0, 1):
                     for host, number in zip(hosts, numbers, strict=True):
                         self._known[host].add(number - min(numbers))
+                    self._guessed |= hosts
                     break
 
     def place(self, lines: Sequence[LogLine]) -> list[LogLine]:
@@ -248,11 +273,11 @@ class _Nodes:
             if isinstance(what, str) and what[0] != "/" and (node := self._find(what)) is not None
         }
         one = f"({'|'.join(map(re.escape, hosts)) or '(?!)'})"
-        named = re.compile(rf"(?<![\w.-]){one}(?:_\d+)*(?![\w-])")
+        named = re.compile(rf"(?<![\w.-]){one}(?:_\d+)*(?:-[a-z0-9]{{5}})?(?![\w-])")
         in_file = re.compile(rf"(?<![A-Za-z\d]){one}(?![A-Za-z\d])")
         placed = []
         for line in lines:
-            node = self._node_of(line)
+            node, names = self._node_of(line), [line.host]
             if node is None:
                 names = named.findall(line.text) + in_file.findall(line.file)
                 told = {hosts[name] for name in names}
@@ -261,7 +286,8 @@ class _Nodes:
             if rank is None and line.local_rank is not None:
                 first = 0 if not node else node * self._nproc or None
                 rank = None if first is None else first + line.local_rank
-            placed.append(replace(line, node=node, rank=rank))
+            guessed = line.node is None and not self._guessed.isdisjoint(names)
+            placed.append(replace(line, node=node, rank=rank, is_guessed=guessed))
         return placed
 
 

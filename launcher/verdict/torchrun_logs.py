@@ -15,7 +15,7 @@ from launcher.plan.torchrun import parse_failures
 from launcher.runs.failure import decide_report
 from launcher.verdict.evidence import Evidence, LogReading, read_error_file
 from launcher.verdict.log_line import LogLine
-from launcher.verdict.places import name_nodes
+from launcher.verdict.places import name_nodes, node_in
 from launcher.verdict.rules.all import OF_STARTERS
 
 MOST_FILES = 2000
@@ -24,8 +24,7 @@ MOST_GPUS = 8
 NO_LOGS = re.compile(
     r"\.(?:pt|pth|ckpt|bin|safetensors|np[yz]|gz|zip|tar|pyz?|so|pkl|png|jpe?g|ya?ml|md|toml)$"
 )
-_OF_RANK = re.compile(r"attempt_\d+/(?P<rank>\d+)/|[-_./]?rank[-_]?(?P<named>\d+)\b")
-_OF_NODE = re.compile(r"\bnode[-_]?(?P<node>\d+)\b")
+_OF_RANK = re.compile(r"attempt_\d+/(?P<local>\d+)/|[-_./]?rank[-_]?(?P<rank>\d+)\b")
 _FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
 _AGENT = re.compile(r"^[IWE]\d{4} [\d:.]+ (\d+) \S*torch/distributed")
 _WATCHDOG = re.compile(r"Watchdog caught collective|watchdog thread terminated")
@@ -76,16 +75,17 @@ def _find_logs(folder: Path) -> Iterator[str]:
 
 
 def _place_of(name: str) -> LogLine:
-    rank, node, stem = _OF_RANK.search(name), _OF_NODE.search(name), Path(name).stem
-    number = (rank["rank"] or rank["named"]) if rank else None
+    found, stem = _OF_RANK.search(name), Path(name).stem
+    rank, local = (found["rank"], found["local"]) if found else (None, None)
     return LogLine(
         file=name,
         number=0,
         text="",
         pod=stem if "-master-" in stem or "-worker-" in stem else "",
-        host="" if rank else stem,
-        node=int(node["node"]) if node else None,
-        rank=None if number is None else int(number),
+        host="" if found else stem,
+        node=node_in(name),
+        rank=int(rank) if rank else None,
+        local_rank=int(local) if local else None,
     )
 
 

@@ -137,10 +137,10 @@ _OF_RANK = re.compile(r"\brank \d")
 """In a detail that repeats what a worker said."""
 
 
-def judge_reason(reason: Reason | None, detail: str) -> Iterable[Meaning]:
-    """What the launcher's own word for a run's end means. Pure."""
+def judge_reason(reason: Reason | None, detail: str, named: int | None) -> Iterable[Meaning]:
+    """What the launcher's own word for a run's end means; ``named`` is a node by its host. Pure."""
     node = _NODE.search(detail)
-    number = int(node["node"] or node["pod"]) if node else None
+    number = int(node["node"] or node["pod"]) if node else named
     line = LogLine(file="outcome.json", number=0, text=detail or str(reason), node=number)
     told = judge_line(line) if detail else None
     if told and told.weight >= LIKELY:
