@@ -71,7 +71,6 @@ network-cut sign
   connection (?:was )?(?:reset|closed) by (?:remote )?peer|<ECONNRESET>|<EPIPE>|ncclRemoteError
   remote process exited or there was a network error|Socket closed|socket timeout|broken pipe
   recvValue failed|sendBytes failed|failed to recv, got 0 bytes|Network is unreachable|link is down
-  application timeout caused pair closure
 network-cut likely
   ^\[agent\] store-lost
 network-cut root
