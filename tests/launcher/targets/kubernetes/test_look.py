@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from launcher.api.stacks import render_stacks, take_stacks
+from launcher.api.why import read_named_run
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.target import KubernetesTarget
+from launcher.verdict.verdict import decide_verdict
 from tests.launcher.cluster_run import plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.looks import answering
@@ -66,3 +68,5 @@ def test_a_user_who_may_not_exec_is_told_which_right_is_missing(
     server.denied.add(("create", "pods/exec"))
     with pytest.raises(InputError, match="may not create and get pods/exec"):
         take_stacks(run, SystemClock())
+    told = decide_verdict(read_named_run(run))
+    assert (told.state, told.what) == ("running", "no failure so far")
