@@ -103,6 +103,7 @@ def test_the_command_takes_a_line_a_file_or_stdin_and_overwrites_nothing(tmp_pat
 
 
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.5"
+ACCELERATE = "-m accelerate.commands.launch --multi_gpu --num_machines=1 --num_processes=2"
 MPIRUN = "mpirun --allow-run-as-root --oversubscribe -np 2 -x MASTER_ADDR=127.0.0.1"
 DOCKER = "docker run --rm --user 0 -e OMP_NUM_THREADS=1 -v $PWD:/w -w /w fabric-train:cpu python"
 
@@ -112,6 +113,7 @@ DOCKER = "docker run --rm --user 0 -e OMP_NUM_THREADS=1 -v $PWD:/w -w /w fabric-
     ("line", "target"),
     [
         (f"OMP_NUM_THREADS=1 {sys.executable} {TORCHRUN}", "local"),
+        (f"OMP_NUM_THREADS=1 {sys.executable} {ACCELERATE} train.py --lr 0.5", "local"),
         pytest.param(
             f"{MPIRUN} -x MASTER_PORT=PORT {sys.executable} train.py --lr 0.5",
             "local",
@@ -119,7 +121,7 @@ DOCKER = "docker run --rm --user 0 -e OMP_NUM_THREADS=1 -v $PWD:/w -w /w fabric-
         ),
         pytest.param(f"{DOCKER} {TORCHRUN}", "docker", marks=pytest.mark.docker),
     ],
-    ids=["torchrun", "mpirun", "docker"],
+    ids=["torchrun", "accelerate", "mpirun", "docker"],
 )
 def test_what_was_imported_trains_as_the_original(tmp_path: Path, line: str, target: str) -> None:
     runner = Runner(tmp_path)
