@@ -22,6 +22,7 @@ from fabric_train.lightning.data import Data
 from fabric_train.lightning.logs import continue_logs, copy_logs, describe_logs
 from fabric_train.lightning.sums import EpochSums
 from fabric_train.randomness import seed_generators
+from fabric_train.retention import KEPT
 from fabric_train.trainers.companion import (
     Companion,
     Settings,
@@ -55,7 +56,7 @@ class ContinuityCallback(Callback):
         folder: str | None = None,
         every_n_steps: int | None = None,
         every_s: float | None = None,
-        keep_last: int = 3,
+        keep_last: int = KEPT,
         keep_every_n_steps: int | None = None,
     ) -> None:
         self._companion = Companion(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
-from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
+from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
@@ -42,8 +41,6 @@ _OF_RANK = re.compile(r"\brank \d+: ")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _SUBMITTED = LogLine(file=SUBMITTED_FILE, number=0, text="submitted, and no node has started")
 MOST_MISSING = 3
-JUMP_S = 5.0
-"""A wall clock that moved so much against the monotonic one has jumped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,20 +248,13 @@ def _tell_of_nodes(
         path = agent_ledger(run, *place)
         events = read_ledger(path)
         line = LogLine(file=_inside(run, path), number=0, text="", node=place[0])
-        if jump_s := _find_jump(events):
+        if jump_s := find_jump(events):
             yield replace(line, text=f"the clock jumped by {jump_s:+.0f} s")
         for event in events:
             if event.name == "installed" and place in newest.items():
                 told = event.values.get("versions")
                 for what, which in told.items() if isinstance(told, dict) else ():
                     yield replace(line, text=f"{what} version {which}", joined=True)
-
-
-def _find_jump(events: Sequence[LedgerEvent]) -> float:
-    """How far an agent's wall clock moved against its monotonic one; 0 where it did not."""
-    offsets = [event.at - event.monotonic_s for event in events if event.name != "worker-ended"]
-    steps = [b - a for a, b in itertools.pairwise(offsets)]
-    return next((step for step in steps if abs(step) > JUMP_S), 0.0)
 
 
 def tell_now(run: RunFolder, now: float) -> str:
