@@ -256,7 +256,7 @@ class _Nodes:
         hosts = [_short(m[1]) for form in _HOST_OF_NODE if (m := form.search(line.text))]
         for what in (line.rank, line.host, f"/{line.file}" if self._by_file else None, *hosts):
             if what not in (None, ""):
-                self._known[what].add(node)  # type: ignore[index]
+                self._known[what].add(node)
 
     def guess(self, lines: Sequence[LogLine]) -> None:
         """Of hosts that nothing places, by the numbers in their names."""
