@@ -8,7 +8,6 @@ from typing import Any
 
 from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import DataLoader, DistributedSampler
 
 from fabric_train.trainers.companion import Companion
@@ -35,8 +34,8 @@ class Data:
         loop = self._trainer.fit_loop
         return self._trainer.current_epoch, loop.epoch_loop.batch_progress.current.ready
 
-    def _take_over(self, loader: Any, shuffle: bool, mode: RunningStage) -> Any:
-        if mode != RunningStage.TRAINING:
+    def _take_over(self, loader: Any, shuffle: bool, mode: Any) -> Any:
+        if mode.value != "train":
             return self._prepare(loader, shuffle, mode)
         cut = None if self._is_a_share(loader) else cut_loader(loader, self._companion, self._place)
         return self._keep(self._prepare(loader, shuffle, mode)) if cut is None else cut

@@ -217,8 +217,8 @@ AGENT_LEDGER = "agent-{node_index}-{incarnation}.jsonl"
 and what the event adds. Of a hang that is what proved it: ``beat`` is the number of the worker's
 last beat, ``beat_at`` its time, ``read_at`` the two reads that found it (all by the clock of
 ``monotonic_s``), ``cpu_share`` what each worker of the node used of a core between the two.
-Events: agent-started, installed (versions: torch, Python, NCCL, Driver, code; hardware: cpus,
-memory_bytes, gpus), rendezvous-began,
+Events: agent-started, installed (versions: torch, Python, NCCL, Driver, code; hardware: CPUs,
+memory, GPUs), rendezvous-began,
 rendezvous-ended (rank, world_size, both of nodes), workers-started,
 first-step, worker-ended (rank, exit_code, cause), hang (rank, silent_s,
 limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s),

@@ -214,7 +214,7 @@ def _of_run(side: Side) -> Iterable[tuple[str, str]]:
         ("target", told.target),
         ("engine", told.engine),
         ("starts of all nodes", str(told.attempts)),
-        ("code", code.root if code else ""),
+        ("folder of the code", code.root if code else ""),
         ("commit", (code.commit or "none") + " with changes" * code.is_dirty if code else ""),
         ("hash of all code", code.hash if code else ""),
     ]

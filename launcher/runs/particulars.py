@@ -75,22 +75,13 @@ def _read_installed(run: RunFolder) -> dict[str, str]:
                 told = (event.values.get(part) for part in ("versions", "hardware"))
                 for name, value in (pair for part in told for pair in _flatten(part)):
                     found.setdefault(name, {}).setdefault(value, []).append(index)
-    return {_name(name): _tell(name, values) for name, values in found.items()}
+    return {name: _tell(values) for name, values in found.items()}
 
 
-def _name(name: str) -> str:
-    return {"code": "hash of the code", "memory_bytes": "memory", "gpus": "GPUs"}.get(name, name)
-
-
-def _tell(name: str, values: Mapping[str, Sequence[int]]) -> str:
-    def tell(value: str) -> str:
-        if name == "memory_bytes" and value.isdigit():
-            return f"{render_bytes(int(value))}B"
-        return (", ".join(map(str, json.loads(value))) or "none") if name == "gpus" else value
-
+def _tell(values: Mapping[str, Sequence[int]]) -> str:
     if len(values) == 1:
-        return tell(next(iter(values)))
-    return "; ".join(f"{tell(v)} on node {', '.join(map(str, on))}" for v, on in values.items())
+        return next(iter(values))
+    return "; ".join(f"{value} on node {', '.join(map(str, on))}" for value, on in values.items())
 
 
 def _read_diff(path: Path) -> str:

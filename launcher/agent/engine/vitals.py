@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -92,11 +93,14 @@ def read_memory(cgroup: Path = _CGROUP, machine: Path = Path("/proc/meminfo")) -
     return 0, 0
 
 
-def read_hardware(visible: str | None) -> dict[str, Any]:
-    """The processors and memory that this node may use, and the models of its GPUs."""
-    _, limit = read_memory()
-    cpus = len(os.sched_getaffinity(0))
-    return {"cpus": cpus, "memory_bytes": limit, "gpus": read_models(visible)}
+def read_hardware(visible: str | None) -> dict[str, str]:
+    """The processors and memory that this node may use, and the models of its GPUs, in words."""
+    gpus = Counter(read_models(visible)).items()
+    return {
+        "CPUs": str(len(os.sched_getaffinity(0))),
+        "memory": f"{read_memory()[1] / 2**30:.0f} GiB",
+        "GPUs": ", ".join(f"{count} x {model}" for model, count in gpus) or "none",
+    }
 
 
 class TrainingBook:

@@ -304,7 +304,8 @@ class LineReader:
         elif name == "CUDA_VISIBLE_DEVICES":
             self.draft.leave(f"{name}={value}", "it stands around launcher run as well")
         elif VARIABLE.search(value) or "$(" in value:
-            self.draft.leave(f"{name}={value}", f"no shell fills it in: write env.{name}")
+            key = "checkpoint_dir" if name == "CHECKPOINT_DIR" else f"env.{name}"
+            self.draft.leave(f"{name}={value}", f"no shell fills it in: write {key}")
         else:
             self.draft.set_env(name, value)
 

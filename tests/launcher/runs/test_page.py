@@ -234,7 +234,7 @@ def test_the_command_writes_the_page_of_a_run_or_of_two_and_an_index(runs: Runne
     assert "ValueError: loss is nan &lt;script&gt;" in page
     assert "train.py&quot;, line" in page  # the stack
     assert ">learning rate<" in page
-    for told in ("<td>torch</td>", "<td>cpus</td>", "<td>env.RATE</td><td>0.5</td>"):
+    for told in ("<td>torch</td>", "<td>CPUs</td>", "<td>env.RATE</td><td>0.5</td>"):
         assert told in page, told
     both = page_of(runs, old, "--with", new)
     assert "<td>env.RATE</td><td>0.5</td><td>0.25</td>" in both

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.api.profile import take_profile
 from launcher.api.stacks import render_stacks, take_stacks
 from launcher.api.why import read_named_run
 from launcher.contract.clock import SystemClock
@@ -51,6 +52,17 @@ def test_stacks_of_pods_come_by_exec_into_them(server: FakeCluster, tmp_path: Pa
         told = take_stacks(run, SystemClock())
     assert render_stacks(told).splitlines()[0] == "ranks 0-1: recv <- train.py:7"
     assert not told.silent
+
+
+def test_profiles_of_pods_come_by_exec_into_them(server: FakeCluster, tmp_path: Path) -> None:
+    run, inside = start_pods(server, tmp_path)
+    with ExitStack() as agents:
+        for index, folder in inside.items():
+            agents.enter_context(answering(folder, index))
+        told = take_profile(run, SystemClock(), steps=2, seconds=5)
+    assert sorted(told.files) == [0, 1]
+    assert {path.read_text() for path in told.files.values()} == {'{"traceEvents": []}'}
+    assert not told.missing
 
 
 def test_a_pod_whose_agent_says_nothing_is_named(server: FakeCluster, tmp_path: Path) -> None:
