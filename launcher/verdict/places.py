@@ -51,6 +51,14 @@ _DIGITS = re.compile(r"\d+")
 _NUMBERED = ("node", "rank", "local_rank", "task")
 
 
+_DOMAIN = re.compile(r"\.[A-Za-z][\w.-]*$")
+
+
+def _short(host: str) -> str:
+    """Without its domain, which one program tells and another one does not."""
+    return _DOMAIN.sub("", host)
+
+
 def _form(host: str) -> str:
     return _DIGITS.sub("#", host)
 
@@ -80,6 +88,8 @@ def split_prefix(text: str, forms: frozenset[str] = frozenset()) -> tuple[str, d
         named["rank"] = inside[1] or inside[2]
     if "host" not in named and (host := _HOST_INSIDE.match(text)):
         named["host"] = next(filter(None, host.groups()))
+    if "host" in named:
+        named["host"] = _short(named["host"])
     return text, {name: int(v) if name in _NUMBERED else v for name, v in named.items()}
 
 
@@ -109,7 +119,7 @@ _NPROC = re.compile(
     re.IGNORECASE,
 )
 _A_TASK_FOR_EACH = re.compile(r"ntasks[_-]per[_-]node[ =:]+(?:\d\d|[2-9])\b", re.IGNORECASE)
-_NODELIST = re.compile(r"NODELIST=([\w.,-]+)(?:\[([\d,-]+)\]([\w.-]*))?")
+_NODELIST = re.compile(r"(?<![A-Za-z])(?:NODELIST|NodeList)=([\w.,-]+)(?:\[([\d,-]+)\]([\w.-]*))?")
 _TASKS = re.compile(r"(?:on host |error: )([\w.-]+)(?:, \d+ tasks|: tasks?):? (\d+)(,|-)?")
 """srun's: a host with its tasks, of which the first one tells enough."""
 _IN_ORDER = (re.compile(r"Data for node: ([\w.-]+)"), re.compile(r"'([\w.-]+)': \["))
@@ -171,15 +181,15 @@ class _Nodes:
                 both.append((line.host, *pair.groups()))
             is_each = is_each or _A_TASK_FOR_EACH.search(line.text) is not None
             if tasks := _TASKS.search(line.text):
-                firsts[tasks[1]] = int(tasks[2])
+                firsts[_short(tasks[1])] = int(tasks[2])
                 is_each = is_each or bool(tasks[3])
         self._add_pairs(both)
         for node, host in enumerate(order):
-            self._known[host].add(node)
+            self._known[_short(host)].add(node)
         for host, first in firsts.items() if not is_each and not order else ():
             self._known[host].add(first)
         for host, node in known.items():
-            self._known[host] = {node}
+            self._known[_short(host)] = {node}
         local_ranks = [line.local_rank or 0 for line in lines if by_file]
         if not self._nproc and any(line.node for line in lines):
             self._nproc = 1 + max(local_ranks, default=-1)
@@ -192,7 +202,7 @@ class _Nodes:
         firsts: dict[str, int] = {}
         least = 1
         for host, rank, local in both:
-            firsts[host] = int(rank) - int(local)
+            firsts[_short(host)] = int(rank) - int(local)
             least = max(least, 1 + int(local))
             self._ranks[int(local)].add(int(rank))
         if whole := math.gcd(*firsts.values()):
@@ -243,10 +253,10 @@ class _Nodes:
             self._known[line.host or f"/{line.file}"].add(int(named[1]))
         if (node := self._node_of(line)) is None:
             return
-        hosts = [found[1] for form in _HOST_OF_NODE if (found := form.search(line.text))]
+        hosts = [_short(m[1]) for form in _HOST_OF_NODE if (m := form.search(line.text))]
         for what in (line.rank, line.host, f"/{line.file}" if self._by_file else None, *hosts):
             if what not in (None, ""):
-                self._known[what].add(node)  # type: ignore[index]
+                self._known[what].add(node)
 
     def guess(self, lines: Sequence[LogLine]) -> None:
         """Of hosts that nothing places, by the numbers in their names."""

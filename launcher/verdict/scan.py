@@ -52,6 +52,8 @@ _POD_NAMED = re.compile(
     r"^Name: +(\S+)|\bpod/(\S+)|^([a-z0-9][a-z0-9-]*-\d+(?:-[a-z0-9]{5})?) +\d+/\d+ "
     r"|pods? \"([a-z0-9-]+-\d+)\""
 )
+_POD_OF_ROLE = re.compile(r"(?<![\w.-])[a-z0-9][a-z0-9-]*-(?:master|worker)-\d+(?![\w-])")
+"""As an operator names it wherever it speaks of it."""
 _TIMES = (
     re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"),
     re.compile(r"\b[IWEFC]()(\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"),
@@ -114,7 +116,8 @@ def find_telling(
             continue  # The frames of C++ name every function that was called.
         text, named = split_prefix(raw.decode(errors="backslashreplace").rstrip("\r"), forms)
         told = _POD_NAMED.search(text)
-        pod = next(filter(None, told.groups())) if told else described
+        about = None if told or described else _POD_OF_ROLE.search(text)
+        pod = next(filter(None, told.groups())) if told else about[0] if about else described
         described = pod if told and told[1] else described
         who = replace(place, **{"pod": pod, **named})
         at, is_own = traces.get(who, ("", False))

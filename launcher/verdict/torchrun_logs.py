@@ -76,13 +76,14 @@ def _find_logs(folder: Path) -> Iterator[str]:
 
 def _place_of(name: str) -> LogLine:
     found, stem = _OF_RANK.search(name), Path(name).stem
+    numbered = [part for part in (*Path(name).parent.parts, stem) if any(map(str.isdigit, part))]
     rank, local = (found["rank"], found["local"]) if found else (None, None)
     return LogLine(
         file=name,
         number=0,
         text="",
         pod=stem if "-master-" in stem or "-worker-" in stem else "",
-        host="" if found else stem,
+        host="" if found or not numbered else numbered[-1],
         node=node_in(name),
         rank=int(rank) if rank else None,
         local_rank=int(local) if local else None,

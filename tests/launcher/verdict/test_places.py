@@ -65,3 +65,13 @@ def test_hosts_that_nothing_places_have_the_nodes_of_their_numbers() -> None:
     told = place(*begun, f"gpu3: {SAID}")
     assert (told.node, told.is_guessed) == (2, True)
     assert place(*(line.replace("gpu", "cn4") for line in begun), f"cn43: {SAID}").node is None
+
+
+def test_a_host_is_the_same_with_and_without_its_domain() -> None:
+    report = "  host      : gpu-b.lab.org\n  rank      : 6 (local_rank: 2)\n"
+    said = "Mar  2 01:02:03 gpu-b kernel: NVRM: Xid 79, lost"
+    assert place(said, reports=(report,)).node == 1
+
+
+def test_an_operators_pod_is_placed_wherever_it_is_named() -> None:
+    assert place("time=1 msg=failed: pod bert-worker-1 was OOMKilled").node == 2
