@@ -27,13 +27,13 @@ SUMS_FILE = "sums.json"
 T = TypeVar("T", bound=Trainer)
 
 
-def with_continuity(trainer: T, **options: Any) -> T:
+def with_continuity(trainer: T, folder: str | None = None, **options: Any) -> T:
     """The same Trainer, whose ``train`` commits, stops and resumes.
 
     Options are those of Lightning's ``ContinuityCallback``. With neither a folder nor the launcher
     nothing is changed.
     """
-    companion = Companion(Settings(**options))
+    companion = Companion(Settings(folder=folder, **options))
     if not companion.acts:
         return trainer
     if obstacle := find_obstacle(trainer, companion):

@@ -140,6 +140,7 @@ class ContinuityCallback(Callback):
             metrics = self._resumed["callback_metrics"]
             trainer._logger_connector._callback_metrics.update(metrics)
             self._sums.load(self._resumed["sums"])
+            self._data.reopen()
         self._companion.begin(trainer.global_step, trainer.estimated_stepping_batches)
 
     # -- between batches -----------------------------------------------------------------------

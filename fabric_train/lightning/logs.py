@@ -35,7 +35,8 @@ def describe_logs(trainer: Trainer) -> list[dict[str, Any]]:
 
 def copy_logs(trainer: Trainer, folder: Path) -> None:
     """Copies rows that may have to be put back; rank 0 calls it."""
-    for index, logger in enumerate(trainer.loggers):
+    loggers: list[Any] = trainer.loggers
+    for index, logger in enumerate(loggers):
         if is_a(logger, "CSVLogger"):
             logger.save()
             path = Path(logger.log_dir) / METRICS_FILE
@@ -51,7 +52,8 @@ def continue_logs(trainer: Trainer, folder: Path, saved: Sequence[dict[str, Any]
     kinds = [type(logger).__name__ for logger in trainer.loggers]
     if kinds != [each["kind"] for each in saved]:
         return
-    for index, (logger, state) in enumerate(zip(trainer.loggers, saved, strict=True)):
+    loggers: list[Any] = trainer.loggers
+    for index, (logger, state) in enumerate(zip(loggers, saved, strict=True)):
         if not is_a(logger, "CSVLogger", "TensorBoardLogger"):
             continue
         before = logger.log_dir

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
@@ -76,6 +77,8 @@ class Model(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        if self.trainer.max_steps < 0:  # as many schedules do, which opens the loader
+            assert self.trainer.estimated_stepping_batches > 0
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
         return {
             "optimizer": optimizer,
@@ -261,3 +264,28 @@ def test_a_trainer_of_pytorch_lightning_goes_on_too(tmp_path, capfd):
     (version,) = (tmp_path / "lightning_logs").iterdir()
     rows = csv.DictReader((version / "metrics.csv").open())
     assert [int(row["step"]) for row in rows] == list(range(8))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_has_each_step_once_in_one_folder(tmp_path):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for after in (5, math.inf):
+        Companion.opened.clear()
+        continuity = ContinuityCallback(str(tmp_path / "checkpoints"), every_n_steps=3)
+        trainer = Trainer(
+            accelerator="cpu",
+            max_steps=9,
+            logger=TensorBoardLogger(tmp_path),
+            log_every_n_steps=1,
+            enable_progress_bar=False,
+            callbacks=[continuity, Ending(after)],
+            default_root_dir=tmp_path,
+        )
+        try:
+            trainer.fit(Model(), make_loader("shuffled"))
+        except ConnectionError:
+            continuity._data.leave()
+    (version,) = (tmp_path / "lightning_logs").iterdir()
+    events = reader.EventAccumulator(str(version), size_guidance={"scalars": 0})
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss_step")] == list(range(9))

@@ -65,7 +65,7 @@ def count_steps(path: Path) -> int:
 def check_profile(launcher: Runner, ranks: int) -> None:
     """``launcher profile`` of a training that has begun brings each rank's trace of three steps."""
     run = (launcher.folder / "runs/latest").resolve()
-    wait_until(lambda: "ETA" in launcher("logs", run.name).stdout)
+    wait_until(lambda: "ETA" in launcher("logs", run.name).stderr)
     done = launcher("profile", run.name, "--steps", "3", "--seconds", "100")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

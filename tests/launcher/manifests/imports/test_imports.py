@@ -149,6 +149,8 @@ def test_each_script_gets_this_job_file(expect_golden: Callable[[str, str], None
     texts = [render_job([path.name], path.read_text(), ["requirements.txt"]) for path in SCRIPTS]
     for text in texts:
         parse_job(text, "job.yaml")
+    only_saves = "import torch\nfor step in range(9):\n    torch.save(step, 'a.pt')\n"
+    assert "max_restarts: 0\n" in render_job(["a.py"], only_saves, [])
     expect_golden("init.txt", "\n".join(texts))
 
 
