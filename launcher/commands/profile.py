@@ -21,7 +21,7 @@ def profile(arguments: argparse.Namespace) -> int:
     why += [f"node {index}: {said}" for index, said in sorted(told.silent.items())]
     if not told.files:
         raise TargetError(
-            f"no rank of {run.run_id} was profiled: {'; '.join(why) or 'none is there'}"
+            f"no rank of {run.run_id} was profiled: {'; '.join(why) or 'no worker has begun'}"
         )
     sys.stderr.write("".join(f"{line}\n" for line in why))
     return int(ExitCode.OK)

@@ -16,6 +16,7 @@ from launcher.contract.look import Look, LookRequest, RankLook
 from launcher.contract.records import dump_record
 
 POLL_S = 0.1
+NO_TRAINING = "no training with fabric_train answers here yet (it does once its steps have begun)"
 
 
 def take_profile(attempts: Attempts, request: LookRequest, clock: Clock) -> None:
@@ -56,6 +57,7 @@ def _ask_training(
 def _record(
     node_dir: Path, folder: Path, pids: Mapping[int, int], request: LookRequest, clock: Clock
 ) -> dict[int, str]:
-    """Why ranks have no recording."""
+    """Why ranks have neither a trace nor a recording."""
     paths = {rank: folder / look.SPEEDSCOPE.format(rank=rank) for rank in pids}
-    return record(pids, paths, request.seconds)
+    missing = record(pids, paths, request.seconds)
+    return {rank: f"{NO_TRAINING}; {why}" for rank, why in missing.items()}
