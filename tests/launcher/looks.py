@@ -25,8 +25,8 @@ def waits_for_a_lock():
     lock.acquire()
     lock.acquire()
 
-def sleeps_in_c():
-    ctypes.CDLL(None).sleep(600)
+def reads_in_c():  # goes on after a signal, which a sleep in C does not
+    ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 
 def is_stopped():
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -34,7 +34,7 @@ def is_stopped():
 print("ready", flush=True)
 if rank == 0:
     dist.all_reduce(torch.ones(1000))
-(waits_for_a_lock, sleeps_in_c, is_stopped)[rank - 1]()
+(waits_for_a_lock, reads_in_c, is_stopped)[rank - 1]()
 """
 """Rank 0 waits in a collective, 1 for a lock, 2 in C, and 3 is stopped."""
 
@@ -44,7 +44,7 @@ def check_four_ways(told: str) -> None:
     for line in (
         "rank 0: all_reduce <- ",
         "rank 1: waits_for_a_lock <- ",
-        "rank 2: sleeps_in_c <- ",
+        "rank 2: reads_in_c <- ",
         "rank 3: stopped by a signal; kill -CONT continues it",
     ):
         assert line in told, told
