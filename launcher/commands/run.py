@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import functools
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from launcher.api import launch
 from launcher.api.choose_target import Choice
+from launcher.api.debugging import debugged
 from launcher.api.planning import PlannedRun
 from launcher.commands.arguments import shown, words_of_job_named
+from launcher.commands.debug import read_debugging
 from launcher.commands.job_named import planned
 from launcher.commands.printed_commands import options_of_job
 from launcher.contract import typed
@@ -25,17 +28,18 @@ from launcher.runs.summary import render_summary
 
 def run(arguments: argparse.Namespace) -> int:
     """Starts a job and follows it; the exit code."""
-    planned_run = planned(arguments)
+    purpose, port = read_debugging(arguments)
+    planned_run = planned(arguments, purpose=purpose)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
         return _run_in_background(planned_run, Console(sys.stderr))
     shows = typed.command("logs", planned_run.plan.run_id)
     with launch.open_streams(shows=shows) as console:
-        return _run_here(arguments, planned_run, console)
+        return _run_here(arguments, planned_run, console, port)
 
 
 def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
-    run, choice = _create(planned_run, console), planned_run.choice
+    run, choice = create_told(planned_run, console), planned_run.choice
     with launch.ended_if_interrupted(run):
         launch.follow_in_background(run, planned_run.plan, choice.target, console.note)
         _note_after_start(planned_run, run.path.parent, console.note)
@@ -44,19 +48,25 @@ def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
     return int(ExitCode.OK)
 
 
-def _run_here(arguments: argparse.Namespace, planned_run: PlannedRun, console: Console) -> int:
-    run, choice, plan = _create(planned_run, console), planned_run.choice, planned_run.plan
-    outcome = launch.follow_here(
-        run,
-        plan,
-        choice.target,
-        console,
-        verbose=arguments.verbose,
-        # While the agent starts, what these look at costs no time.
-        on_submitted=functools.partial(
-            _note_after_start, planned_run, run.path.parent, console.note
-        ),
-    )
+def _run_here(
+    arguments: argparse.Namespace,
+    planned_run: PlannedRun,
+    console: Console,
+    port: socket.socket | None,
+) -> int:
+    run, choice, plan = create_told(planned_run, console), planned_run.choice, planned_run.plan
+    with debugged(run, plan, choice.target, console, port):
+        outcome = launch.follow_here(
+            run,
+            plan,
+            choice.target,
+            console,
+            verbose=arguments.verbose,
+            # While the agent starts, what these look at costs no time.
+            on_submitted=functools.partial(
+                _note_after_start, planned_run, run.path.parent, console.note
+            ),
+        )
     summary = render_summary(
         outcome,
         folder=shown(run.path),
@@ -75,7 +85,8 @@ def _run_here(arguments: argparse.Namespace, planned_run: PlannedRun, console: C
     return outcome.exit_code
 
 
-def _create(planned_run: PlannedRun, console: Console) -> RunFolder:
+def create_told(planned_run: PlannedRun, console: Console) -> RunFolder:
+    """Makes the run's folder, and tells where it runs."""
     choice, plan = planned_run.choice, planned_run.plan
     runs = Path(plan.run_dir).parent
     made = "" if runs.exists() else f"; made the folder {shown(runs)} for its runs"
