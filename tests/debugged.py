@@ -91,6 +91,12 @@ def debug_rank_1(launcher: Runner, *options: str) -> None:
     terminal.wait("changed tensor([50])")
     terminal.type("c")
     terminal.wait("sum 90", 2)
+    # Meanwhile programs run beside it in all nodes.
+    done = launcher("exec", "latest", "--", "sh", "-c", "echo here; echo there >&2; exit 3")
+    assert done.returncode == 3, done.stderr
+    wanted = [f"[{node}] {word}" for node in (0, 1) for word in ("here", "there")]
+    assert sorted(done.stdout.splitlines()) == wanted, done.stderr
+    assert done.stderr == "node 0: exit code 3\nnode 1: exit code 3\n"
     terminal.type("p left")
     terminal.type("c")
     terminal.wait("(Pdb) ", 4)

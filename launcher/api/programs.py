@@ -34,11 +34,14 @@ def run_in_nodes(
             show(index, f"not reached: {error}")
             return 255
         talk.stdin.close()
+        has_said = False
         # Ended by the program, or by the person.
         for line in talk.stdout:
+            has_said = True
             show(index, line.decode(errors="replace").rstrip("\n"))
         code, said = talk.end()
-        for told in said.splitlines():
+        # Of what brings it there, such as ssh: after a program's own words it tells the code again.
+        for told in said.splitlines() if code and not has_said else ():
             show(index, told)
         return code if code >= 0 else 128 - code
 

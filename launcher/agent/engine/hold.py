@@ -38,7 +38,7 @@ from launcher.contract.process_stat import start_of
 from launcher.contract.reasons import Reason
 from launcher.contract.records import parse_record, read_object
 
-POLL_S = 0.01
+POLL_S = 0.03
 _OF_INTERPRETER = ("PYTHON", "LD_", "KMP_", "MKL_")
 """Variables with these beginnings count when an interpreter starts, and not later."""
 

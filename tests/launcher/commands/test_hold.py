@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.debugged import STOPS, debug_rank_1
+from tests.debugged import STOPS, Terminal, debug_rank_1
 from tests.launcher.runner import Runner
 from tests.programs import run_program
 from tests.waiting import wait_until
@@ -219,6 +219,14 @@ def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev: Runner) ->
     assert done.returncode == 3
     done = dev("exec", "dev", "--node", "0", "--", "pwd")
     assert done.stdout == f"[0] {dev.folder}\n"
+
+
+def test_a_shell_is_opened_in_a_node(dev: Runner) -> None:
+    terminal = Terminal(dev, "shell", "dev", "1")
+    terminal.type("echo node-$LAUNCHER_NODE_INDEX-of-$(pwd)")
+    terminal.wait(f"node-1-of-{dev.folder}")
+    terminal.type("exit 4")
+    assert terminal.finish() == 4, terminal.text
 
 
 def test_nodes_are_held_from_python(launcher: Runner) -> None:
