@@ -22,6 +22,8 @@ from launcher.plan.agent_task import Purpose
 def hold(arguments: argparse.Namespace) -> int:
     """Starts nodes that wait, and returns once they do."""
     root, opened = run_root(arguments), open_named(arguments)
+    if opened:
+        check_hold(root, arguments.name, opened)
     job = read_job(arguments, write_job(arguments.name))
     job = job.model_copy(update={"name": arguments.name})
     purpose = Purpose(hold_idle_s=max(1e-3, arguments.idle_limit))

@@ -166,9 +166,11 @@ def _of_interpreter(env: dict[str, str]) -> dict[str, str]:
 
 
 def _state_of_packages() -> tuple[float, ...]:
-    """Changes when a package is installed or removed in a folder that Python imports from."""
+    """Changes when a package is installed or removed."""
     found = []
-    for entry in sys.path[1:]:
-        with contextlib.suppress(OSError):
-            found.append(os.stat(entry).st_mtime)
+    # Other folders of sys.path are people's own code, which no run has from here.
+    for entry in sys.path:
+        if entry.endswith(("/site-packages", "/dist-packages")):
+            with contextlib.suppress(OSError):
+                found.append(os.stat(entry).st_mtime)
     return tuple(found)

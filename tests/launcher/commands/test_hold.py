@@ -201,6 +201,7 @@ def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher: Runner) -> No
         (["exec", "dev", "--node", "2", "--", "true"], "node 2: "),
         (["shell", "dev", "2"], "node 2: "),
         (["release", "none"], "no hold 'none' in "),
+        (["hold", "--name", "x", "--on", "slurm"], "--on slurm: nodes are held on local processes"),
     ],
 )
 def test_wrong_input_is_refused(dev: Runner, words: list[str], what: str) -> None:
@@ -219,6 +220,36 @@ def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev: Runner) ->
     assert done.returncode == 3
     done = dev("exec", "dev", "--node", "0", "--", "pwd")
     assert done.stdout == f"[0] {dev.folder}\n"
+
+
+@pytest.mark.slow
+def test_a_run_whose_launcher_is_killed_frees_the_hold(dev: Runner) -> None:
+    dev.write(WAITS, JOB)
+    process = dev.start("run", "job.yaml", "--in", "dev")
+    latest = dev.folder / "runs/latest"
+    wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: ", free" in dev("status", "dev").stdout)
+    dev.write("print('well')\n", JOB)
+    done = dev("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") == 2
+
+
+@pytest.mark.slow
+def test_packages_that_change_are_imported_anew_and_this_is_told(launcher: Runner) -> None:
+    packages = launcher.folder / "site-packages"
+    packages.mkdir()
+    launcher.env["PYTHONPATH"] += f":{packages}"
+    launcher.write("import newer\nprint('well')\n", JOB)
+    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", *ON)
+    assert done.returncode == 0, done.stderr
+    (packages / "newer.py").write_text("")
+    done = launcher("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert "packages have changed: torch is imported anew" in launcher("logs", "-v", "dev").stderr
+    assert launcher("release", "dev").returncode == 0
 
 
 def test_a_shell_is_opened_in_a_node(dev: Runner) -> None:
