@@ -104,7 +104,7 @@ bench: $(READY) $(TORCHX)/.ready ## measure against the peers; ARGS="NAME --reco
 
 chaos: $(READY) ## train in containers under FAULTS=10 random failures; the weights stay the same
 	@$(build-if-possible)
-	$(BIN)/python -m benchmarks.chaos --faults $(FAULTS) --seed $(SEED) --png chaos.png $(ARGS)
+	$(BIN)/python -m benchmarks.chaos --faults $(FAULTS) --seed $(SEED) --svg chaos.svg $(ARGS)
 
 docs: $(READY) ## write the pages, pictures and the schema that are made from the sources
 	$(BIN)/python docs/generate.py

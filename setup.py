@@ -1,4 +1,4 @@
-"""Writes the commit into what is built, from which ``launcher --version`` tells it.
+"""Writes into what is built the commit, which ``launcher --version`` tells, and the pages of docs/.
 
 All else of the build is in pyproject.toml.
 """
@@ -6,6 +6,7 @@ All else of the build is in pyproject.toml.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -32,11 +33,20 @@ def write_commit(folder: Path) -> None:
         (folder / COMMIT).write_text(commit)
 
 
+def copy_pages(folder: Path) -> None:
+    """What ``launcher docs`` prints."""
+    for page in (*(HERE / "docs").glob("*.md"), *(HERE / "docs/tutorials").glob("*.md")):
+        copy = folder / "launcher/commands/pages" / page.relative_to(HERE / "docs")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(page, copy)
+
+
 class BuildWithCommit(build_py):
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:  # a checkout asks git
+        if not self.editable_mode:  # a checkout has git and docs/
             write_commit(Path(self.build_lib))
+            copy_pages(Path(self.build_lib))
 
 
 class SourceWithCommit(sdist):

@@ -11,6 +11,7 @@ from benchmarks.checking import checks
 from benchmarks.command_line import answers, helps, renders
 from benchmarks.containers import containers
 from benchmarks.hosts import hosts
+from benchmarks.looking import looking
 from benchmarks.manifests import manifests
 from benchmarks.output import outputs
 from benchmarks.own_script import own_scripts
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "rendezvous": Benchmark(trials=rendezvous, limit_s=300),
     "hosts": Benchmark(trials=hosts, limit_s=300),
     "slurm": Benchmark(trials=runs_on_slurm, limit_s=300),
+    "looking": Benchmark(trials=looking, limit_s=300),
     "why": Benchmark(trials=why, limit_s=60, pairs=2),
 }
 """Names are what the command line takes and what docs/benchmarks.md explains, in this order."""

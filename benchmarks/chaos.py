@@ -26,7 +26,7 @@ from launcher.contract import protocol
 from launcher.runs.folder import RunFolder
 from launcher.runs.goodput import Goodput
 from launcher.runs.ledger import read_train_ledger
-from launcher.runs.plot import write_plot
+from launcher.runs.plot import draw_course
 from launcher.runs.report import read_postmortem
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -332,7 +332,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of kinds, places and times")
     parser.add_argument("--steps-per-fault", type=int, default=60)
     parser.add_argument("--image", default="fabric-train:cpu")
-    parser.add_argument("--png", type=Path, help="where to draw loss, workers and failures")
+    parser.add_argument("--svg", type=Path, help="where to draw loss, workers and failures")
     options = parser.parse_args(arguments)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     dice = random.Random(options.seed)
@@ -361,8 +361,9 @@ def main(arguments: Sequence[str]) -> int:
         metrics = read_outcome(folder)["metrics"]
         for line in render_result(experiment, goodput, quiet, metrics):
             print(line)
-        if options.png:
-            write_plot(experiment.run.run_id, goodput, options.png)
+        if options.svg:
+            drawn = draw_course({experiment.run.run_id: goodput}, by="time")
+            options.svg.write_text(drawn.replace("<svg", '<svg style="background: white"', 1))
     met = experiment.survived.total()
     if met < options.faults:
         print(f"error: the training ended after {met} failures", file=sys.stderr)

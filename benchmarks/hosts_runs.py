@@ -92,7 +92,7 @@ def stop_launcher(given: str, nodes: int) -> float:
 def command(given: str, runs: str, nodes: int) -> tuple[str, ...]:
     """``launcher run`` of the digits on some hosts, with their own Python."""
     # The loop asks no other host either.
-    chosen = ";".join(host.name for host in read_inventory(given).hosts[:nodes])
+    chosen = ",".join(host.name for host in read_inventory(given).hosts[:nodes])
     options = ("--hosts", given, "--include", chosen, "--runs", runs)
     options += ("--nnodes", str(nodes), "--nproc-per-node", "1")
     return (*find_launcher(), "run", "jobs/digits.yaml", *options, "--set", "hosts.runtime=python")

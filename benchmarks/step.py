@@ -22,28 +22,36 @@ GOALS = {
     "fast": Goal(of="ratio", most=1.0),
     "exact": Goal(of="ratio", most=1.1),
 }
+LOGGED_PROCESSES = (1, 2)
+LOGGED_EPOCHS = 40
+"""600 steps, of which every fiftieth has a row."""
 PLAIN_GOAL = Goal(of="ratio", most=1.03)
 """One micro-batch for each process, which is what people usually run."""
 
 
 def steps() -> Generator[Trial]:
-    """One row for each reduction and number of processes; a sample is one training's median."""
+    """One row for each reduction and number of processes; a sample is one training's median.
+
+    Then all loggers against none, whose sample is the mean: rows are written in some steps only.
+    """
     for nproc in PROCESSES:
         yield from _compare("fast", nproc, nproc, PLAIN_GOAL)
         for reduction, goal in GOALS.items():
             yield from _compare(reduction, nproc, SHARDS, goal)
+    for nproc in LOGGED_PROCESSES:
+        what = f"all loggers against none, nproc {nproc}"
+        yield from _ask(what, Goal(of="ratio", most=1.02), "logged", nproc, nproc, LOGGED_EPOCHS)
 
 
 def _compare(reduction: str, nproc: int, shards: int, goal: Goal) -> Generator[Trial]:
     epochs = SHARDED_EPOCHS if shards == SHARDS else EPOCHS
-    words = map(str, (reduction, nproc, shards, epochs))
-    row = Comparison(
-        what=f"{reduction} against raw DDP, nproc {nproc}, {shards} micro-batches",
-        ours="ours",
-        theirs="theirs",
-        goal=goal,
-    )
-    with answering((sys.executable, "-m", PROGRAM, *words)) as ask:
+    what = f"{reduction} against raw DDP, nproc {nproc}, {shards} micro-batches"
+    yield from _ask(what, goal, reduction, nproc, shards, epochs)
+
+
+def _ask(what: str, goal: Goal, *words: object) -> Generator[Trial]:
+    row = Comparison(what=what, ours="ours", theirs="theirs", goal=goal)
+    with answering((sys.executable, "-m", PROGRAM, *map(str, words))) as ask:
         yield Trial(take=lambda: read_round(ask()), rows=(row,))
 
 

@@ -81,7 +81,7 @@ class TrainEnded(StepEvent):
 class ProgressMade(StepEvent):
     """Samples and seconds spent on saves since the last event of this kind.
 
-    ``lr``: of the first group in this step, where every step is told.
+    ``lr``: of the first group of the optimizer that stepped last, in that step.
     """
 
     NAME = "progress"
@@ -138,7 +138,7 @@ class LedgerSource:
 class Ledger:
     """The events of one start; with ``path`` None it writes nothing, as on all ranks but 0.
 
-    ``every_step``: of each step its loss and learning rate, for ``launcher compare``.
+    ``every_step``: each step is told, for ``launcher compare``.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class Ledger:
     ) -> None:
         self._path, self._clock, self._wall_clock = path, clock, wall_clock
         self._every_step, self._is_first = every_step, True
-        self._lr: float | None = None
-        if every_step:
+        self._lr: Any = None
+        if path is not None:
             watch_optimizers(self._on_optimizer_step)
         self._fixed = asdict(place or LedgerSource())
         self._began_at = self._told_at = clock()
@@ -205,7 +205,8 @@ class Ledger:
             self._tell(ProgressMade, step, read_loss())
 
     def _on_optimizer_step(self, optimizer: Any, *_: object) -> None:
-        self._lr = float(optimizer.param_groups[0]["lr"])
+        # It may be a tensor on a device, which is waited for when it is told.
+        self._lr = optimizer.param_groups[0]["lr"]
 
     def on_trained(self, step: int, loss: float) -> None:
         """The last step is done."""
@@ -216,7 +217,7 @@ class Ledger:
             event(
                 step=step,
                 loss=loss if loss == loss else None,  # JSON has no NaN
-                lr=self._lr,
+                lr=None if self._lr is None else float(self._lr),
                 save_stall_s=round(self._stall_s, 6),
                 samples=self._samples,
             )

@@ -24,10 +24,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fabric_train.errors import InputError
 from fabric_train.trainers.loaders import (
-    EpochCut,
     Place,
     change_loader,
-    check_cut,
+    cut_epoch,
     find_order,
     find_source,
     set_epoch,
@@ -58,21 +57,7 @@ def share_loader(
         loader, source = reread(loader)
     size = len(source if order is None else order)  # type: ignore[arg-type]
     total = global_batch_size or (loader.batch_size or 1) * world_size
-    check_cut(total, world_size)
-    cut = EpochCut(
-        size=size,
-        global_batch_size=total,
-        rank=rank,
-        world_size=world_size,
-        drop_last=bool(loader.drop_last),
-        seed=seed,
-    )
-    if not len(cut):
-        raise InputError(
-            f"the {size} samples are fewer than the global batch of {total}, and drop_last leaves "
-            "them out: there is nothing to train on",
-            f"drop_last=False, or a global batch of at most {size}",
-        )
+    cut = cut_epoch(loader, size, total, rank=rank, world_size=world_size, seed=seed)
     return change_loader(loader, order, cut, place)
 
 

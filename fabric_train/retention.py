@@ -11,6 +11,8 @@ from fabric_train.lineage import Commit, Start
 MTBF_BEFORE_FAILURES_S = 24 * 3600.0
 """The mean time between failures that is assumed before the first failure."""
 LEAST_INTERVAL_S = 0.2
+KEPT = 3
+"""How many of the newest checkpoints are kept where nobody says another number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,7 @@ class Keep:
     step is a multiple of ``every_steps``.
     """
 
-    last: int = 3
+    last: int = KEPT
     best: bool = False
     every_steps: int | None = None
 

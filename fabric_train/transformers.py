@@ -27,28 +27,13 @@ SUMS_FILE = "sums.json"
 T = TypeVar("T", bound=Trainer)
 
 
-def with_continuity(
-    trainer: T,
-    folder: str | None = None,
-    every_n_steps: int | None = None,
-    every_s: float | None = None,
-    keep_last: int = 3,
-    keep_every_n_steps: int | None = None,
-) -> T:
+def with_continuity(trainer: T, folder: str | None = None, **options: Any) -> T:
     """The same Trainer, whose ``train`` commits, stops and resumes.
 
     Options are those of Lightning's ``ContinuityCallback``. With neither a folder nor the launcher
     nothing is changed.
     """
-    companion = Companion(
-        Settings(
-            folder=folder,
-            every_n_steps=every_n_steps,
-            every_s=every_s,
-            keep_last=keep_last,
-            keep_every_n_steps=keep_every_n_steps,
-        )
-    )
+    companion = Companion(Settings(folder=folder, **options))
     if not companion.acts:
         return trainer
     if obstacle := find_obstacle(trainer, companion):

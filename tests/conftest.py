@@ -143,6 +143,10 @@ def why_no_prometheus() -> str:
     return "" if found else "no Prometheus: apt-get install prometheus"
 
 
+def why_no_chromium() -> str:
+    return "" if shutil.which("chromium") else "no chromium: apt-get install chromium"
+
+
 def why_no_tmux() -> str:
     return "" if shutil.which("tmux") else "no tmux: apt-get install tmux"
 
@@ -151,6 +155,7 @@ ENGINES: dict[str, Callable[[], str]] = {
     "docker": why_no_docker,
     "etcd": why_no_etcd,
     "cc": why_no_cc,
+    "chromium": why_no_chromium,
     "cluster": why_no_cluster,
     "gpu": why_no_gpu,
     "kubectl": why_no_kubectl,

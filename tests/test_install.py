@@ -141,6 +141,8 @@ def test_the_installed_launcher_tells_its_version_and_completes(
     told = call(installed / "launcher", "--version", cwd=tmp_path).stdout
     assert told.startswith(f"launcher {__version__} (commit {COMMIT})\ntorch ")
     assert "launcher" in call(installed / "launcher", "completion", "bash", cwd=tmp_path).stdout
+    page = call(installed / "launcher", "docs", "tutorials/slurm", cwd=tmp_path).stdout
+    assert page == (ROOT / "docs/tutorials/slurm.md").read_text()
     plugin = call(installed / "kubectl-launcher", "--help", cwd=tmp_path)
     assert plugin.stdout.startswith("usage: kubectl launcher")
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from jsonargparse.typing import (
 )
 
 from fabric_train.errors import InputError
+from fabric_train.retention import KEPT
 from fabric_train.strategies import check_name
 
 Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
@@ -132,7 +134,7 @@ class TrainConfig:
     mtbf_s: PositiveFloat | None = None
     """Mean time between failures that the interval is chosen for; without it, what was observed in
     the checkpoint folder, and a day before the first failure."""
-    keep_checkpoints: PositiveInt = 3
+    keep_checkpoints: PositiveInt = KEPT
     """How many of the newest checkpoints are kept."""
     keep_best: bool = False
     """Keep the checkpoint of the epoch with the lowest training loss too."""
@@ -155,6 +157,7 @@ class TrainConfig:
 
 VERBS = ("fit", "validate", "test", "predict")
 """What ``python -m train`` does, by its first word; ``fit`` where it is left out."""
+ENV_PREFIX = "TRAIN_"
 FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 
 MAY_DIFFER_ON_RESUME = frozenset(
@@ -196,7 +199,7 @@ def build_parser() -> ArgumentParser:
         exit_on_error=False,
         allow_abbrev=False,
         default_env=True,
-        env_prefix="TRAIN",
+        env_prefix=ENV_PREFIX.strip("_"),
     )
     parser.description = (
         f"{TrainConfig.__doc__} fit trains and tests; validate, test and predict load the newest "
@@ -216,6 +219,7 @@ def parse_config(arguments: Sequence[str]) -> TrainConfig:
     Reads the file that ``--config`` names. Raises InputError for a mistake in either; exits after
     ``--help`` and ``--print_config``.
     """
+    refuse_unknown_variables(os.environ)
     try:
         given = build_parser().parse_args(list(arguments))
     except ArgumentError as error:
@@ -249,6 +253,21 @@ def parse_steps(text: str) -> tuple[int, int]:
         if 1 <= steps[0] <= steps[1]:
             return steps
     raise InputError(f"--profile {text}: these are no steps", "--profile steps=10-12")
+
+
+def refuse_unknown_variables(environ: Mapping[str, str]) -> None:
+    """Raises InputError for a variable that looks like an option and is none; the parser skips it.
+
+    Pure.
+    """
+    known = {ENV_PREFIX + name.upper() for name in (*FIELDS, "config")}
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            raise InputError(
+                f"{name}={environ[name]} in the environment is no option",
+                (f"did you mean {near[0]}? " if near else "") + f"unset {name}",
+            )
 
 
 def suggest_fix(message: str) -> str:

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 
 from fabric_train.errors import InputError
 from fabric_train.lightning.data import Data
+from fabric_train.lightning.kinds import is_a
 from fabric_train.lightning.logs import continue_logs, copy_logs, describe_logs
 from fabric_train.lightning.sums import EpochSums
 from fabric_train.randomness import seed_generators
+from fabric_train.retention import KEPT
 from fabric_train.trainers.companion import (
     Companion,
     Settings,
@@ -55,7 +54,7 @@ class ContinuityCallback(Callback):
         folder: str | None = None,
         every_n_steps: int | None = None,
         every_s: float | None = None,
-        keep_last: int = 3,
+        keep_last: int = KEPT,
         keep_every_n_steps: int | None = None,
     ) -> None:
         self._companion = Companion(
@@ -141,6 +140,7 @@ class ContinuityCallback(Callback):
             metrics = self._resumed["callback_metrics"]
             trainer._logger_connector._callback_metrics.update(metrics)
             self._sums.load(self._resumed["sums"])
+            self._data.reopen()
         self._companion.begin(trainer.global_step, trainer.estimated_stepping_batches)
 
     # -- between batches -----------------------------------------------------------------------
@@ -236,12 +236,12 @@ class ContinuityCallback(Callback):
 
 def find_obstacle(trainer: Trainer) -> str | None:
     """Why the callback cannot keep its promises with this Trainer; None if it can."""
-    strategy = trainer.strategy
-    if not isinstance(strategy, (SingleDeviceStrategy, DDPStrategy, FSDPStrategy)):
+    strategy: Any = trainer.strategy
+    if not is_a(strategy, "SingleDeviceStrategy", "DDPStrategy", "FSDPStrategy"):
         return f"the strategy {type(strategy).__name__} is none of ddp, fsdp and one device"
-    if isinstance(strategy, DDPStrategy) and strategy._start_method != "popen":
+    if is_a(strategy, "DDPStrategy") and strategy._start_method != "popen":
         return f"the strategy ddp starts processes by {strategy._start_method}"
-    if isinstance(strategy.checkpoint_io, AsyncCheckpointIO):
+    if is_a(strategy.checkpoint_io, "AsyncCheckpointIO"):
         return "AsyncCheckpointIO writes after a checkpoint was committed"
     return None
 
@@ -261,6 +261,6 @@ def keep_lightning_from_stopping(trainer: Trainer) -> None:
     """SIGTERM and Slurm's signals belong to the launcher: no broadcast in a handler, no requeue."""
     connector: Any = trainer._signal_connector
     connector._sigterm_notifier_fn = lambda *_: None
-    environment = trainer._accelerator_connector.cluster_environment
-    if isinstance(environment, SLURMEnvironment):
+    environment: Any = trainer._accelerator_connector.cluster_environment
+    if is_a(environment, "SLURMEnvironment"):
         environment.auto_requeue = False

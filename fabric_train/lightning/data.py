@@ -8,7 +8,6 @@ from typing import Any
 
 from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import DataLoader, DistributedSampler
 
 from fabric_train.trainers.companion import Companion
@@ -24,6 +23,7 @@ class Data:
         self._connector, self._prepare = connector, connector._prepare_dataloader
         connector._prepare_dataloader = self._take_over
         self._told: set[str] = set()
+        self._opened_at: tuple[int, int] | None = None
         # An iterable data set with a length, in workers: ours share it rightly.
         warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined")
 
@@ -31,12 +31,22 @@ class Data:
         """Lightning prepares loaders again."""
         del self._connector._prepare_dataloader
 
+    def reopen(self) -> None:
+        """Once the checkpoint is read: a schedule that asks for the number of steps
+        (``estimated_stepping_batches``) has the loader opened before, at the first sample.
+        """
+        opened_at = self._opened_at
+        if opened_at is not None and opened_at != self._place():
+            iter(self._trainer.fit_loop._data_fetcher)  # type: ignore[arg-type]
+
     def _place(self) -> tuple[int, int]:
         loop = self._trainer.fit_loop
-        return self._trainer.current_epoch, loop.epoch_loop.batch_progress.current.ready
+        ready = loop.epoch_loop.batch_progress.current.ready
+        self._opened_at = self._trainer.current_epoch, ready
+        return self._opened_at
 
-    def _take_over(self, loader: Any, shuffle: bool, mode: RunningStage) -> Any:
-        if mode != RunningStage.TRAINING:
+    def _take_over(self, loader: Any, shuffle: bool, mode: Any) -> Any:
+        if mode.value != "train":
             return self._prepare(loader, shuffle, mode)
         cut = None if self._is_a_share(loader) else cut_loader(loader, self._companion, self._place)
         return self._keep(self._prepare(loader, shuffle, mode)) if cut is None else cut

@@ -18,6 +18,8 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from fabric_train.lightning.kinds import is_a
+
 METRICS_FILE = "metrics.csv"
 COPY = "log-{index}.csv"
 
@@ -33,8 +35,9 @@ def describe_logs(trainer: Trainer) -> list[dict[str, Any]]:
 
 def copy_logs(trainer: Trainer, folder: Path) -> None:
     """Copies rows that may have to be put back; rank 0 calls it."""
-    for index, logger in enumerate(trainer.loggers):
-        if isinstance(logger, CSVLogger):
+    loggers: list[Any] = trainer.loggers
+    for index, logger in enumerate(loggers):
+        if is_a(logger, "CSVLogger"):
             logger.save()
             path = Path(logger.log_dir) / METRICS_FILE
             if path.exists():
@@ -49,8 +52,9 @@ def continue_logs(trainer: Trainer, folder: Path, saved: Sequence[dict[str, Any]
     kinds = [type(logger).__name__ for logger in trainer.loggers]
     if kinds != [each["kind"] for each in saved]:
         return
-    for index, (logger, state) in enumerate(zip(trainer.loggers, saved, strict=True)):
-        if not isinstance(logger, (CSVLogger, TensorBoardLogger)):
+    loggers: list[Any] = trainer.loggers
+    for index, (logger, state) in enumerate(zip(loggers, saved, strict=True)):
+        if not is_a(logger, "CSVLogger", "TensorBoardLogger"):
             continue
         before = logger.log_dir
         # A number was counted up. A text is a person's, who keeps or changes it.
@@ -58,7 +62,7 @@ def continue_logs(trainer: Trainer, folder: Path, saved: Sequence[dict[str, Any]
             logger._version = state["version"]
         if not trainer.is_global_zero:
             continue
-        if isinstance(logger, CSVLogger):
+        if is_a(logger, "CSVLogger"):
             continue_csv(logger, folder / COPY.format(index=index))
         else:
             continue_tensorboard(logger, state["step"])

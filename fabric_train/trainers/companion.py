@@ -23,7 +23,7 @@ from fabric_train.ledger import Planned, TrainEnded, TrainStarted, open_ledger
 from fabric_train.lineage import FencedError
 from fabric_train.manifest import find_differences
 from fabric_train.preemption import PreemptedError, exit_on_sigterm, leave
-from fabric_train.retention import Interval, Keep
+from fabric_train.retention import KEPT, Interval, Keep
 from fabric_train.saver import Saver
 from fabric_train.state import has_finite_weights
 from fabric_train.watch import StepWatch
@@ -45,7 +45,7 @@ class Settings:
     folder: str | Path | None = None
     every_n_steps: int | None = None
     every_s: float | None = None
-    keep_last: int = 3
+    keep_last: int = KEPT
     keep_every_n_steps: int | None = None
 
 

@@ -81,6 +81,31 @@ def check_cut(global_batch_size: int, world_size: int) -> None:
         )
 
 
+def cut_epoch(
+    loader: DataLoader[Any], size: int, total: int, *, rank: int, world_size: int, seed: int
+) -> EpochCut:
+    """Cuts ``size`` samples into global batches of ``total``.
+
+    Raises InputError where the ranks' shares would differ, and where there is nothing to train on.
+    """
+    check_cut(total, world_size)
+    cut = EpochCut(
+        size=size,
+        global_batch_size=total,
+        rank=rank,
+        world_size=world_size,
+        drop_last=bool(loader.drop_last),
+        seed=seed,
+    )
+    if not len(cut):
+        raise InputError(
+            f"the {size} samples are fewer than the global batch of {total}, and drop_last leaves "
+            "them out: there is nothing to train on",
+            f"drop_last=False, or a batch_size of at most {max(1, size // world_size)}",
+        )
+    return cut
+
+
 class Batch(list[Any]):
     """Indices of a batch, with the place that its reading is seeded with."""
 
@@ -229,27 +254,14 @@ def plan_cut(loader: DataLoader[Any], size: int, companion: Companion) -> EpochC
 
     The global batch is that of the first start, whatever the world is now.
     """
-    world_size, drop_last = companion.saver.ranks.size, bool(loader.drop_last)
-    companion.agree_on_facts(samples=size, batch_size=loader.batch_size, drop_last=drop_last)
+    rank, world_size = companion.rank, companion.saver.ranks.size
+    companion.agree_on_facts(
+        samples=size, batch_size=loader.batch_size, drop_last=bool(loader.drop_last)
+    )
     total = companion.state.get("global_batch_size") or (loader.batch_size or 1) * world_size
     with ending():
-        check_cut(total, world_size)
+        cut = cut_epoch(loader, size, total, rank=rank, world_size=world_size, seed=companion.seed)
     companion.global_batch_size = total
-    cut = EpochCut(
-        size=size,
-        global_batch_size=total,
-        rank=companion.rank,
-        world_size=world_size,
-        drop_last=drop_last,
-        seed=companion.seed,
-    )
-    if not len(cut):
-        with ending():
-            raise InputError(
-                f"the {size} samples are fewer than the global batch of {total}, and drop_last "
-                "leaves them out: there is nothing to train on",
-                f"drop_last=False, or a batch_size of at most {max(1, size // world_size)}",
-            )
     if 0 < cut.tail < world_size:
         companion.say(
             f"the last batch of an epoch has {cut.tail} samples for {world_size} processes, "

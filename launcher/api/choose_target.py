@@ -105,9 +105,7 @@ def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) ->
     """
     if forced is not None:
         facts = forced.facts(job)
-        # Where nodes are there already, nobody need have named the target.
-        why = "" if forced.there else f" (forced by --on {forced.name})"
-        return Choice(target=forced, facts=facts, why=f"{facts.describe()}{why}")
+        return Choice(target=forced, facts=facts, why=facts.describe())
     first, second = PROCESSES, CONTAINERS
     if job.names_containers:
         first, second = second, first

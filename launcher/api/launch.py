@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from launcher.api.notify import notices
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, LauncherError, TargetError
@@ -67,7 +68,8 @@ def follow_here(
     """
     follower = Follower(run, plan, target, console, SystemClock(), show_agents=verbose)
     _stop_on_signals(follower, target)
-    return follower.follow(on_submitted)
+    with notices(run, plan, console.note):
+        return follower.follow(on_submitted)
 
 
 @contextlib.contextmanager
@@ -106,7 +108,10 @@ def _follow_detached(run: RunFolder, plan: LaunchPlan, target: Target, told: Tel
     follower = Follower(run, plan, target, console, SystemClock())
     _stop_on_signals(follower, target)
     try:
-        follower.follow(lambda: told(json.dumps({"notes": console.take_notes(), "error": None})))
+        with notices(run, plan, console.note):
+            follower.follow(
+                lambda: told(json.dumps({"notes": console.take_notes(), "error": None}))
+            )
     except LauncherError as error:
         notes = console.take_notes()
         # In the run's log too: the process that waited for the start may be gone.

@@ -123,19 +123,24 @@ def find_elsewhere(run_root: Path) -> list[LiveRun]:
     return [live for live, path in folders if path.parent != root and RunFolder(path).is_there()]
 
 
-def render_table(rows: Sequence[ListedRun]) -> str:
-    """Columns for a person; ``rows`` are not empty."""
+def tell_columns(rows: Sequence[ListedRun]) -> list[tuple[str, ...]]:
+    """The columns of ``ps``, their names first."""
     header = ("RUN", "TARGET", "NODES", "STATE", "REASON", "AGE")
     body = [
         (row.run_id, row.target, str(row.nnodes), row.state, row.reason, _render_age(row.age_s))
         for row in rows
     ]
+    return [header, *body]
+
+
+def render_table(rows: Sequence[ListedRun]) -> str:
+    """Columns for a person; ``rows`` are not empty."""
     ends = "".join(
         f"{row.run_id}: its launcher has gone; end it: {typed.command('stop', row.run_id)}\n"
         for row in rows
         if row.state == ORPHANED
     )
-    return "\n".join((*render_columns([header, *body]), ends))
+    return "\n".join((*render_columns(tell_columns(rows)), ends))
 
 
 def _render_age(age_s: float) -> str:

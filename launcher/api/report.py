@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 from launcher.api.choose_target import open_target
-from launcher.api.listing import GOES_ON, read_state
-from launcher.contract.errors import TargetError
-from launcher.plan.launch_plan import LaunchPlan
+from launcher.api.listing import GOES_ON, UNREADABLE, read_state
+from launcher.contract.agent_settings import AgentSettings
+from launcher.contract.errors import InputError, TargetError
+from launcher.plan.launch_plan import LaunchPlan, Resources
 from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
 from launcher.runs.report import Postmortem, read_postmortem
 
 
 def report_run(run: RunFolder, now: float) -> Postmortem:
     """``now`` is seconds since the epoch. Gives a run that ended unseen its outcome.
 
-    Raises ``InputError`` for a folder without a plan.
+    A folder without a plan of this version is told as far as it can be read.
     """
-    plan = run.read_plan()
+    try:
+        plan = run.read_plan()
+    except InputError as error:
+        outcome = run.read_outcome()
+        state = outcome.state if outcome else UNREADABLE
+        told = read_postmortem(run, _stand_in(run, outcome), state, outcome, now, {})
+        return replace(told, missing=(error.what,))
     if run.is_borrowed:
         # A user who may not read logs gets a report without them.
         with contextlib.suppress(TargetError):
@@ -25,6 +34,21 @@ def report_run(run: RunFolder, now: float) -> Postmortem:
     state, outcome = read_state(run, plan)
     states = read_node_states(run, plan) if state in GOES_ON else {}
     return read_postmortem(run, plan, state, outcome, now, states)
+
+
+def _stand_in(run: RunFolder, outcome: Outcome | None) -> LaunchPlan:
+    """For the plan of a run that has none."""
+    return LaunchPlan(
+        run_id=run.run_id,
+        job_name=outcome.job if outcome else "",
+        target=(outcome.target if outcome else "") or "an unknown target",
+        run_dir=str(run.path),
+        checkpoint_dir="",
+        stop_grace_s=0,
+        agent=AgentSettings(),
+        resources=Resources(accelerator="cpu", shm_bytes=0),
+        nodes=(),
+    )
 
 
 def read_node_states(run: RunFolder, plan: LaunchPlan) -> dict[tuple[int, int], tuple[str, str]]:

@@ -106,8 +106,10 @@ def _check(
     """What every command needs, before it does anything."""
     check_known(arguments, unknown, own, extra)
     if extra and arguments.command not in TAKES_TRAINING:
+        *others, last = TAKES_TRAINING
+        names = f"{', '.join(others)} and {last}"
         raise InputError(
-            f"'--' and training arguments go with run, render and node, not {arguments.command}",
+            f"'--' and training arguments go with {names}, not {arguments.command}",
             f"leave out what stands behind --: {typed.command(arguments.command, '--help')}",
         )
     try:

@@ -21,10 +21,13 @@ def read_debugging(arguments: argparse.Namespace) -> tuple[Purpose, socket.socke
     if len(ranks) > 1:
         given = " ".join(f"--debug {rank}" for rank in ranks)
         raise InputError(f"{given}: one rank at a time", f"--debug {ranks[0]}")
+    if arguments.detach or arguments.live:
+        way = "--detach" if arguments.detach else "--live"
+        raise InputError(
+            f"--debug needs this process in this terminal: not with {way}", "one of both"
+        )
     if port is not None:
         return Purpose(debug_rank=ranks[0], debug_editor=True), listen(port)
-    if arguments.detach:
-        raise InputError("--debug needs this terminal, and --detach leaves it", "one of both")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         what = "--debug needs a terminal for pdb: stdin or stderr is none"
         raise InputError(what, f"call it in a terminal, or --debug {ranks[0]} --debug-port 5678")

@@ -10,8 +10,9 @@ from launcher.contract import typed
 from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import InputError
 
-PAGES = Path(__file__).parent / "pages"
-"""In a checkout a link to ``docs/``; a wheel holds the pages themselves."""
+INSTALLED = Path(__file__).parent / "pages"
+PAGES = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "docs"
+"""A wheel holds the pages (setup.py puts them there); in a checkout they are in ``docs/``."""
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
 
+from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
 from launcher.api import launch
 from launcher.api.choose_target import Choice
 from launcher.api.debugging import debugged
@@ -19,11 +25,16 @@ from launcher.commands.job_named import planned
 from launcher.commands.printed_commands import options_of_job
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.protocol import LAUNCHER_LOG_FILE, OUTCOME_FILE
 from launcher.follow.console import Console
 from launcher.manifests.scripts.check import count_findings
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_summary
+
+if TYPE_CHECKING:
+    from launcher.screen.app import RunScreen
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,19 +44,58 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
         return _run_in_background(planned_run, Console(sys.stderr))
+    if arguments.live:
+        # Without it a run needs nothing of what the screen imports.
+        from launcher.commands.top import has_terminal, load_screen
+
+        if has_terminal():
+            screen = load_screen("run --live", "leave --live out")
+            return _run_live(arguments, planned_run, Console(sys.stderr), screen)
     shows = typed.command("logs", planned_run.plan.run_id)
     with launch.open_streams(shows=shows) as console:
         return _run_here(arguments, planned_run, console, port)
 
 
 def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
+    run = _start_in_background(planned_run, console)
+    console.note(f"detached; see: {typed.command('logs', '--follow', run.run_id)}")
+    print(run.run_id, flush=True)
+    return int(ExitCode.OK)
+
+
+def _start_in_background(planned_run: PlannedRun, console: Console) -> RunFolder:
     run, choice = create_told(planned_run, console), planned_run.choice
     with launch.ended_if_interrupted(run):
         launch.follow_in_background(run, planned_run.plan, choice.target, console.note)
         _note_after_start(planned_run, run.path.parent, console.note)
-    console.note(f"detached; see: {typed.command('logs', '--follow', run.run_id)}")
-    print(run.run_id, flush=True)
-    return int(ExitCode.OK)
+    return run
+
+
+def _run_live(
+    arguments: argparse.Namespace,
+    planned_run: PlannedRun,
+    console: Console,
+    screen: type[RunScreen],
+) -> int:
+    """A process in the background follows, which gets the signals of this one."""
+    run = _start_in_background(planned_run, console)
+
+    def pass_on(signum: int, _: FrameType | None = None) -> None:
+        if (pid := run.launcher_pid()) is not None:
+            os.kill(pid, signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, pass_on)
+    screen(run, 1.0, functools.partial(pass_on, signal.SIGINT)).run()
+    if run.launcher_pid() is not None:
+        console.note(f"the run goes on; see: {typed.command('logs', '--follow', run.run_id)}")
+        return int(ExitCode.OK)
+    outcome = run.read_outcome()
+    if outcome is None:
+        raise TargetError(
+            f"{run.run_id} has no outcome", f"{run.path / LAUNCHER_LOG_FILE} tells what happened"
+        )
+    return _tell_end(arguments, planned_run, run, outcome, console)
 
 
 def _run_here(
@@ -54,12 +104,16 @@ def _run_here(
     console: Console,
     port: socket.socket | None,
 ) -> int:
-    run, choice, plan = create_told(planned_run, console), planned_run.choice, planned_run.plan
-    with debugged(run, plan, choice.target, console, port):
+    run, plan, target = (
+        create_told(planned_run, console),
+        planned_run.plan,
+        planned_run.choice.target,
+    )
+    with debugged(run, plan, target, console, port):
         outcome = launch.follow_here(
             run,
             plan,
-            choice.target,
+            target,
             console,
             verbose=arguments.verbose,
             # While the agent starts, what these look at costs no time.
@@ -67,8 +121,24 @@ def _run_here(
                 _note_after_start, planned_run, run.path.parent, console.note
             ),
         )
+    return _tell_end(arguments, planned_run, run, outcome, console)
+
+
+def _tell_end(
+    arguments: argparse.Namespace,
+    planned_run: PlannedRun,
+    run: RunFolder,
+    outcome: Outcome,
+    console: Console,
+) -> int:
+    """Prints the summary; the exit code."""
+    plan = planned_run.plan
+    there = {
+        "outcome": (run.path / OUTCOME_FILE).exists(),
+        "logs": bool(run.consoles() or run.worker_logs()),
+    }
     summary = render_summary(
-        outcome,
+        replace(outcome, checkpoint_dir=_find_checkpoints(plan)),
         folder=shown(run.path),
         job=(
             *words_of_job_named(arguments),
@@ -76,13 +146,28 @@ def _run_here(
             *options_of_job(arguments),
         ),
         extra=arguments.extra,
-        resumes_by_run=not choice.target.traits.own_checkpoints,
+        resumes_by_run=not planned_run.choice.target.traits.own_checkpoints,
         image="" if planned_run.job.image else plan.image or "",
         python=plan.own.own_python if plan.own else "",
         resumed=arguments.resume or "",
+        found=[name for name, is_there in there.items() if is_there],
     )
     console.line(summary)
     return outcome.exit_code
+
+
+def _find_checkpoints(plan: LaunchPlan) -> str:
+    """Where checkpoints are; empty where there are none that a person could look at."""
+    folder = plan.checkpoint_dir
+    if host := next((machine.name for machine in plan.machines), ""):
+        return f"{folder} on {host}"
+    try:
+        return folder if any(one.name != OF_AGENTS for one in Path(folder).iterdir()) else ""
+    except PermissionError:
+        return folder
+    except OSError:
+        # Gone, or a path inside of containers.
+        return ""
 
 
 def create_told(planned_run: PlannedRun, console: Console) -> RunFolder:

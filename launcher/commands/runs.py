@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from launcher.api.choose_target import room_of, rooms
 from launcher.api.holding import find_hold
@@ -21,6 +24,7 @@ from launcher.api.listing import (
     render_status,
     render_table,
     show_logs,
+    tell_columns,
 )
 from launcher.api.resizing import scale_run
 from launcher.api.stopping import stop_run
@@ -28,7 +32,11 @@ from launcher.commands.arguments import rooms_of_runs, run_root
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.protocol import LATEST_LINK
+from launcher.follow.target import ListedRun
 from launcher.runs.folder import RunFolder, find_run
+
+PAGE_FILE = "report.html"
+"""In a run's folder: what the index of ``ps --html`` leads to."""
 
 
 def ps(arguments: argparse.Namespace) -> int:
@@ -37,12 +45,14 @@ def ps(arguments: argparse.Namespace) -> int:
     def note(line: str) -> None:
         print(f"note: {line}", file=sys.stderr)
 
-    root, everything = run_root(arguments), arguments.all
+    root, everything = run_root(arguments), arguments.all or bool(arguments.html)
     named = [room_of(name) for name in rooms_of_runs(arguments)]
     alone = any(room.finds_runs == "alone" for room in named)
     rows = [] if alone else list_runs(root, everything=everything)
     for room in named:
         rows += room.list_runs(arguments, root, note, everything=everything)
+    if arguments.html:
+        _write_index(arguments.html, rows, root)
     if arguments.json:
         print(json.dumps([row.to_jsonable() for row in rows], indent=2))
     elif rows:
@@ -56,6 +66,17 @@ def ps(arguments: argparse.Namespace) -> int:
                 see = f"{typed.program()} status {live.run_id} --runs {where}"
                 print(f"{live.run_id} runs here; see: {see}")
     return int(ExitCode.OK)
+
+
+def _write_index(file: str, rows: Sequence[ListedRun], root: Path) -> None:
+    """Each run leads to the page that ``report --html`` has made in its folder, if any."""
+    from launcher.commands.report import write_page
+    from launcher.runs.page import render_index
+
+    made = [Path(row.folder, PAGE_FILE) if row.folder else None for row in rows]
+    here = Path(file).absolute().parent
+    links = [quote(os.path.relpath(p, here)) if p and p.exists() else "" for p in made]
+    write_page(file, render_index(tell_columns(rows), links, str(root)))
 
 
 def status(arguments: argparse.Namespace) -> int:

@@ -83,8 +83,12 @@ def add_commands(commands: Any) -> None:
 def _add_to_run(run: ArgumentParser) -> None:
     add_job(run)
     run.epilog = STREAMS
-    run.add_argument(
+    how = run.add_mutually_exclusive_group()
+    how.add_argument(
         "--detach", action="store_true", help="follow in the background, print the run id"
+    )
+    how.add_argument(
+        "--live", action="store_true", help="in a terminal: the screen of top in place of output"
     )
     run.add_argument(
         "--in", dest="hold", metavar="NAME", help="on the nodes of a hold: launcher hold"
@@ -172,6 +176,9 @@ def _add_to_ps(listing: ArgumentParser) -> None:
     listing.add_argument("-a", "--all", action="store_true", help="ended runs too")
     listing.add_argument("--json", action="store_true")
     listing.add_argument(
+        "--html", metavar="FILE", help="also write a page of all runs, ended ones too"
+    )
+    listing.add_argument(
         "--on",
         choices=[room.name for room in rooms() if room.finds_runs == "alone"],
         help="the runs of a cluster, whoever started them",
@@ -192,7 +199,7 @@ def _add_to_report(report: ArgumentParser) -> None:
         "--html", metavar="FILE", help="also write it as one page, with pictures (matplotlib)"
     )
     report.add_argument(
-        "--png", metavar="FILE", help="also draw loss, workers and failures over time (matplotlib)"
+        "--with", dest="with_run", metavar="RUN2", help="put another run beside it in the page"
     )
 
 

@@ -10,7 +10,7 @@ from launcher.contract.errors import TargetError
 from launcher.targets.interpreter import find_torch
 
 PACKAGE = Path(__file__).resolve().parents[1]
-DESCRIBE = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+HEAD = ("rev-parse", "--short=12", "HEAD")
 
 
 def render_version() -> str:
@@ -23,11 +23,12 @@ def render_version() -> str:
 
 
 def find_commit() -> str:
-    """That of what was installed, else that of the checkout, with ``-dirty`` for changed files."""
+    """That of what was installed, else that of the checkout, whose files may differ from it."""
     written = PACKAGE / "COMMIT"  # by setup.py
     if written.exists():
         return written.read_text().strip()
     checkout = PACKAGE.parent
     is_own = (checkout / "pyproject.toml").exists() and (checkout / ".git").exists()
-    told = read_git(checkout, *DESCRIBE) if is_own else None
-    return told.decode().strip() if told else "unknown"
+    # Not whether files were changed: for that git looks at each, which takes as long as all else.
+    told = read_git(checkout, *HEAD) if is_own else None
+    return f"{told.decode().strip()}, in a checkout" if told else "unknown"

@@ -162,8 +162,9 @@ ALIVE_S = 5.0
 VITALS_FILE = "vitals.json"
 """Replaced by the agent every ``VITALS_S`` seconds: ``at`` (epoch), ``phase``, ``attempt``,
 ``steps`` by rank, ``cpu_share`` of the machine (0 to 1), ``memory_bytes`` and
-``memory_limit_bytes``, ``gpus`` (name, share, memory_bytes, memory_limit_bytes, temperature_c), and
-``training``: what the training's ledger told last (step, loss, samples_per_s, saved_at)."""
+``memory_limit_bytes``, ``gpus`` (name, share, memory_bytes, memory_limit_bytes, temperature_c),
+``training``: what the training's ledger told last (step, loss, samples_per_s, saved_at), and
+``seconds``: what its time went to, by the classes of ``goodput``."""
 VITALS_S = 5.0
 ATTEMPT_FOLDER = "attempt-{attempt}"
 """One start of this node's workers, 0-based and never used again by the same incarnation."""
@@ -225,7 +226,8 @@ AGENT_LEDGER = "agent-{node_index}-{incarnation}.jsonl"
 and what the event adds. Of a hang that is what proved it: ``beat`` is the number of the worker's
 last beat, ``beat_at`` its time, ``read_at`` the two reads that found it (all by the clock of
 ``monotonic_s``), ``cpu_share`` what each worker of the node used of a core between the two.
-Events: agent-started, installed (versions: torch, Python, NCCL, Driver, code), rendezvous-began,
+Events: agent-started, installed (versions: torch, Python, NCCL, Driver, code; hardware: CPUs,
+memory, GPUs), rendezvous-began,
 rendezvous-ended (rank, world_size, both of nodes), workers-started,
 first-step, worker-ended (rank, exit_code, cause), hang (rank, silent_s,
 limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.agent import disk
+from launcher.agent.stopping import StopFiles
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import DiskFullError, InputError, LauncherError, TargetError
 from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
@@ -39,6 +40,8 @@ POLL_S = 0.1
 """Seconds between two turns of a run whose nodes this process starts."""
 POLL_ALONE_S, LONGEST_POLL_S = 0.2, 2.0
 """The same for a run that goes on alone, with few workers and with many."""
+STOPPING_S = 5.0
+"""Between two lines that say that a run still stops."""
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
 """Errors of a network file system while its server restarts."""
 STORAGE_LIMIT_S = 60.0
@@ -196,7 +199,7 @@ class Follower:
 
     def _finish(self, end: Outcome) -> Outcome:
         try:
-            with self._showing():
+            with self._showing(asked=self.stop_reason is not None):
                 self._driver.end(end, asked=self.stop_reason is not None)
             # Before the last output, as a reader that pauses must not delay the outcome.
             self._outcome = self._record_as(end)
@@ -207,14 +210,22 @@ class Follower:
         return self._outcome
 
     @contextlib.contextmanager
-    def _showing(self) -> Iterator[None]:
-        """Shows what is written while the block waits for the nodes' end."""
-        over = threading.Event()
+    def _showing(self, *, asked: bool) -> Iterator[None]:
+        """Shows what is written while the block waits for the nodes' end.
+
+        ``asked``: somebody waits for it, and is told how it goes.
+        """
+        over, began = threading.Event(), self._clock.monotonic()
 
         def show() -> None:
+            told_s = 0.0
             while not over.wait(self._poll_s):
                 with contextlib.suppress(OSError):
                     self._show_new()
+                spent_s = self._clock.monotonic() - began
+                if asked and spent_s >= told_s + STOPPING_S:
+                    told_s = spent_s
+                    self._console.note(self._tell_stopping(spent_s))
 
         thread = threading.Thread(target=show, name="output", daemon=True)
         thread.start()
@@ -223,6 +234,14 @@ class Follower:
         finally:
             over.set()
             thread.join()  # Ended by ``over``; no reader is waited for.
+
+    def _tell_stopping(self, spent_s: float) -> str:
+        plan = self._driver.plan
+        folders = (self._run.node_dir(node.node_index, node.incarnation) for node in plan.nodes)
+        asked = [files for files in map(StopFiles, folders) if files.training_speaks()]
+        saves = asked and not all(files.has_answer() for files in asked)
+        what = "the last checkpoint is being saved" if saves else "waiting for the nodes"
+        return f"still stopping, {spent_s:.0f} s of at most {plan.stop_grace_s} s: {what}"
 
     def _close(self) -> None:
         self._show(self._tails.close(self._console.wait_for_room))

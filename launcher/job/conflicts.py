@@ -37,7 +37,7 @@ class Conflict:
 
 def find_conflicts(raw: Raw) -> tuple[Conflict, ...]:
     """All conflicts in the data of a job file."""
-    of_all = (_engine, _hangs, _rendezvous, _secrets, _mounts, _kubernetes)
+    of_all = (_engine, _hangs, _rendezvous, _secrets, _mounts, _kubernetes, _notify)
     return tuple(conflict for find in of_all for conflict in find(raw))
 
 
@@ -151,3 +151,11 @@ def _kubernetes(raw: Raw) -> Iterator[Conflict]:
     elif gang is None and queue is not None:
         accepted = "the key left out, because kubernetes.gang is not set"
         yield Conflict(path, queue, accepted, "remove it, or write kubernetes.gang: kueue")
+
+
+def _notify(raw: Raw) -> Iterator[Conflict]:
+    section = _section(raw, "notify")
+    if section and not (section.get("command") or section.get("webhook")):
+        accepted = "a command or an address, which gets the notice"
+        fix = "for example notify.webhook: https://chat.internal/hooks/team-a"
+        yield Conflict(("notify", "command"), "nothing", accepted, fix)

@@ -43,6 +43,7 @@ from launcher.job.types import (
     Section,
     Text,
     TorchVersion,
+    Url,
     Variable,
 )
 from launcher.job.values import IN_IMAGE, NodeRange, parse_devices, parse_quantity_bytes
@@ -192,6 +193,27 @@ class AgentSpec(Section):
     brings the launcher's own agent into any image, as always on hosts."""
 
 
+class NotifySpec(Section):
+    """Who is told of the run, by the launcher that follows it (``run``, also with ``--detach``).
+    Nodes, manifests of ``render`` and ``launcher node`` tell nobody. One that fails or takes longer
+    than 10 s is told in the run's log, and holds nothing up."""
+
+    command: Annotated[Text | None, Field(examples=['mail -s "$NOTICE_TEXT" me < /dev/null'])] = (
+        None
+    )
+    """A line for ``sh``, run where the launcher was called. ``NOTICE_TEXT`` is one line about the
+    run, ``NOTICE_JSON`` what the webhook gets. It has the launcher's environment, secrets too."""
+    webhook: Annotated[Url | None, Field(examples=["https://chat.internal/hooks/a"])] = None
+    """An address that gets a JSON object by POST: ``text`` (the line, as chats want it), ``event``
+    (end or restarts), ``run_id``, ``job``, ``target``, ``state``, ``reason``, ``detail``,
+    ``verdict``, ``exit_code``, ``duration_s`` and ``restarts`` by cause. It stays in the run's
+    folder: call a secret one by ``command``."""
+    when: Annotated[Literal["end", "failure"], Field(examples=["failure"])] = "end"
+    """``end``: at each end of a run. ``failure``: only where it failed."""
+    restarts: Annotated[Count | None, Field(examples=[3])] = None
+    """Tell too, once, as soon as workers or nodes were started again so many times."""
+
+
 class LocalSpec(Section):
     """Only for ``--on local``: processes on this machine, without a container."""
 
@@ -331,6 +353,8 @@ class JobSpec(Section):
     torch_version: Annotated[TorchVersion | None, Field(examples=["2.10", "2.4.1"])] = None
     """The torch in the image, where the image's label does not say it; decides which of
     torchrun's flags may be used. Left out and no label: the oldest supported one is assumed."""
+    notify: NotifySpec | None = None
+    """Who is told when the run ends, fails or is restarted often. Left out: nobody."""
     local: LocalSpec = LocalSpec.model_construct()
     """Settings for ``--on local`` alone."""
     docker: DockerSpec = DockerSpec.model_construct()

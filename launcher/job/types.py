@@ -193,6 +193,7 @@ Label = Annotated[
     str,
     matching(values.LABEL, "a label's name, without = and not starting with launcher."),
 ]
+Url = Annotated[str, matching(r"https?://[^\s/]+\S*", "an address that starts with http")]
 Text = Annotated[str, Field(min_length=1)]
 ScalarText = Annotated[str, Read(parse_text, "text, a number, true or false", _SCALAR)]
 Variable = Annotated[

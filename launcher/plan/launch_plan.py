@@ -51,6 +51,17 @@ class CodePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Notify:
+    """As ``notify`` of the job; who has no command has a webhook."""
+
+    command: str = ""
+    webhook: str = ""
+    when: str = "end"
+    restarts: int = 0
+    """0: not told."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """One start of a run on a target. Immutable; what comes next is a new plan."""
 
@@ -74,6 +85,7 @@ class LaunchPlan:
     """None where nodes find the code without the launcher: in their image, or in place."""
     detached: bool = False
     """Whether the nodes go on without a launcher."""
+    notify: Notify | None = None
     nodes: tuple[NodePlan, ...]
     own: TargetSettings | None = None
     """What only the target's room reads."""
@@ -184,6 +196,7 @@ def plan_run(
             else None
         ),
         detached=detached,
+        notify=Notify(**job.notify.model_dump(exclude_none=True)) if job.notify else None,
         nodes=nodes,
         own=facts.own,
     )

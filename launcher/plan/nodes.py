@@ -48,7 +48,8 @@ class NodePlanner:
         self._command = (*(self._place or job).command, *extra_args)
         # Under the agent a lone node meets itself, wherever it runs.
         alone = LOCAL_ADDR if job.uses_agent and job.nnodes.max == 1 else None
-        self._host = alone or facts.rdzv_host or self._address(0)
+        # MASTER_ADDR of a static job; of others the host of their rendezvous.
+        self._master_addr = alone or facts.rdzv_host or self._address(0)
 
     def plan(self, index: int, devices: NodeDevices) -> NodePlan:
         """One node's first incarnation."""
@@ -59,7 +60,7 @@ class NodePlanner:
         rendezvous = plan_rendezvous(
             job,
             node_index=index,
-            host=self._host,
+            host=self._master_addr,
             port=facts.ports[0] if facts.ports else None,
             id=job.rdzv.id or self._run_id,
             torch_version=self._torch_version,

@@ -99,6 +99,20 @@ def read_report(run: RunFolder, plan: LaunchPlan) -> FailureReport:
     return decide_report(failures, tail)
 
 
+def read_failures(run: RunFolder, plan: LaunchPlan) -> tuple[WorkerEnd, ...]:
+    """The workers that failed by themselves in any attempt of any incarnation, oldest first."""
+    planned = {node.node_index: node for node in plan.nodes}
+    found: list[WorkerEnd] = []
+    for index, incarnation in run.incarnations():
+        if index in planned:
+            reader = _NodeReader(run, replace(planned[index], incarnation=incarnation), ())
+            attempts = run.node_dir(index, incarnation).glob("attempt-*")
+            ends = (end for folder in attempts for end in read_ends(folder, run.path))
+            own = (end for end in ends if end.exit_code != 0 and not end.is_collateral)
+            found += [_placed(reader.of_end(end), plan) for end in own]
+    return tuple(sorted(found, key=lambda end: end.failed_at))
+
+
 def _placed(failure: WorkerEnd, plan: LaunchPlan) -> WorkerEnd:
     """With its machine, and its time by the launcher's clock."""
     if failure.node_index >= len(plan.machines):
@@ -122,12 +136,12 @@ class _NodeReader:
         outcome = read_node_outcome(self._run, self._node.node_index, self._node.incarnation)
         if outcome is not None:
             well = (outcome.ended_well,) if outcome.ended_well else ()
-            return [self._of_end(end) for end in (*outcome.ends, *well)]
+            return [self.of_end(end) for end in (*outcome.ends, *well)]
         attempt = self._newest_attempt()
         folder = self._folder / protocol.ATTEMPT_FOLDER.format(attempt=attempt)
         ends = read_ends(folder, self._run.path)
         silent = self._unreported({end.log for end in ends})
-        return [*map(self._of_end, ends), *silent] or self._by_keeper()
+        return [*map(self.of_end, ends), *silent] or self._by_keeper()
 
     def by_torchrun(self) -> list[WorkerEnd]:
         """From torchrun's report on the console; from the workers' files where it made none."""
@@ -174,7 +188,8 @@ class _NodeReader:
         )
         return [failure]
 
-    def _of_end(self, end: WorkerEnd) -> WorkerEnd:
+    def of_end(self, end: WorkerEnd) -> WorkerEnd:
+        """What the agent told, with the worker's log and its last lines."""
         folder = self._run.path / end.log
         log, tail = _read_first(folder, [protocol.STDERR_FILE, protocol.STDOUT_FILE])
         exception = _describe_end(end)

@@ -7,35 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from math import isfinite
+from typing import NamedTuple
 
+from launcher.contract.goodput import Tally
 from launcher.runs.ledger import LedgerEvent
 
-CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
-"""productive: steps made for the first time. first step: the first step of a start, which compiles
-and warms up. load: imports, data, model, resuming. save stall: waiting for a checkpoint. rework:
-steps that an earlier start made and lost. starting: agents run but no training does. finish: after
-the last step. idle: what no ledger accounts for."""
 
-_AFTER = {
-    "train-started": "load",
-    "loaded": "first step",
-    "first-step": "training",
-    "progress": "training",
-    "trained": "finish",
-    "train-ended": "finish",
-}
-"""The phase that each event begins; it lasts until the next event of this table."""
+class Point(NamedTuple):
+    """What the training told after ``step`` steps, ``after_s`` seconds after the submission.
+
+    ``samples`` are those of all ranks in this run that led to ``step``, without what was lost.
+    """
+
+    after_s: float
+    step: int
+    samples: int
+    loss: float | None
+    lr: float | None
+    samples_per_s: float | None
+    workers: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
     """Seconds by class over ``wall_s``; ``share`` is the productive part of it, 0 to 1.
 
-    ``world``: (seconds since submission, workers), 0 where no training ran. ``loss``: (seconds,
-    step, loss). ``failures``: seconds at which a start of the training was lost. ``lost_steps``:
-    steps made again because no checkpoint held them. ``until``: the last step, 0 where the training
-    does not tell.
+    ``world``: (seconds since submission, workers), 0 where no training ran. ``points``: in order of
+    time. ``saves``: seconds and node of each checkpoint. ``failures``: seconds at which a start of
+    the training was lost. ``lost_steps``: steps made again because no checkpoint held them.
+    ``until``: the last step, 0 where the training does not tell.
     """
 
     wall_s: float
@@ -43,8 +44,9 @@ class Goodput:
     starts: int
     lost_steps: int
     world: Sequence[tuple[float, int]]
-    loss: Sequence[tuple[float, int, float]]
+    points: Sequence[Point]
     failures: Sequence[float]
+    saves: Sequence[tuple[float, int]] = ()
     until: int = 0
 
     @property
@@ -81,11 +83,45 @@ class _Start:
         yield round(self.began_at - submitted_at, 3), size
         yield round(self.ended_at - submitted_at, 3), 0
 
-    def losses(self, submitted_at: float) -> Iterator[tuple[float, int, float]]:
+    def saves(self, submitted_at: float) -> Iterator[tuple[float, int]]:
         for event in self.events:
-            loss = event.values.get("loss")
-            if event.name in ("progress", "trained") and loss is not None:
-                yield round(event.at - submitted_at, 3), int(event.values["step"]), float(loss)
+            if event.name == "saved":
+                yield round(event.at - submitted_at, 3), event.node_index
+
+    def points(self, submitted_at: float, seen: dict[int, float]) -> Iterator[Point]:
+        """``seen`` has the samples that led to each step of earlier starts, and gets those here."""
+        workers = int(self.events[0].values.get("world_size") or 0)
+        step, since, at = 0, 0, self.began_at
+        for event in self.events:
+            if event.name in ("loaded", "first-step"):
+                step, at = int(event.values.get("step") or 0), event.at
+            if event.name == "loaded":
+                since = step
+                seen[since] = _interpolate(seen, since)
+            if event.name not in ("progress", "trained"):
+                continue
+            new_step, samples = int(event.values["step"]), event.values.get("samples") or 0
+            # The first step of a start is not among the samples of the first line.
+            share = (new_step - since) / (new_step - step) if new_step > step else 1
+            seen[new_step] = seen.get(since, 0) + samples * share
+            yield Point(
+                after_s=round(event.at - submitted_at, 3),
+                step=new_step,
+                samples=round(seen[new_step]),
+                loss=event.values.get("loss"),
+                lr=event.values.get("lr"),
+                samples_per_s=round(samples / (event.at - at), 2) if event.at > at else None,
+                workers=workers,
+            )
+            step, since, at = new_step, new_step, event.at
+
+
+def _interpolate(seen: Mapping[int, float], step: int) -> float:
+    """The samples that led to a step between two that are known."""
+    low = max((known for known in seen if known <= step), default=0)
+    high = min((known for known in seen if known >= step), default=low)
+    share = (step - low) / (high - low) if high > low else 0.0
+    return seen.get(low, 0.0) * (1 - share) + seen.get(high, 0.0) * share
 
 
 def measure_goodput(
@@ -95,15 +131,18 @@ def measure_goodput(
     finished_at: float,
 ) -> Goodput | None:
     """None where the training wrote no ledger; ``finished_at`` is now for a run that goes on."""
-    starts = _split_starts(train, finished_at)
+    starts = _split_starts(filter(_is_sound, train), finished_at)
     if not starts:
         return None
     wall_s = max(0.0, finished_at - submitted_at)
-    seconds = dict.fromkeys(CLASSES, 0.0)
-    reached = lost_steps = 0
+    seen = {0: 0.0}
+    tally = Tally(starts[0].began_at)
     for start in starts:
-        reached, lost = _add_start(start, seconds, reached)
-        lost_steps += lost
+        tally.begin(start.began_at)
+        for event in start.events[1:]:
+            tally.add(event.name, min(event.at, start.until), event.values)
+    # What agents did between the starts is known here.
+    seconds = {**tally.seconds, "starting": 0.0}
     gaps_s = wall_s - sum(seconds.values())
     seconds["starting"] = min(max(0.0, gaps_s), _measure_starting(starts, agents, submitted_at))
     seconds["idle"] = wall_s - sum(seconds.values())
@@ -111,9 +150,10 @@ def measure_goodput(
         wall_s=round(wall_s, 3),
         seconds=seconds,
         starts=len(starts),
-        lost_steps=lost_steps,
+        lost_steps=tally.lost_steps,
         world=((0.0, 0), *(point for start in starts for point in start.world(submitted_at))),
-        loss=tuple(point for start in starts for point in start.losses(submitted_at)),
+        points=tuple(p for start in starts for p in start.points(submitted_at, seen)),
+        saves=tuple(save for start in starts for save in start.saves(submitted_at)),
         until=next(
             (
                 int(event.values["until"])
@@ -126,6 +166,17 @@ def measure_goodput(
             round(start.ended_at - submitted_at, 3) for start in starts[:-1] if not start.ended
         ),
     )
+
+
+_NUMBERS = ("step", "until", "world_size", "loss", "lr", "samples", "save_stall_s")
+
+
+def _is_sound(event: LedgerEvent) -> bool:
+    """Whether an event, of any version and from any hand, has numbers where they belong."""
+    values = [event.values.get(name) for name in _NUMBERS]
+    has_step = event.name not in ("progress", "trained") or values[0] is not None
+    numbers = [value for value in values if value is not None]
+    return has_step and all(isinstance(n, int | float) and isfinite(n) for n in numbers)
 
 
 def _split_starts(train: Iterable[LedgerEvent], finished_at: float) -> list[_Start]:
@@ -144,35 +195,6 @@ def _split_starts(train: Iterable[LedgerEvent], finished_at: float) -> list[_Sta
         _Start(events=events, until=min(until, finished_at))
         for events, until in zip(found, begins, strict=False)
     ]
-
-
-def _add_start(start: _Start, seconds: dict[str, float], reached: int) -> tuple[int, int]:
-    """Adds one start's seconds; gives the highest step so far, and how many were made again."""
-    step = lost = 0
-    highest = reached
-    marks = [event for event in start.events if event.name in _AFTER]
-    for before, event in pairwise(marks):
-        phase = _AFTER[before.name]
-        spent_s = max(0.0, min(event.at, start.until) - min(before.at, start.until))
-        next_step = int(event.values.get("step") or step)
-        if phase != "training":
-            seconds[phase] += spent_s
-        else:
-            stall_s = min(spent_s, float(event.values.get("save_stall_s") or 0.0))
-            again = _share(step, next_step, reached)
-            seconds["save stall"] += stall_s
-            seconds["rework"] += (spent_s - stall_s) * again
-            seconds["productive"] += (spent_s - stall_s) * (1 - again)
-        if event.name != "loaded":
-            lost += max(0, min(next_step, reached) - step)
-        step, highest = next_step, max(highest, next_step)
-    return highest, lost
-
-
-def _share(step: int, next_step: int, reached: int) -> float:
-    """The share of the steps after ``step`` that had been made before."""
-    made = next_step - step
-    return (min(next_step, reached) - step) / made if made > 0 and step < reached else 0.0
 
 
 def _measure_starting(

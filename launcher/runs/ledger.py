@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class LedgerEvent:
     values: Mapping[str, Any]
 
 
+JUMP_S = 5.0
+"""A wall clock that moved so much against the monotonic one has jumped."""
 _NUMBERS = ("node_index", "incarnation", "at", "monotonic_s")
 
 
@@ -111,6 +114,13 @@ def count_restarts(events: Iterable[LedgerEvent]) -> Counter[str]:
             found[cause] += 1
             cause = None
     return found
+
+
+def find_jump(events: Sequence[LedgerEvent]) -> float:
+    """How far a process' wall clock moved against its monotonic one; 0 where it did not. Pure."""
+    offsets = [event.at - event.monotonic_s for event in events if event.name != "worker-ended"]
+    steps = [b - a for a, b in pairwise(offsets)]
+    return next((step for step in steps if abs(step) > JUMP_S), 0.0)
 
 
 def clock_offsets(plan: LaunchPlan) -> dict[int, float]:

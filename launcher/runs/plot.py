@@ -1,62 +1,124 @@
-"""A run's loss, world size and failures on one time axis, as a PNG."""
+"""Pictures of runs for pages, as SVG: the training over time and over samples, and nodes' lives."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.contract.errors import InputError
 from launcher.runs.comparison import Curve
-from launcher.runs.goodput import Goodput
+from launcher.runs.goodput import Goodput, Point
 from launcher.runs.report import Postmortem
 
 INSTALL = "pip install 'fabric-train[plot]' (or: pip install 'matplotlib>=3.9,<4')"
 """What to type where matplotlib is missing."""
-MOST_POINTS = 4_000
-MOST_NODES, MOST_LIVES = 64, 1_000
+MOST_POINTS = 2_000
+MOST_NODES, MOST_LIVES, MOST_MARKS = 64, 1_000, 1_000
 """In a picture; more could not be told apart."""
+WIDTH = 6.2
+"""In inches, of one column: its text can be read on a phone, and is not huge beside another."""
+PANELS = {"loss": "training loss", "lr": "learning rate", "samples_per_s": "samples/s"}
+"""Fields of ``Point`` and their names; workers come below them."""
+MARKS = {"fault": ("x", "tab:red"), "restart": ("^", "black"), "checkpoint": ("|", "darkgreen")}
 
 
-def write_plot(run_id: str, goodput: Goodput | None, path: Path) -> None:
-    """Draws a run into ``path``. Raises ``InputError``, as where matplotlib is missing."""
-    if goodput is None:
-        raise InputError(
-            f"run {run_id} has no training ledger, so there is nothing to draw",
-            "leave --png out; how a script writes a ledger: launcher docs goodput",
-        )
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise InputError("--png needs matplotlib, which is not installed", INSTALL) from error
-    # By default matplotlib may look for a display.
-    matplotlib.use("Agg")
-    figure = _draw(run_id, goodput)
-    try:
-        figure.savefig(path, format="png", dpi=150)
-    except OSError as error:
-        what = f"{path} cannot be written: {error.strerror}"
-        raise InputError(what, "name another file: --png FILE") from error
+def draw_course(runs: Mapping[str, Goodput], *, by: str) -> str:
+    """Loss, learning rate, throughput and workers of runs by ``time`` or by ``samples``.
+
+    An SVG for a page; in its place why there is none. Raises nothing.
+    """
+    if not any(goodput.points for goodput in runs.values()):
+        return "No picture, as the training told no steps."
+    points = [point for goodput in runs.values() for point in goodput.points]
+    told = [n for n in PANELS if any(getattr(p, n) is not None for p in points)]
+    unit_s, unit = _unit(max(goodput.wall_s for goodput in runs.values()))
+    has_samples = any(point.samples for point in points)
+
+    def place(point: Point) -> float:
+        if by == "time":
+            return point.after_s / unit_s
+        return point.samples if has_samples else point.step
+
+    def draw() -> Any:
+        figure, axes = _figure(len(told) + 1)
+        for number, (name, goodput) in enumerate(runs.items()):
+            pieces = list(_split(goodput.points[:: 1 + len(goodput.points) // MOST_POINTS]))
+            workers = [(place(point), point.workers) for piece in pieces for point in piece]
+            if by == "time":
+                world = [*goodput.world, (goodput.wall_s, 0)]
+                workers = [(at / unit_s, size) for at, size in world]
+            _draw_run(axes, told, pieces, place, workers, f"C{number}", name)
+            for at in goodput.failures[-MOST_MARKS:] if by == "time" and len(runs) == 1 else ():
+                for axis in axes:
+                    axis.axvline(at / unit_s, color="tab:red", linestyle=":", linewidth=1)
+        for axis, label in zip(axes, [*(PANELS[name] for name in told), "workers"], strict=True):
+            axis.set_ylabel(label)
+        axes[-1].set_ylim(bottom=0)
+        axes[-1].yaxis.get_major_locator().set_params(integer=True)
+        if len(runs) > 1:
+            axes[0].legend()
+        what = "samples seen" if has_samples else "steps"
+        axes[-1].set_xlabel(f"{unit} since submission" if by == "time" else what)
+        return figure
+
+    return _to_svg(f"{by} of {', '.join(runs)}", draw)
 
 
-def draw_svg(told: Postmortem) -> str:
-    """A run as an SVG for a page; in its place why there is none. Raises nothing."""
-    if (goodput := told.goodput) is None:
-        return "No picture, as the training wrote no ledger."
-    thinned = replace(goodput, loss=goodput.loss[:: 1 + len(goodput.loss) // MOST_POINTS])
-    return _to_svg(told.run_id, lambda: _draw(told.run_id, thinned, _lives(told)))
+def _draw_run(
+    axes: Sequence[Any],
+    told: Sequence[str],
+    pieces: Sequence[Sequence[Point]],
+    place: Callable[[Point], float],
+    workers: Sequence[tuple[float, int]],
+    colour: str,
+    name: str,
+) -> None:
+    # A dollar would begin a formula.
+    shown = "".join(c if c.isprintable() else "?" for c in name).replace("$", r"\$")
+    for axis, field in zip(axes, told, strict=False):
+        for n, piece in enumerate(pieces):
+            values = [getattr(point, field) for point in piece]
+            axis.plot([*map(place, piece)], values, colour, label=None if n else shown)
+    places, sizes = [at for at, _ in workers], [size for _, size in workers]
+    axes[-1].step(places, sizes, colour, where="post")
+
+
+def draw_lives(told: Postmortem) -> str:
+    """A bar for each incarnation of a node, with its faults and restarts, and the checkpoints."""
+    lives = _lives(told)
+    if not lives:
+        return ""
+    unit_s, unit = _unit(told.duration_s)
+
+    def draw() -> Any:
+        nodes = 1 + max(node for node, *_ in lives)
+        figure, [axis] = _figure(1, height=1.3 + 0.1 * nodes)
+        for node, incarnation, begin, end in lives:
+            colour = ("lightsteelblue", "navajowhite")[incarnation % 2]
+            width = max(end - begin, told.duration_s / 500)
+            axis.barh(node, width / unit_s, left=begin / unit_s, color=colour, height=0.7)
+        for name, places in _marks(told, lives).items():
+            if shown := places[-MOST_MARKS:]:
+                marker, colour = MARKS[name]
+                at, on = [at / unit_s for at, _ in shown], [node for _, node in shown]
+                axis.plot(at, on, marker, color=colour, label=f"{name} ({len(places)})")
+        axis.set_ylim(nodes - 0.4, -0.6)
+        axis.set_xlim(0, max(told.duration_s, 0.1) / unit_s)
+        axis.set_ylabel("node")
+        axis.yaxis.get_major_locator().set_params(integer=True)
+        axis.set_xlabel(f"{unit} since submission; a colour for each life of a node")
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
+        return figure
+
+    return _to_svg(f"lives of {told.run_id}", draw)
 
 
 def draw_comparison(curves: Sequence[Curve]) -> str:
-    """Losses by samples, and their differences from the first, as ``draw_svg``."""
+    """Losses by samples, and their differences from the first, as ``draw_course``."""
 
     def draw() -> Any:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 6.5), layout="constrained")
-        top, bottom = figure.subplots(2, 1, sharex=True)
+        figure, [top, bottom] = _figure(2)
         for curve in curves:
             differences = curve.differences(curves[0])
             for axis, points in ((top, curve.losses), (bottom, differences)):
@@ -73,12 +135,21 @@ def draw_comparison(curves: Sequence[Curve]) -> str:
     return _to_svg("comparison", draw)
 
 
+def _figure(panels: int, height: float = 0.0) -> tuple[Any, Any]:
+    """A figure with panels below one another."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height or 0.7 + 1.5 * panels), layout="constrained")
+    return figure, figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
+
+
 def _to_svg(name: str, draw: Callable[[], Any]) -> str:
     """What ``draw`` draws; in its place why there is no picture."""
     try:
         import matplotlib
     except ImportError:
         return f"No picture, as matplotlib is not installed: {INSTALL}"
+    # By default matplotlib may look for a display.
     matplotlib.use("Agg")
     file = io.StringIO()
     # Text stays text, and no date makes two pages of one run differ.
@@ -87,64 +158,47 @@ def _to_svg(name: str, draw: Callable[[], Any]) -> str:
     return file.getvalue()[file.getvalue().index("<svg") :]
 
 
+def _unit(seconds: float) -> tuple[float, str]:
+    """The unit in which so long a time is told."""
+    return (3600, "hours") if seconds > 7200 else (60, "minutes") if seconds > 300 else (1, "s")
+
+
 def _lives(told: Postmortem) -> list[tuple[int, int, float, float]]:
     """Each incarnation of the first nodes: node, incarnation, its first and its last event."""
     times: dict[tuple[int, int], list[float]] = {}
     for moment in told.timeline:
         if moment.node_index < MOST_NODES:
-            times.setdefault((moment.node_index, moment.incarnation), []).append(moment.after_s)
+            at = min(moment.after_s, told.duration_s)
+            times.setdefault((moment.node_index, moment.incarnation), []).append(at)
+    for node in told.nodes:
+        place = (node.node_index, node.incarnation)
+        if told.reason is None and not node.reason and place in times:
+            times[place].append(told.duration_s)  # it goes on
     shown = sorted(times.items(), key=lambda life: min(life[1]))[-MOST_LIVES:]
     return [(node, inc, min(at), max(at)) for (node, inc), at in shown]
 
 
-def _draw(
-    run_id: str, goodput: Goodput, lives: Sequence[tuple[int, int, float, float]] = ()
-) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6.5 if lives else 4.5), layout="constrained")
-    ratios = (2, 1, 1) if lives else (2, 1)
-    top, bottom, *more = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
-    for axis in more:
-        _draw_lives(axis, lives)
-    top.set_title(
-        f"{run_id}: goodput {goodput.share:.0%} of {goodput.wall_s:.0f} s, "
-        f"{len(goodput.failures)} failures survived"
-    )
-    for piece in _split_loss(goodput.loss):
-        top.plot([at for at, _, _ in piece], [loss for _, _, loss in piece], color="tab:blue")
-    top.set_ylabel("training loss")
-    world = [*goodput.world, (goodput.wall_s, 0)]
-    bottom.step(
-        [at for at, _ in world], [size for _, size in world], where="post", color="tab:green"
-    )
-    bottom.set_ylabel("workers")
-    (*more, bottom)[0].set_xlabel("seconds since submission")
-    bottom.set_ylim(bottom=0)
-    bottom.yaxis.get_major_locator().set_params(integer=True)
-    for axis in (top, bottom, *more):
-        for n, at in enumerate(goodput.failures):
-            label = "failure" if n == 0 and axis is top else None
-            axis.axvline(at, color="tab:red", linestyle=":", linewidth=1, label=label)
-    if goodput.failures:
-        top.legend(loc="upper right")
-    return figure
+def _marks(
+    told: Postmortem, lives: Sequence[tuple[int, int, float, float]]
+) -> Mapping[str, list[tuple[float, int]]]:
+    """Time and node of each fault, restart and checkpoint; a node that came again was lost."""
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in MARKS}
+    for moment in told.timeline:
+        if moment.kind and moment.node_index < MOST_NODES:
+            found[moment.kind].append((moment.after_s, moment.node_index))
+    newest = {node: incarnation for node, incarnation, *_ in sorted(lives)}
+    found["fault"] += [(end, node) for node, inc, _, end in lives if inc < newest[node]]
+    found["checkpoint"] += told.goodput.saves if told.goodput else ()
+    return found
 
 
-def _draw_lives(axis: Any, lives: Sequence[tuple[int, int, float, float]]) -> None:
-    """A bar for each incarnation of a node, from its first event to its last."""
-    for node, incarnation, begin, end in lives:
-        color = ("tab:blue", "tab:orange")[incarnation % 2]
-        axis.barh(node, max(end - begin, 0.01), left=begin, height=0.8, color=color)
-    axis.set_ylabel("node")
-    axis.yaxis.get_major_locator().set_params(integer=True)
-
-
-def _split_loss(points: Sequence[tuple[float, int, float]]) -> list[list[tuple[float, int, float]]]:
+def _split(points: Sequence[Point]) -> Iterator[list[Point]]:
     """A line for each start: where steps are made again, the next one begins further back."""
-    pieces: list[list[tuple[float, int, float]]] = []
-    for at, step, loss in points:
-        if not pieces or step <= pieces[-1][-1][1]:
-            pieces.append([])
-        pieces[-1].append((at, step, loss))
-    return pieces
+    piece: list[Point] = []
+    for point in points:
+        if piece and point.step <= piece[-1].step:
+            yield piece
+            piece = []
+        piece.append(point)
+    if piece:
+        yield piece

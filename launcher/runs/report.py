@@ -79,6 +79,8 @@ class Postmortem:
     folder: str
     code: CodeRecord | None = None
     """The code that the run took along; None where its image held it."""
+    missing: Sequence[str] = ()
+    """What of the run could not be read."""
 
     def to_jsonable(self) -> Mapping[str, object]:
         """Plain data for ``--json``."""
@@ -111,9 +113,10 @@ def read_postmortem(
         node: by_launchers_clock(read_ledger(agent_ledger(run, *node)), offsets)
         for node in run.incarnations()
     }
-    submitted_at = run.submitted_at()
     over = state in {ended.value for ended in TERMINAL_STATES}
     events = [event for events in ledgers.values() for event in events]
+    # A folder that lost its record counts from the first event.
+    submitted_at = run.submitted_at() or min((event.at for event in events), default=now)
     of_pods = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
     nodes = _read_nodes(run, ledgers, states, None if over else now)
     # For a run that goes on: the failure of its present attempt, if there is one.
@@ -204,6 +207,7 @@ def render_postmortem(told: Postmortem) -> str:
         causes = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
         lines.append(f"  restarts by cause, over all nodes: {causes}")
     lines += render_clocks(told.clock_offsets_s)
+    lines += [f"  missing: {what}" for what in told.missing]
     lines.append("  nodes:" if told.nodes else "  nodes: none was started")
     lines += [render_node(node, told) for node in told.nodes]
     if told.phases_s:

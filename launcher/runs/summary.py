@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from launcher.contract import typed
 from launcher.contract.errors import ExitCode
@@ -25,6 +25,7 @@ def render_summary(
     image: str = "",
     python: str = "",
     resumed: str = "",
+    found: Collection[str] = ("outcome", "logs"),
 ) -> str:
     """The result, a failure's first cause, where things are, and the next commands to type.
 
@@ -32,7 +33,7 @@ def render_summary(
     arguments. ``resumes_by_run``: ``--resume`` names a run.
     ``image`` is the one that the launcher chose, empty where the job names one or has none.
     ``python`` is the one of this machine that ran the workers, empty where they had another.
-    ``resumed`` is the run that this one goes on from.
+    ``resumed`` is the run that this one goes on from. ``found`` is what the run's folder has.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
@@ -41,9 +42,11 @@ def render_summary(
         lines += _fix_missing_module(outcome.failure.first, image, python)
         lines += render_clocks(outcome.failure.clock_offsets_s)
     lines += _results(outcome)
-    lines.append(f"  outcome      {folder}/outcome.json")
-    lines.append(f"  logs         {folder}/nodes   {typed.command('logs', outcome.run_id)}")
-    if outcome.failure or outcome.restarts:
+    if "outcome" in found:
+        lines.append(f"  outcome      {folder}/outcome.json")
+    if "logs" in found:
+        lines.append(f"  logs         {folder}/nodes   {typed.command('logs', outcome.run_id)}")
+    if "outcome" in found and (outcome.failure or outcome.restarts):
         lines.append(f"  report       {typed.command('report', outcome.run_id)}")
     if outcome.checkpoint_dir:
         lines.append(f"  checkpoints  {outcome.checkpoint_dir}")

@@ -26,13 +26,23 @@ _PHASE_FROM = {
 class Moment:
     """One event of a node; ``after_s`` is counted from the submission.
 
-    It is 0 for what a clock that is behind places before it.
+    It is 0 for what a clock that is behind places before it. ``kind`` is fault, restart or empty.
     """
 
     after_s: float
     node_index: int
     incarnation: int
     text: str
+    kind: str = ""
+
+
+_KINDS = {"hang": "fault", "node-lost": "fault", "store-lost": "fault", "restart": "restart"}
+
+
+def _kind(event: LedgerEvent) -> str:
+    has_failed = event.name == "worker-ended" and event.values.get("exit_code") != 0
+    is_fault = has_failed and event.values.get("cause") != "terminated"
+    return "fault" if is_fault else _KINDS.get(event.name, "")
 
 
 def tell_timeline(events: Iterable[LedgerEvent], submitted_at: float) -> tuple[Moment, ...]:
@@ -43,6 +53,7 @@ def tell_timeline(events: Iterable[LedgerEvent], submitted_at: float) -> tuple[M
             node_index=event.node_index,
             incarnation=event.incarnation,
             text=text,
+            kind=_kind(event),
         )
         for event in events
         if (text := tell_event(event.name, event.values))

@@ -36,7 +36,10 @@ LOG_BYTES = 1 << 16
 
 
 class RunScreen(App[None]):
-    """Shows a run until ``q``; the run goes on as before."""
+    """Shows a run until ``q``; the run goes on as before.
+
+    With ``interrupt``, Ctrl-C does that, and the screen ends with the run's launcher.
+    """
 
     CSS = """
     #state, #training { height: 1; padding: 0 1; }
@@ -50,6 +53,7 @@ class RunScreen(App[None]):
     """
     BINDINGS: ClassVar = [
         Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "interrupt", show=False, priority=True),
         Binding("l", "log", "log of the node"),
         Binding("s", "stacks", "stacks"),
         Binding("slash", "filter", "filter"),
@@ -57,8 +61,11 @@ class RunScreen(App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, run: RunFolder, interval_s: float) -> None:
+    def __init__(
+        self, run: RunFolder, interval_s: float, interrupt: Callable[[], None] | None = None
+    ) -> None:
         super().__init__()
+        self._interrupt = interrupt
         self._watched, self._interval_s = run, interval_s
         self._seen: RunSnapshot | None = None
         self._words = ""
@@ -97,6 +104,9 @@ class RunScreen(App[None]):
                 self.call_from_thread(self.show, read_snapshot(self._watched, time.time()))
             except (LauncherError, OSError) as error:
                 self.call_from_thread(self.query_one("#state", Static).update, str(error))
+            if self._interrupt is not None and self._watched.launcher_pid() is None:
+                self.call_from_thread(self.exit)
+                return
             spent_s = time.monotonic() - began
             self._over.wait(max(self._interval_s, spent_s / READING_SHARE))
 
@@ -145,6 +155,14 @@ class RunScreen(App[None]):
         """Goes back to the table."""
         self.query_one("#filter").remove_class("open")
         self.query_one(DataTable).focus()
+
+    def action_interrupt(self) -> None:
+        """What Ctrl-C means where the run is followed; else it leaves the screen."""
+        if self._interrupt is None:
+            self.exit()
+            return
+        self._interrupt()
+        self.notify("stopping the run; Ctrl-C again ends it at once")
 
     def action_filter(self) -> None:
         """Asks which nodes to show."""

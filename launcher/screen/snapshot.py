@@ -225,13 +225,14 @@ def _progress(
 ) -> tuple[int | None, float | None, float]:
     """Step, loss and steps per second; the ledger here, or what the nodes tell of theirs."""
     step, loss = training.get("step"), training.get("loss")
-    points = goodput.loss if goodput else ()
+    points = goodput.points if goodput else ()
     if not points:
         return step, loss, 0.0
-    recent = [point for point in points if point[0] >= now_s - PACE_S] or points[-2:]
-    (since_s, first, _), (at_s, last, newest) = recent[0], recent[-1]
-    pace = (last - first) / (at_s - since_s) if at_s > since_s and last > first else 0.0
-    return max(last, step or 0), newest, pace
+    recent = [point for point in points if point.after_s >= now_s - PACE_S] or points[-2:]
+    first, last = recent[0], recent[-1]
+    spent_s, steps = last.after_s - first.after_s, last.step - first.step
+    pace = steps / spent_s if spent_s > 0 and steps > 0 else 0.0
+    return max(last.step, step or 0), last.loss, pace
 
 
 # -- text ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Each has a section in docs/runbook.md or runbook-nodes.md, whose anchor is the c
 from __future__ import annotations
 
 import enum
+import re
 
 from launcher.contract.reasons import Reason
 
@@ -23,7 +24,7 @@ class FailureCause(enum.StrEnum):
     """What helps in most cases."""
 
     # the script
-    SCRIPT_ERROR = "script-error", _FAILED, "correct the line that raised it or ended the process"
+    SCRIPT_ERROR = "script-error", _FAILED, "correct the line that raised it"
     WRONG_ARGUMENT = "wrong-argument", _INPUT, "correct the option; the program's --help lists them"
     MISSING_MODULE = "missing-module", _INPUT, "python -m pip install PACKAGE where the workers run"
     MISSING_FILE = "missing-file", _INPUT, "name a path that every node has, or mount it"
@@ -37,7 +38,11 @@ class FailureCause(enum.StrEnum):
     # collectives
     MISSING_COLLECTIVE = "missing-collective", _FAILED, "move it out of what only some ranks run"
     MISMATCHED_COLLECTIVE = "mismatched-collective", _FAILED, "the same ones in one order"
-    SHAPE_MISMATCH_IN_COLLECTIVE = "shape-mismatch-in-collective", _FAILED, "the same sizes"
+    SHAPE_MISMATCH_IN_COLLECTIVE = (
+        "shape-mismatch-in-collective",
+        _FAILED,
+        "the same sizes and as many steps on all ranks; no branch by rank around it",
+    )
     UNEVEN_BATCHES = "uneven-batches", _FAILED, "drop_last=True, or model.join()"
     STRAGGLER = "straggler", _FAILED, "look at that rank's GPU clocks, CPU load and data"
     # data
@@ -99,6 +104,27 @@ class FailureCause(enum.StrEnum):
     def section(self) -> str:
         """The command that prints what the runbook tells of it."""
         return f"launcher docs {self}"
+
+
+_FIXES = (
+    # The kernel kills for memory by SIGKILL alone.
+    (
+        FailureCause.KILLED,
+        re.compile(r"\b(?:SIG(?:TERM|HUP|USR\d)|143)\b|signal:? 1[05]?\b", re.IGNORECASE),
+        "find who sent it: a scheduler, a service, a person or the script itself",
+    ),
+    (
+        FailureCause.SCRIPT_ERROR,
+        re.compile(r"^exit code \d"),
+        "nothing was raised: read its last lines; look for exit() and os._exit()",
+    ),
+)
+
+
+def decide_fix(cause: FailureCause, said: str) -> str:
+    """What helps in most cases, where ``said`` is how the verdict says what happened."""
+    other = (fix for one, form, fix in _FIXES if one is cause and form.search(said))
+    return next(other, cause.fix)
 
 
 _FOLLOWS = """

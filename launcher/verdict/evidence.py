@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,12 +21,14 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
-from launcher.runs.ledger import LedgerEvent, agent_ledger, read_ledger
+from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
+from launcher.verdict.places import name_nodes, node_in
 from launcher.verdict.rules.standstill import STANDS_S, Standing
-from launcher.verdict.scan import SETTING, LogLine, find_telling, name_nodes, read_both, tell_both
+from launcher.verdict.scan import SETTING, find_telling, read_both, tell_both
 
 MOST_BYTES = 48 << 20
 """Read of all logs together; each has its share, from both ends."""
@@ -41,9 +42,10 @@ _OF_RANK = re.compile(r"\brank \d+: ")
 """In an agent's line: it repeats what a worker's own files tell."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _SUBMITTED = LogLine(file=SUBMITTED_FILE, number=0, text="submitted, and no node has started")
+_WAITS = " waits in the queue:"
+_OF_ALL = re.compile(r"job \d+ waits")
+"""An allocation; what an element of an array waits for is of its node."""
 MOST_MISSING = 3
-JUMP_S = 5.0
-"""A wall clock that moved so much against the monotonic one has jumped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,8 @@ class Evidence:
     now: str = ""
     is_placed: bool = True
     only_node: int | None = None
+    detail_node: int | None = None
+    """The node that ``detail`` names."""
 
 
 class LogReading:
@@ -134,7 +138,7 @@ def read_run(
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     seen = read_seen(find_last_looks(run, newest.items()) if looks is None else looks)
-    hosts = {one.name: node for node, one in enumerate(plan.machines)} if plan else {}
+    hosts = _read_hosts(run, plan)
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
@@ -155,23 +159,40 @@ def read_run(
             reading.lines[before:] = list(own)
     for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
         # The target's own logs, such as a batch script's, lie in a folder of its name.
-        reading.read(path, LogLine(file=_inside(run, path), number=0, text=""))
+        place = LogLine(file=_inside(run, path), number=0, text="", node=node_in(path.name))
+        reading.read(path, place)
     if not outcome and not newest and run.submitted_at():
         reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
         missing.append("no log of a worker or a node")
+    detail = outcome.detail if outcome else ""
+    *placed, told = name_nodes(
+        [*reading.lines, LogLine(file=protocol.OUTCOME_FILE, number=0, text=detail)], hosts
+    )
     return Evidence(
         subject=run.run_id,
         state=outcome.state if outcome else state,
         reason=outcome.reason if outcome else None,
-        detail=outcome.detail if outcome else "",
+        detail=detail,
         failure=failure,
-        lines=tuple(name_nodes(reading.lines, hosts)),
+        lines=tuple(placed),
+        detail_node=told.node,
         standing=tuple(tell_standing(run, seen)),
         missing=(*missing, *reading.missing()),
         now="" if outcome else tell_now(run, time.time()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
+
+
+def _read_hosts(run: RunFolder, plan: LaunchPlan | None) -> dict[str, int]:
+    """Nodes by their hosts, containers and pods, as far as the run's folder names them."""
+    hosts = {one.name: node for node, one in enumerate(plan.machines)} if plan else {}
+    hosts |= {f"{run.run_id}-{n.node_index}": n.node_index for n in plan.nodes} if plan else {}
+    for path in sorted(run.path.glob("*/*.started")):  # of a job that got several hosts at once
+        with contextlib.suppress(OSError, UnicodeError):
+            names = path.read_text().split()
+            hosts |= {name: node for node, name in enumerate(names) if len(names) > 1}
+    return hosts
 
 
 def _read_plan(run: RunFolder, missing: list[str]) -> LaunchPlan | None:
@@ -239,32 +260,30 @@ def _tell_of_nodes(
     """What the target and the cluster said of the nodes, and clocks that have jumped."""
     name = f"{protocol.LEDGER_DIR}/{POD_LEDGER}"
     began = {n: read_ledger(agent_ledger(run, n, i))[:1] for n, i in newest.items()}
-    for event in read_ledger(run.path / name, POD_SOURCE):
+    said_of = read_ledger(run.path / name, POD_SOURCE)
+    texts = [show_line(str(event.values.get("text", ""))) for event in said_of]
+    # Slurm tells another reason from time to time: only the last one holds.
+    newest_wait = {text.partition(":")[0]: at for at, text in enumerate(texts) if _WAITS in text}
+    for at, (event, text) in enumerate(zip(said_of, texts, strict=True)):
         # What a node waited for before it started is over.
         is_over = any(event.at < first.at for first in began.get(event.node_index, ()))
+        is_over = is_over or newest_wait.get(text.partition(":")[0], at) != at
         if newest.get(event.node_index, event.incarnation) == event.incarnation and not is_over:
-            text = show_line(str(event.values.get("text", "")))
-            yield LogLine(file=name, number=0, text=text, node=event.node_index, at=event.at)
+            node = None if _OF_ALL.match(text) else event.node_index
+            yield LogLine(file=name, number=0, text=text, node=node, at=event.at)
     for node, said in nodes.items():
         yield LogLine(file="the target", number=0, text=show_line(said), node=node)
     for place in run.incarnations():
         path = agent_ledger(run, *place)
         events = read_ledger(path)
         line = LogLine(file=_inside(run, path), number=0, text="", node=place[0])
-        if jump_s := _find_jump(events):
+        if jump_s := find_jump(events):
             yield replace(line, text=f"the clock jumped by {jump_s:+.0f} s")
         for event in events:
             if event.name == "installed" and place in newest.items():
                 told = event.values.get("versions")
                 for what, which in told.items() if isinstance(told, dict) else ():
                     yield replace(line, text=f"{what} version {which}", joined=True)
-
-
-def _find_jump(events: Sequence[LedgerEvent]) -> float:
-    """How far an agent's wall clock moved against its monotonic one; 0 where it did not."""
-    offsets = [event.at - event.monotonic_s for event in events if event.name != "worker-ended"]
-    steps = [b - a for a, b in itertools.pairwise(offsets)]
-    return next((step for step in steps if abs(step) > JUMP_S), 0.0)
 
 
 def tell_now(run: RunFolder, now: float) -> str:

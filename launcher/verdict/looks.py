@@ -25,8 +25,8 @@ from launcher.contract.worker_end import COLLATERAL
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.verdict.collectives import join_recorders
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
-from launcher.verdict.scan import LogLine
 
 
 @dataclass(frozen=True, kw_only=True)

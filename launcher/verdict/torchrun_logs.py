@@ -14,8 +14,9 @@ from launcher.contract.worker_end import WorkerEnd, is_own_failure
 from launcher.plan.torchrun import parse_failures
 from launcher.runs.failure import decide_report
 from launcher.verdict.evidence import Evidence, LogReading, read_error_file
+from launcher.verdict.log_line import LogLine
+from launcher.verdict.places import name_nodes, node_in
 from launcher.verdict.rules.all import OF_STARTERS
-from launcher.verdict.scan import LogLine, name_nodes
 
 MOST_FILES = 2000
 MOST_GPUS = 8
@@ -23,8 +24,7 @@ MOST_GPUS = 8
 NO_LOGS = re.compile(
     r"\.(?:pt|pth|ckpt|bin|safetensors|np[yz]|gz|zip|tar|pyz?|so|pkl|png|jpe?g|ya?ml|md|toml)$"
 )
-_OF_RANK = re.compile(r"attempt_\d+/(?P<rank>\d+)/|[-_./]?rank[-_]?(?P<named>\d+)\b")
-_OF_NODE = re.compile(r"\bnode[-_]?(?P<node>\d+)\b")
+_OF_RANK = re.compile(r"attempt_\d+/(?P<local>\d+)/|[-_./]?rank[-_]?(?P<rank>\d+)\b")
 _FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
 _AGENT = re.compile(r"^[IWE]\d{4} [\d:.]+ (\d+) \S*torch/distributed")
 _WATCHDOG = re.compile(r"Watchdog caught collective|watchdog thread terminated")
@@ -42,7 +42,7 @@ def read_folder(folder: Path) -> Evidence:
         else:
             reading.read(path, place)
     missing = reading.missing() if files else ("a log: the folder holds none",)
-    return _judge(str(folder), reading, missing)
+    return _judge(str(folder), reading, missing, by_file=len(files) > 1)
 
 
 def read_file(path: Path) -> Evidence:
@@ -75,15 +75,18 @@ def _find_logs(folder: Path) -> Iterator[str]:
 
 
 def _place_of(name: str) -> LogLine:
-    rank, node, stem = _OF_RANK.search(name), _OF_NODE.search(name), Path(name).stem
-    number = (rank["rank"] or rank["named"]) if rank else None
+    found, stem = _OF_RANK.search(name), Path(name).stem
+    numbered = [part for part in (*Path(name).parent.parts, stem) if any(map(str.isdigit, part))]
+    rank, local = (found["rank"], found["local"]) if found else (None, None)
     return LogLine(
         file=name,
         number=0,
         text="",
         pod=stem if "-master-" in stem or "-worker-" in stem else "",
-        node=int(node["node"]) if node else None,
-        rank=None if number is None else int(number),
+        host="" if found or not numbered else numbered[-1],
+        node=node_in(name),
+        rank=int(rank) if rank else None,
+        local_rank=int(local) if local else None,
     )
 
 
@@ -107,7 +110,8 @@ def _read_codes(reports: Iterable[str], lines: Iterable[LogLine]) -> dict[int, _
     for line in lines if not found else ():  # It was ended before its report.
         if told := _FAILED.search(line.text):
             rank = int(told["rank"])
-            found[rank] = _Code(local_rank=rank, code=int(told["code"]), node=line.node)
+            if not line.node:  # On another node its rank is not known.
+                found[rank] = _Code(local_rank=rank, code=int(told["code"]), node=line.node)
     return found
 
 
@@ -117,9 +121,11 @@ def _node_of(first: int, least: int) -> int | None:
     return 0 if first == 0 else fit[0] if len(fit) == 1 else None
 
 
-def _judge(subject: str, reading: LogReading, missing: tuple[str, ...]) -> Evidence:
+def _judge(
+    subject: str, reading: LogReading, missing: tuple[str, ...], *, by_file: bool = False
+) -> Evidence:
     """With the workers that failed, as ``runs.failure`` judges them."""
-    lines = name_nodes(reading.lines)
+    lines = name_nodes(reading.lines, reports=reading.ends, by_file=by_file)
     agents = {found[1] for line in lines if (found := _AGENT.search(line.text))}
     if len(agents) == 1 and 0 in {line.rank for line in lines}:
         # Rank 0 is on node 0, and so are all others of the same agent.

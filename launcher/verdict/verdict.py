@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from launcher.contract.reasons import Reason, RunState
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
-from launcher.verdict.cause import FOLLOWS, FailureCause
+from launcher.verdict.cause import FOLLOWS, FailureCause, decide_fix
 from launcher.verdict.evidence import Evidence
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Meaning, Weight
-from launcher.verdict.scan import LogLine
 from launcher.verdict.stacks import name_ranks
 
 _OF_OTHERS = (
@@ -74,7 +74,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
             begun_by = None  # It only followed from what another one did.
         line = end.line if evidence.is_placed else replace(end.line, node=None)
         found.append(replace(end, line=line))
-    found += judge_reason(evidence.reason, evidence.detail)
+    found += judge_reason(evidence.reason, evidence.detail, evidence.detail_node)
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
     if goes_on and first is None:
@@ -93,7 +93,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         cause=best.cause,
         certainty=_judge_certainty(best, node, ordered),
         what=line.text or best.cause.replace("-", " "),
-        fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
+        fix=decide_fix(best.cause, line.text).replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node and first.host else line.pod,
@@ -113,7 +113,8 @@ def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None
     is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT
     if rank is None and ends and (is_its or line.text == ends[0].exception):
         rank = ends[0].rank
-    if best.cause is FailureCause.MISSING_COLLECTIVE and best.rank is None:
+    waits = best.cause is FailureCause.MISSING_COLLECTIVE or "clients joined" in line.text
+    if waits and best.rank is None:
         # Those that came have given up; the one that had to be ended did not come.
         silent = [x.rank for x in ends if x.cause == "terminated" and ": " not in x.exception]
         rank = silent[0] if len(silent) == 1 else rank
@@ -144,9 +145,11 @@ def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
 
 
 def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
-    """The finding's line; that of the same words with the place in the code where one has it."""
-    same = (one.line for one in found if one.line.text == best.line.text and one.line.frame)
-    return best.line if best.line.frame else next(same, best.line)
+    """The finding's line, with the place in the code that another one of its exceptions names."""
+    line, told = best.line, [one.line for one in found if one.line.frame]
+    own = (x for x in told if x.raised and x.rank == line.rank)
+    same = (x for x in told if x.text == line.text)
+    return replace(line, frame=line.frame or next((x.frame for x in (*own, *same)), ""))
 
 
 def _judge_certainty(best: Meaning, node: int | None, found: Sequence[Meaning]) -> str:
@@ -159,7 +162,9 @@ def _judge_certainty(best: Meaning, node: int | None, found: Sequence[Meaning]) 
         return "unclear"
     is_own = best.cause is FailureCause.SCRIPT_ERROR and best.line.is_own
     same = [one for one in found if one.cause is best.cause]
-    is_proved = any(_proves(one) and node in (None, one.line.node) for one in same)
+    is_proved = any(
+        _proves(one) and node in (None, one.line.node) and not one.line.is_guessed for one in same
+    )
     if not is_proved or best.also or (best.cause in FOLLOWS and not is_own):
         return "likely"
     heaviest = {one.line.node for one in same if one.weight is best.weight} - {None}
@@ -206,7 +211,9 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
 
 def render_verdict(told: Verdict, *, evidence: bool = False) -> str:
     """At most five lines for a person; with ``evidence`` also what it rests on."""
-    state = f" ({told.state})" if told.state else ""
+    # The reason of the record, as ``status`` shows it, stands beside the finer cause.
+    reason = told.reason if told.certainty and told.cause.value != told.reason else None
+    state = f" ({told.state}{f': {reason}' if reason else ''})" if told.state else ""
     if not told.certainty:
         lines = [f"{told.subject}{state}: {told.what}"]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,12 +13,13 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from torchmetrics import MeanMetric
 
+from fabric_train.errors import DivergedError
 from fabric_train.lightning import ContinuityCallback
 from fabric_train.trainers.companion import Companion
 
@@ -75,6 +77,8 @@ class Model(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        if self.trainer.max_steps < 0:  # as many schedules do, which opens the loader
+            assert self.trainer.estimated_stepping_batches > 0
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
         return {
             "optimizer": optimizer,
@@ -211,3 +215,77 @@ def test_what_is_not_promised_is_told_and_the_training_goes_on(tmp_path, capfd, 
     )
     trainer.fit(Model(), make_loader("shuffled"))
     assert "fabric_train" not in capfd.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_are_no_numbers_end_the_fit_and_are_not_committed(tmp_path, monkeypatch):
+    step = Model.training_step
+
+    def diverge(self: Model, batch: torch.Tensor) -> torch.Tensor:
+        loss = step(self, batch)
+        return loss * float("nan") if self.global_step == 5 else loss
+
+    monkeypatch.setattr(Model, "training_step", diverge)
+    with pytest.raises(DivergedError, match="after step 6, so no checkpoint of it was written"):
+        fit(tmp_path, "shuffled")
+    assert max(tmp_path.glob("checkpoints/step-*")).name.startswith("step-0000000005")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_of_pytorch_lightning_goes_on_too(tmp_path, capfd):
+    old = pytest.importorskip("pytorch_lightning")
+
+    class Old(old.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(3, 1)
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            loss = self.net(batch[:, 1:]).square().mean()
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    for steps in (4, 8):
+        Companion.opened.clear()
+        trainer = old.Trainer(
+            accelerator="cpu",
+            max_steps=steps,
+            logger=old.loggers.CSVLogger(tmp_path),
+            log_every_n_steps=1,
+            enable_progress_bar=False,
+            callbacks=[ContinuityCallback(str(tmp_path / "checkpoints"))],
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(Old(), make_loader("shuffled"))
+    assert "goes on after step 4" in capfd.readouterr().out
+    (version,) = (tmp_path / "lightning_logs").iterdir()
+    rows = csv.DictReader((version / "metrics.csv").open())
+    assert [int(row["step"]) for row in rows] == list(range(8))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_has_each_step_once_in_one_folder(tmp_path):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for after in (5, math.inf):
+        Companion.opened.clear()
+        continuity = ContinuityCallback(str(tmp_path / "checkpoints"), every_n_steps=3)
+        trainer = Trainer(
+            accelerator="cpu",
+            max_steps=9,
+            logger=TensorBoardLogger(tmp_path),
+            log_every_n_steps=1,
+            enable_progress_bar=False,
+            callbacks=[continuity, Ending(after)],
+            default_root_dir=tmp_path,
+        )
+        try:
+            trainer.fit(Model(), make_loader("shuffled"))
+        except ConnectionError:
+            continuity._data.leave()
+    (version,) = (tmp_path / "lightning_logs").iterdir()
+    events = reader.EventAccumulator(str(version), size_guidance={"scalars": 0})
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss_step")] == list(range(9))

@@ -76,6 +76,21 @@ def taken_port(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
+def busy_queue(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
+    """Other jobs hold all nodes of the Slurm cluster, or wait for them."""
+    for _ in range(2):
+        bed.at.submit("--nodes=3", "--exclusive", script="sleep 600\n")
+    yield {}
+
+
+@contextmanager
+def busy_nodes(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
+    """Another job holds all nodes of the Slurm cluster."""
+    bed.at.submit("--nodes=3", "--exclusive", script="sleep 600\n")
+    yield {}
+
+
+@contextmanager
 def free_port(project: Path, bed: Bed) -> Iterator[dict[str, str]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""``launcher stacks`` on hosts: looks that travel by ssh."""
+"""``launcher stacks`` and ``profile`` on hosts: looks that travel by ssh."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tests.hosts.typist import Typist
-from tests.launcher.looks import STUCK_FOUR_WAYS, check_four_ways
+from tests.hosts.typist import PREFIX, Typist
+from tests.launcher.looks import STUCK_FOUR_WAYS, TRAINS, check_four_ways, check_profile
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
@@ -22,5 +22,14 @@ def test_ranks_of_two_hosts_that_are_stuck_in_four_ways(typist: Typist) -> None:
     told = typist("stacks", "latest")
     assert time.monotonic() - began < 15, "5 s on a machine that does nothing else"
     check_four_ways(told.stdout)
+    typist("stop", "latest", "--grace", "5")
+    assert launcher.wait(60) == 143
+
+
+def test_ranks_of_two_hosts_trace_the_same_steps(typist: Typist) -> None:
+    (typist.folder / "job.yaml").write_text(PREFIX + TRAINS)
+    launcher = typist.start("run", "job.yaml", "--nnodes", "2")
+    wait_until((typist.folder / "runs/latest").exists)
+    check_profile(typist, 2)
     typist("stop", "latest", "--grace", "5")
     assert launcher.wait(60) == 143

@@ -41,6 +41,7 @@ HEALTH = Health(
                 "temperature_c": 60,
             }
         ],
+        "seconds": {"productive": 5.0, "save stall": 1.0},
         "training": {"step": 1, "loss": 0.5, "samples_per_s": 2.0, "saved_at": 3.0},
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from launcher.contract import look
 from launcher.contract.look import Frame, Look, LookRequest, RankLook, RankStacks, ThreadStack
 from launcher.contract.records import dump_record, parse_record, read_object
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
 
 STUCK_FOUR_WAYS = """
 import ctypes, os, pathlib, signal, threading
@@ -49,7 +52,30 @@ def check_four_ways(told: str) -> None:
     assert "ranks 1-2 have not entered all_reduce 1 " in told, told
 
 
-def write_look(node_dir: Path, id: str, rank: int, *, why: look.Why = "asked") -> None:
+TRAINS = "command: [-m, train, --epochs=100000]\n"
+"""Of a job whose training answers ``launcher profile``."""
+
+
+def count_steps(path: Path) -> int:
+    """Optimizer steps in a trace."""
+    events = json.loads(path.read_text())["traceEvents"]
+    return sum(event["name"].startswith("Optimizer.step#Adam") for event in events)
+
+
+def check_profile(launcher: Runner, ranks: int) -> None:
+    """``launcher profile`` of a training that has begun brings each rank's trace of three steps."""
+    run = (launcher.folder / "runs/latest").resolve()
+    wait_until(lambda: "ETA" in launcher("logs", run.name).stderr)
+    done = launcher("profile", run.name, "--steps", "3", "--seconds", "100")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"rank {rank}" for rank in range(ranks)]
+    assert {count_steps(launcher.folder / line.split(": ")[1]) for line in lines} == {3}
+
+
+def write_look(
+    node_dir: Path, id: str, rank: int, *, why: look.Why = "asked", traced: bool = False
+) -> None:
     """What an agent leaves of one worker that waits in ``recv``."""
     folder = look.look_dir(node_dir, id)
     folder.mkdir(parents=True)
@@ -57,6 +83,8 @@ def write_look(node_dir: Path, id: str, rank: int, *, why: look.Why = "asked") -
     thread = ThreadStack(name="MainThread", is_main=True, frames=frames)
     stacks = RankStacks(rank=rank, pid=1, taken_by="py-spy", threads=(thread,))
     (folder / look.STACKS.format(rank=rank)).write_text(dump_record(stacks))
+    if traced:
+        (folder / look.TRACE.format(rank=rank)).write_text('{"traceEvents": []}')
     seen = RankLook(rank=rank, pid=1, state="S", no_collectives="not here")
     told = Look(id=id, at=1.0, why=why, attempt=0, ranks=(seen,))
     (folder / look.LOOK_FILE).write_text(dump_record(told))
@@ -73,7 +101,7 @@ def answering(node_dir: Path, rank: int) -> Iterator[None]:
             if request.exists():
                 asked = parse_record(LookRequest, read_object(request))
                 request.unlink()
-                write_look(node_dir, asked.id, rank)
+                write_look(node_dir, asked.id, rank, traced=asked.steps > 0)
 
     thread = threading.Thread(target=answer)
     thread.start()

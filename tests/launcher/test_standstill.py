@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
 import shutil
 import signal
@@ -193,6 +194,27 @@ def test_an_interrupt_does_not_wait_for_a_host_that_says_nothing(
         pass
     # The end of the process would wait for this thread.
     wait_until(lambda: threading.active_count() <= before)
+
+
+def test_an_interrupt_just_before_the_wait_for_hosts_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, ended = threading.Event(), []
+
+    def is_waited_for() -> bool:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        return "acquire" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+
+    def work(item: None) -> None:
+        wait_until(is_waited_for)
+        # As Python's main thread sees such a signal: noted, and no wait is ended by it.
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        ended.append(over.wait(WITHIN_S))
+
+    with pytest.raises(KeyboardInterrupt):
+        open_ssh(tmp_path, monkeypatch).each(work, [None])
+    assert not ended
+    over.set()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -31,6 +32,14 @@ def test_a_run_ends_well_while_the_controller_is_away(typist: Typist) -> None:
     assert (code, err.count(AWAY)) == (0, 1), err
     typist.cluster.start_controller()
     typist.cluster.wait_idle()
+
+
+@pytest.mark.slow  # a run like others; how the words are found has a test without Slurm
+def test_a_failing_line_of_the_setup_is_told_where_the_run_fails(typist: Typist) -> None:
+    typist.write("raise SystemExit(3)", "slurm: {setup: [no-such-module load cuda]}\n" + PREFIX)
+    done = typist("run", "job.yaml", "--on", "slurm")
+    assert done.returncode == 1
+    assert re.search(r"\d+\.log has: .*no-such-module: command not found", done.stderr), done.stderr
 
 
 def test_a_job_that_was_submitted_and_not_recorded_is_found_by_its_comment(typist: Typist) -> None:

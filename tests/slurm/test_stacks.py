@@ -1,10 +1,10 @@
-"""``launcher stacks`` on Slurm: looks that travel by the shared file system."""
+"""``launcher stacks`` and ``profile`` on Slurm: looks that travel by the shared file system."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.launcher.looks import STUCK_FOUR_WAYS, check_four_ways
+from tests.launcher.looks import STUCK_FOUR_WAYS, TRAINS, check_four_ways, check_profile
 from tests.slurm.typist import ALLOCATION, Typist
 from tests.waiting import wait_until
 
@@ -18,5 +18,14 @@ def test_ranks_of_two_nodes_that_are_stuck_in_four_ways(typist: Typist) -> None:
     wait_until(lambda: typist("logs", "latest").stdout.count("ready") == 4)
     wait_until(lambda: "have not entered" in typist("stacks", "latest").stdout)
     check_four_ways(typist("stacks", "latest").stdout)
+    typist("stop", "latest", "--grace", "0")
+    assert typist.finish()[0] == 143
+
+
+def test_ranks_of_two_nodes_trace_the_same_steps(typist: Typist) -> None:
+    (typist.folder / "job.yaml").write_text(f"name: tiny\nstop_grace_s: 5\n{ALLOCATION}{TRAINS}")
+    typist.start("run", "job.yaml", "--on", "slurm", "--nnodes", "2", "--nproc-per-node", "1")
+    wait_until((typist.folder / "runs/latest").exists)
+    check_profile(typist, 2)
     typist("stop", "latest", "--grace", "0")
     assert typist.finish()[0] == 143

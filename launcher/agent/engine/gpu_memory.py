@@ -61,6 +61,19 @@ def open_gauges(visible: str | None) -> Callable[[], list[Gauge]] | None:
     return lambda: [_gauge(nvml, name, handle) for name, handle in handles.items()]
 
 
+def read_models(visible: str | None) -> list[str]:
+    """What each of this node's devices is called by its maker; none without devices."""
+    if (found := _open(visible)) is None:
+        return []
+    nvml, handles = found
+    name = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
+    return [
+        name.value.decode(errors="replace")
+        for handle in handles.values()
+        if nvml.nvmlDeviceGetName(handle, name, len(name)) == 0
+    ]
+
+
 def _open(visible: str | None) -> tuple[ctypes.CDLL, dict[str, ctypes.c_void_p]] | None:
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")

@@ -88,6 +88,10 @@ def render_metrics(health: Health) -> str:
     add("launcher_restarts_total", "counter", "Restarts of the workers by cause.", restarts)
     phases = {f'{{phase="{name}"}}': spent for name, spent in health.phase_s.items()}
     add("launcher_phase_seconds_total", "counter", "Seconds in each phase of the agent.", phases)
+    if spent := health.vitals.get("seconds"):
+        classes = {f'{{class="{name}"}}': s for name, s in spent.items() if name != "idle"}
+        help_text = "What the time went to; max over nodes."
+        add("launcher_training_seconds_total", "counter", help_text, classes)
     for name, (help_text, values) in read_gauges(health.vitals).items():
         add(name, "gauge", help_text, values)
     return "\n".join(lines) + "\n"

@@ -20,7 +20,7 @@ from launcher.agent.engine.attempts import Attempts
 from launcher.agent.engine.faults import FaultBook
 from launcher.agent.engine.gpu_memory import GpuGate, open_devices, open_gauges
 from launcher.agent.engine.node_state import Node
-from launcher.agent.engine.vitals import tell_vitals
+from launcher.agent.engine.vitals import read_hardware, tell_vitals
 from launcher.agent.engine.watchdog import Watchdog
 from launcher.agent.ledger import AgentLedger
 from launcher.agent.streams import say
@@ -54,14 +54,15 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         if refused := refuse_torch():
             return end(reason=Reason.BAD_INPUT, detail=refused)
         from launcher.agent.engine import rounds, torch_agent
-    ledger.write("installed", versions=read_installed(place.command))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    versions = read_installed(place.command)
+    ledger.write("installed", versions=versions, hardware=read_hardware(visible))
     clock = SystemClock()
     node_dir = Path(task.node.log_dir)
     attempts = Attempts(node_dir, run_dir, scratch)
     book = FaultBook(
         max_restarts=task.node.max_restarts, same_failure_limit=settings.same_failure_limit
     )
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gate = GpuGate(open_devices(visible), settings.gpu_free_limit_s, clock)
     node = Node(attempts, book, ledger, gate, clock)
     watchdog = Watchdog(attempts, settings, ledger, node.looker, clock)

@@ -9,21 +9,20 @@ import contextlib
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from launcher.agent.atomic_write import write_atomically
-from launcher.agent.engine.gpu_memory import Gauge
+from launcher.agent.engine.gpu_memory import Gauge, read_models
 from launcher.agent.engine.node_state import Node
-from launcher.agent.worker_exit import read_tail
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
+from launcher.contract.goodput import Tally
 from launcher.contract.records import parse_object
 
-LEDGER_TAIL_BYTES = 8192
-"""Of the training's ledger: some ten events."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -32,24 +31,24 @@ def tell_vitals(
 ) -> None:
     """Writes the node's vitals every ``VITALS_S`` seconds, from a thread that ends with this
     process. What a storage that fails for a moment leaves out, the next turn makes up for."""
-    processor = Processor()
+    processor, book = Processor(), TrainingBook(run_dir, node.attempts.node_dir, clock.wall())
     path = node.attempts.node_dir / protocol.VITALS_FILE
 
     def tell() -> None:
         # Ended by the end of the process: nothing waits for it.
         while not over.wait(protocol.VITALS_S):
             with contextlib.suppress(OSError):
-                told = read_vitals(node, run_dir, gauges() if gauges else [], processor, clock)
-                write_atomically(path, json.dumps(told))
+                told = read_vitals(node, gauges() if gauges else [], processor, clock)
+                write_atomically(path, json.dumps({**told, **book.read()}))
 
     over = threading.Event()
     threading.Thread(target=tell, name="vitals", daemon=True).start()
 
 
 def read_vitals(
-    node: Node, run_dir: Path, gpus: list[Gauge], processor: Processor, clock: Clock
+    node: Node, gpus: list[Gauge], processor: Processor, clock: Clock
 ) -> dict[str, Any]:
-    """The fields of ``protocol.VITALS_FILE``."""
+    """The fields of ``protocol.VITALS_FILE`` that tell of the node."""
     used, limit = read_memory()
     return {
         "at": clock.wall(),
@@ -60,7 +59,6 @@ def read_vitals(
         "memory_bytes": used,
         "memory_limit_bytes": limit,
         "gpus": [asdict(gpu) for gpu in gpus],
-        "training": read_training(run_dir, node.attempts.node_dir),
     }
 
 
@@ -95,37 +93,65 @@ def read_memory(cgroup: Path = _CGROUP, machine: Path = Path("/proc/meminfo")) -
     return 0, 0
 
 
-def read_training(run_dir: Path, node_dir: Path) -> Mapping[str, float]:
-    """What this node's part of the training's ledger told last; empty where it writes none.
+def read_hardware(visible: str | None) -> dict[str, str]:
+    """The processors and memory that this node may use, and the models of its GPUs, in words."""
+    gpus = Counter(read_models(visible)).items()
+    return {
+        "CPUs": str(len(os.sched_getaffinity(0))),
+        "memory": f"{read_memory()[1] / 2**30:.0f} GiB",
+        "GPUs": ", ".join(f"{count} x {model}" for model, count in gpus) or "none",
+    }
 
-    ``step``, ``loss``, ``samples_per_s`` between the last two events of progress, and ``saved_at``,
-    the time of the last checkpoint in seconds since the epoch.
+
+class TrainingBook:
+    """Follows the training's ledger: what it told last, and what its seconds went to.
+
+    The ledgers of other nodes count too, where this node sees them: rank 0 may have been there.
     """
-    place = {"node_index": node_dir.parent.name, "incarnation": node_dir.name}
-    pattern = protocol.TRAIN_LEDGER.format(**place, attempt="*", rank="0")
-    paths = (run_dir / protocol.LEDGER_DIR).glob(pattern)
-    with contextlib.suppress(OSError, ValueError):
-        newest = max(paths, key=os.path.getmtime)
-        return sum_up_training(read_tail(newest, LEDGER_TAIL_BYTES))
-    return {}
 
+    def __init__(self, run_dir: Path, node_dir: Path, since: float) -> None:
+        self._folder = run_dir / protocol.LEDGER_DIR
+        place = {"node_index": node_dir.parent.name, "incarnation": node_dir.name}
+        self._own = protocol.TRAIN_LEDGER.format(**place, attempt="*", rank="0")
+        self._all = protocol.TRAIN_LEDGER.format(
+            node_index="*", incarnation="*", attempt="*", rank="0"
+        )
+        self._read: dict[Path, int] = {}
+        self._present: Path | None = None
+        self._told: dict[str, float] = {}
+        self._told_at = 0.0
+        self._tally = Tally(since)
 
-def sum_up_training(ledger: str) -> dict[str, float]:
-    """As ``read_training``, of the last lines of a ledger. Pure."""
-    found: dict[str, float] = {}
-    at = 0.0
-    for line in ledger.splitlines():
-        try:
-            event = parse_object(line)
-        except ValueError:
-            continue  # The first line is cut, and the last one may be.
-        with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
-            found["step"] = max(found.get("step", 0), int(event["step"]))
-            if event["event"] == "saved":
-                found["saved_at"] = float(event["at"])
-            if event["event"] in ("progress", "trained"):
-                found["loss"] = float(event["loss"])
-                before, at = at, float(event["at"])
+    def read(self) -> dict[str, Mapping[str, float]]:
+        """``training`` and ``seconds`` of ``protocol.VITALS_FILE``; empty where rank 0 was never
+        here. No second is ever taken back. Raises ``OSError``."""
+        if next(self._folder.glob(self._own), None) is None:
+            return {"training": {}, "seconds": {}}
+        for path in sorted(self._folder.glob(self._all), key=os.path.getmtime):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                lines = file.read()
+            whole = lines[: lines.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                # A line that nobody of this version wrote counts for nothing.
+                with contextlib.suppress(ValueError, TypeError, KeyError, ZeroDivisionError):
+                    self._add(path, parse_object(line))
+        seconds = {name: round(spent_s, 3) for name, spent_s in self._tally.seconds.items()}
+        return {"training": self._told, "seconds": seconds}
+
+    def _add(self, path: Path, event: Mapping[str, Any]) -> None:
+        name, at = event["event"], float(event["at"])
+        if name == "train-started":
+            self._present, self._told, self._told_at = path, {}, 0.0
+            self._tally.begin(at)
+        elif path == self._present:
+            self._tally.add(name, at, event)
+            self._told["step"] = int(event["step"])
+            if name == "saved":
+                self._told["saved_at"] = at
+            if name in ("progress", "trained"):
+                before, self._told_at = self._told_at, at
                 if before:
-                    found["samples_per_s"] = round(event["samples"] / (at - before), 2)
-    return found
+                    self._told["samples_per_s"] = round(event["samples"] / (at - before), 2)
+                self._told["loss"] = float(event["loss"])

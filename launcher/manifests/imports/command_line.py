@@ -146,13 +146,11 @@ class LineReader:
         special, rest = self.options(ACCELERATE, words)
         self.share_processes(special.get("processes", ""))
         if config := special.get("accelerate_config"):
-            self.draft.leave(
-                f"--config_file {config}", f"import it too: {config} -- {' '.join(rest)}"
-            )
+            why = f"import it too: {config} -- {' '.join(rest)}"
+            self.draft.leave(f"--config_file {config}", why)
         if devices := special.get("devices"):
-            self.draft.leave(
-                f"--gpu_ids {devices}", "CUDA_VISIBLE_DEVICES around launcher run says it"
-            )
+            why = "CUDA_VISIBLE_DEVICES around launcher run says it"
+            self.draft.leave(f"--gpu_ids {devices}", why)
         return self._module_or_script(special, rest)
 
     def share_processes(self, processes: str) -> None:
@@ -223,12 +221,10 @@ class LineReader:
             source = part.get("source", part.get("src", ""))
             target = part.get("target", part.get("dst", part.get("destination", "")))
             self._mount(f"{source}:{target}{':ro' if 'readonly' in part else ''}")
-        for label in filter(None, special.get("label", "").split("\n")):
-            name, _, value = label.partition("=")
-            self.draft.keys.setdefault("docker.labels", {})[name] = value
-        for host in filter(None, special.get("add_host", "").split("\n")):
-            name, _, address = host.partition(":")
-            self.draft.keys.setdefault("docker.extra_hosts", {})[name] = address
+        for option, key, sign in (("label", "labels", "="), ("add_host", "extra_hosts", ":")):
+            for pair in filter(None, special.get(option, "").split("\n")):
+                name, _, value = pair.partition(sign)
+                self.draft.keys.setdefault(f"docker.{key}", {})[name] = value
         gpus = special.get("gpus", "").strip("\"'")
         if gpus.isdigit():
             self.draft.put("resources.gpus", int(gpus))
@@ -304,7 +300,8 @@ class LineReader:
         elif name == "CUDA_VISIBLE_DEVICES":
             self.draft.leave(f"{name}={value}", "it stands around launcher run as well")
         elif VARIABLE.search(value) or "$(" in value:
-            self.draft.leave(f"{name}={value}", f"no shell fills it in: write env.{name}")
+            key = "checkpoint_dir" if name == "CHECKPOINT_DIR" else f"env.{name}"
+            self.draft.leave(f"{name}={value}", f"no shell fills it in: write {key}")
         else:
             self.draft.set_env(name, value)
 
@@ -411,8 +408,7 @@ def split_options(words: list[str], program: Program) -> Iterator[tuple[str, str
         name = name.replace("_", "-")
         if not word.startswith("--") and name not in program.short and name[:1] in program.short:
             name, value, equals = name[:1], name[1:] + equals + value, "="
-            if not value:
-                equals = ""
+            equals = equals if value else ""
         name = program.short.get(name, name)
         shown = word
         if not equals and name not in program.flags:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import shlex
 from collections.abc import Collection, Iterator, Sequence
 from textwrap import wrap
 
 from launcher.contract.errors import InputError
 from launcher.job.script import name_of
-from launcher.manifests.scripts.check import MAX_BYTES, NOTEBOOK
+from launcher.manifests.scripts.check import UnreadableError, parse_script
 from launcher.manifests.scripts.checkpoints import LOADS, SAVES
 from launcher.manifests.scripts.ranks import is_distributed
 from launcher.manifests.scripts.reading import ScriptTree, argument, constant
@@ -33,17 +32,10 @@ def render_job(command: Sequence[str], text: str, beside: Collection[str]) -> st
     ``beside`` are the names of the files in its folder. Raises ``InputError`` where it does not
     parse.
     """
-    if NOTEBOOK.match(text[:MAX_BYTES]):
-        fix = f"jupyter nbconvert --to script {shlex.quote(command[0])}"
-        raise InputError(f"{command[0]}: a notebook, and no script", fix)
     try:
-        script = ScriptTree(text, command[0])
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        where = f"{command[0]}:{getattr(error, 'lineno', None) or 1}"
-        what = getattr(error, "msg", None) or str(error)
-        raise InputError(
-            f"{where}: {what}", f"python -m py_compile {shlex.quote(command[0])}"
-        ) from None
+        script = parse_script(text, command[0])
+    except UnreadableError as error:
+        raise InputError(f"{command[0]}:{error.line}: {error.what}", error.fix) from None
     return "".join(f"{line}\n" for line in _lines(list(command), script, beside))
 
 

@@ -30,11 +30,12 @@ def import_text(text: str, source: str, command: Sequence[str] = ()) -> Draft:
     lines = [
         line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")
     ]
+    is_yaml = bool(lines) and re.match(r"[\w-]+:(\s|$)", lines[0])
     if is_batch_script(text, source):
         import_batch_script(parse_batch_script(text, source), draft)
     elif lines and all(HOST_LINE.fullmatch(line.partition("#")[0].strip()) for line in lines):
         _hostfile(lines, source, draft)
-    elif launches(_words(text)) and not re.match(r"[\w-]+:(\s|$)", lines[0] if lines else ""):
+    elif launches(text.replace("\\\n", " ").split()) and not is_yaml:
         LineReader(draft, {}).read_all(split_line(text.strip()))
     else:
         _yaml(text, source, draft)
@@ -51,10 +52,6 @@ def import_line(words: Sequence[str]) -> Draft:
         _refuse(draft.source)
     LineReader(draft, {}).read_all(words)
     return draft
-
-
-def _words(text: str) -> list[str]:
-    return text.replace("\\\n", " ").split()
 
 
 def _hostfile(lines: Sequence[str], source: str, draft: Draft) -> None:

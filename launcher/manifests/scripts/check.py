@@ -47,8 +47,16 @@ def is_training_script(text: str, file: str) -> bool:
     return suffix in (".py", ".ipynb") or (is_open and bool(PYTHON.search(text)))
 
 
-def check_training_script(text: str, file: str, steps: int = MAX_STEPS) -> list[Breach]:
-    """The breaches of one training script, in the order of its lines."""
+class UnreadableError(Exception):
+    """A file that is no script: ``line``, what it is instead, and the fix."""
+
+    def __init__(self, line: int, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.line, self.what, self.fix = line, what, fix
+
+
+def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> ScriptTree:
+    """The tree of a script. Raises ``UnreadableError`` where Python could not run it."""
     line, fix = 1, "name the script that is started"
     if NOTEBOOK.match(text[:MAX_BYTES]):
         what, fix = "a notebook, and no script", f"jupyter nbconvert --to script {file}"
@@ -58,26 +66,30 @@ def check_training_script(text: str, file: str, steps: int = MAX_STEPS) -> list[
         what = "the file is empty"
     else:
         try:
-            return _check(ScriptTree(text, file, steps))
+            return ScriptTree(text, file, steps)
         except SyntaxError as error:
-            version = "Python 2" if error.msg.startswith(PYTHON_2) else ""
-            what, line = f"{version or _this_python()}: {error.msg}", error.lineno or 1
-            fix = "port it to Python 3" if version else "mend the line, or check it with its Python"
+            is_old = error.msg.startswith(PYTHON_2)
+            version = "Python 2" if is_old else "not Python {}.{}".format(*sys.version_info)
+            what, line = f"{version}: {error.msg}", error.lineno or 1
+            fix = "port it to Python 3" if is_old else "mend the line, or check it with its Python"
         except (ValueError, RecursionError, MemoryError) as error:
             what = f"cannot be read: {error}"
-    where = f"{file}:{line}"
-    return [Breach(rule=ScriptRule.UNREADABLE, where=where, line=line, what=what, fix=fix)]
+    raise UnreadableError(line, what, fix)
 
 
-def _this_python() -> str:
-    return f"not Python {sys.version_info.major}.{sys.version_info.minor}"
-
-
-def _check(script: ScriptTree) -> list[Breach]:
-    is_training = trains(script) or is_distributed(script)
-    checks = CHECKS if is_training else OF_ALL
-    found = dict.fromkeys(breach for check in checks for breach in check(script))
-    return sorted(found, key=lambda one: one.line)
+def check_training_script(text: str, file: str, steps: int = MAX_STEPS) -> list[Breach]:
+    """The breaches of one training script, in the order of its lines."""
+    try:
+        script = parse_script(text, file, steps)
+        checks = CHECKS if trains(script) or is_distributed(script) else OF_ALL
+        found = dict.fromkeys(breach for check in checks for breach in check(script))
+        return sorted(found, key=lambda one: one.line)
+    except UnreadableError as unreadable:
+        error = unreadable
+    except RecursionError as nested:
+        error = UnreadableError(1, f"cannot be read: {nested}", "fewer brackets in each other")
+    where, rule = f"{file}:{error.line}", ScriptRule.UNREADABLE
+    return [Breach(rule=rule, where=where, line=error.line, what=error.what, fix=error.fix)]
 
 
 def count_findings(path: Path) -> int:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import PurePath
 
 from launcher.manifests.checks.rules import Breaches
 from launcher.manifests.scripts.ranks import frameworks, has_to_do_with_ranks, is_guarded, trains
-from launcher.manifests.scripts.reading import ScriptTree, argument, is_open, shown
+from launcher.manifests.scripts.reading import (
+    DEPTH,
+    ScriptTree,
+    argument,
+    constant,
+    is_open,
+    shown,
+)
 from launcher.manifests.scripts.rules import ScriptRule
 
 SAVES = re.compile(r"save|checkpoint|commit|Continuity", re.I)
@@ -37,6 +45,35 @@ def check_load_without_weights_only(script: ScriptTree) -> Breaches:
         if script.name(call) == "torch.load" and not is_said and not is_open(call):
             fix = "weights_only=True for tensors and states, False for files that you trust"
             yield from script.hit(ScriptRule.LOAD_WITHOUT_WEIGHTS_ONLY, call, shown(call), fix)
+
+
+def check_relative_checkpoint(script: ScriptTree) -> Breaches:
+    """A file that is saved and loaded again, in whatever folder the script is started."""
+    loads = [one for one in script.calls("load", "torch") if script.name(one) == "torch.load"]
+    loaded = {_beginning(script, argument(call, "f", 0)) for call in loads}
+    for call in () if script.called.get("chdir") else script.calls("save", "torch"):
+        begins = _beginning(script, argument(call, "f", 1))
+        is_there = PurePath(begins).is_absolute() or begins.startswith("~") or "://" in begins
+        if script.name(call) == "torch.save" and begins in loaded - {""} and not is_there:
+            fix = 'os.path.join(os.environ.get("CHECKPOINT_DIR", "."), "NAME")'
+            what = f"{shown(call)}: a path that depends on the current folder"
+            yield from script.hit(ScriptRule.RELATIVE_CHECKPOINT, call, what, fix)
+
+
+def _beginning(script: ScriptTree, path: ast.AST | None, depth: int = DEPTH) -> str:
+    """The text that a path begins with; empty where the script does not tell, or tells several."""
+    while path is not None and not isinstance(path, ast.Constant):
+        if isinstance(path, ast.JoinedStr):
+            path = path.values[0]
+        elif isinstance(path, ast.BinOp):
+            path = path.left
+        elif isinstance(path, ast.Call) and re.search(r"\b(join|Path)$", script.name(path)):
+            path = path.args[0] if path.args else None
+        else:
+            found = script.values(path) if depth else []
+            begins = {_beginning(script, one, depth - 1) for one in found}
+            return begins.pop() if len(begins) == 1 else ""
+    return str(constant(path) or "")
 
 
 def check_no_checkpoint(script: ScriptTree) -> Breaches:

@@ -17,15 +17,11 @@ from launcher.manifests.scripts.ranks import (
 from launcher.manifests.scripts.reading import ScriptTree, argument, constant, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
-LOADER = (
-    "dataset",
-    "batch_size",
-    "shuffle",
-    "sampler",
-    "batch_sampler",
-    "num_workers",
-    "collate_fn",
-)
+LOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers",
+          "collate_fn")  # fmt: skip
+"""The first parameters of DataLoader, in their order."""
+HANDS_OVER = {"accelerate": "prepare", "fabric": "setup_dataloaders", "deepspeed": "deepspeed_io"}
+"""Libraries that split the data of those loaders alone that such a call is given."""
 SEEDS = ("manual_seed", "seed_everything", "set_seed", "seed_all", "manual_seed_all")
 HELD = re.compile(r"default_rng|RandomState|random\.Random|torch\.Generator")
 RANDOM = re.compile(r"(random|numpy\.random)\.(?!seed|default_rng|RandomState|Random$)\w+")
@@ -46,15 +42,8 @@ def given(call: ast.Call, name: str) -> ast.expr | None:
 
 def splits_data(script: ScriptTree) -> bool:
     """Whether a library splits the data of the loaders over ranks, and counts the epochs."""
-    hands_over = {
-        "accelerate": "prepare",
-        "fabric": "setup_dataloaders",
-        "deepspeed": "deepspeed_io",
-    }
     used = frameworks(script)
-    return bool(
-        {one for one in used if one not in hands_over or script.called.get(hands_over[one])}
-    )
+    return any(one not in HANDS_OVER or HANDS_OVER[one] in script.called for one in used)
 
 
 def _classes(script: ScriptTree, data: ast.expr | None) -> list[ast.ClassDef]:
@@ -169,10 +158,8 @@ def check_pickled_function(script: ScriptTree) -> Breaches:
         made_here = script.functions.get(one.id, []) if isinstance(one, ast.Name) else []
         is_local = any(script.function_of(function) is not None for function in made_here)
         if one is not None and (is_local or any(isinstance(v, ast.Lambda) for v in values)):
-            what, fix = (
-                f"{shown(one)} goes to a spawned process",
-                "a function at the top of the file",
-            )
+            what = f"{shown(one)} goes to a spawned process"
+            fix = "a function at the top of the file"
             yield from script.hit(ScriptRule.PICKLED_FUNCTION, call, what, fix)
 
 
@@ -199,11 +186,9 @@ def check_download(script: ScriptTree) -> Breaches:
         ]  # if rank != 0: barrier(); download; if rank == 0: barrier()
         if is_some or is_guarded(script, call):
             if not any(_is_waited_for(script, one) for one in (call, *script.callers(call))):
-                what, fix = (
-                    f"{shown(call)} by some ranks, and no barrier after it",
-                    "dist.barrier()",
-                )
-                yield from script.hit(ScriptRule.DOWNLOAD_WITHOUT_BARRIER, call, what, fix)
+                what = f"{shown(call)} by some ranks, and no barrier after it"
+                rule = ScriptRule.DOWNLOAD_WITHOUT_BARRIER
+                yield from script.hit(rule, call, what, "dist.barrier()")
         elif not first:
             fix = "if local_rank == 0: download; dist.barrier(); then download=False for all"
             what = f"{shown(call)} by every rank"

@@ -83,12 +83,8 @@ def _joins(script: ScriptTree, target: ast.expr | None, depth: int = 3) -> bool:
     name = script.name(target)
     if name.endswith("init_process_group"):
         return True
-    called = [
-        node.func
-        for one in script.functions.get(name, ())
-        for node in ast.walk(one)
-        if isinstance(node, ast.Call)
-    ]
+    inside = (node for one in script.functions.get(name, ()) for node in ast.walk(one))
+    called = [node.func for node in inside if isinstance(node, ast.Call)]
     return depth > 0 and any(_joins(script, one, depth - 1) for one in called)
 
 
@@ -133,15 +129,10 @@ def check_some_ranks_only(script: ScriptTree) -> Breaches:
         for call in (one for one in calls if tests[one]):
             # The other ranks' call stands under a condition of its own: else, or rank != 0.
             function = script.function_of(call)
-            others = [
-                one
-                for one in calls
-                if tests[one] not in ([], tests[call]) and script.function_of(one) is function
-            ]
-            if not others:
-                what = (
-                    f"{shown(call)} where {'' if tests[call][0][1] else 'not '}{tests[call][0][0]}"
-                )
+            apart = [one for one in calls if tests[one] not in ([], tests[call])]
+            if not any(script.function_of(one) is function for one in apart):
+                test, holds = tests[call][0]
+                what = f"{shown(call)} where {'' if holds else 'not '}{test}"
                 fix = "call it on all ranks, outside of the condition"
                 yield from script.hit(ScriptRule.SOME_RANKS_ONLY, call, what, fix)
 

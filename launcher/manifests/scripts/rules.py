@@ -46,4 +46,8 @@ class ScriptRule(AnyRule):
         "torch before 2.6 runs code that the file holds, later ones refuse what is not weights",
     )
     NO_CHECKPOINT = WARNING, "when the job restarts, the training begins again"
+    RELATIVE_CHECKPOINT = (
+        WARNING,
+        "on hosts, Slurm and Kubernetes it lies in a copy of the code, which the next run has not",
+    )
     LIGHTNING_DROPPED = ERROR, "Lightning 2 has it no more: it is refused, or never called"

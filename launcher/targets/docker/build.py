@@ -223,6 +223,7 @@ class Builder:
                 if send is not None:
                     send(talk.stdin)
                 talk.stdin.close()
+            # Ended by the client, or by the person who sees its progress.
             for data in talk.stdout:
                 lines.append(data.decode(errors="replace").rstrip())
                 if found := shown.fullmatch(lines[-1]):

@@ -30,6 +30,8 @@ CONNECT_LIMIT_S = 10
 OPEN_LIMIT_S = CONNECT_LIMIT_S * 2 + 10.0
 """Until the host's first word, through a jump host as well."""
 REQUEST_LIMIT_S = 60.0
+HEARS_S = 0.2
+"""How long a signal may go unheard while hosts are at work."""
 SSH_ENV = {"SSH_ASKPASS_REQUIRE": "never"}
 """BatchMode does not reach the client that ProxyJump starts, which would open a window to ask."""
 
@@ -116,7 +118,7 @@ class Ssh:
             return self._open(host, argv)
         except TargetError:
             # After a reboot of the host a shared connection is dead: try a new one.
-            if not self.disconnect(host):
+            if self._is_interrupted or not self.disconnect(host):
                 raise
         return self._open(host, argv)
 
@@ -125,7 +127,7 @@ class Ssh:
         self._opening.add(session)
         try:
             if self._is_interrupted:
-                raise TargetError(f"{host.name}: interrupted")
+                session.kill()
             session.begin()
         finally:
             self._opening.discard(session)
@@ -143,7 +145,10 @@ class Ssh:
         pool = ThreadPoolExecutor(max_workers=min(len(items), 64))
         try:
             futures = [pool.submit(work, item) for item in items]
-            wait(futures)
+            # In turns: a signal that comes just before a wait begins does not end it. Python notes
+            # it, and calls the handler after the wait: here when all is sent.
+            while wait(futures, timeout=HEARS_S).not_done:
+                pass
         finally:
             # An interrupt must not wait here: the caller ends what the threads wait for.
             pool.shutdown(wait=False, cancel_futures=True)

@@ -301,16 +301,19 @@ class HostsTarget(Target):
         index, key = node.node_index, nodes.key_of(node)
         line = self._lines.get(index)
         found = line.state(key) if line else states.get(key, MISSING)
+        told = None
+        if found.state != "running":
+            told = read_node_outcome(RunFolder(Path(plan.run_dir)), index, node.incarnation)
+        if told and found.state == "missing":
+            # A launcher elsewhere has ended the run, and taken it off the host.
+            found = NodeSeen(state="exited", exit_code=told.exit_code)
         if index in self._refused:
             found = NodeSeen(state="missing", detail=self._refused[index])
         elif line and line.silent_s() > LOST_AFTER_S and found.state == "running":
             host = HostsSettings.of(plan).hosts[index]
             found = NodeSeen(state="missing", detail=f"{host.name} does not answer")
-        codes: list[int] = []
-        if found.out_of_memory:
-            # The engine tells of every kill in a container's life.
-            told = read_node_outcome(RunFolder(Path(plan.run_dir)), index, node.incarnation)
-            codes = [end.exit_code for end in told.ends] if told else []
+        # The engine tells of every kill in a container's life.
+        codes = [end.exit_code for end in told.ends] if told else []
         return NodeObservation(
             node_index=index,
             incarnation=node.incarnation,

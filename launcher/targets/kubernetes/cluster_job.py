@@ -26,7 +26,6 @@ from launcher.targets.kubernetes.api import (
     FORBIDDEN,
     IN_CLUSTER,
     INVALID,
-    NOT_FOUND,
     ApiError,
     Cluster,
     Object,
@@ -87,7 +86,7 @@ class ClusterJob:
         """
         cluster = self.cluster
         *others, job = objects
-        if (held := cluster.read(self._place) or self._read_other_kind()) is not None:
+        if (held := cluster.read(self._place)) is not None:
             raise self._refuse_taken(held)
         try:
             cluster.create(job, dry_run=True)
@@ -169,29 +168,6 @@ class ClusterJob:
                 raise
             return [f"a pod would not be admitted now: {error.what}"]
         return []
-
-    def _read_other_kind(self) -> Object | None:
-        """A run of this name that goes on as another kind of object.
-
-        It would share the checkpoints' folder and the label of the pods. Kinds that the cluster
-        does not have, or this user may not read, are left out.
-        """
-        for api_version, kind in API_OF_KIND.values():
-            if kind == self._place.kind:
-                continue
-            try:
-                held = self.cluster.read(replace(self._place, api_version=api_version, kind=kind))
-            except ApiError as error:
-                if error.status not in (FORBIDDEN, NOT_FOUND):
-                    raise
-                continue
-            if held is None or parse_job_end(held) is not None:
-                continue
-            is_run = protocol.LABEL_RUN_ID in section(held, "metadata", "labels")
-            # A TrainJob makes a JobSet of its own name.
-            if is_run and not held["metadata"].get("ownerReferences"):
-                return held
-        return None
 
     def _refuse_taken(self, held: Object) -> InputError:
         """The error for a job whose name is taken by ``held``, with the commands for that."""

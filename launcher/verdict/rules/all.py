@@ -11,10 +11,10 @@ from launcher.contract.errors import name_ending
 from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import LEFT_EARLY, WorkerEnd, is_own_failure, last_of
 from launcher.verdict.cause import FOLLOWS, FailureCause
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules import cluster, collectives, gpu, memory_and_disk, network, script
 from launcher.verdict.rules.rule import LIKELY, ROOT, SIGN, SURE, Meaning
 from launcher.verdict.rules.standstill import Standing, judge_standing
-from launcher.verdict.scan import LogLine
 
 RULES = tuple(
     rule
@@ -137,10 +137,10 @@ _OF_RANK = re.compile(r"\brank \d")
 """In a detail that repeats what a worker said."""
 
 
-def judge_reason(reason: Reason | None, detail: str) -> Iterable[Meaning]:
-    """What the launcher's own word for a run's end means. Pure."""
+def judge_reason(reason: Reason | None, detail: str, named: int | None) -> Iterable[Meaning]:
+    """What the launcher's own word for a run's end means; ``named`` is a node by its host. Pure."""
     node = _NODE.search(detail)
-    number = int(node["node"] or node["pod"]) if node else None
+    number = int(node["node"] or node["pod"]) if node else named
     line = LogLine(file="outcome.json", number=0, text=detail or str(reason), node=number)
     told = judge_line(line) if detail else None
     if told and told.weight >= LIKELY:

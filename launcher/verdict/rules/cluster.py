@@ -33,7 +33,8 @@ no-room root
   \bUnschedulable\b|exceeded quota|cannot be placed: |UnexpectedAdmission|\bOutOf\w+pu\b
   Requested node configuration is not available|Requested nodes are busy|BadConstraints
   invalid (?:partition|feature)|Invalid generic resource|Requested time limit is invalid
-  node count specification invalid|ReqNodeNotAvail|Partition(?:Node|Time)Limit
+  node count specification invalid|ReqNodeNotAvail
+  Partition(?:NodeLimit|TimeLimit|Config|Down|Inactive)\b
   more processors requested than permitted|Unable to allocate resources: |partition not av
   (?:pending|\bPD\b|reason=|in the queue).*\b(?:Resources|Priority|QOS\w+|Assoc\w+|Max\w+Per\w+)\b
   couldn't assign flavors|untolerated taint|not enough .*(?:slots|resources)|NotTriggerS

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import FailureCause
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import SURE, Meaning, table
-from launcher.verdict.scan import LogLine
 
 _DIFFER = r"Detected mismatch between collectives on ranks"
 RULES = table(

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import FailureCause
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, Meaning, table
-from launcher.verdict.scan import SETTING, LogLine
+from launcher.verdict.scan import SETTING
 
 _STORE = (
     r"(?:TCPStore|\[c10d\]|c10d (?:store|rend)|client socket|\brendezvous|DistStore|DistNetwork"
@@ -70,7 +71,6 @@ network-cut sign
   connection (?:was )?(?:reset|closed) by (?:remote )?peer|<ECONNRESET>|<EPIPE>|ncclRemoteError
   remote process exited or there was a network error|Socket closed|socket timeout|broken pipe
   recvValue failed|sendBytes failed|failed to recv, got 0 bytes|Network is unreachable|link is down
-  application timeout caused pair closure
 network-cut likely
   ^\[agent\] store-lost
 network-cut root

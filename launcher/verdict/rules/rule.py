@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from launcher.verdict.cause import FailureCause
-from launcher.verdict.scan import LogLine
+from launcher.verdict.log_line import LogLine
 
 _UPPER = re.compile(r"\\.|\(\?P<\w+>|([A-Z])")
 """A capital letter of the text; what the pattern's own language has of them comes before."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.verdict.cause import FailureCause
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, SIGN, SURE, Meaning, table
-from launcher.verdict.scan import LogLine
 
 RULES = table(r"""
 script-error sure
@@ -103,8 +103,8 @@ wrong-argument likely
 wrong-argument sign
   ^error: \S
 nan-loss sure
-  ^(?!.*warn)[\w.]*(?:Error|Exception)\b.*\b(?:nans?\b|non-?finite|not finite|diverged|infini)
-  ^(?!.*warn)[\w.]*(?:Error|Exception)\b.*\b(?:loss|grad\w*|norm)\b.*\binf\b
+  ^(?!.*warn).*(?:Error|Exception)\b.*\b(?:nans?\b|non-?finite|not finite|diverged|infini)
+  ^(?!.*warn).*(?:Error|Exception)\b.*\b(?:loss|grad\w*|norm)\b.*\binf\b
   Loss is (?:nan|inf)\w*,? stopping|(?:minimum loss scale|loss scale already at minimum)
 nan-loss hint
   \bloss\b\W{0,4}(?:=|:|is)?\s*(?:tensor\()?[-+]?(?:nan|inf)\b

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from launcher.contract.look import Frame, RankLook, tell_state
 from launcher.verdict.cause import FailureCause
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.rule import LIKELY, Meaning
-from launcher.verdict.scan import LIBRARY, LogLine, place_of
+from launcher.verdict.scan import LIBRARY, place_of
 
 STANDS_S = 10.0
 """Of a run that goes on: ranks may wait so long for a slow one, or a disk."""

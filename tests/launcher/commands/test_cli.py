@@ -115,6 +115,6 @@ def test_schema_is_the_shipped_one(folder: Path) -> None:
 
 def test_the_version_is_printed_with_its_commit_and_the_torch_of_local_runs(folder: Path) -> None:
     told = launcher("--version", cwd=folder).stdout
-    commit = r"([0-9a-f]{12}(-dirty)?|unknown)"
+    commit = r"([0-9a-f]{12}, in a checkout|unknown)"
     torch = re.escape(f"torch {version('torch')} ({sys.executable})")
     assert re.fullmatch(rf"launcher {re.escape(__version__)} \(commit {commit}\)\n{torch}\n", told)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.runner import Runner
+from tests.launcher.looks import count_steps
+from tests.launcher.runner import ROOT, Runner
 from tests.waiting import wait_until
 
+SLOW = pytest.mark.slow
 TRAINS = """
 name: tiny
 command: [-m, train, --epochs=2000, --profile=steps=2-3]
@@ -37,11 +39,6 @@ def launcher(tmp_path: Path) -> Iterator[Runner]:
     assert runner.processes() == []
 
 
-def count_steps(path: Path) -> int:
-    events = json.loads(path.read_text())["traceEvents"]
-    return sum(event["name"] == "Optimizer.step#AdamW.step" for event in events)
-
-
 def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_names(
     launcher: Runner,
 ) -> None:
@@ -59,6 +56,29 @@ def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_na
     launcher("stop", "--grace", "0")
     over = launcher("profile", "latest")
     assert (over.returncode, "has ended" in over.stderr) == (2, True), over.stderr
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        ("tests/gpu/programs/fitted.py", "ddp", "1000000"),
+        pytest.param(("examples/transformers_trainer.py", "--epochs", "100000"), marks=SLOW),
+    ],
+)
+def test_a_script_with_a_callback_traces_its_next_steps(
+    launcher: Runner, script: tuple[str, ...]
+) -> None:
+    options = ("--on", "local", "--nproc-per-node", "2", "--set", "checkpoint_dir=checkpoints")
+    options += ("--set", "env.GPU_DRY=1", "--detach")
+    done = launcher("run", str(ROOT / script[0]), *options, "--", *script[1:])
+    assert done.returncode == 0, done.stderr
+    run = (launcher.folder / "runs/latest").resolve()
+    wait_until(lambda: any("first-step" in p.read_text() for p in run.glob("ledger/train-*")))
+    done = launcher("profile", "latest", "--steps", "3", "--seconds", "100")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["rank 0", "rank 1"]
+    assert [count_steps(launcher.folder / line.split(": ")[1]) for line in lines] == [3, 3]
 
 
 def test_of_any_other_script_seconds_are_recorded(launcher: Runner) -> None:

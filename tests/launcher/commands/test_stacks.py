@@ -97,3 +97,44 @@ def test_64_nodes_of_one_machine_are_looked_at_within_5_s(launcher: Runner) -> N
     done = launcher("stacks", "latest")
     assert time.monotonic() - began < 5 + 1.5, "with the start of the command's interpreter"
     assert done.stdout.startswith("ranks 0-63: "), done.stdout + done.stderr
+
+
+STEPS = """
+import os, pathlib, statistics, threading, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+folder = pathlib.Path(os.environ["RUN_DIR"])
+rank = dist.get_rank()
+ones = torch.ones(200, 200)
+def measure():
+    taken = []
+    while len(taken) < 400:
+        began = time.perf_counter()
+        dist.all_reduce(ones @ ones)
+        taken.append(time.perf_counter() - began)
+    tasks, open_files = (len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd"))
+    return f"{statistics.median(taken)} {tasks} {open_files}"
+for when in ("ready", "after"):
+    said = measure()
+    (folder / f"{when}-{rank}.part").write_text(said)
+    (folder / f"{when}-{rank}.part").rename(folder / f"{when}-{rank}")
+    wait = torch.zeros(1)
+    while not wait.item():  # steps go on while it is looked at
+        wait.fill_((folder / "looked").exists())
+        dist.all_reduce(wait, op=dist.ReduceOp.MIN)
+"""
+
+
+@pytest.mark.slow
+def test_a_look_leaves_steps_threads_and_files_as_they_were(launcher: Runner) -> None:
+    folder = start(launcher, STEPS, nproc=2)
+    for _ in range(5):
+        assert launcher("stacks", "latest").returncode == 0
+    (folder / "looked").touch()
+    wait_until(lambda: all((folder / f"after-{rank}").exists() for rank in (0, 1)))
+    for rank in (0, 1):
+        before_s, *before = (folder / f"ready-{rank}").read_text().split()
+        after_s, *after = (folder / f"after-{rank}").read_text().split()
+        assert before == after
+        # Of 400 steps each: a machine that does other things may be twice as slow for a while.
+        assert float(after_s) < 2 * float(before_s)

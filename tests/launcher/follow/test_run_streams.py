@@ -167,3 +167,39 @@ def test_both_streams_of_two_nodes_into_one_pipe_keep_their_order(launcher: Runn
     for rank in ("0", "1"):
         assert lines.index(f"[{rank}/{rank}] out of {rank}") < summary
         assert lines.index(f"[{rank}/{rank}] err of {rank}") < summary
+
+
+SAVES = """
+import json, os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+node = pathlib.Path(os.environ["LAUNCHER_NODE_DIR"])
+(node / "stop-ready").touch()
+pathlib.Path(os.environ["RUN_DIR"], "up-0").touch()
+while not (node / "stop-request").exists():
+    time.sleep(0.05)
+print("saving the last one", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+(node / "stop-ack").write_text(json.dumps({"step": 7, "checkpoint": "c"}))
+os._exit(143)
+"""
+
+
+def test_a_run_that_stops_shows_what_is_printed_and_saved_meanwhile_and_names_what_is_there(
+    launcher: Runner,
+) -> None:
+    launcher.write(SAVES, PREFIX.replace("stop_grace_s: 10", "stop_grace_s: 60"))
+    process = launcher.start("run", "job.yaml", "--on", "local")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    wait_until((launcher.folder / "runs/latest/up-0").exists)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == b"saving the last one\n"
+    said = next(line for line in process.stderr if b"still stopping" in line)
+    assert b"s of at most 60 s: the last checkpoint is being saved" in said
+    assert process.poll() is None
+    (launcher.folder / "go").touch()
+    summary = process.communicate(timeout=60)[1].decode()
+    assert "outcome.json" in summary
+    assert "  logs  " in summary
+    assert "checkpoints" not in summary, "its folder is empty"

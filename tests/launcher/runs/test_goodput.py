@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runs.goodput import CLASSES, Goodput, measure_goodput
+from launcher.contract.goodput import CLASSES
+from launcher.runs.goodput import Goodput, measure_goodput
 from launcher.runs.ledger import LedgerEvent
 
 

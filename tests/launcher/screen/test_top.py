@@ -194,3 +194,28 @@ def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runn
         wait_until(lambda: not tmux("list-sessions"))
     finally:
         tmux("kill-server")
+
+
+@pytest.mark.tmux
+def test_a_run_that_is_followed_live_ends_as_without_a_screen(runner: Runner) -> None:
+    """Ctrl-C stops it within its grace, and the summary stands where the screen was."""
+    runner.write(STEPS, "name: tiny\nnproc_per_node: 1\n")
+    words = shlex.join(runner.argv("run", "job.yaml", "--on", "local", "--live"))
+    command = ["sh", "-c", f"{words}; echo code $?; cat"]
+    tmux = Tmux(runner.folder, command, {**runner.env, "TERM": "xterm-256color"})
+    try:
+        tmux.wait_for("one more step")
+        assert "filter" in tmux.shown()
+        tmux("send-keys", "C-c")
+        tmux.wait_for("code 130")
+        assert "STOPPED tiny-" in tmux.shown()
+        assert runner.outcome["reason"] == "interrupted"
+    finally:
+        tmux("kill-server")
+
+
+def test_live_without_a_terminal_is_a_plain_stream(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    runner.write("print('hello')")
+    done = runner("run", "job.yaml", "--on", "local", "--live")
+    assert (done.returncode, done.stdout) == (0, "hello\n")

@@ -249,6 +249,19 @@ def test_a_killed_rank_is_told_by_torchruns_report_alone() -> None:
     assert told.certainty != "certain"
 
 
+@pytest.mark.parametrize(
+    ("code", "signal", "fix"),
+    [
+        (-9, "(SIGKILL)", "dmesg -T tells of memory kills"),
+        (-15, "(SIGTERM)", "a scheduler, a service, a person"),  # the kernel never sends it
+        (3, "", "nothing was raised: read its last lines"),
+    ],
+)
+def test_the_fix_is_for_how_a_process_ended(code: int, signal: str, fix: str) -> None:
+    text = REPORT.format(rank=1, code=code, signal=signal)
+    assert fix in decide_verdict(read_stdin(io.BytesIO(text.encode()))).fix
+
+
 def test_a_folder_of_torchruns_logs_is_judged_by_its_newest_attempt(tmp_path: Path) -> None:
     for attempt, exception in ((0, "ValueError: old"), (1, "torch.OutOfMemoryError: CUDA out of")):
         folder = tmp_path / f"id/attempt_{attempt}/2"

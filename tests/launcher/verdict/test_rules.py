@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import RULES, judge_line
 from launcher.verdict.rules.rule import Weight
-from launcher.verdict.scan import LogLine, find_telling
+from launcher.verdict.scan import find_telling
 
 
 def read_lines() -> Iterator[tuple[str, str]]:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 from launcher.agent.engine.health_server import read_gauges
-from launcher.agent.engine.vitals import Processor, read_memory, sum_up_training
+from launcher.agent.engine.vitals import (
+    Processor,
+    TrainingBook,
+    read_memory,
+)
 
 
 def test_the_busy_share_is_that_since_the_last_question(tmp_path: Path) -> None:
@@ -32,18 +38,6 @@ def test_memory_is_the_containers_where_it_has_a_limit_and_else_the_machines(
     assert read_memory(tmp_path, tmp_path / "absent") == (0, 0)
 
 
-def test_a_ledger_that_is_cut_still_tells_step_loss_pace_and_checkpoint() -> None:
-    events = [
-        {"event": "progress", "step": 10, "at": 100.0, "loss": 2.0, "samples": 50},
-        {"event": "saved", "step": 10, "at": 101.0},
-        {"event": "progress", "step": 20, "at": 104.0, "loss": 1.5, "samples": 80},
-        {"event": "progress", "step": 30, "at": 106.0, "loss": None, "samples": 80},
-    ]
-    text = 'p": 9}\n' + "\n".join(map(json.dumps, events)) + '\n{"event": "prog'
-    told = {"step": 30, "saved_at": 101.0, "loss": 1.5, "samples_per_s": 20.0}
-    assert sum_up_training(text) == told
-
-
 def test_prometheus_gets_what_is_known_and_nothing_else() -> None:
     gpu = {"name": "0", "share": 0.5, "memory_bytes": 1, "memory_limit_bytes": 2}
     vitals = {"cpu_share": 0.25, "gpus": [{**gpu, "temperature_c": 60}], "training": {"loss": 2.0}}
@@ -56,3 +50,43 @@ def test_prometheus_gets_what_is_known_and_nothing_else() -> None:
         "launcher_gpu_memory_limit_bytes": {'{gpu="0"}': 2},
         "launcher_gpu_temperature_celsius": {'{gpu="0"}': 60},
     }
+
+
+def test_the_ledger_is_followed_through_restarts_elsewhere_and_half_a_line(tmp_path: Path) -> None:
+    own, other = (tmp_path / "ledger" / f"train-{node}-0-0-0.jsonl" for node in (1, 0))
+    own.parent.mkdir()
+    book = TrainingBook(tmp_path, tmp_path / "nodes" / "1" / "0", since=0.0)
+
+    def write(path: Path, at: float, event: str, **values: Any) -> None:
+        with path.open("a") as file:
+            file.write(json.dumps({"at": at, "event": event, **values}) + "\n")
+        os.utime(path, (at, at))
+
+    write(other, 2.0, "train-started")
+    write(other, 3.0, "loaded", step=0)
+    write(other, 4.0, "first-step", step=1)
+    write(other, 14.0, "progress", step=11, save_stall_s=2.0, samples=50, loss=2.0)
+    write(other, 14.5, "saved", step=5)
+    assert book.read() == {"training": {}, "seconds": {}}, "told by the node that has rank 0"
+    write(own, 20.0, "train-started")
+    write(own, 21.0, "loaded", step=5)
+    write(own, 22.0, "first-step", step=6)
+    write(own, 24.0, "progress", step=8, samples=40, loss=1.5)
+    with own.open("a") as file:
+        file.write('{"at": "x", "event": "progress"}\nno JSON\n{"at": 27.0, "event": "prog')
+    first = book.read()
+    assert first["training"] == {"step": 8, "loss": 1.5}
+    assert {name: spent for name, spent in first["seconds"].items() if spent} == {
+        "productive": 8.0,
+        "first step": 2.0,
+        "load": 2.0,
+        "save stall": 2.0,
+        "rework": 2.0,
+        "starting": 6.0 + 2.0,
+    }
+    with own.open("a") as file:
+        file.write('ress", "step": 11, "samples": 60, "loss": null}\n')
+    write(own, 27.5, "saved", step=11)
+    last = book.read()
+    told = {"step": 11, "loss": 1.5, "samples_per_s": 20.0, "saved_at": 27.5}
+    assert last == {"training": told, "seconds": {**first["seconds"], "rework": 5.0}}

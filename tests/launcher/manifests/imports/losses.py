@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 LOSSES = """
+import os
 import sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+if "OMPI_COMM_WORLD_RANK" in os.environ:  # mpirun gives no other names
+    os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
+    os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
 dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
 model = DistributedDataParallel(torch.nn.Linear(4, 1))

@@ -13,10 +13,11 @@ from launcher.api.choose_target import targets_of_jobs
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
 from launcher.manifests.imports.draft import render_draft
-from launcher.manifests.imports.read import import_line, import_text
+from launcher.manifests.imports.read import import_text
 from tests.launcher.manifests.imports.losses import LOSSES
 from tests.launcher.runner import ROOT, Runner
 from tests.programs import run_program
+from tests.slurm.cluster import find_free_ports
 
 INPUTS = sorted((Path(__file__).parent / "inputs").iterdir())
 NO_SCRIPT = ("accelerate-deepspeed.yaml", "accelerate-fsdp.yaml")
@@ -102,17 +103,35 @@ def test_the_command_takes_a_line_a_file_or_stdin_and_overwrites_nothing(tmp_pat
 
 
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.5"
+ACCELERATE = "-m accelerate.commands.launch --multi_gpu --num_machines=1 --num_processes=2"
+MPIRUN = "mpirun --allow-run-as-root --oversubscribe -np 2 -x MASTER_ADDR=127.0.0.1"
+DOCKER = "docker run --rm --user 0 -e OMP_NUM_THREADS=1 -v $PWD:/w -w /w fabric-train:cpu python"
 
 
-@pytest.mark.slow  # starts plain torchrun; each input is parsed as a job file in every CI
-def test_what_was_imported_trains_as_the_original(tmp_path: Path) -> None:
+@pytest.mark.slow  # starts plain programs; each input is parsed as a job file in every CI
+@pytest.mark.parametrize(
+    ("line", "target"),
+    [
+        (f"OMP_NUM_THREADS=1 {sys.executable} {TORCHRUN}", "local"),
+        (f"OMP_NUM_THREADS=1 {sys.executable} {ACCELERATE} train.py --lr 0.5", "local"),
+        pytest.param(
+            f"{MPIRUN} -x MASTER_PORT=PORT {sys.executable} train.py --lr 0.5",
+            "local",
+            marks=pytest.mark.mpi,
+        ),
+        pytest.param(f"{DOCKER} {TORCHRUN}", "docker", marks=pytest.mark.docker),
+    ],
+    ids=["torchrun", "accelerate", "mpirun", "docker"],
+)
+def test_what_was_imported_trains_as_the_original(tmp_path: Path, line: str, target: str) -> None:
     runner = Runner(tmp_path)
     (tmp_path / "train.py").write_text(LOSSES)
-    original = run_program(
-        [sys.executable, *TORCHRUN.split()], cwd=tmp_path, env=runner.env, check=True
-    )
-    (tmp_path / "job.yaml").write_text(render_draft(import_line(["python", *TORCHRUN.split()])))
-    ours = runner("run", "job.yaml", "--on", "local")
+    (tmp_path / "line.txt").write_text(line.replace("PORT=PORT", f"PORT={find_free_ports(1)[0]}"))
+    original = run_program(["sh", "line.txt"], cwd=tmp_path, env=runner.env)
+    assert original.returncode == 0, original.stderr
+    made = runner("import", "line.txt", "-o", "job.yaml")
+    assert made.returncode == 0, made.stderr
+    ours = runner("run", "job.yaml", "--on", target)
     assert ours.returncode == 0, ours.stderr
     assert re.findall(r"\d \d\.\d+", ours.stdout) == re.findall(r"\d \d\.\d+", original.stdout)
     assert len(re.findall(r"\d \d\.\d+", ours.stdout)) == 5
@@ -130,6 +149,8 @@ def test_each_script_gets_this_job_file(expect_golden: Callable[[str, str], None
     texts = [render_job([path.name], path.read_text(), ["requirements.txt"]) for path in SCRIPTS]
     for text in texts:
         parse_job(text, "job.yaml")
+    only_saves = "import torch\nfor step in range(9):\n    torch.save(step, 'a.pt')\n"
+    assert "max_restarts: 0\n" in render_job(["a.py"], only_saves, [])
     expect_golden("init.txt", "\n".join(texts))
 
 

@@ -50,8 +50,8 @@ def rules_of(text: str) -> set[str]:
 
 def faults_of(text: str) -> set[Place]:
     """Line and rule of each fault that a script says it has."""
-    found = ((i, FAULT.search(line)) for i, line in enumerate(text.splitlines(), 1))
-    return {(i, fault[1]) for i, fault in found if fault}
+    lines = enumerate(text.splitlines(), 1)
+    return {(i, fault) for i, line in lines for fault in FAULT.findall(line)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +185,9 @@ CASES = [
     case(R.NO_CHECKPOINT, "gloo_regression", "  # launcher: ignore[no-checkpoint]", ""),
     case(R.NO_CHECKPOINT, "ppo_distributed", "saved = torch.load(\"agent.pt\", map_location=device,"
          " weights_only=True)\n        agent.load_state_dict(saved[\"agent\"])", "saved = {}"),
+    case(R.RELATIVE_CHECKPOINT, "slurm_or_torchrun",
+         'os.path.join(os.environ.get("CHECKPOINT_DIR", "."), "last.pt")',
+         'os.path.join("saved", "last.pt")', 'os.path.join(options.folder, "last.pt")'),
     case(R.LIGHTNING_DROPPED, "lightning_gan", 'accelerator="gpu", devices=8', "gpus=8"),
     case(R.LIGHTNING_DROPPED, "lightning_classifier", 'strategy="ddp"', 'strategy="dp"',
          'strategy="fsdp"'),
@@ -219,7 +222,7 @@ def render_figures() -> str:
     """The figures of docs/check-scripts.md, from all scripts of this folder and examples/."""
     rows = ["| scripts | number | findings | wrong | missed |\n|---|---|---|---|---|\n"]
     kinds = {
-        "right ones": sorted((SCRIPTS / "right").glob("*.py")),
+        "right ones, but for where some save": sorted((SCRIPTS / "right").glob("*.py")),
         "with faults": sorted((SCRIPTS / "faulty").glob("*.py")),
         "`examples/`": sorted((ROOT / "examples").glob("*.py")),
     }

@@ -13,7 +13,8 @@ from launcher.targets.agent_archive import read_agent_version
 from tests.debugged import STOPS, debug_rank_1
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 from tests.launcher.docker_runs import MOUNTED, containers, has, node
-from tests.launcher.runner import WAITING, Runner
+from tests.launcher.looks import TRAINS, check_profile
+from tests.launcher.runner import PREFIX, WAITING, Runner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
@@ -67,6 +68,15 @@ def test_an_image_with_another_agent_is_named_and_the_launcher_s_is_used(launche
     assert refused.returncode == 2
     assert f"agent.in_image: image {named}" in refused.stderr
     assert len(launcher.run_ids()) == 1
+
+
+@pytest.mark.slow
+def test_ranks_of_two_containers_trace_the_same_steps(launcher: Runner) -> None:
+    (launcher.folder / "job.yaml").write_text(PREFIX + TRAINS)
+    argv = ("run", "job.yaml", "--on", "docker", "--nnodes", "2", "--detach")
+    assert (done := launcher(*argv)).returncode == 0, done.stderr
+    check_profile(launcher, 2)
+    launcher("stop", "latest", "--grace", "0")
 
 
 def test_a_mount_that_is_not_there_is_told_with_its_line_and_no_run_is_made(

@@ -364,6 +364,10 @@ def test_a_kill_in_a_containers_life_is_not_why_a_worker_failed_later(
         path.write_text(outcome.to_json())
     observed = HostsTarget(tmp_path).observe(plan).nodes
     assert [node.out_of_memory for node in observed] == [False, True]
+    # As on hosts from which another launcher has taken the run once it had ended.
+    told.clear()
+    observed = HostsTarget(tmp_path).observe(plan).nodes
+    assert [(node.state.value, node.exit_code) for node in observed] == [("exited", 1)] * 2
 
 
 def test_a_host_speaks_for_a_node_that_could_write_nothing(

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.api.profile import take_profile
 from launcher.api.stacks import render_stacks, take_stacks
+from launcher.api.why import read_named_run
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError
@@ -19,6 +21,7 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.agent_archive import read_archive
 from launcher.targets.conversation import Conversation
 from launcher.targets.kubernetes.target import KubernetesTarget
+from launcher.verdict.verdict import decide_verdict
 from tests.launcher.cluster_run import ROOT, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.looks import answering
@@ -57,6 +60,17 @@ def test_stacks_of_pods_come_by_exec_into_them(server: FakeCluster, tmp_path: Pa
     assert not told.silent
 
 
+def test_profiles_of_pods_come_by_exec_into_them(server: FakeCluster, tmp_path: Path) -> None:
+    run, inside = start_pods(server, tmp_path)
+    with ExitStack() as agents:
+        for index, folder in inside.items():
+            agents.enter_context(answering(folder, index))
+        told = take_profile(run, SystemClock(), steps=2, seconds=5)
+    assert sorted(told.files) == [0, 1]
+    assert {path.read_text() for path in told.files.values()} == {'{"traceEvents": []}'}
+    assert not told.missing
+
+
 def test_a_pod_whose_agent_says_nothing_is_named(server: FakeCluster, tmp_path: Path) -> None:
     run, inside = start_pods(server, tmp_path)
     with answering(inside[0], 0):
@@ -72,6 +86,8 @@ def test_a_user_who_may_not_exec_is_told_which_right_is_missing(
     server.denied.add(("create", "pods/exec"))
     with pytest.raises(InputError, match="may not create and get pods/exec"):
         take_stacks(run, SystemClock())
+    told = decide_verdict(read_named_run(run))
+    assert (told.state, told.what) == ("running", "no failure so far")
 
 
 SCRIPT = """

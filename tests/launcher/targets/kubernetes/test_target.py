@@ -101,16 +101,6 @@ def test_a_second_run_of_the_name_is_refused_with_the_commands(
     assert server.objects == before
 
 
-def other_kind(**metadata: Any) -> dict[str, Any]:
-    """A PyTorchJob of the name that the launcher has made."""
-    labels = {protocol.LABEL_RUN_ID: "digits-of-others"}
-    return {
-        "kind": "PyTorchJob",
-        "apiVersion": "kubeflow.org/v1",
-        "metadata": {"name": "digits", "labels": labels, **metadata},
-    }
-
-
 def test_of_two_submissions_at_the_same_moment_the_later_is_told_where_the_first_is(
     server: FakeCluster,
     target: KubernetesTarget,
@@ -131,55 +121,6 @@ def test_of_two_submissions_at_the_same_moment_the_later_is_told_where_the_first
         target.submit(plan())
     labels = server.objects["jobs", "digits"]["metadata"]["labels"]
     assert labels[protocol.LABEL_RUN_ID] == "digits-ffffff"
-
-
-def test_a_run_of_the_name_that_goes_on_as_another_kind_is_refused_too(
-    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
-) -> None:
-    server.put("pytorchjobs", other_kind())
-    with pytest.raises(InputError, match="PyTorchJob digits is in namespace team already") as told:
-        target.submit(plan())
-    assert "kubectl delete pytorchjob digits -n team" in told.value.hint
-    assert list(server.objects) == [("pytorchjobs", "digits")]
-
-
-OWNER = {"apiVersion": "example.com/v1", "kind": "Sweep", "name": "digits", "uid": "u"}
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {**other_kind(), "status": {"conditions": [{"type": "Failed", "status": "True"}]}},
-        other_kind(ownerReferences=[OWNER]),
-        other_kind(labels={"app": "digits"}),
-    ],
-    ids=["it has ended", "another object's own", "no run"],
-)
-def test_an_object_of_another_kind_that_is_no_run_in_progress_does_not_take_the_name(
-    other: dict[str, Any],
-    server: FakeCluster,
-    target: KubernetesTarget,
-    plan: Callable[..., LaunchPlan],
-) -> None:
-    server.put("pytorchjobs", other)
-    target.submit(plan())
-    assert ("jobs", "digits") in server.objects
-
-
-@pytest.mark.parametrize("missing", [True, False], ids=["no CRD", "no right to read"])
-def test_kinds_that_cannot_be_looked_at_keep_no_job_from_starting(
-    missing: bool,
-    server: FakeCluster,
-    target: KubernetesTarget,
-    plan: Callable[..., LaunchPlan],
-) -> None:
-    others = {"pytorchjobs", "trainjobs", "jobsets"}
-    if missing:
-        server.kinds -= others
-    else:
-        server.denied |= {("get", plural) for plural in others}
-    target.submit(plan())
-    assert ("jobs", "digits") in server.objects
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def main():
             model(x.to(device)).mean().backward()
             optimizer.step()
         if rank == 0:
-            torch.save(model.state_dict(), "rows.pt")
+            torch.save(model.state_dict(), "rows.pt")  # fault: relative-checkpoint
 
 
 main()

@@ -23,7 +23,7 @@ class Job:
                 self.optimizer.step()
             if is_chief_worker():
                 dist.barrier()  # fault: some-ranks-only
-                torch.save(self.model.state_dict(), "job.pt")
+                torch.save(self.model.state_dict(), "job.pt")  # fault: relative-checkpoint
 
     def resume(self):
         self.model.load_state_dict(torch.load("job.pt", weights_only=True))

@@ -28,7 +28,7 @@ def main():
         optimizer.zero_grad()
         model(batch.cuda()).mean().backward()
         optimizer.step()
-    torch.save(model.state_dict(), ckpt)  # fault: save-by-all
+    torch.save(model.state_dict(), ckpt)  # fault: save-by-all  # fault: relative-checkpoint
 
 
 if __name__ == "__main__":

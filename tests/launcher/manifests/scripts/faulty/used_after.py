@@ -18,7 +18,7 @@ def main():
         net(torch.randn(8, 10).cuda()).sum().backward()
         optimizer.step()
     if dist.get_rank() == 0:
-        torch.save(net.state_dict(), "net.pt")
+        torch.save(net.state_dict(), "net.pt")  # fault: relative-checkpoint
     dist.destroy_process_group()  # fault: group-destroyed-early
     print(net(torch.ones(1, 10).cuda()))
 

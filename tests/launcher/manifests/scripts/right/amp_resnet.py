@@ -58,7 +58,7 @@ def main():
         if distributed:
             meter.all_reduce(device)
         if rank == 0:
-            torch.save({"model": model.state_dict(), "scaler": scaler.state_dict(), "epoch": epoch + 1}, "amp.pt")
+            torch.save({"model": model.state_dict(), "scaler": scaler.state_dict(), "epoch": epoch + 1}, "amp.pt")  # fault: relative-checkpoint
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Trainer:
             self.run_batch(x.to(self.local_rank), y.to(self.local_rank))
 
     def save_snapshot(self, epoch):
-        torch.save({"model": self.model.module.state_dict(), "epoch": epoch}, self.snapshot_path)
+        torch.save({"model": self.model.module.state_dict(), "epoch": epoch}, self.snapshot_path)  # fault: relative-checkpoint
 
     def train(self, epochs):
         for epoch in range(self.epochs_run, epochs):

@@ -67,7 +67,7 @@ def main():
             step += 1
             if step % 5000 == 0:
                 if rank == 0:
-                    torch.save({"model": model.module.state_dict(), "ema": ema.state_dict()}, "diffusion.pt")
+                    torch.save({"model": model.module.state_dict(), "ema": ema.state_dict()}, "diffusion.pt")  # fault: relative-checkpoint
                 dist.barrier()
     cleanup()
 

@@ -46,7 +46,7 @@ def main():
             loss.backward()
             optimizer.step()
         if dist.get_rank() == 0:
-            torch.save({"model": model.state_dict(), "epoch": epoch + 1}, "cifar.pt")
+            torch.save({"model": model.state_dict(), "epoch": epoch + 1}, "cifar.pt")  # fault: relative-checkpoint
 
 
 if __name__ == "__main__":

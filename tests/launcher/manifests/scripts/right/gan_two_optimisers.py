@@ -64,6 +64,6 @@ for epoch in range(start, epochs):
     if dist.get_rank() == 0:
         with torch.no_grad():
             vutils.save_image(netG.module(fixed_noise), f"fake_{epoch}.png")
-        torch.save({"g": netG.module.state_dict(), "d": netD.module.state_dict(), "epoch": epoch + 1}, "gan.pt")
+        torch.save({"g": netG.module.state_dict(), "d": netD.module.state_dict(), "epoch": epoch + 1}, "gan.pt")  # fault: relative-checkpoint
     dist.barrier()
 dist.destroy_process_group()

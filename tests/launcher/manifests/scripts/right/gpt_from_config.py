@@ -61,7 +61,7 @@ raw_model = model.module if ddp else model
 X, Y = get_batch("train")
 while True:
     if iter_num % eval_interval == 0 and master_process:
-        torch.save({"model": raw_model.state_dict(), "iter_num": iter_num}, os.path.join(out_dir, "ckpt.pt"))
+        torch.save({"model": raw_model.state_dict(), "iter_num": iter_num}, os.path.join(out_dir, "ckpt.pt"))  # fault: relative-checkpoint
     for micro_step in range(gradient_accumulation_steps):
         if ddp:
             model.require_backward_grad_sync = micro_step == gradient_accumulation_steps - 1

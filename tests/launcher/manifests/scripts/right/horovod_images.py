@@ -29,7 +29,7 @@ optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_par
 
 def save_checkpoint(epoch):
     if hvd.rank() == 0:
-        torch.save(model.state_dict(), f"checkpoint-{epoch + 1}.pt")
+        torch.save(model.state_dict(), f"checkpoint-{epoch + 1}.pt")  # fault: relative-checkpoint
 
 
 for epoch in range(resume, 90):

@@ -57,5 +57,5 @@ if __name__ == "__main__":
                 offset += p.numel()
         optimizer.step()
         if int(os.getenv("RANK", "0")) == 0 and update % 100 == 0:
-            torch.save({"agent": agent.state_dict(), "update": update}, "agent.pt")
+            torch.save({"agent": agent.state_dict(), "update": update}, "agent.pt")  # fault: relative-checkpoint
             print(update, time.time() - began)

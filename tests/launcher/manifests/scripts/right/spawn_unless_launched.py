@@ -30,7 +30,7 @@ def train():
         model(torch.randn(16, 4)).pow(2).mean().backward()
         optimizer.step()
     if dist.get_rank() == 0:
-        torch.save({"model": model.state_dict(), "step": 100}, "model.pt")
+        torch.save({"model": model.state_dict(), "step": 100}, "model.pt")  # fault: relative-checkpoint
 
 
 if __name__ == "__main__":

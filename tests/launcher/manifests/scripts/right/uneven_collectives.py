@@ -59,7 +59,7 @@ def main():
         mean = collect(loss.detach(), rank, world)
         if rank == 0:
             print(epoch, mean, flush=True)
-            torch.save(model.module.state_dict(), "last.pt")
+            torch.save(model.module.state_dict(), "last.pt")  # fault: relative-checkpoint
         dist.barrier()
         if evaluate_on_first(model, data, rank) < 0.1:
             break

@@ -51,7 +51,7 @@ def main():
             loss.backward()
             optimizer.step()
         if dist.get_rank() == 0:
-            torch.save({"model": model.state_dict(), "epoch": epoch}, "noisy.pt")
+            torch.save({"model": model.state_dict(), "epoch": epoch}, "noisy.pt")  # fault: relative-checkpoint
 
 
 if __name__ == "__main__":

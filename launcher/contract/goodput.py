@@ -1,0 +1,67 @@
+"""What the seconds of a training went to, added up event by event. Standard library only; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CLASSES = ("productive", "first step", "load", "save stall", "rework", "starting", "finish", "idle")
+"""productive: steps made for the first time. first step: the first step of a start, which compiles
+and warms up. load: imports, data, model, resuming. save stall: waiting for a checkpoint. rework:
+steps that an earlier start made and lost. starting: agents run but no training does. finish: after
+the last step. idle: what no ledger accounts for."""
+
+_AFTER = {
+    "train-started": "load",
+    "loaded": "first step",
+    "first-step": "training",
+    "progress": "training",
+    "trained": "finish",
+    "train-ended": "finish",
+}
+"""The phase that each event begins; it lasts until the next event of this table."""
+
+
+class Tally:
+    """Adds up ``seconds`` by class, and ``lost_steps``, which had to be made again.
+
+    ``since`` is when the first agent was there; times are in seconds since the epoch.
+    """
+
+    def __init__(self, since: float) -> None:
+        self.seconds = dict.fromkeys(CLASSES, 0.0)
+        self.lost_steps = 0
+        self._last_at = since
+        self._before, self._before_at = "", 0.0
+        self._step = self._highest = self._reached = 0
+
+    def begin(self, at: float) -> None:
+        """A start of the training begins, and the one before has ended."""
+        self.seconds["starting"] += max(0.0, at - self._last_at)
+        self._before, self._before_at, self._last_at = "train-started", at, at
+        self._step, self._reached = 0, self._highest
+
+    def add(self, name: str, at: float, values: Mapping[str, Any]) -> None:
+        """An event of the present start, not before those that were added."""
+        if name not in _AFTER:
+            return
+        phase, spent_s = _AFTER[self._before], max(0.0, at - self._before_at)
+        step, next_step = self._step, int(values.get("step") or self._step)
+        if phase != "training":
+            self.seconds[phase] += spent_s
+        else:
+            stall_s = min(spent_s, float(values.get("save_stall_s") or 0.0))
+            again = _share(step, next_step, self._reached)
+            self.seconds["save stall"] += stall_s
+            self.seconds["rework"] += (spent_s - stall_s) * again
+            self.seconds["productive"] += (spent_s - stall_s) * (1 - again)
+        if name != "loaded":
+            self.lost_steps += max(0, min(next_step, self._reached) - step)
+        self._before, self._before_at, self._last_at = name, at, max(at, self._last_at)
+        self._step, self._highest = next_step, max(self._highest, next_step)
+
+
+def _share(step: int, next_step: int, reached: int) -> float:
+    """The share of the steps after ``step`` that had been made before."""
+    made = next_step - step
+    return (min(next_step, reached) - step) / made if made > 0 and step < reached else 0.0

@@ -1,0 +1,98 @@
+"""``notify`` of a job: who is told of its end and of restarts, and what holds nothing up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.runner import Runner
+
+FAILS_TWICE = """
+import os, pathlib, time
+tries = pathlib.Path("tries")
+tries.write_text((tries.read_text() if tries.exists() else "") + "x")
+if len(tries.read_text()) < 3:
+    raise ValueError("not yet")
+time.sleep(6)
+"""
+
+
+class Hook:
+    """A webhook; ``answers`` is False for one that takes what it gets and says nothing."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.answers = threading.Event()
+        told, answers = self.told, self.answers
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                answers.wait()  # Ended by the fixture.
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}/hook"
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    hook = Hook()
+    yield hook
+    hook.answers.set()
+    hook.server.shutdown()
+
+
+def run(runner: Runner, script: str, notify: dict[str, Any], more: str = "") -> Any:
+    job = f"name: tiny\nnproc_per_node: 1\nnotify: {json.dumps(notify)}\n{more}"
+    runner.write(script, job)
+    return runner("run", "job.yaml", "--on", "local")
+
+
+def test_restarts_and_the_end_are_told_to_a_webhook(tmp_path: Path, hook: Hook) -> None:
+    hook.answers.set()
+    notify = {"webhook": hook.url, "restarts": 2}
+    done = run(Runner(tmp_path), FAILS_TWICE, notify, "max_restarts: 3\n")
+    assert done.returncode == 0, done.stderr
+    restarts, end = hook.told
+    assert (restarts["event"], sum(restarts["restarts"].values())) == ("restarts", 2)
+    assert (end["event"], end["state"], end["exit_code"]) == ("end", "succeeded", 0)
+    assert end["text"].startswith(f"{end['run_id']}: succeeded (completed)")
+
+
+def test_a_command_is_told_of_a_failure_alone_where_that_is_asked(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    notify = {"command": 'echo "$NOTICE_TEXT" >> told', "when": "failure"}
+    run(runner, "print('well')", notify)
+    assert not (tmp_path / "told").exists()
+    run(runner, "raise ValueError('loss is nan')", notify)
+    assert "failed (training-failed); nan-loss" in (tmp_path / "told").read_text()
+
+
+def test_who_hangs_or_fails_is_told_and_the_run_ends_as_it_did(tmp_path: Path, hook: Hook) -> None:
+    runner = Runner(tmp_path)
+    done = run(runner, "print('well')", {"webhook": hook.url, "command": "echo no bot; exit 3"})
+    assert done.returncode == 0
+    assert "notify.command failed: exit code 3: no bot" in done.stderr
+    assert "notify.webhook failed: " in done.stderr
+    assert "SUCCEEDED" in done.stderr
+    hung = run(runner, "raise ValueError('x')", {"command": "sleep 1000 & sleep 1001"})
+    assert hung.returncode == 1
+    assert "notify.command failed: it took longer than 10 s" in hung.stderr
+    refused = run(runner, "", {"when": "end"})
+    assert (refused.returncode, "notify.command" in refused.stderr) == (2, True)
