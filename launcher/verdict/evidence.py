@@ -149,18 +149,7 @@ def read_run(
             reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
     for log in logs:
         _read_worker(reading, run, log, plan)
-    for node, path in consoles:
-        before = len(reading.lines)
-        reading.read(path, LogLine(file=_inside(run, path), number=0, text="", node=node))
-        if logs:  # which hold the workers' lines too
-            own = (
-                x for x in reading.lines[before:] if x.rank is None and not _OF_RANK.search(x.text)
-            )
-            reading.lines[before:] = list(own)
-    for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
-        # The target's own logs, such as a batch script's, lie in a folder of its name.
-        place = LogLine(file=_inside(run, path), number=0, text="", node=node_in(path.name))
-        reading.read(path, place)
+    _read_others(reading, run, consoles, has_workers=bool(logs))
     if not outcome and not newest and run.submitted_at():
         reading.lines.append(_SUBMITTED)
     if not logs and not consoles:
@@ -237,6 +226,23 @@ def _read_worker(
     reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
     for name in reversed(log.streams):
         reading.read(folder / name, replace(place, file=f"{log.folder}/{name}"))
+
+
+def _read_others(
+    reading: LogReading, run: RunFolder, consoles: Sequence[tuple[int, Path]], *, has_workers: bool
+) -> None:
+    """The logs of agents, of the launcher and of the target."""
+    for node, path in consoles:
+        before = len(reading.lines)
+        reading.read(path, LogLine(file=_inside(run, path), number=0, text="", node=node))
+        if has_workers:  # whose lines it holds too
+            said = reading.lines[before:]
+            own = [x for x in said if x.rank is None and not _OF_RANK.search(x.text)]
+            reading.lines[before:] = own
+    for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
+        # The target's own logs, such as a batch script's, lie in a folder of its name.
+        place = LogLine(file=_inside(run, path), number=0, text="", node=node_in(path.name))
+        reading.read(path, place)
 
 
 def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:

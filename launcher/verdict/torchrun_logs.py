@@ -24,7 +24,7 @@ MOST_GPUS = 8
 NO_LOGS = re.compile(
     r"\.(?:pt|pth|ckpt|bin|safetensors|np[yz]|gz|zip|tar|pyz?|so|pkl|png|jpe?g|ya?ml|md|toml)$"
 )
-_OF_RANK = re.compile(r"attempt_\d+/(?P<local>\d+)/|[-_./]?rank[-_]?(?P<rank>\d+)\b")
+_OF_RANK = re.compile(r"attempt_\d+/(?P<inner>\d+)/|[-_./]?rank[-_]?(?P<rank>\d+)\b")
 _FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
 _AGENT = re.compile(r"^[IWE]\d{4} [\d:.]+ (\d+) \S*torch/distributed")
 _WATCHDOG = re.compile(r"Watchdog caught collective|watchdog thread terminated")
@@ -77,7 +77,7 @@ def _find_logs(folder: Path) -> Iterator[str]:
 def _place_of(name: str) -> LogLine:
     found, stem = _OF_RANK.search(name), Path(name).stem
     numbered = [part for part in (*Path(name).parent.parts, stem) if any(map(str.isdigit, part))]
-    rank, local = (found["rank"], found["local"]) if found else (None, None)
+    rank, inner = (found["rank"], found["inner"]) if found else (None, None)
     return LogLine(
         file=name,
         number=0,
@@ -86,7 +86,7 @@ def _place_of(name: str) -> LogLine:
         host="" if found or not numbered else numbered[-1],
         node=node_in(name),
         rank=int(rank) if rank else None,
-        local_rank=int(local) if local else None,
+        local_rank=int(inner) if inner else None,
     )
 
 

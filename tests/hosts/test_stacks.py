@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.hosts.typist import PREFIX, Typist
+from tests.hosts.typist import PREFIX, STATE, Typist
 from tests.launcher.looks import STUCK_FOUR_WAYS, TRAINS, check_four_ways, check_profile
 from tests.waiting import wait_until
 
@@ -33,3 +33,5 @@ def test_ranks_of_two_hosts_trace_the_same_steps(typist: Typist) -> None:
     check_profile(typist, 2)
     typist("stop", "latest", "--grace", "5")
     assert launcher.wait(60) == 143
+    for host in typist.network.hosts:  # checkpoints outlive a run
+        host.run("rm", "-rf", f"{STATE}/checkpoints")

@@ -19,6 +19,7 @@ SAID = "RuntimeError: failed"
         ("[default1]:[rank5]: ", {"local_rank": 1, "rank": 5}),
         ("3: [rank5]: ", {"task": 3, "rank": 5}),
         ("[1,5]<stderr>:", {"rank": 5}),
+        ("[1,1]<stderr>:[rank5]: ", {"rank": 5}),  # mpirun starts torchrun on each node
         ("[pod/ddp-1-x7k2p/trainer] ", {"pod": "ddp-1-x7k2p"}),
         ("gpu07: [1/4] ", {"host": "gpu07", "node": 1, "rank": 4}),
         ("node1-1  | ", {"host": "node1-1"}),
