@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.api.python import Job, RunHandle, find, list_runs, run
+    from launcher.api.python import Job, Nodes, RunHandle, find, hold, list_runs, run
     from launcher.contract.errors import InputError, LauncherError, TargetError
     from launcher.runs.outcome import Outcome
 
@@ -17,10 +17,12 @@ __all__ = (
     "InputError",
     "Job",
     "LauncherError",
+    "Nodes",
     "Outcome",
     "RunHandle",
     "TargetError",
     "find",
+    "hold",
     "list_runs",
     "run",
 )

@@ -1,6 +1,7 @@
 """``python agent.pyz node-plan.json``: supervises one node. LAUNCHER_NODE_PLAN may name the file.
 
 ``python agent.pyz worker SCRIPT ...`` is how the agent itself starts a fresh worker.
+``python agent.pyz attach FOLDER`` connects a person to the debugger of a node.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ def main(argv: list[str]) -> int:
         from launcher.agent.worker import guard
 
         guard.enter_fresh(tuple(argv[2:]))
+    if argv[1:2] == ["attach"]:
+        from launcher.agent import attach
+
+        return attach.main(argv[2:])
     from launcher.agent.node import supervisor
 
     return supervisor.main(argv[1:])

@@ -14,6 +14,8 @@ def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
     """Calls ``then`` with the module now, or as soon as it is imported; does not import it."""
     if (module := sys.modules.get(name)) is not None:
         then(module)
+    elif waiting := [f for f in sys.meta_path if isinstance(f, _AfterImport) and f.name == name]:
+        waiting[0].then.append(then)
     else:
         sys.meta_path.insert(0, _AfterImport(name, then))
 
@@ -22,12 +24,12 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     """Calls back once the module is imported, and leaves ``sys.meta_path`` again."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name, self._then = name, then
+        self.name, self.then = name, [then]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -37,7 +39,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                self._then(module)
+                for then in self.then:
+                    then(module)
 
             loader.exec_module = exec_module
         return spec

@@ -27,6 +27,12 @@ def tell_to_end() -> None:
     _told[0] = 1
 
 
+def forget_supervisor() -> None:
+    """For a supervisor that was forked from the agent of another one."""
+    global _told
+    _told = mmap.mmap(-1, 1)
+
+
 def heed_supervisor(handle: Handler) -> Handler:
     """A handler that does nothing before the supervisor has told this process to end."""
 

@@ -27,11 +27,14 @@ from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.node_outcomes import read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_clocks, render_failure, render_why
+from launcher.targets.hold import describe_hold, is_hold
 
 POLL_S = 0.1
 ORPHANED = "orphaned"
 """Nodes run on, but the launcher that followed them has died."""
 UNREADABLE = "unreadable"
+HELD = "held"
+"""Its nodes wait for runs; no command takes it for a run that was not named."""
 GOES_ON = (RunState.RUNNING.value, ORPHANED)
 
 
@@ -50,12 +53,15 @@ def _row(run: RunFolder) -> ListedRun:
         # Of another version, or damaged: one such folder must not hide the other runs.
         return ListedRun(run_id=run.run_id, state=UNREADABLE, age_s=age_s, folder=str(run.path))
     state, outcome = read_state(run, plan)
+    reason = outcome.reason if outcome else ""
+    if outcome is None and is_hold(plan):
+        state, reason = HELD, describe_hold(run)
     return ListedRun(
         run_id=run.run_id,
         job=plan.job_name,
         target=plan.target,
         state=state,
-        reason=outcome.reason if outcome else "",
+        reason=reason,
         nnodes=len(plan.nodes),
         age_s=age_s,
         folder=str(run.path),
@@ -170,6 +176,8 @@ class RunStatus:
     """By node index, where nodes have machines of their own."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Of workers by cause, while the run goes on."""
+    hold: str = ""
+    """Who holds its nodes, and who uses them; empty for a run of its own."""
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data."""
@@ -212,6 +220,7 @@ def read_status(run: RunFolder) -> RunStatus:
         nodes=nodes,
         hosts=tuple(machine.name for machine in plan.machines),
         restarts=read_restarts(run) if outcome is None else {},
+        hold=describe_hold(run) if outcome is None and is_hold(plan) else "",
         metrics=run.read_metrics(plan),
         outcome=outcome,
         unseen=error.what if error else "",
@@ -222,6 +231,7 @@ def read_status(run: RunFolder) -> RunStatus:
 def render_status(status: RunStatus) -> str:
     """The status for a person."""
     lines = [f"{status.run_id}: {status.state} on {status.target}, attempt {status.attempt}"]
+    lines += [f"  {status.hold}"] if status.hold else []
     if outcome := status.outcome:
         ended = f"exit code {outcome.exit_code}, {outcome.duration_s} s"
         lines.append(f"  {outcome.reason}, {ended}")

@@ -21,6 +21,7 @@ from launcher.contract.errors import InputError
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.job.values import IN_IMAGE
+from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.launch_plan import LaunchPlan, plan_run
 from launcher.plan.nnodes import decide_nnodes
 from launcher.plan.run_id import new_run_id
@@ -64,6 +65,8 @@ class PlannedRun:
                 unpack(code.data, self.copy)
             return create_run(self.plan, target, fill)
         except BaseException:
+            if target.hold:
+                target.hold.leave()
             if self.copy:
                 shutil.rmtree(self.copy.parent, ignore_errors=True)
             raise
@@ -90,13 +93,13 @@ def plan_job(
     detached: bool = False,
     preview: bool = False,
     run_id: str = "",
+    purpose: Purpose = TRAINING,
 ) -> PlannedRun:
-    """Decides where a job runs and plans a new run there.
+    """Decides where a job runs and plans a new run there. Raises ``InputError``, ``TargetError``.
 
     ``opened`` is the target, where one is named. ``again`` is an earlier run whose code is taken.
     ``preview``: a target that need not be asked anything to render a job is not, and nothing is
-    left to chance. ``run_id`` is the id of a run that has one already. Raises ``InputError`` and
-    ``TargetError``.
+    left to chance. ``run_id`` is the id of a run that has one already.
     """
     if opened and opened.there:
         job = decide_nnodes(job, opened.there)
@@ -127,6 +130,7 @@ def plan_job(
         detached=detached,
         place=place,
         code_hash=choice.target.code.hash if choice.target.code else "",
+        purpose=purpose,
     )
     if place and place.note and plan.code:
         choice.target.notes.append(place.note)

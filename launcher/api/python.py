@@ -37,6 +37,7 @@ from launcher.runs.folder import list_runs as list_folders
 from launcher.runs.outcome import Outcome
 from launcher.runs.report import Postmortem
 from launcher.targets.conversation import Conversation
+from launcher.targets.hold import Hold
 
 POLL_S = 0.1
 POLL_ALONE_S = 1.0
@@ -204,9 +205,60 @@ def run(
         return start([*words, "--", *extra] if extra else words, root, job_file=str(written))
 
 
-def start(words: Sequence[str], root: Path, *, job_file: str = "") -> RunHandle:
+class Nodes:
+    """Nodes that are held for runs to come; released at the end of a ``with`` block.
+
+    ``run`` is the function ``run`` on these nodes, for one run at a time.
+    """
+
+    def __init__(self, held: RunHandle) -> None:
+        self.run_id, self._held = held.run_id, held
+
+    def __repr__(self) -> str:
+        return f"<Nodes {self.run_id}>"
+
+    def run(self, job: Job | str | os.PathLike[str], **options: Any) -> RunHandle:
+        """Starts a job there, and returns at once. Raises ``InputError`` while another one runs."""
+        folder = self._held.folder.parent
+        return run(job, runs=folder, **{"in": self.run_id, **options})
+
+    def release(self) -> None:
+        """Ends the nodes, after a run that still uses them."""
+        if (user := Hold(RunFolder(self._held.folder)).read_user()) is not None:
+            find(user.run_id, self._held.folder.parent).stop()
+        self._held.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+def hold(
+    *,
+    name: str = "held",
+    on: str | None = None,
+    runs: str | os.PathLike[str] | None = None,
+    **options: object,
+) -> Nodes:
+    """Starts nodes that wait for runs, and returns once they do; they go on without the caller.
+
+    ``options`` are those of ``launcher hold``, such as ``nnodes=2``. Raises as ``run`` does.
+    """
+    words = _words({"name": name, "on": on, **options})
+    return Nodes(start(words, _run_root(runs).absolute(), command=("hold",)))
+
+
+def start(
+    words: Sequence[str],
+    root: Path,
+    *,
+    job_file: str = "",
+    command: Sequence[str] = ("run", "--detach"),
+) -> RunHandle:
     """``launcher run --detach`` with these words, as ``run``; notes call ``job_file`` Job."""
-    code, printed, said = _call(["run", "--detach", f"--runs={root}", *words], root)
+    code, printed, said = _call([*command, f"--runs={root}", *words], root)
     shown = re.sub(rf"{re.escape(job_file)}(:1)?", "Job", said) if job_file else said
     notes, _, error = shown.partition("error: ")
     if code != ExitCode.OK:

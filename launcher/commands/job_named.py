@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.api.choose_target import choose_engine, room_of
+from launcher.api.holding import enter_hold, find_hold
 from launcher.api.planning import PlannedRun, note_no_checkpoint, plan_job, read_job_of, resume_job
 from launcher.commands.arguments import open_named, run_root
+from launcher.contract.errors import InputError
 from launcher.job import script
 from launcher.job.file import Override, find_place, option_override, parse_job, parse_override
 from launcher.job.script import SCRIPT_ENDINGS, is_script
 from launcher.job.spec import JobSpec
 from launcher.job.values import IN_IMAGE
+from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.runs.folder import RunFolder, find_run
 from launcher.yamlfile.problem import FileError
 from launcher.yamlfile.source import read_text
@@ -89,17 +92,26 @@ def place_of(key: tuple[str | int, ...], arguments: argparse.Namespace) -> str:
     return file if is_made and place == f"{file}:1" else place
 
 
-def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedRun:
+def planned(
+    arguments: argparse.Namespace, *, preview: bool = False, purpose: Purpose = TRAINING
+) -> PlannedRun:
     """Where the job will run, and the plan of a new run there.
 
     ``preview``: for a target that is asked nothing to render a job, without chance.
     """
     root, again, opened = run_root(arguments), _earlier(arguments), open_named(arguments)
+    if name := getattr(arguments, "hold", None):
+        opened = opened or room_of(find_hold(root, name).read_plan().target).open(root, arguments)
+        enter_hold(root, name, opened, fresh=arguments.fresh)
+    elif getattr(arguments, "fresh", False):
+        raise InputError("--fresh: of no hold; a run starts new interpreters", "leave it out")
     if again and opened is None:
         opened = room_of(again.read_plan().target).open(root, arguments)
     job = read_job(arguments)
     if arguments.resume:
         job, arguments.resume = resume_job(job, root, arguments.resume, opened)
+    if opened and opened.hold:
+        job = opened.hold.fit(job)
     run = plan_job(
         job,
         root,
@@ -108,6 +120,7 @@ def planned(arguments: argparse.Namespace, *, preview: bool = False) -> PlannedR
         extra_args=arguments.extra,
         detached=getattr(arguments, "detach", False),
         preview=preview,
+        purpose=purpose,
     )
     if arguments.resume:
         is_here = not run.choice.target.traits.sends_code

@@ -12,7 +12,10 @@ from pathlib import Path
 from launcher.api.choose_target import rooms
 from launcher.commands.arguments import shown
 
-OF_THIS_CALL = ("module", "again", "on", "resume", "detach", "live", "verbose")
+OF_THIS_CALL = (
+    *("module", "again", "on", "resume", "detach", "live", "verbose"),
+    *("debug", "debug_port", "fresh", "hold"),
+)
 """Options of ``run`` that another command for the same job has in another way, or not at all."""
 
 

@@ -6,6 +6,7 @@ import argparse
 import functools
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING
 from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
 from launcher.api import launch
 from launcher.api.choose_target import Choice
+from launcher.api.debugging import debugged
 from launcher.api.planning import PlannedRun
 from launcher.commands.arguments import shown, words_of_job_named
+from launcher.commands.debug import read_debugging
 from launcher.commands.job_named import planned
 from launcher.commands.printed_commands import options_of_job
 from launcher.contract import typed
@@ -36,7 +39,8 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """Starts a job and follows it; the exit code."""
-    planned_run = planned(arguments)
+    purpose, port = read_debugging(arguments)
+    planned_run = planned(arguments, purpose=purpose)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
         return _run_in_background(planned_run, Console(sys.stderr))
@@ -49,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _run_live(arguments, planned_run, Console(sys.stderr), screen)
     shows = typed.command("logs", planned_run.plan.run_id)
     with launch.open_streams(shows=shows) as console:
-        return _run_here(arguments, planned_run, console)
+        return _run_here(arguments, planned_run, console, port)
 
 
 def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
@@ -60,7 +64,7 @@ def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
 
 
 def _start_in_background(planned_run: PlannedRun, console: Console) -> RunFolder:
-    run, choice = _create(planned_run, console), planned_run.choice
+    run, choice = create_told(planned_run, console), planned_run.choice
     with launch.ended_if_interrupted(run):
         launch.follow_in_background(run, planned_run.plan, choice.target, console.note)
         _note_after_start(planned_run, run.path.parent, console.note)
@@ -94,19 +98,29 @@ def _run_live(
     return _tell_end(arguments, planned_run, run, outcome, console)
 
 
-def _run_here(arguments: argparse.Namespace, planned_run: PlannedRun, console: Console) -> int:
-    run = _create(planned_run, console)
-    outcome = launch.follow_here(
-        run,
+def _run_here(
+    arguments: argparse.Namespace,
+    planned_run: PlannedRun,
+    console: Console,
+    port: socket.socket | None,
+) -> int:
+    run, plan, target = (
+        create_told(planned_run, console),
         planned_run.plan,
         planned_run.choice.target,
-        console,
-        verbose=arguments.verbose,
-        # While the agent starts, what these look at costs no time.
-        on_submitted=functools.partial(
-            _note_after_start, planned_run, run.path.parent, console.note
-        ),
     )
+    with debugged(run, plan, target, console, port):
+        outcome = launch.follow_here(
+            run,
+            plan,
+            target,
+            console,
+            verbose=arguments.verbose,
+            # While the agent starts, what these look at costs no time.
+            on_submitted=functools.partial(
+                _note_after_start, planned_run, run.path.parent, console.note
+            ),
+        )
     return _tell_end(arguments, planned_run, run, outcome, console)
 
 
@@ -156,7 +170,8 @@ def _find_checkpoints(plan: LaunchPlan) -> str:
         return ""
 
 
-def _create(planned_run: PlannedRun, console: Console) -> RunFolder:
+def create_told(planned_run: PlannedRun, console: Console) -> RunFolder:
+    """Makes the run's folder, and tells where it runs."""
     choice, plan = planned_run.choice, planned_run.plan
     runs = Path(plan.run_dir).parent
     made = "" if runs.exists() else f"; made the folder {shown(runs)} for its runs"

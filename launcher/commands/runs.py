@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from launcher.api.choose_target import room_of, rooms
+from launcher.api.holding import find_hold
 from launcher.api.listing import (
     describe_none,
     find_elsewhere,
@@ -156,6 +157,9 @@ def find(arguments: argparse.Namespace) -> RunFolder:
     try:
         run = find_run(root, arguments.run)
     except InputError as error:
+        # Several holds may have had the name, of which one goes on.
+        with contextlib.suppress(InputError):
+            return find_hold(root, arguments.run)
         for room in rooms():
             if (run_there := room.find_run(arguments, root, error)) is not None:
                 return run_there

@@ -35,6 +35,12 @@ hostfiles. Words without a place in a job file are named at its top. launcher do
 OF_COMPARE = """Several --nproc-per-node, such as 1,2,4: one run after the other, each from the
 beginning. The script writes a ledger, in which LEDGER_EVERY_STEP=1 asks all ranks for each step.
 launcher docs trainers"""
+OF_HOLD = """A job gives the hold its resources, and what it imports beforehand (agent.preload); its
+command is not run. Then, as often as you like: launcher run train.py --in NAME. So far on local
+processes alone. launcher docs interactive"""
+OF_EXEC = """Each line has the prefix [node]; the exit code is the highest of the nodes. Into
+containers it goes by docker exec, into pods by kubectl exec, to Slurm's nodes by a step.
+launcher docs interactive"""
 OF_BUILD = """The tag goes to stdout, all else to stderr. The requirements are those beside the
 script, or at the top of its repository: requirements.txt, else pyproject.toml. A torch that the
 base holds stays as it is."""
@@ -84,7 +90,42 @@ def _add_to_run(run: ArgumentParser) -> None:
     how.add_argument(
         "--live", action="store_true", help="in a terminal: the screen of top in place of output"
     )
+    run.add_argument(
+        "--in", dest="hold", metavar="NAME", help="on the nodes of a hold: launcher hold"
+    )
+    run.add_argument(
+        "--fresh", action="store_true", help="with --in: new interpreters, which import torch anew"
+    )
+    run.add_argument(
+        "--debug",
+        action="append",
+        type=natural,
+        metavar="R",
+        help="breakpoint() in rank R stops in pdb in this terminal",
+    )
+    run.add_argument(
+        "--debug-port", type=natural, metavar="N", help="in an editor, by debugpy, at port N here"
+    )
     run.add_argument("-v", "--verbose", action="store_true", help="show the agents' own lines too")
+
+
+def _add_to_hold(hold: ArgumentParser) -> None:
+    add_job_file(hold, optional=True)
+    add_target(hold, "docker for a job with an image, else local")
+    hold.usage = f"{hold.prog} --name NAME [JOB] [options]"
+    hold.epilog = OF_HOLD
+    hold.add_argument("--name", required=True, metavar="NAME", help="what run --in calls it by")
+    hold.add_argument(
+        "--idle-limit",
+        type=seconds,
+        default=1800.0,
+        metavar="S",
+        help="seconds without a run after which it ends (default: 1800)",
+    )
+
+
+def _add_to_release(release: ArgumentParser) -> None:
+    release.add_argument("name", metavar="NAME", help="of the hold")
 
 
 def _add_to_render(render: ArgumentParser) -> None:
@@ -199,6 +240,20 @@ def _add_to_stacks(stacks: ArgumentParser) -> None:
     )
     stacks.add_argument("--all-threads", action="store_true", help="not the main threads alone")
     stacks.add_argument("--json", action="store_true")
+
+
+def _add_to_exec(command: ArgumentParser) -> None:
+    add_run(command)
+    command.usage = f"{command.prog} [RUN] [options] -- PROGRAM [arguments]"
+    command.epilog = OF_EXEC
+    command.add_argument("--node", type=natural, metavar="N", help="in one node alone (0-based)")
+
+
+def _add_to_shell(shell: ArgumentParser) -> None:
+    add_run(shell)
+    shell.add_argument(
+        "node", type=natural, metavar="NODE", nargs="?", default=0, help="0-based (default: 0)"
+    )
 
 
 def _add_to_profile(profile: ArgumentParser) -> None:
@@ -318,6 +373,8 @@ def _add_to_completion(parser: ArgumentParser) -> None:
 
 COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
     ("run", "run:run", "start a job, follow it, exit with its outcome", _add_to_run),
+    ("hold", "hold:hold", "keep nodes with torch imported, for runs to come", _add_to_hold),
+    ("release", "hold:release", "end a hold", _add_to_release),
     ("render", "render:render", "print what would be run, and do nothing", _add_to_render),
     (
         "node",
@@ -359,6 +416,8 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "show where all ranks of a run stand, and which one the others wait for",
         _add_to_stacks,
     ),
+    ("exec", "programs:exec_in", "run a program in the nodes of a run", _add_to_exec),
+    ("shell", "programs:shell", "open a terminal in a node of a run", _add_to_shell),
     (
         "profile",
         "profile:profile",

@@ -69,6 +69,12 @@ class AgentSettings:
     tee: bool = True
     """Copy the workers' output to the node's console. False where the launcher follows the files:
     a restart is then 0.1 s faster, as torch has no copying threads to end."""
+    hold_idle_s: float = 0.0
+    """More than 0: the node is held for runs to come, and ends after so long without one."""
+    debug_rank: int | None = None
+    """The rank whose ``breakpoint()`` stops in a debugger; the others pass by theirs, and wait."""
+    debug_editor: bool = False
+    """The debugger is an editor's, by debugpy, and not pdb."""
     in_image: bool = False
     """The node's image holds the agent; else the launcher brings it along with the plan."""
 

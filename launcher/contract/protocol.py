@@ -29,6 +29,9 @@ NODE_ATTEMPT = "LAUNCHER_NODE_ATTEMPT"
 """Which start of this incarnation's workers this is, 0-based, set by the agent."""
 HEARTBEAT = "LAUNCHER_HEARTBEAT"
 """The worker's heartbeat file, set by the agent; laid out as ``HEARTBEAT_FORMAT``."""
+DEBUGGER = "LAUNCHER_DEBUGGER"
+"""``pdb``, ``editor`` or ``none``: what ``breakpoint()`` does in this worker; set by the agent of a
+run with ``--debug``, and gone before the script begins."""
 ASKED_FILE = "LAUNCHER_ASKED_FILE"
 """Path of a file that is there once the agent has asked this worker to end, set by the agent. A
 SIGTERM without it came from elsewhere, such as Slurm's to all processes of a step: a stop request
@@ -175,6 +178,12 @@ EXIT_FILE = "exit.json"
 """How the worker ended, well or not: the fields of ``WorkerEnd``, with an empty ``log``."""
 ENDED_FILE = "ended"
 """The exit code with which the script ended by itself, at that time. Its interpreter ends later."""
+DEBUGGER_FILE = "debugger"
+"""Where the node's debugger is reached: the path of a socket, or the port of debugpy."""
+END_OF_INPUT = "\x04"
+"""A line for pdb: the person has typed Ctrl-D."""
+ANSWERED = "\0"
+"""Ends what stood as a prompt of pdb: a line was typed."""
 LOOK_REQUEST = "look-request"
 """Written atomically by whoever asks for a look at the workers: the fields of ``LookRequest`` of
 ``contract/look``. The agent removes it."""

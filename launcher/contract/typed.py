@@ -10,7 +10,7 @@ import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
 
-ABOUT_RUNS = ("logs", "status", "stop", "scale", "report", "stacks", "why", "ps")
+ABOUT_RUNS = ("logs", "status", "stop", "scale", "report", "stacks", "why", "ps", "exec", "shell")
 """Commands that look for runs: they take the options by which this call found its runs."""
 
 _program = "launcher"

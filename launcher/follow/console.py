@@ -7,6 +7,7 @@ import os
 import shutil
 from typing import TextIO
 
+from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.follow.lines import LineBlock
 from launcher.follow.output_buffer import OutputBuffer
@@ -15,6 +16,8 @@ from launcher.follow.tails import Stream
 
 PROGRESS_INTERVAL_S = 5.0
 """How often a progress update becomes a plain line where no terminal is attached."""
+
+DEBUGGER, PROMPTS = "debugger", ("(Pdb) ", "(com) ")
 
 
 class Console:
@@ -41,6 +44,7 @@ class Console:
         self.is_ending = False
         self._shows = shows
         self._progress, self._progress_of = "", "stderr"
+        self._asked = ""
         self._last_progress_at = float("-inf")
 
     @property
@@ -84,6 +88,19 @@ class Console:
             self._last_progress_at = self._clock.monotonic()
             text = f"{prefix} {text.strip()}".lstrip()
             self._put(sink, f"{text}\n".encode())
+
+    def ask(self, text: str) -> None:
+        """Shows what a debugger says; its prompt stays below all other lines until the answer."""
+        before, answered, after = text.rpartition(protocol.ANSWERED)
+        if answered:
+            self._progress = "" if self._progress_of == DEBUGGER else self._progress
+            self._asked += before.replace(protocol.ANSWERED, "")
+        *lines, rest = (self._asked + after).split("\n")
+        is_prompt = rest.endswith(PROMPTS)
+        self._asked = "" if is_prompt else rest
+        if is_prompt:
+            self._progress, self._progress_of = rest, DEBUGGER
+        self._write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
 
     def close(self) -> None:
         """Leaves the last progress on the screen, and the cursor below it."""

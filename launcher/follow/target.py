@@ -5,11 +5,13 @@ Only a target's own room and the table in ``api/choose_target`` know its name.
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from launcher.contract.errors import InputError
 from launcher.contract.reasons import NodeState
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
@@ -126,6 +128,27 @@ class Driver(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Door:
+    """How a program is run in a node from this machine, with standard input and output.
+
+    ``words`` come before the program, and ``at_terminal`` before one that needs a terminal.
+    ``python`` runs the agent's ``archive`` there. ``by_shell``: a shell of the node reads what
+    follows.
+    """
+
+    words: tuple[str, ...]
+    at_terminal: tuple[str, ...]
+    python: str
+    archive: str
+    by_shell: bool = False
+
+    def command(self, argv: tuple[str, ...], *, terminal: bool = False) -> tuple[str, ...]:
+        """The words of this machine that run ``argv`` there."""
+        before = self.at_terminal if terminal else self.words
+        return (*before, *((shlex.join(argv),) if self.by_shell else argv))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Traits:
     """What holds for all runs on a target."""
 
@@ -142,6 +165,8 @@ class Traits:
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
     fetches_code: bool = False
     """Whether nodes can get it from a git repository."""
+    has_holds: bool = False
+    """Whether nodes can be held for runs to come."""
     plans_offline: bool = False
     """Whether the job file says all that a plan needs, and nothing has to be asked."""
 
@@ -166,6 +191,18 @@ class Suspension(Protocol):
         ...
 
 
+class Hold(Protocol):
+    """Nodes that wait for a run."""
+
+    def fit(self, job: JobSpec) -> JobSpec:
+        """The job with what it leaves open as the hold has it."""
+        ...
+
+    def leave(self) -> None:
+        """Frees the nodes, if this process has them."""
+        ...
+
+
 class Target(ABC):
     """A place where jobs run. Methods block until done; all but the pure ones may raise
     ``TargetError``."""
@@ -180,6 +217,8 @@ class Target(ABC):
         """Whether no node has started, and an interrupt ends what ``submit`` sends at once."""
         self.there: NodesThere | None = None
         """The nodes that are there before the run is planned; None where the job says how many."""
+        self.hold: Hold | None = None
+        """The hold whose nodes a new run uses; only where the target has holds."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""
 
@@ -288,6 +327,13 @@ class Target(ABC):
         from launcher.follow.look import ask_nodes
 
         return ask_nodes(run, request, limit_s, clock)
+
+    def door(self, plan: LaunchPlan, node_index: int) -> Door:
+        """How programs are run in a node that runs. Raises ``InputError`` where none can be.
+
+        Raises ``TargetError`` while the node has not started.
+        """
+        raise InputError(f"no program can be started in nodes of {self.name}", "another --on")
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
         """Changes the number of nodes; False where only the run's own launcher could."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launcher.contract.agent_settings import HANG_MAX_S, AgentSettings, StoreEndpoint
@@ -18,8 +18,24 @@ STORE_CANDIDATES = 3
 not a coincidence any more."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Purpose:
+    """What a run is for beside training, as ``AgentSettings`` has it."""
+
+    debug_rank: int | None = None
+    debug_editor: bool = False
+    hold_idle_s: float = 0.0
+
+
+TRAINING = Purpose()
+
+
 def plan_agent(
-    job: JobSpec, facts: TargetFacts, run_id: str, stores: tuple[StoreEndpoint, ...]
+    job: JobSpec,
+    facts: TargetFacts,
+    run_id: str,
+    stores: tuple[StoreEndpoint, ...],
+    purpose: Purpose = TRAINING,
 ) -> AgentSettings | None:
     """The agent's settings; None where plain torchrun runs the workers."""
     if not job.uses_agent:
@@ -34,11 +50,15 @@ def plan_agent(
         same_failure_limit=agent.same_failure_limit,
         stores=() if target.meet_dir else stores,
         meet_dir=target.meet_dir.replace(RUN_ID, run_id),
-        hang_min_s=agent.hang_min_s,
+        # Who stands in a debugger does not hang.
+        hang_min_s=agent.hang_min_s if purpose.debug_rank is None else 0,
         hang_max_s=agent.hang_max_s or (HANG_MAX_S if job.max_restarts else NEVER_S),
         gpu_free_limit_s=agent.gpu_free_limit_s,
         health_host=agent.health.address,
         in_image=facts.agent_in_image,
+        hold_idle_s=purpose.hold_idle_s,
+        debug_rank=purpose.debug_rank,
+        debug_editor=purpose.debug_editor,
     )
 
 

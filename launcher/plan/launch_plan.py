@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
+from launcher.contract.errors import InputError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import changed_fields, dump_record, parse_text
-from launcher.plan.agent_task import plan_agent, plan_stores
+from launcher.plan.agent_task import TRAINING, Purpose, plan_agent, plan_stores
 from launcher.plan.devices import check_capacity, plan_devices
 from launcher.plan.nnodes import NodesThere, decide_nnodes
 from launcher.plan.nodes import NodePlanner, plan_incarnation
@@ -151,12 +152,13 @@ def plan_run(
     detached: bool = False,
     place: CodePlace | None = None,
     code_hash: str = "",
+    purpose: Purpose = TRAINING,
 ) -> LaunchPlan:
     """Decides everything about a run; the same input gives the same plan.
 
     ``extra_args`` are appended to the job's command. ``place`` is where the job's code is, and
     ``code_hash`` says what of it is sent. Raises ``InputError`` where the job asks for what the
-    facts do not offer.
+    facts do not offer, and where a rank is to be debugged that the run does not have.
     """
     check_torch_version(facts.torch_version, job.torch_version)
     if facts.nodes:
@@ -167,6 +169,9 @@ def plan_run(
     check_capacity(job, facts, devices[0].nproc_per_node)
     planner = NodePlanner(job, facts, run_id, extra_args, place)
     nodes = tuple(planner.plan(index, of_node) for index, of_node in enumerate(devices))
+    stores = plan_stores(nodes, facts.ports[1:])
+    if purpose.debug_rank is not None:
+        _check_debugged(purpose.debug_rank, job, len(nodes) * nodes[0].nproc_per_node)
     return LaunchPlan(
         run_id=run_id,
         job_name=job.name,
@@ -177,7 +182,7 @@ def plan_run(
         run_dir=f"{facts.run_root}/{run_id}",
         checkpoint_dir=planner.folders(0).checkpoints,
         stop_grace_s=job.stop_grace_s,
-        agent=plan_agent(job, facts, run_id, plan_stores(nodes, facts.ports[1:])),
+        agent=plan_agent(job, facts, run_id, stores, purpose),
         resources=Resources(
             accelerator=facts.accelerator,
             cpus=job.resources.cpus,
@@ -195,6 +200,15 @@ def plan_run(
         nodes=nodes,
         own=facts.own,
     )
+
+
+def _check_debugged(rank: int, job: JobSpec, world_size: int) -> None:
+    if rank >= world_size:
+        last = f"0 to {world_size - 1}" if world_size > 1 else "0 alone"
+        raise InputError(f"--debug {rank}: the run has rank {last}", "--debug 0")
+    if not job.uses_agent:
+        what = "--debug: plain torchrun, which this job runs under, connects no terminal"
+        raise InputError(what, "leave out engine: torchrun")
 
 
 def plan_next_attempt(plan: LaunchPlan) -> LaunchPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ from launcher.screen.snapshot import (
 READING_SHARE = 0.05
 """Of the time may go into reading: a run of many nodes is looked at less often."""
 LOG_BYTES = 1 << 16
+YIELDS = 10
+"""Added to the process' niceness: on the machine of the training that goes first."""
 
 
 class RunScreen(App[None]):
@@ -85,6 +88,7 @@ class RunScreen(App[None]):
 
     def on_mount(self) -> None:
         """Begins to read."""
+        os.nice(YIELDS)
         table = self.query_one(DataTable)
         for name in HEADER:
             table.add_column(name, key=name)

@@ -64,4 +64,4 @@ def become(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str]) -> NoRetu
         if stream is not None:
             stream.flush()
     os.chdir(cwd)
-    os.execve(argv[0], argv, env)
+    os.execvpe(argv[0], argv, env)

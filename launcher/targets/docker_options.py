@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.contract import protocol
 from launcher.contract.node_plan import Env, Mount, NodePlan
+from launcher.follow.target import Door
 from launcher.plan.launch_plan import LaunchPlan, Resources
 from launcher.plan.target_settings import TargetSettings
 from launcher.targets.agent_files import TORCHRUN_MODULE, folder_of, start_argv
@@ -103,6 +104,17 @@ def plan_containers(
         runtime=spec.runtime,
         labels=spec.labels,
         extra_hosts=spec.extra_hosts,
+    )
+
+
+def enter_container(name: str) -> Door:
+    """How programs are run in a container of this machine's engine."""
+    enter = ("docker", "exec", "--interactive")
+    return Door(
+        words=(*enter, name),
+        at_terminal=(*enter, "--tty", name),
+        python=PYTHON,
+        archive=protocol.CONTAINER_AGENT,
     )
 
 

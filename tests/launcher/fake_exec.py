@@ -2,7 +2,7 @@
 
 The wire is RFC 6455's with one byte for the channel in front of each message. "v4.channel.k8s.io"
 in k8s.io/apimachinery/pkg/util/remotecommand: 0 is stdin, which has no end, 2 stderr, and 3 tells
-how the program ended.
+how the program ended. In v5, which kubectl speaks, 255 ends the channel that it names.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -18,7 +19,7 @@ import threading
 from http.server import BaseHTTPRequestHandler
 from typing import BinaryIO
 
-PROTOCOL = "v4.channel.k8s.io"
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TEXT, BINARY, CLOSE = 1, 2, 8
 
@@ -28,26 +29,24 @@ def serve_exec(
 ) -> None:
     """Stays until the program has ended. Breaks the connection ``cut_after`` bytes of its input."""
     key = handler.headers["Sec-WebSocket-Key"].encode()
-    assert PROTOCOL in handler.headers["Sec-WebSocket-Protocol"]
+    asked = handler.headers["Sec-WebSocket-Protocol"]
+    protocol = next(one for one in PROTOCOLS if one in asked)
     handler.send_response(101)
     handler.send_header("Upgrade", "websocket")
     handler.send_header("Connection", "Upgrade")
     accept = base64.b64encode(hashlib.sha1(key + MAGIC).digest()).decode()
     handler.send_header("Sec-WebSocket-Accept", accept)
-    handler.send_header("Sec-WebSocket-Protocol", PROTOCOL)
+    handler.send_header("Sec-WebSocket-Protocol", protocol)
     handler.end_headers()
     reader = threading.Thread(target=_pass_on, args=(handler, program, cut_after), daemon=True)
     reader.start()
-    told: list[bytes] = []
-    stdout = program.stdout
-    # Read while it runs: a pipe holds little.
-    listener = threading.Thread(target=lambda: told.append(stdout.read() if stdout else b""))
+    # Passed on while it runs: a person waits for it, and a pipe holds little.
+    listener = threading.Thread(target=_show, args=(handler, program))
     listener.start()
     code = program.wait(60)
     assert program.stderr is not None
     with contextlib.suppress(OSError):
         listener.join(10)
-        _write(handler, BINARY, b"\x01" + b"".join(told))
         _write(handler, BINARY, b"\x02" + program.stderr.read())
         status: dict[str, object] = {"metadata": {}, "status": "Success"}
         if code:
@@ -58,6 +57,13 @@ def serve_exec(
         _write(handler, CLOSE, struct.pack(">H", 1000))
     reader.join(10)
     handler.close_connection = True
+
+
+def _show(handler: BaseHTTPRequestHandler, program: subprocess.Popen[bytes]) -> None:
+    assert program.stdout is not None
+    with contextlib.suppress(OSError):
+        while data := os.read(program.stdout.fileno(), 4096):
+            _write(handler, BINARY, b"\x01" + data)
 
 
 def _pass_on(
@@ -72,6 +78,8 @@ def _pass_on(
                 with contextlib.suppress(BrokenPipeError):
                     program.stdin.write(frame[1][1:])
                     program.stdin.flush()
+            if frame[1] == b"\xff\x00":
+                program.stdin.close()
             if cut_after is not None and passed > cut_after:
                 handler.connection.shutdown(socket.SHUT_RDWR)
                 program.kill()

@@ -33,7 +33,7 @@ LOSS_LIMIT_S = 0.3
 PY_SPY_LEAVES_S, NATIVE_LEAVES_S = 1.5, 0.7
 """Of the limit, for workers whose stacks py-spy did not get. It takes longer for those of C."""
 POLL_S = 0.02
-NO_ANSWER = "no answer in time: something in the process holds Python's lock"
+NO_ANSWER = "no answer in time: its Python ends, or something in it holds Python's lock"
 KEPT = 5
 """Looks that somebody asked for; older ones are removed."""
 

@@ -50,9 +50,23 @@ def import_all(modules: tuple[str, ...]) -> dict[str, str]:
     with without_collector():
         problems = _import(("torch", "torch.distributed.elastic.multiprocessing.api"))
     problems |= _import(modules)
-    KEPT_FDS = processes.open_fds() - before
+    KEPT_FDS |= processes.open_fds() - before
     sys.path.insert(0, archive)
     return problems
+
+
+def import_warm(modules: tuple[str, ...]) -> None:
+    """Imports torch, ``modules`` as far as they are there, and torch's agent, for forks of this
+    process that do the same again."""
+    global KEPT_FDS
+    archive, before = sys.path.pop(0), processes.open_fds()
+    with without_collector():
+        _import(("torch", *modules))
+        sys.path.insert(0, archive)
+        from launcher.agent.engine import rounds, torch_agent
+
+        assert rounds, torch_agent
+    KEPT_FDS |= processes.open_fds() - before
 
 
 def _import(modules: tuple[str, ...]) -> dict[str, str]:

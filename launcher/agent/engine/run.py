@@ -44,6 +44,11 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     end = partial(NodeOutcome, node_index=place.node_index, incarnation=place.incarnation)
     archive = archive_path()
     settings = task.settings
+    if settings.hold_idle_s:
+        from launcher.agent.engine.hold import Holder
+
+        reason, detail = Holder(task, run_dir, archive).run((_FABRIC, *settings.preload))
+        return end(reason=reason, detail=detail)
     forks = settings.start == "fork" and warm_up(task, scratch)
     with preload.without_collector():
         if refused := refuse_torch():

@@ -220,6 +220,9 @@ class RunFolderLogs(LogsSpecs):
         # torch sets it in the agent, after the warm process was forked.
         if signals := os.environ.get(_SIGNALS):
             env[_SIGNALS] = signals
+        if (debugged := self._task.settings.debug_rank) is not None:
+            kind = "editor" if self._task.settings.debug_editor else "pdb"
+            env[protocol.DEBUGGER] = kind if worker.rank == debugged else "none"
         env.update(
             {
                 "TORCHELASTIC_ERROR_FILE": str(worker.folder / protocol.ERROR_FILE),

@@ -29,6 +29,7 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError, name_ending
+from launcher.contract.hold import RENEW
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason, reason_of_exit_code
 from launcher.contract.worker_end import is_out_of_memory
@@ -153,6 +154,9 @@ class Supervisor:
         processes.end_children()
         code = os.waitstatus_to_exitcode(status)
         told = outcomes.read_told(file)
+        if told and told.detail == RENEW and not self._stop:
+            say(f"{RENEW}: torch is imported anew")
+            return self._run_agent()
         is_oom = is_out_of_memory([code], oom_killed=read_oom_kills() > oom_kills)
         return self._judge(code, told, is_oom=is_oom)
 

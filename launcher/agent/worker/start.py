@@ -69,6 +69,7 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         _open_streams()
         _show_crashes()
         _open_stacks()
+        open_debugger = _plan_debugger()
         _start_heartbeat()
     except BaseException:
         # Must not return into the frames that forked this process.
@@ -76,6 +77,7 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
             traceback.print_exc()
         os._exit(int(ExitCode.AGENT_FAILED))
     try:
+        open_debugger()
         _execute(script)
         code = 0
     except SystemExit as ending:
@@ -258,6 +260,17 @@ def _start_heartbeat() -> None:
         path = Path(os.environ[protocol.HEARTBEAT])
         beat_after_steps(HeartbeatWriter(path))
         after_import(recorder.GROUPS, lambda module: recorder.answer_from_first_group(module, path))
+
+
+def _plan_debugger() -> Prepare:
+    """What opens this worker's debugger. Comes before the recorder, which watches groups too."""
+    if not (kind := os.environ.pop(protocol.DEBUGGER, "")):
+        return lambda: None
+    # Here: a worker without a debugger does without pdb.
+    from launcher.agent.worker import debugger
+
+    after_import(recorder.GROUPS, debugger.let_wait)
+    return lambda: debugger.open_debugger(kind)
 
 
 # -- only where forked from the warm process ---------------------------------------------------

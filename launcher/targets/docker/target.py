@@ -19,7 +19,7 @@ from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.contract.worker_end import is_out_of_memory
-from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
+from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders
@@ -40,6 +40,7 @@ from launcher.targets.docker_options import (
     STOP_MARGIN_S,
     TORCHRUN,
     ContainerSettings,
+    enter_container,
     plan_containers,
 )
 from launcher.targets.machine import PROCESSES_PER_CORE, read_gpus, read_used_gpus
@@ -216,6 +217,9 @@ class DockerTarget(Target):
         console = folder.console(container.node_index, container.incarnation)
         with engine_errors("read a container's output"), gone_is_fine():
             self._consoles.save(self._engine.api, container.id, console)
+
+    def door(self, plan: LaunchPlan, node_index: int) -> Door:
+        return enter_container(plan.nodes[node_index].name)
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         containers = self._engine.list_containers()

@@ -83,7 +83,7 @@ class Ssh:
         self.machines: dict[str, str] = {}
         """The machine that must answer, by the host's name; any other may have that name now."""
 
-    def argv(self, host: Host) -> tuple[str, ...]:
+    def argv(self, host: Host, *, terminal: bool = False) -> tuple[str, ...]:
         """The ssh client with everything but the remote command."""
         inventory = self._inventory
         options = [
@@ -103,7 +103,11 @@ class Ssh:
             *(("StrictHostKeyChecking=accept-new",) if inventory.accept_new else ()),
         ]
         words = (word for option in options for word in ("-o", option))
-        return (*host.ssh(inventory.ssh_config, "-T", *words), "--", host.name)
+        return (
+            *host.ssh(inventory.ssh_config, "-t" if terminal else "-T", *words),
+            "--",
+            host.name,
+        )
 
     def open(self, host: Host) -> Session:
         """A conversation with a host. Raises ``TargetError`` with the fix."""

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,12 @@ from launcher.contract.records import dump_record
 from launcher.contract.worker_end import is_out_of_memory
 from launcher.follow.look import keep_look
 from launcher.follow.requests import render_scale
-from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
+from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
 from launcher.runs.node_outcomes import read_node_outcome
-from launcher.targets.docker_options import plan_containers
+from launcher.targets.docker_options import enter_container, plan_containers
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
 from launcher.targets.hosts.images import provide_image, read_image
@@ -259,6 +260,25 @@ class HostsTarget(Target):
 
         told = self._connect(plan).each(ask, hosts)
         return {index: why for (_, index), why in zip(hosts, told, strict=True) if why}
+
+    def door(self, plan: LaunchPlan, node_index: int) -> Door:
+        host = HostsSettings.of(plan).hosts[node_index]
+        ssh = self._connect(plan)
+        door = Door(
+            words=(),
+            at_terminal=(),
+            python=host.python,
+            archive=f"{run_dir_on(host, plan.run_id)}/{protocol.AGENT_ARCHIVE}",
+        )
+        if host.runtime == "docker":
+            door = enter_container(plan.nodes[node_index].name)
+        # Names of containers need no quotes; a shell there reads all that follows ssh's own words.
+        return replace(
+            door,
+            words=(*ssh.argv(host.host), *door.words),
+            at_terminal=(*ssh.argv(host.host, terminal=True), *door.at_terminal),
+            by_shell=True,
+        )
 
     def _open_lines(self, plan: LaunchPlan, *, follows: bool = True) -> None:
         ssh, run_dir = self._connect(plan), Path(plan.run_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
@@ -12,6 +13,8 @@ from launcher.contract.errors import TargetError
 from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
 from launcher.follow.look import NOT_STARTED, keep_look
+from launcher.follow.target import Door
+from launcher.targets.docker_options import PYTHON
 from launcher.targets.kubernetes.code import check_exec
 from launcher.targets.kubernetes.pod_states import PodView, newest_of_each
 
@@ -62,3 +65,19 @@ def look(
         told = dict(zip(pods, pool.map(ask, pods.values()), strict=True))
     absent = {node.node_index for node in plan.nodes} - pods.keys()
     return {i: why for i, why in told.items() if why} | dict.fromkeys(absent, "it has no pod")
+
+
+def open_door(job: ClusterJob, plan: LaunchPlan, node_index: int) -> Door:
+    """As ``Target.door``, by kubectl."""
+    check_exec(job.cluster, "programs are started in the pods")
+    pod = newest_of_each(job.pods.read()).get(node_index)
+    if pod is None or pod.state is not NodeState.RUNNING:
+        raise TargetError(f"node {node_index} of {plan.run_id} does not run")
+    enter = (*shlex.split(job.cluster.kubectl_there), "exec", pod.name, "--stdin")
+    words = (f"--container={pod.container}", "--")
+    return Door(
+        words=(*enter, *words),
+        at_terminal=(*enter, "--tty", *words),
+        python=PYTHON,
+        archive=protocol.CONTAINER_AGENT,
+    )

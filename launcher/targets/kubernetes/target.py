@@ -14,7 +14,7 @@ from launcher.code.record import read_kept_code
 from launcher.contract import typed
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError
-from launcher.follow.target import Driver, Observation, Target, Traits
+from launcher.follow.target import Door, Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
@@ -149,6 +149,11 @@ class KubernetesTarget(Target):
         from launcher.targets.kubernetes.look import look
 
         return look(self.job(plan), run, plan, request, limit_s)
+
+    def door(self, plan: LaunchPlan, node_index: int) -> Door:
+        from launcher.targets.kubernetes.look import open_door
+
+        return open_door(self.job(plan), plan, node_index)
 
     def collect(self, plan: LaunchPlan) -> None:
         self.job(plan).pods.collect()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.agent import disk
+from launcher.agent.processes import tree_of
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import KeyInputError, TargetError
@@ -21,7 +22,7 @@ from launcher.contract.keeper_record import read_record, write_record
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.process_stat import lives, parent_of, start_of
 from launcher.contract.reasons import NodeState
-from launcher.follow.target import LiveRun, NodeObservation, Observation, Target, Traits
+from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
@@ -30,6 +31,7 @@ from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folder
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets import children, process_table
 from launcher.targets.agent_files import write_agent_files
+from launcher.targets.hold import Hold
 from launcher.targets.interpreter import find_torch
 from launcher.targets.machine import PORTS, PROCESSES_PER_CORE, is_free, read_gpus, read_used_gpus
 from launcher.targets.preflight import check_here, read_secrets
@@ -48,7 +50,7 @@ NodeKey = tuple[str, int, int]
 class LocalTarget(Target):
     """Runs each node's agent as a process of this machine."""
 
-    traits = Traits(sees_other_machines=False)
+    traits = Traits(sees_other_machines=False, has_holds=True)
     name = "local"
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
@@ -56,12 +58,14 @@ class LocalTarget(Target):
         self._run_root = run_root
         self._clock = clock or SystemClock()
         self._free_ports: tuple[int, ...] = ()
+        self.hold: Hold | None = None
         self._pids: dict[NodeKey, int] = {}
         """Process id of each node that this launcher started."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        python, torch_version = find_torch(job.local.python)
-        is_other = python != sys.executable and not job.local.python
+        own = ProcessSettings.of(self.hold.plan).python if self.hold else job.local.python
+        python, torch_version = find_torch(own)
+        is_other = python != sys.executable and not own
         why = f" (from PATH, as {sys.executable} has no torch)" if is_other else ""
         devices = read_gpus() if not job.is_on_cpu else ()
         cores = len(os.sched_getaffinity(0))
@@ -86,6 +90,8 @@ class LocalTarget(Target):
         )
 
     def check(self, plan: LaunchPlan) -> None:
+        if self.hold:
+            self.hold.enter(plan.run_id)
         read_secrets(plan.nodes[0].secrets, os.environ)
         check_folder(Path(plan.checkpoint_dir))
         check_here(plan.nodes[0])
@@ -102,6 +108,8 @@ class LocalTarget(Target):
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
         artifact = self.render(plan, only)
+        if self.hold:
+            self.hold.enter(plan.run_id)
         make_folders(artifact.folders)
         write_agent_files(artifact.agent)
         for process in artifact.processes:
@@ -115,6 +123,10 @@ class LocalTarget(Target):
         node = process.node
         given = {k: v for k, v in os.environ.items() if k not in protocol.STALE_VARIABLES}
         env = given | dict(process.env)
+        if self.hold:
+            task = f"{node.log_dir}/{protocol.NODE_TASK_FILE}"
+            self.hold.start(task, node.log_dir, node.node_index, process.cwd, env)
+            return
         try:
             pid = children.start(
                 process.argv, cwd=process.cwd, env=env, console=Path(process.console)
@@ -131,6 +143,8 @@ class LocalTarget(Target):
         write_record(Path(node.log_dir), {"pid": pid, "start": start_of(pid)})
 
     def observe(self, plan: LaunchPlan) -> Observation:
+        if self.hold:
+            self.hold.touch()
         if any(run_id == plan.run_id for run_id, _, _ in self._pids):
             pids = [self._pids.get((plan.run_id, n.node_index, n.incarnation)) for n in plan.nodes]
             nodes = tuple(
@@ -142,10 +156,17 @@ class LocalTarget(Target):
         return Observation(run_id=plan.run_id, nodes=nodes)
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
-        run = {protocol.RUN_ID: run_id}
-        ended = [run] if only is None else [{**run, protocol.NODE_INDEX: str(i)} for i in only]
-        for label in ended:
-            self._end(label, grace_s)
+        for index in (None,) if only is None else only:
+            self._end(run_id, index, grace_s)
+        if self.hold and only is None:
+            self.hold.leave()
+
+    def door(self, plan: LaunchPlan, node_index: int) -> Door:
+        (process,) = self.render(plan, (node_index,)).processes
+        given = (f"{name}={value}" for name, value in process.env)
+        words = ("env", f"--chdir={process.cwd}", *given)
+        archive = f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"
+        return Door(words=words, at_terminal=words, python=process.argv[0], archive=archive)
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         return tuple(
@@ -153,17 +174,32 @@ class LocalTarget(Target):
             for run_id, pids in sorted(process_table.find_runs().items())
         )
 
-    def _end(self, label: dict[str, str], grace_s: float) -> None:
+    def _end(self, run_id: str, index: int | None, grace_s: float) -> None:
         # SIGTERM goes to the agents alone: they end their workers, and would report a worker
         # that got one of its own as failed.
         deadline = self._clock.monotonic() + grace_s
-        process_table.send(find_agents(process_table.find(**label)), signal.SIGTERM)
-        while find_agents(process_table.find(**label)) and self._clock.monotonic() < deadline:
+        process_table.send(find_agents(self._find(run_id, index)), signal.SIGTERM)
+        while find_agents(self._find(run_id, index)) and self._clock.monotonic() < deadline:
+            if self.hold:
+                self.hold.touch()
             self._clock.sleep(0.05)
         deadline = self._clock.monotonic() + SWEEP_LIMIT_S
-        while (left := process_table.find(**label)) and self._clock.monotonic() < deadline:
+        while (left := self._find(run_id, index)) and self._clock.monotonic() < deadline:
             process_table.send(left, signal.SIGKILL)
             self._clock.sleep(0.02)
+
+    def _find(self, run_id: str, index: int | None) -> tuple[int, ...]:
+        """The processes of a run, or of one of its nodes."""
+        label = {protocol.RUN_ID: run_id}
+        label |= {} if index is None else {protocol.NODE_INDEX: str(index)}
+        found = {*process_table.find(**label)}
+        # Those that were forked in a hold have its variables.
+        run = RunFolder(self._run_root / run_id)
+        for node, incarnation in run.incarnations():
+            record = read_record(run.node_dir(node, incarnation))
+            if index in (None, node) and lives(record):
+                found |= {*tree_of(record["pid"])}
+        return tuple(sorted(found))
 
 
 def _observe_other(run_dir: str, node: NodePlan) -> NodeObservation:

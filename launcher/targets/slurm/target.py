@@ -24,7 +24,7 @@ from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.loop import fold
 from launcher.follow.requests import request_stop, write_size
-from launcher.follow.target import Artifact, Driver, Observation, Target, Traits
+from launcher.follow.target import Artifact, Door, Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
@@ -186,6 +186,23 @@ class SlurmTarget(Target):
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
         """As ``Target.as_run``: each start of an agent takes the next incarnation."""
         return plan_as_run(plan)
+
+    def door(self, plan: LaunchPlan, node_index: int) -> Door:
+        own = SlurmSettings.of(plan)
+        if own.container is not None:
+            what = f"no program can be started in a container of {own.container}"
+            raise InputError(what, "a job without slurm.container")
+        by_element = newest_starts(read_starts(RunFolder(Path(plan.run_dir))))
+        start = by_element.get(node_index if own.kind == "array" else None)
+        if start is None or start.code is not None:
+            raise TargetError(f"node {node_index} of {plan.run_id} does not run")
+        step = (
+            *("srun", f"--jobid={start.name}", "--overlap", "--nodes=1", "--ntasks=1"),
+            *("--cpu-bind=none", "--mpi=none", "--unbuffered", "--quiet"),
+            f"--relative={0 if own.kind == 'array' else node_index}",
+        )
+        archive = f"{plan.run_dir}/{protocol.AGENT_ARCHIVE}"
+        return Door(words=step, at_terminal=(*step, "--pty"), python=own.python, archive=archive)
 
     # -- end --------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.targets.agent_archive import read_agent_version
+from tests.debugged import STOPS, debug_rank_1
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 from tests.launcher.docker_runs import MOUNTED, containers, has, node
 from tests.launcher.looks import TRAINS, check_profile
@@ -169,3 +170,8 @@ def test_a_lost_container_of_a_plain_job_is_replaced_in_an_image_that_has_only_t
     assert b"replacing it, the others wait for it" in stderr
     assert launcher.outcome["attempts"] == 1
     assert "worker-fault" not in launcher.outcome["restarts"]
+
+
+def test_a_rank_in_the_second_container_stops_in_pdb_in_this_terminal(launcher: Runner) -> None:
+    launcher.write(STOPS, MOUNTED)
+    debug_rank_1(launcher, "--on", "docker", "--nnodes", "2")

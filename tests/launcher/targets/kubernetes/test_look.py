@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,12 +14,15 @@ import pytest
 from launcher.api.profile import take_profile
 from launcher.api.stacks import render_stacks, take_stacks
 from launcher.api.why import read_named_run
+from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError
 from launcher.runs.folder import RunFolder
+from launcher.targets.agent_archive import read_archive
+from launcher.targets.conversation import Conversation
 from launcher.targets.kubernetes.target import KubernetesTarget
 from launcher.verdict.verdict import decide_verdict
-from tests.launcher.cluster_run import plan_in, put_pod
+from tests.launcher.cluster_run import ROOT, plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster
 from tests.launcher.looks import answering
 
@@ -82,3 +88,56 @@ def test_a_user_who_may_not_exec_is_told_which_right_is_missing(
         take_stacks(run, SystemClock())
     told = decide_verdict(read_named_run(run))
     assert (told.state, told.what) == ("running", "no failure so far")
+
+
+SCRIPT = """
+import os
+from launcher.agent.worker.debugger import open_debugger
+open_debugger("pdb")
+secret = 41
+breakpoint()
+print("over", secret)
+"""
+
+
+def test_pdb_in_a_pod_is_reached_by_kubectl(server: FakeCluster, tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl")
+    server.lets_anybody_in = True
+    run, inside = start_pods(server, tmp_path)
+    (tmp_path / "pod-1/launcher/agent.pyz").write_bytes(read_archive())
+    there = {
+        protocol.NODE_DIR: str(inside[1]),
+        protocol.HEARTBEAT: str(tmp_path / "heartbeat"),
+        "RANK": "1",
+    }
+    worker = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, **there, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    door = KubernetesTarget(tmp_path / "runs").door(run.read_plan(), 1)
+    folder = "/launcher/run/nodes/1"
+    talk = Conversation(door.command((door.python, door.archive, "attach", folder)))
+    try:
+        with talk.limit(60):
+            assert read_until(talk, "(Pdb) ").startswith("> <string>(7)<module>()")
+            talk.stdin.write(b"p secret\n")
+            talk.stdin.flush()
+            assert "41" in read_until(talk, "(Pdb) ")
+            talk.stdin.write(b"!secret += 1\nc\n")
+            talk.stdin.flush()
+        assert worker.communicate(timeout=60)[0] == b"over 42\n"
+    finally:
+        worker.kill()
+        told = talk.end()
+    assert told[0] == 0, told
+
+
+def read_until(talk: Conversation, text: str) -> str:
+    seen = ""
+    while not seen.endswith(text):
+        data = os.read(talk.stdout.fileno(), 4096)
+        assert data, f"{text!r} in {seen!r}: {talk.end()}"
+        seen += data.decode()
+    return seen

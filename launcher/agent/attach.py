@@ -1,0 +1,84 @@
+"""``python agent.pyz attach FOLDER``: connects stdin and stdout to the debugger of a node.
+
+FOLDER is ``nodes/<index>`` of the run's folder. Waits until a debugger is there, and ends with it,
+or with whoever started this. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from launcher.contract import protocol
+
+POLL_S = 0.1
+
+
+def main(argv: list[str]) -> int:
+    """Returns once the conversation is over."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    talk = _wait_for_debugger(Path(argv[0]))
+    with contextlib.suppress(OSError):
+        if talk is not None:
+            _pass_on(talk)
+    return 0
+
+
+def _wait_for_debugger(folder: Path) -> socket.socket | None:
+    """None where nobody reads or writes this process' streams any more."""
+    gone = select.poll()
+    for fd in (0, 1):
+        gone.register(fd, 0)
+    while not gone.poll(0):
+        with contextlib.suppress(OSError, ValueError):
+            incarnations = (int(name) for name in os.listdir(folder) if name.isdigit())
+            newest = folder / str(max(incarnations))
+            return _connect((newest / protocol.DEBUGGER_FILE).read_text())
+        # Ended by the debugger, or by whoever started this.
+        time.sleep(POLL_S)
+    return None
+
+
+def _connect(address: str) -> socket.socket:
+    if address.isdigit():
+        return socket.create_connection(("127.0.0.1", int(address)), 10.0)
+    talk = socket.socket(socket.AF_UNIX)
+    # Ended by the kernel: somebody listens at the socket, or nobody does.
+    talk.connect(address)
+    return talk
+
+
+def _pass_on(talk: socket.socket) -> None:
+    talk.settimeout(None)
+    readers: list[int] = [0, talk.fileno()]
+    while True:
+        # Ended by either side.
+        ready, _, _ = select.select(readers, (), ())
+        if talk.fileno() in ready:
+            # Ended by what has come.
+            if not (data := talk.recv(1 << 16)):
+                return
+            _write(data)
+        if 0 in ready:
+            # Ended by what has come.
+            if data := os.read(0, 1 << 16):
+                # Ended by the debugger, which reads it or ends.
+                talk.sendall(data)
+                continue
+            readers.remove(0)
+            talk.shutdown(socket.SHUT_WR)
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

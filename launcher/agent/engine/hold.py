@@ -1,0 +1,176 @@
+"""The agent of a node that is held: it waits for runs, and starts each in a process of its own.
+
+torch is imported once. A run's node is a fork of this process: a supervisor as any other, whose
+agent and workers have torch from the start. Nothing of a run is in this process, so the next one
+finds what the first found. This process has one thread, and no worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from launcher.agent import processes, signals, streams
+from launcher.agent.engine import preload
+from launcher.agent.stopping import LAST_WORD_S, MARGIN_S
+from launcher.agent.streams import say
+from launcher.contract import protocol
+from launcher.contract.agent_settings import NodeTask, parse_task
+from launcher.contract.errors import ExitCode
+from launcher.contract.hold import (
+    LEASE_S,
+    READY_FILE,
+    RENEW,
+    START_REQUEST,
+    USER_FILE,
+    WARN_S,
+    StartRun,
+)
+from launcher.contract.keeper_record import write_record
+from launcher.contract.process_stat import start_of
+from launcher.contract.reasons import Reason
+from launcher.contract.records import parse_record, read_object
+
+POLL_S = 0.03
+_OF_INTERPRETER = ("PYTHON", "LD_", "KMP_", "MKL_")
+"""Variables with these beginnings count when an interpreter starts, and not later."""
+
+
+class Holder:
+    """One held node, from its start to the idle limit."""
+
+    def __init__(self, task: NodeTask, run_dir: Path, archive: str) -> None:
+        self._idle_limit_s, self._archive = task.settings.hold_idle_s, archive
+        self._user = run_dir / USER_FILE
+        self._ready = Path(task.node.log_dir, READY_FILE)
+        self._request = Path(task.node.log_dir, START_REQUEST)
+        self._seen = 0.0, time.monotonic()
+        self._child, self._grace_s, self._ended_at = 0, 0.0, 0.0
+        self._idle_since, self._has_warned = time.monotonic(), False
+
+    def run(self, named: tuple[str, ...]) -> tuple[Reason, str]:
+        """Blocks until nobody has run anything for the idle limit. Imports torch and ``named``."""
+        preload.import_warm(named)
+        # Forks share what the collector never touches again.
+        gc.collect()
+        gc.freeze()
+        processes.adopt_orphans()
+        packages = _state_of_packages()
+        self._ready.touch()
+        while True:
+            now = time.monotonic()
+            is_used = self._is_used(now)
+            self._look_after_child(now, is_used)
+            if not self._child and self._request.exists():
+                if _state_of_packages() != packages:
+                    return Reason.COMPLETED, RENEW
+                self._start()
+            if self._child or is_used:
+                self._idle_since, self._has_warned = now, False
+            elif (told := self._wait(now)) is not None:
+                return Reason.COMPLETED, told
+            # Ended by the idle limit, or by the supervisor.
+            time.sleep(POLL_S)
+
+    def _is_used(self, now: float) -> bool:
+        """Whether a run's launcher has given a sign of life lately. By this machine's own clock."""
+        try:
+            changed_at = self._user.stat().st_mtime
+        except OSError:
+            return False
+        if changed_at != self._seen[0]:
+            self._seen = changed_at, now
+        return now - self._seen[1] < LEASE_S
+
+    def _wait(self, now: float) -> str | None:
+        left_s = self._idle_limit_s - (now - self._idle_since)
+        if left_s <= 0:
+            return f"nothing was run for {self._idle_limit_s / 60:.0f} min"
+        if left_s < WARN_S < self._idle_limit_s and not self._has_warned:
+            self._has_warned = True
+            say(f"nothing runs here; the hold ends in {left_s / 60:.0f} min")
+        return None
+
+    # -- one run ----------------------------------------------------------------------------------
+
+    def _look_after_child(self, now: float, is_used: bool) -> None:
+        if not self._child:
+            return
+        if self._child in processes.reap():
+            # What it had no time to end.
+            processes.end_children()
+            self._child = 0
+        elif not is_used and not self._ended_at:
+            say("the launcher of the run here has gone: its run is ended")
+            processes.send(self._child, signal.SIGTERM)
+            self._ended_at = now + self._grace_s + LAST_WORD_S + MARGIN_S
+        elif self._ended_at and now > self._ended_at:
+            processes.send(self._child, signal.SIGKILL)
+
+    def _start(self) -> None:
+        try:
+            asked = parse_record(StartRun, read_object(self._request))
+            task = parse_task(Path(asked.task).read_text())
+        except Exception as error:
+            say(f"a run cannot be started here: {error}")
+            return
+        finally:
+            self._request.unlink(missing_ok=True)
+        self._grace_s, self._ended_at = task.settings.stop_grace_s, 0.0
+        holder = os.getpid()
+        if pid := os.fork():
+            self._child = pid
+            return
+        code = int(ExitCode.AGENT_FAILED)
+        try:
+            code = self._become(asked, holder)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _become(self, asked: StartRun, holder: int) -> int:
+        """Goes on as the supervisor of the run's node, in the forked process."""
+        os.setsid()
+        streams.write_to_file(f"{asked.node_dir}/{protocol.CONSOLE_FILE}")
+        processes.die_with_parent(holder, signal.SIGTERM)
+        for signum in (*signals.ENDING, *signals.FOR_SCRIPTS):
+            signal.signal(signum, signal.SIG_DFL)
+        signals.forget_supervisor()
+        processes.close_all_but(preload.KEPT_FDS)
+        before, wanted = dict(os.environ), dict(asked.env)
+        os.environ.clear()
+        os.environ.update(wanted)
+        os.chdir(asked.cwd)
+        tempfile.tempdir = None
+        own = os.getpid()
+        write_record(Path(asked.node_dir), {"pid": own, "start": start_of(own)})
+        if asked.fresh or _of_interpreter(before) != _of_interpreter(wanted):
+            os.execv(sys.executable, (sys.executable, self._archive, asked.task))
+        from launcher.agent.node import supervisor
+
+        return supervisor.main([asked.task])
+
+
+def _of_interpreter(env: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in env.items() if name.startswith(_OF_INTERPRETER)}
+
+
+def _state_of_packages() -> tuple[float, ...]:
+    """Changes when a package is installed or removed."""
+    found = []
+    # Other folders of sys.path are people's own code, which no run has from here.
+    for entry in sys.path:
+        if entry.endswith(("/site-packages", "/dist-packages")):
+            with contextlib.suppress(OSError):
+                found.append(os.stat(entry).st_mtime)
+    return tuple(found)

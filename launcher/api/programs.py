@@ -1,0 +1,68 @@
+"""Runs a program in the nodes of a run, beside its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from launcher.api.choose_target import open_target
+from launcher.api.listing import read_state
+from launcher.contract.errors import InputError, LauncherError
+from launcher.follow.target import Target
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+from launcher.targets.conversation import Conversation
+
+_BOTH_STREAMS = ("sh", "-c", 'exec "$@" 2>&1', "sh")
+_SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
+
+
+def run_in_nodes(
+    run: RunFolder, argv: tuple[str, ...], show: Callable[[int, str], None], node: int | None = None
+) -> dict[int, int]:
+    """Runs it in all nodes at once, or in one, and returns the exit codes by node.
+
+    ``show`` gets each line with its node. A node that is not reached has code 255, and a line that
+    says why. Raises ``InputError`` for a run that has ended.
+    """
+    plan, target = _open(run, node)
+
+    def begin(index: int) -> int:
+        try:
+            talk = Conversation(target.door(plan, index).command((*_BOTH_STREAMS, *argv)))
+        except (LauncherError, OSError) as error:
+            show(index, f"not reached: {error}")
+            return 255
+        talk.stdin.close()
+        has_said = False
+        # Ended by the program, or by the person.
+        for line in talk.stdout:
+            has_said = True
+            show(index, line.decode(errors="replace").rstrip("\n"))
+        code, said = talk.end()
+        # Of what brings it there, such as ssh: after a program's own words it tells the code again.
+        for told in said.splitlines() if code and not has_said else ():
+            show(index, told)
+        return code if code >= 0 else 128 - code
+
+    wanted = [n.node_index for n in plan.nodes] if node is None else [node]
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        return dict(zip(wanted, pool.map(begin, wanted), strict=True))
+
+
+def plan_shell(run: RunFolder, node: int) -> tuple[str, ...]:
+    """The words of this machine that open a terminal in a node. Raises as ``run_in_nodes``."""
+    plan, target = _open(run, node)
+    return target.door(plan, node).command(_SHELL, terminal=True)
+
+
+def _open(run: RunFolder, node: int | None) -> tuple[LaunchPlan, Target]:
+    plan = run.read_plan()
+    _, outcome = read_state(run, plan)
+    if outcome is not None:
+        raise InputError(f"{run.run_id} has ended ({outcome.reason})", "name a run that goes on")
+    last = len(plan.nodes) - 1
+    if node is not None and node > last:
+        raise InputError(f"node {node}: {run.run_id} has node 0 to {last}", "one of them")
+    target = open_target(plan.target, run.path.parent)
+    return target.as_run(plan), target

@@ -1,0 +1,46 @@
+"""What a hold's nodes and the runs in it tell each other, by files of the hold's run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.contract.node_plan import Env
+
+USER_FILE = "in-use"
+"""In the hold's run folder while a run uses its nodes: the fields of ``User``. The run's launcher
+touches it, at least every ``LEASE_S`` seconds."""
+OWNER_FILE = "held-by"
+"""In the hold's run folder: USER@MACHINE."""
+LEASE_S = 60.0
+"""A run whose launcher has been silent for so long is ended, and the hold is free."""
+READY_FILE = "ready"
+"""In a node's folder once it has imported torch, and takes runs."""
+START_REQUEST = "start-request"
+"""In a node's folder: the fields of ``StartRun``. The node removes it, and starts the run's node,
+whose record is then in that one's folder."""
+RENEW = "packages have changed"
+"""What a node tells whose torch is not that of the disk any more: it is started anew."""
+WARN_S = 300.0
+"""So long before the idle limit the node tells of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class User:
+    """Who runs what in a hold."""
+
+    run_id: str
+    owner: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRun:
+    """One node of a run: the file of its task, and all else that its process is started with.
+
+    ``fresh``: in a new interpreter, not forked from the one that has imported torch.
+    """
+
+    task: str
+    node_dir: str
+    cwd: str
+    env: Env
+    fresh: bool = False

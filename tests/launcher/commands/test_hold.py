@@ -1,0 +1,277 @@
+"""``hold``, ``run --in`` and ``release`` on local processes; programs in nodes of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.debugged import STOPS, Terminal, debug_rank_1
+from tests.launcher.runner import Runner
+from tests.programs import run_program
+from tests.waiting import wait_until
+
+JOB = "name: tiny\nstop_grace_s: 5\n"
+LEAVES = """
+import atexit, json, os, socket, subprocess, sys, tempfile, threading
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+seen = {
+    "env": os.environ.get("LEFT"),
+    "module": "left_behind" in sys.modules,
+    "path": "/left" in sys.path,
+    "threads": threading.active_count(),
+    "grad": torch.is_grad_enabled(),
+    "random": torch.rand(1).item(),
+    "attempt": os.environ["LAUNCHER_NODE_ATTEMPT"],
+    "argv": sys.argv[1:],
+    "cwd": os.getcwd(),
+}
+with open(os.path.join(os.environ["RUN_DIR"], "seen-" + os.environ["RANK"]), "w") as file:
+    json.dump(seen, file)
+os.environ["LEFT"] = "1"
+sys.modules["left_behind"] = sys
+sys.path.append("/left")
+torch.set_grad_enabled(False)
+port = socket.create_server(("127.0.0.1", int(sys.argv[1]) + dist.get_rank()))
+left = "import time; time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", left, "left-by-a-run"], start_new_session=True)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+os.chdir("/")
+print("trained", flush=True)
+if "fail" in sys.argv:
+    raise ValueError("as asked")
+"""
+"""Tells what it finds, and leaves some of each behind."""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """A hold ``dev`` of two nodes."""
+    launcher = Runner(tmp_path_factory.mktemp("dev"))
+    launcher.write("", JOB)
+    done = launcher("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
+    assert done.returncode == 0, done.stderr
+    yield launcher
+    assert launcher("release", "dev").returncode == 0
+    assert not launcher.processes()
+
+
+@pytest.fixture
+def dev(shared: Runner) -> Runner:
+    """The hold, for this test alone."""
+    shared.write("", JOB)
+    return shared
+
+
+ON = ("--on", "local")
+
+
+def seen(launcher: Runner, rank: int) -> dict[str, object]:
+    found: dict[str, object] = json.loads(
+        (launcher.folder / f"runs/latest/seen-{rank}").read_text()
+    )
+    return found
+
+
+def test_runs_in_a_hold_see_nothing_of_earlier_ones(dev: Runner) -> None:
+    dev.write(LEAVES, JOB)
+    told = []
+    ports = str(20000 + os.getpid() % 10000)
+    for words, code in (([ports], 0), ([ports, "fail"], 1), ([ports], 0)):
+        done = dev("run", "job.yaml", "--in", "dev", "--", *words)
+        assert done.returncode == code, done.stderr
+        assert done.stdout.count("trained") == 2
+        assert "nnodes 2 x nproc_per_node 1" in done.stderr
+        told += [seen(dev, rank) for rank in (0, 1)]
+        wait_until(lambda: not left_by_runs())
+    assert dev.outcome["reason"] == "completed"
+    for one in told:
+        assert one["env"] is None
+        assert one["module"] is False
+        assert one["path"] is False
+        assert one["threads"] == 1
+        assert one["grad"] is True
+        assert one["attempt"] == "0"
+        assert one["cwd"] == str(dev.folder)
+    assert len({one["random"] for one in told}) == len(told)
+    # The failed one can be had again, in the hold too.
+    (again,) = [r for r in dev.run_ids() if "training-failed" in outcome_of(dev, r)]
+    done = dev("run", "--again", again, "--in", "dev", "--", "fail")
+    assert done.returncode == 1, done.stderr
+
+
+def left_by_runs() -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"left-by-a-run" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def outcome_of(launcher: Runner, run_id: str) -> str:
+    path = launcher.folder / "runs" / run_id / "outcome.json"
+    return path.read_text() if path.exists() else ""
+
+
+WAITS = """
+import os, pathlib, time
+pathlib.Path(os.environ["RUN_DIR"], "up-" + os.environ["RANK"]).touch()
+time.sleep(600)
+"""
+
+
+def test_a_hold_is_for_one_run_at_a_time_and_an_interrupt_keeps_it(dev: Runner) -> None:
+    dev.write(WAITS, JOB)
+    process = dev.start("run", "job.yaml", "--in", "dev")
+    latest = dev.folder / "runs/latest"
+    wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
+    first = latest.resolve().name
+    refused = dev("run", "job.yaml", "--in", "dev")
+    assert refused.returncode == 2
+    assert f"dev is in use: {first} of " in refused.stderr
+    assert f"stop {first}" in refused.stderr
+    in_use = dev("release", "dev")
+    assert in_use.returncode == 2
+    assert f"dev is in use: {first}" in in_use.stderr
+    assert f"used by {first}" in dev("ps").stdout
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert ", free" in dev("status", "dev").stdout
+    dev.write("print('well')\n", JOB)
+    done = dev("run", "job.yaml", "--in", "dev", "--fresh")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") == 2
+
+
+def test_a_run_in_a_hold_restarts_its_workers(dev: Runner) -> None:
+    script = "import os\nif os.environ['LAUNCHER_NODE_ATTEMPT'] == '0': os._exit(3)\nprint('on')\n"
+    dev.write(script, JOB + "max_restarts: 2\n")
+    done = dev("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("on") == 2
+
+
+def test_an_idle_node_that_is_lost_is_replaced(dev: Runner) -> None:
+    folder = next((dev.folder / "runs").glob("dev-*"))
+    pid = json.loads((folder / "nodes/1/0/keeper.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: (folder / "nodes/1/1/ready").exists())
+    dev.write("print('well')\n", JOB)
+    done = dev("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") == 2
+
+
+def test_a_rank_of_a_run_in_a_hold_is_debugged(dev: Runner) -> None:
+    dev.write(STOPS, JOB)
+    debug_rank_1(dev, "--in", "dev")
+
+
+def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher: Runner) -> None:
+    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "1", *ON)
+    assert done.returncode == 0, done.stderr
+    folder = launcher.folder / "runs" / done.stdout.strip()
+    wait_until(lambda: (folder / "outcome.json").exists())
+    wait_until(lambda: not launcher.processes())
+    launcher.write("", JOB)
+    refused = launcher("run", "job.yaml", "--in", "dev")
+    assert refused.returncode == 2
+    assert "the hold dev has ended (completed" in refused.stderr
+    assert "hold --name dev --nnodes 1" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["run", "job.yaml", "--in", "none"], "no hold 'none' in "),
+        (["run", "job.yaml", "--fresh"], "--fresh: of no hold"),
+        (["run", "job.yaml", "--in", "dev", "--on", "docker"], "--in dev: that hold is on local"),
+        (["run", "job.yaml", "--in", "dev", "--nnodes", "3"], "the hold dev has 2"),
+        (["hold", "--name", "dev", *ON], "--name dev: that hold is there already"),
+        (["exec", "dev"], "exec: which program?"),
+        (["exec", "dev", "--node", "2", "--", "true"], "node 2: "),
+        (["shell", "dev", "2"], "node 2: "),
+        (["release", "none"], "no hold 'none' in "),
+        (["hold", "--name", "x", "--on", "slurm"], "--on slurm: nodes are held on local processes"),
+    ],
+)
+def test_wrong_input_is_refused(dev: Runner, words: list[str], what: str) -> None:
+    done = dev(*words)
+    assert done.returncode == 2
+    assert what in done.stderr, done.stderr
+
+
+def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev: Runner) -> None:
+    script = "echo here $LAUNCHER_NODE_INDEX; echo there >&2; exit $((3 * LAUNCHER_NODE_INDEX))"
+    done = dev("exec", "dev", "--", "sh", "-c", script)
+    assert sorted(done.stdout.splitlines()) == [
+        *("[0] here 0", "[0] there", "[1] here 1", "[1] there")
+    ]
+    assert done.stderr == "node 1: exit code 3\n"
+    assert done.returncode == 3
+    done = dev("exec", "dev", "--node", "0", "--", "pwd")
+    assert done.stdout == f"[0] {dev.folder}\n"
+
+
+@pytest.mark.slow
+def test_a_run_whose_launcher_is_killed_frees_the_hold(dev: Runner) -> None:
+    dev.write(WAITS, JOB)
+    process = dev.start("run", "job.yaml", "--in", "dev")
+    latest = dev.folder / "runs/latest"
+    wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: ", free" in dev("status", "dev").stdout)
+    dev.write("print('well')\n", JOB)
+    done = dev("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") == 2
+
+
+@pytest.mark.slow
+def test_packages_that_change_are_imported_anew_and_this_is_told(launcher: Runner) -> None:
+    packages = launcher.folder / "site-packages"
+    packages.mkdir()
+    launcher.env["PYTHONPATH"] += f":{packages}"
+    launcher.write("import newer\nprint('well')\n", JOB)
+    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", *ON)
+    assert done.returncode == 0, done.stderr
+    (packages / "newer.py").write_text("")
+    done = launcher("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert "packages have changed: torch is imported anew" in launcher("logs", "-v", "dev").stderr
+    assert launcher("release", "dev").returncode == 0
+
+
+def test_a_shell_is_opened_in_a_node(dev: Runner) -> None:
+    terminal = Terminal(dev, "shell", "dev", "1")
+    terminal.type("echo node-$LAUNCHER_NODE_INDEX-of-$(pwd)")
+    terminal.wait(f"node-1-of-{dev.folder}")
+    terminal.type("exit 4")
+    assert terminal.finish() == 4, terminal.text
+
+
+def test_nodes_are_held_from_python(launcher: Runner) -> None:
+    launcher.write("import torch\nprint('sum', 40 + 2)\n", JOB)
+    script = """
+from launcher import InputError, Job, hold
+with hold(name="py", on="local", nnodes=2, nproc_per_node=1) as nodes:
+    for _ in range(2):
+        done = nodes.run(Job(command="train.py"))
+        print(done.wait().reason, *sorted(done.logs()))
+"""
+    (launcher.folder / "start.py").write_text(script)
+    done = run_program(
+        [sys.executable, "start.py"], cwd=launcher.folder, env=launcher.env, timeout=150
+    )
+    assert done.stdout.splitlines() == ["completed [0/0] sum 42 [1/1] sum 42"] * 2, done.stderr
+    wait_until(lambda: not launcher.processes())
