@@ -179,3 +179,15 @@ def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(trai
     report = [sys.executable, "-m", "launcher", "report", disturbed.run.resolve().name]
     told = run_program(report, cwd=disturbed.folder, env=clean_environment(), timeout=60)
     assert "productive" in told.stdout
+
+
+@pytest.mark.slow
+def test_with_dropout_a_lost_worker_changes_no_bit_of_a_transformers_log(train):
+    pytest.importorskip("transformers", reason="transformers is missing")
+    script = ["transformers_trainer.py", "--epochs", "1"]
+    undisturbed, disturbed = train("undisturbed", script), train("disturbed", script)
+    undisturbed.finish(undisturbed.start("--nproc-per-node", "2"))
+    disturbed.finish(disturbed.start("--nproc-per-node", "2", KILL="1:17", SLOW_S="0.1"))
+    assert "goes on after step" in disturbed.output()
+    assert len(disturbed.rows()) == 10
+    assert disturbed.rows() == undisturbed.rows()

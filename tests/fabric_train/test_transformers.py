@@ -116,3 +116,20 @@ def test_what_does_not_fit_is_refused_or_told(tmp_path, capfd, monkeypatch):
     untouched = object()
     assert with_continuity(untouched) is untouched
     assert capfd.readouterr().out == ""
+
+
+def test_processes_that_the_trainer_does_not_join_are_refused(tmp_path, capfd, monkeypatch):
+    from fabric_train.transformers import with_continuity
+
+    # It sees one process, as in torchrun's where there is neither a GPU nor use_cpu.
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    trainer = transformers.Trainer(Model(8), arguments, train_dataset=SAMPLES)
+    assert with_continuity(trainer, str(tmp_path)) is trainer
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="2"):
+        with_continuity(trainer, str(tmp_path))
+    told = capfd.readouterr().err
+    assert "2 processes were started, but the Trainer sees 1" in told
+    assert "TrainingArguments(use_cpu=" in told
