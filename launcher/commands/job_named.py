@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.api.choose_target import choose_engine, room_of
-from launcher.api.holding import enter_hold, find_hold
 from launcher.api.planning import PlannedRun, note_no_checkpoint, plan_job, read_job_of, resume_job
 from launcher.commands.arguments import open_named, run_root
 from launcher.contract.errors import InputError
@@ -101,6 +100,9 @@ def planned(
     """
     root, again, opened = run_root(arguments), _earlier(arguments), open_named(arguments)
     if name := getattr(arguments, "hold", None):
+        # It looks after runs: what a render need not import.
+        from launcher.api.holding import enter_hold, find_hold
+
         opened = opened or room_of(find_hold(root, name).read_plan().target).open(root, arguments)
         enter_hold(root, name, opened, fresh=arguments.fresh)
     elif getattr(arguments, "fresh", False):

@@ -191,7 +191,7 @@ class Suspension(Protocol):
         ...
 
 
-class Hold(Protocol):
+class HeldNodes(Protocol):
     """Nodes that wait for a run."""
 
     def fit(self, job: JobSpec) -> JobSpec:
@@ -217,7 +217,7 @@ class Target(ABC):
         """Whether no node has started, and an interrupt ends what ``submit`` sends at once."""
         self.there: NodesThere | None = None
         """The nodes that are there before the run is planned; None where the job says how many."""
-        self.hold: Hold | None = None
+        self.hold: HeldNodes | None = None
         """The hold whose nodes a new run uses; only where the target has holds."""
         self.notes: list[str] = []
         """Lines for a person about what was done; the caller prints and removes them."""

@@ -154,8 +154,9 @@ def test_every_example_of_the_reference_is_a_valid_job() -> None:
     blocks = re.findall("```yaml\n(.*?)```", REFERENCE, flags=re.DOTALL)
     examples = [one for block in blocks[:-1] for one in block.split("# or\n")]
     head = {"name": "name: a\n", "command": "command: t.py\n"}
+    given = [re.findall(r"^(\w+):", one, re.MULTILINE) for one in examples]
     made = [
-        parse_job("".join(head[key] for key in head if f"{key}: " not in one) + one, one)
-        for one in examples
+        parse_job("".join(head[key] for key in head if key not in keys) + one, one)
+        for one, keys in zip(examples, given, strict=True)
     ]
     assert len(made) >= len(JobSpec.model_fields)
