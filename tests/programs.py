@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,3 +19,9 @@ def run_program(
     return subprocess.run(
         argv, capture_output=True, text=True, timeout=timeout, check=check, **options
     )
+
+
+def write_python_program(path: Path, text: str) -> None:
+    """A program in this Python. Its path may have a space, which ``#!`` alone does not take."""
+    path.write_text(f"#!/usr/bin/env -S {shlex.quote(sys.executable)}\n{text}")
+    path.chmod(0o755)

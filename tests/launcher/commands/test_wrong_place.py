@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands import cli
-from tests.programs import run_program
+from tests.programs import run_program, write_python_program
 
 ROOT = Path(__file__).parents[3]
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
@@ -136,10 +136,7 @@ def test_a_deleted_folder_is_told_in_one_line(folder: Path, line: str) -> None:
 def test_a_deleted_folder_is_told_where_the_launcher_is_called_by_its_path(
     folder: Path, line: str
 ) -> None:
-    (folder / "mine").write_text(
-        f"#!{sys.executable}\nfrom launcher.__main__ import main\nmain()\n"
-    )
-    (folder / "mine").chmod(0o755)
+    write_python_program(folder / "mine", "from launcher.__main__ import main\nmain()\n")
     done = shell(f"mkdir gone; cd gone; rmdir ../gone; {folder}/mine {line}", folder)
     assert_told(done, words="the current folder is gone")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def files_of(plan: LaunchPlan) -> AgentFiles:
 
 def without_machine(script: str) -> str:
     """The script without the name of the interpreter that these tests run under."""
-    return script.replace(sys.executable, "/venv/bin/python")
+    return script.replace(shlex.quote(sys.executable), "/venv/bin/python")
 
 
 def test_the_whole_local_script(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def test_a_host_whose_python_is_too_old_says_so_in_one_line(
     ssh: Ssh, hosts: list[Host], tmp_path: Path
 ) -> None:
     program = tmp_path / "bin/python3"
-    program.write_text(OLD_PYTHON.format(python=sys.executable))
+    program.write_text(OLD_PYTHON.format(python=shlex.quote(sys.executable)))
     program.chmod(0o755)
     with pytest.raises(TargetError) as error:
         ssh.open(hosts[0])

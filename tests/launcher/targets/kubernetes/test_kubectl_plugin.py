@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from launcher.commands import printed_commands as typed_commands
 from launcher.commands.cli import run_command
 from tests.launcher.fake_cluster import FakeCluster
-from tests.programs import run_program
+from tests.programs import run_program, write_python_program
 
 ROOT = Path(__file__).parents[4]
 RUN_ID = "digits-0a1b2c"
@@ -124,11 +123,8 @@ def test_commands_are_printed_as_kubectl_takes_them(
 def test_kubectl_finds_it_and_hands_the_exit_code_on(
     submitted: FakeCluster, tmp_path: Path
 ) -> None:
-    program = tmp_path / "kubectl-launcher"
-    program.write_text(
-        f"#!{sys.executable}\nfrom launcher.__main__ import kubectl_main\nkubectl_main()\n"
-    )
-    program.chmod(0o755)
+    text = "from launcher.__main__ import kubectl_main\nkubectl_main()\n"
+    write_python_program(tmp_path / "kubectl-launcher", text)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
 
