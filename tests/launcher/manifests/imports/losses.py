@@ -23,5 +23,7 @@ for step in range(5):
     optimizer.step()
     if dist.get_rank() == 0:
         print(step, loss.item(), flush=True)
+# Else torch may abort the process: a DDP model must not outlive its group.
+del loss, optimizer, model
 dist.destroy_process_group()
 """
