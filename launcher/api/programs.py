@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from launcher.api.choose_target import open_target
 from launcher.api.listing import read_state
@@ -11,6 +10,7 @@ from launcher.contract.errors import InputError, LauncherError
 from launcher.follow.target import Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
+from launcher.targets.at_once import at_once
 from launcher.targets.conversation import Conversation
 
 _BOTH_STREAMS = ("sh", "-c", 'exec "$@" 2>&1', "sh")
@@ -46,8 +46,7 @@ def run_in_nodes(
         return code if code >= 0 else 128 - code
 
     wanted = [n.node_index for n in plan.nodes] if node is None else [node]
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        return dict(zip(wanted, pool.map(begin, wanted), strict=True))
+    return dict(zip(wanted, at_once(begin, wanted), strict=True))
 
 
 def plan_shell(run: RunFolder, node: int) -> tuple[str, ...]:

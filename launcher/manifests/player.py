@@ -31,11 +31,11 @@ from launcher.manifests.play import (
     tell_ending,
 )
 from launcher.manifests.play_values import PlayedMount, PlayedVolume
+from launcher.targets.at_once import at_once
 from launcher.targets.docker.engine import (
     Engine,
     NotStartedError,
     OwnContainer,
-    at_once,
     engine_errors,
 )
 from launcher.targets.docker_options import LOG_OPTIONS

@@ -8,22 +8,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.reasons import NodeState
 from launcher.targets.agent_files import OWN_IMAGE
+from launcher.targets.at_once import at_once
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 REQUEST_TIMEOUT_S = 60
 """Starting a container with GPUs takes seconds; an engine silent for this long is dead."""
@@ -278,24 +277,6 @@ class Engine:
                 what = f"the Docker engine has not removed {ids[0]} within {SWEEP_LIMIT_S:g} s"
                 raise TargetError(what, "sudo systemctl restart docker, then the same command")
             self._clock.sleep(0.05)
-
-
-def at_once(
-    act: Callable[[Item], Result], items: Iterable[Item], *, may_leave: bool = False
-) -> list[Result]:
-    """The results of an action on each item, many at once. Raises the first error, at the end.
-
-    ``may_leave``: Ctrl-C does not wait for actions that are under way.
-    """
-    # Nodes start and stop together, whatever their number.
-    pool, waits = ThreadPoolExecutor(max_workers=16), True
-    try:
-        return list(pool.map(act, items))
-    except KeyboardInterrupt:
-        waits = not may_leave
-        raise
-    finally:
-        pool.shutdown(wait=waits)
 
 
 @contextlib.contextmanager

@@ -26,11 +26,11 @@ from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.runs.ledger import agent_ledger
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.agent_files import OWN_IMAGE, choose_agent, write_agent_files
+from launcher.targets.at_once import at_once
 from launcher.targets.docker.engine import (
     ContainerEnding,
     Engine,
     OwnContainer,
-    at_once,
     engine_errors,
     gone_is_fine,
 )

@@ -12,13 +12,13 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
 from launcher.contract.errors import TargetError
 from launcher.targets import short_command
 from launcher.targets.agent_archive import HOST_FOLDER, read_host_sources, render_agent_archive
+from launcher.targets.at_once import settle
 from launcher.targets.conversation import Conversation
 from launcher.targets.hosts.inventory import Inventory
 from launcher.targets.hosts.program.messages import Answered, HostRequest, Refusal
@@ -30,8 +30,6 @@ CONNECT_LIMIT_S = 10
 OPEN_LIMIT_S = CONNECT_LIMIT_S * 2 + 10.0
 """Until the host's first word, through a jump host as well."""
 REQUEST_LIMIT_S = 60.0
-HEARS_S = 0.2
-"""How long a signal may go unheard while hosts are at work."""
 SSH_ENV = {"SSH_ASKPASS_REQUIRE": "never"}
 """BatchMode does not reach the client that ProxyJump starts, which would open a window to ask."""
 
@@ -138,20 +136,8 @@ class Ssh:
 
         Raises one ``TargetError`` for all hosts that failed, after all have ended.
         """
-        items = list(items)
-        if not items:
-            return []
-        # More would only compete for this machine's processors.
-        pool = ThreadPoolExecutor(max_workers=min(len(items), 64))
-        try:
-            futures = [pool.submit(work, item) for item in items]
-            # In turns: a signal that comes just before a wait begins does not end it. Python notes
-            # it, and calls the handler after the wait: here when all is sent.
-            while wait(futures, timeout=HEARS_S).not_done:
-                pass
-        finally:
-            # An interrupt must not wait here: the caller ends what the threads wait for.
-            pool.shutdown(wait=False, cancel_futures=True)
+        # An interrupt must not wait: the caller ends what the threads wait for.
+        futures = settle(work, items, may_leave=True)
         errors = [error for error in (future.exception() for future in futures) if error]
         for error in errors:
             if not isinstance(error, TargetError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
 from launcher.follow.look import NOT_STARTED, keep_look
 from launcher.follow.target import Door
+from launcher.targets.at_once import at_once
 from launcher.targets.docker_options import PYTHON
 from launcher.targets.kubernetes.code import check_exec
 from launcher.targets.kubernetes.pod_states import PodView, newest_of_each
@@ -61,8 +61,7 @@ def look(
         return keep_look(run, pod.node_index, request.id, files)
 
     pods = newest_of_each(job.pods.read())
-    with ThreadPoolExecutor(32) as pool:
-        told = dict(zip(pods, pool.map(ask, pods.values()), strict=True))
+    told = dict(zip(pods, at_once(ask, pods.values()), strict=True))
     absent = {node.node_index for node in plan.nodes} - pods.keys()
     return {i: why for i, why in told.items() if why} | dict.fromkeys(absent, "it has no pod")
 
