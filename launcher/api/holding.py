@@ -32,8 +32,8 @@ def write_job(name: str) -> str:
 def check_hold(root: Path, name: str, target: Target) -> None:
     """Raises ``InputError`` where no hold of that name can be made on a target."""
     if not target.traits.has_holds:
-        what = f"--on {target.name}: nodes are held on local processes alone so far"
-        raise InputError(what, "--on local; elsewhere each run starts its own nodes")
+        what = f"--on {target.name}: nodes are not held there so far"
+        raise InputError(what, "--on local, or hosts; elsewhere each run starts its own nodes")
     try:
         run = find_hold(root, name)
     except InputError:

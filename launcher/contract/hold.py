@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from launcher.contract.node_plan import Env
 
-USER_FILE = "in-use"
+USER_FILE = ".in-use"
 """In the hold's run folder while a run uses its nodes: the fields of ``User``. The run's launcher
 touches it, at least every ``LEASE_S`` seconds."""
 OWNER_FILE = "held-by"
@@ -15,7 +15,7 @@ LEASE_S = 60.0
 """A run whose launcher has been silent for so long is ended, and the hold is free."""
 READY_FILE = "ready"
 """In a node's folder once it has imported torch, and takes runs."""
-START_REQUEST = "start-request"
+START_REQUEST = ".start-request"
 """In a node's folder: the fields of ``StartRun``. The node removes it, and starts the run's node,
 whose record is then in that one's folder."""
 RENEW = "packages have changed"

@@ -39,7 +39,7 @@ class Hold:
     """The nodes of a hold, for one run at a time. ``fresh``: with new interpreters."""
 
     def __init__(self, run: RunFolder, *, fresh: bool = False) -> None:
-        self.run, self._fresh = run, fresh
+        self.run, self.fresh = run, fresh
         self._user = run.path / USER_FILE
         self._is_mine = False
         self._touched_at = float("-inf")
@@ -59,7 +59,7 @@ class Hold:
     def fit(self, job: JobSpec) -> JobSpec:
         """The job with what it leaves open as the hold has it, forked from its torch."""
         nproc = self.plan.nodes[0].nproc_per_node
-        open_keys = {"nproc_per_node": nproc, "start": "fresh" if self._fresh else "fork"}
+        open_keys = {"nproc_per_node": nproc, "start": "fresh" if self.fresh else "fork"}
         asks = job.model_fields_set | ({"nproc_per_node"} if job.devices else set())
         return job.model_copy(update={k: v for k, v in open_keys.items() if k not in asks})
 
@@ -112,7 +112,7 @@ class Hold:
         held = self.plan.nodes[index]
         folder = self.run.node_dir(held.node_index, held.incarnation)
         asked = StartRun(
-            task=task, node_dir=node_dir, cwd=cwd, env=tuple(env.items()), fresh=self._fresh
+            task=task, node_dir=node_dir, cwd=cwd, env=tuple(env.items()), fresh=self.fresh
         )
         # It holds the secrets, and is gone once the node has read it.
         mask = os.umask(0o077)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.code.record import read_kept_code
 from launcher.contract import protocol, typed
-from launcher.contract.errors import LauncherError, TargetError
+from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
@@ -31,6 +32,7 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.docker_options import enter_container, plan_containers
+from launcher.targets.hold import Hold, is_hold
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
 from launcher.targets.hosts.images import provide_image, read_image
@@ -41,6 +43,7 @@ from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
 from launcher.targets.hosts.survey import survey_hosts
+from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
 if TYPE_CHECKING:
@@ -59,7 +62,7 @@ class HostsTarget(Target):
     """Runs each node on a machine of an inventory."""
 
     name = TARGET
-    traits = Traits(sends_code=True)
+    traits = Traits(sends_code=True, has_holds=True)
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class HostsTarget(Target):
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
         self._beats: threading.Event | None = None
+        self.hold: Hold | None = None
         self._refused: dict[int, str] = {}
         """Nodes that could not be started again, and why."""
 
@@ -84,6 +88,8 @@ class HostsTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
+        if self.hold is not None:
+            return self._held_facts(job, self.hold)
         inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
         ssh, bare = self._connect(), job.hosts.runtime == "python"
         hosts, port, notes = survey_hosts(ssh, inventory, job)
@@ -95,11 +101,22 @@ class HostsTarget(Target):
             ssh_config=inventory.ssh_config,
             containers=plan_containers(job, None),
         )
+        version = next(filter(None, known), None)
+        return self._facts_of(job, own, image.name if image else None, version, port)
+
+    def _facts_of(
+        self,
+        job: JobSpec,
+        own: HostsSettings,
+        image: str | None,
+        torch_version: str | None,
+        port: int | None,
+    ) -> TargetFacts:
         return plan_facts(
             job,
             own,
-            image=image.name if image else None,
-            torch_version=next(filter(None, known), None),
+            image=image,
+            torch_version=torch_version,
             port=port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
@@ -107,8 +124,21 @@ class HostsTarget(Target):
             terminal=sys.stderr.isatty(),
         )
 
+    def _held_facts(self, job: JobSpec, hold: Hold) -> TargetFacts:
+        """Of the hosts of a hold, as they were when it was made: nothing is asked of them."""
+        plan, self._inventory = hold.plan, None
+        self._connect(plan)
+        known = HostsSettings.of(plan)
+        held = zip(known.hosts, plan.nodes, strict=True)
+        hosts = tuple(replace(host, device_ids=node.device_ids) for host, node in held)
+        own = replace(known, hosts=hosts[: job.nnodes.max])
+        # As free as any; a run that finds it taken starts again.
+        port = random.SystemRandom().choice(PORTS)
+        facts = self._facts_of(job, own, plan.image, plan.torch_version, port)
+        return replace(facts, place=f"hosts {', '.join(h.name for h in own.hosts)}")
+
     def has_image(self, job: JobSpec) -> bool:
-        return job.hosts.runtime != "python"
+        return job.hosts.runtime != "python" and self.hold is None
 
     def _connect(self, plan: LaunchPlan | None = None) -> Ssh:
         """With the inventory that was given, or else the hosts of ``plan``."""
@@ -123,6 +153,11 @@ class HostsTarget(Target):
         return self._ssh
 
     def check(self, plan: LaunchPlan) -> None:
+        if self.hold is not None:
+            self.hold.enter(plan.run_id)
+        if plan.image is not None and is_hold(plan):
+            what = "hosts.runtime docker: nodes of hosts are held as processes alone"
+            raise InputError(what, "--set hosts.runtime=python")
         read_secrets(plan.nodes[0].secrets, os.environ)
         if self.code is not None:
             check_in_code(self.code)
@@ -141,6 +176,8 @@ class HostsTarget(Target):
         Of single nodes, those whose host is away or refuses are told by ``observe`` as missing.
         """
         artifact = self.render(plan, only)
+        if self.hold is not None:
+            self.hold.enter(plan.run_id)
         secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         self._submitted = plan
         started = [node.node.node_index for node in artifact.nodes]
@@ -176,12 +213,20 @@ class HostsTarget(Target):
             def each(work: Callable[[HostNode, Session], object]) -> None:
                 ssh.each(lambda node: work(node, sessions[node.host.name]), reached)
 
+            def take(node: HostNode, session: Session) -> None:
+                if self.hold is None:
+                    nodes.take(plan, node, session)
+                elif node.node.incarnation:  # an earlier one may still run; the hold has the lease
+                    index = node.node.node_index
+                    nodes.end(session, plan, node.host, index, 0.0, tell_launcher=False)
+
             def launch(node: HostNode, session: Session) -> None:
-                session.call(StartNode(node=node.spec.having(secrets=secrets)))
+                held = nodes.find_held(self.hold, node) if self.hold else None
+                session.call(StartNode(node=node.spec.having(secrets=secrets, held=held)))
                 self._lines[node.node.node_index].started(nodes.key_of(node.node))
 
             # Leases before anything travels, which may take minutes.
-            each(lambda node, session: nodes.take(plan, node, session))
+            each(take)
             self._open_lines(plan)
             code = self._read_code(plan)
             agent = artifact.files.archive if artifact.files else None
@@ -383,6 +428,8 @@ class HostsTarget(Target):
                     self._beats.set()
                 self._connect().each(lambda line: line.close(), self._lines.values())
                 self._lines, self._beats = {}, None
+                if self.hold is not None:
+                    self.hold.leave()
 
     def _plan_of(self, run_id: str) -> LaunchPlan | None:
         run = RunFolder(self._run_root / run_id)

@@ -18,6 +18,7 @@ from launcher.contract.keeper_record import RECORD, write_record
 from launcher.contract.process_stat import start_of
 from launcher.targets import children
 from launcher.targets.hosts.program import leases, processes
+from launcher.targets.hosts.program.held import HeldChild
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed, mark_followed
 from launcher.targets.hosts.program.records import TYPE_CHECKING
@@ -25,6 +26,7 @@ from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType
 
 POLL_S = 0.05
@@ -44,6 +46,23 @@ def keep(spec: KeeperSpec, held: list[int]) -> None:
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     keeper.run()
+
+
+class _Child:
+    """The node's program, started by this process."""
+
+    why = ""
+
+    def __init__(self, spec: KeeperSpec, env: Mapping[str, str]) -> None:
+        console = Path(spec.node_dir, protocol.CONSOLE_FILE)
+        self._pid = children.start(tuple(spec.argv), cwd=spec.cwd, env=env, console=console)
+
+    def poll(self) -> int | None:
+        """Its exit code as in a shell; None while it runs."""
+        return children.poll(self._pid)
+
+    def send(self, signum: int) -> None:
+        send((self._pid,), signum)
 
 
 class _Keeper:
@@ -73,22 +92,22 @@ class _Keeper:
         unset = (processes.KEEPER, *spec.unset)
         inherited = {k: v for k, v in os.environ.items() if k not in unset}
         env = {**inherited, **spec.env, **spec.secrets}
-        console = self._folder / protocol.CONSOLE_FILE
-        child = children.start(tuple(spec.argv), cwd=spec.cwd, env=env, console=console)
-        while (code := children.poll(child)) is None:
+        child = HeldChild(spec.held, self._folder, env) if spec.held else _Child(spec, env)
+        while (code := child.poll()) is None:
             self._turn(child)
             time.sleep(POLL_S)
+        self._why = self._why or child.why
         return code
 
-    def _turn(self, child: int) -> None:
+    def _turn(self, child: _Child | HeldChild) -> None:
         now = time.monotonic()
         if self._kill_at is None:
             if grace_s := self._grace_s():
                 self._kill_at = now + (grace_s if self._hears() else 0.0)
                 # Only to the agent, which ends its workers: it would report a worker that gets a
                 # signal from elsewhere as failed.
-                send((child,), signal.SIGTERM)
-                send((child,), signal.SIGCONT)
+                child.send(signal.SIGTERM)
+                child.send(signal.SIGCONT)
         elif now > self._kill_at:
             self._sweep()
 
@@ -115,12 +134,18 @@ class _Keeper:
     def _sweep(self) -> None:
         if self._spec.container:
             remove_container(self._spec.container)
-        send(processes.find(self._run_id, self._node), signal.SIGKILL)
+        send(self._find(), signal.SIGKILL)
+
+    def _find(self) -> tuple[int, ...]:
+        found = processes.find(self._run_id, self._node)
+        if self._spec.held:
+            found += processes.find_forked(self._folder.parents[2], self._node)
+        return found
 
     def _close(self, code: int, detail: str, *, out_of_memory: bool = False) -> None:
         deadline = time.monotonic() + SWEEP_LIMIT_S
         self._sweep()
-        while processes.find(self._run_id, self._node) and time.monotonic() < deadline:
+        while self._find() and time.monotonic() < deadline:
             self._sweep()
             time.sleep(0.02)
         leases.release(self._held)
@@ -153,9 +178,9 @@ def start(spec: KeeperSpec, program: str, held: list[int]) -> None:
         (folder / stale).unlink(missing_ok=True)
     mark_followed(folder.parents[2], spec.node_index)
     argv = (sys.executable, "-S", program, "keep", *map(str, held))
-    pid = processes.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log", held)
+    text, log = spec.to_json().encode(), folder / "keeper.log"
     # The keeper writes this too, but later: until then the node would count as lost.
-    record_process(folder, pid)
+    processes.start_keeper(argv, env, text, log, held, lambda pid: record_process(folder, pid))
 
 
 # -- containers ------------------------------------------------------------------------------------

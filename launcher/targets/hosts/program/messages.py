@@ -91,8 +91,22 @@ class LeaseTaken(Record):
     held: Sequence[Lease] = ()
 
 
+class HeldNode(Record):
+    """A node of a hold on this host, which starts others.
+
+    ``folder`` is its own, where ``request_file`` asks it to: ``request``, a JSON object, and the
+    variables. ``user_file`` tells it of its ``user``, and is touched as long as there is one.
+    """
+
+    folder: str
+    request_file: str
+    request: str
+    user_file: str
+    user: str
+
+
 class KeeperSpec(Record):
-    """What a node's keeper starts."""
+    """What a node's keeper starts, or has a held node start."""
 
     run_id: str
     node_index: int
@@ -105,6 +119,7 @@ class KeeperSpec(Record):
     container: str = ""
     detached: bool
     stop_grace_s: float
+    held: HeldNode | None = None
 
 
 class StartNode(HostRequest[None]):

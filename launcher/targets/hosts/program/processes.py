@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
+from launcher.contract.keeper_record import read_record
+from launcher.contract.process_stat import lives
 from launcher.targets import process_table
 
 KEEPER = "LAUNCHER_KEEPER"
@@ -34,9 +36,14 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
 
 
 def start_keeper(
-    argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: Path, files: Sequence[int]
-) -> int:
-    """Starts a process that outlives this session, sends it ``spec``, and returns its pid.
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    spec: bytes,
+    log: Path,
+    files: Sequence[int],
+    record: Callable[[int], None],
+) -> None:
+    """Starts a process that outlives this session, has its pid recorded, and sends it ``spec``.
 
     It has the open ``files`` too.
 
@@ -54,10 +61,10 @@ def start_keeper(
             pass_fds=files,
         )
     assert child.stdin is not None
+    record(child.pid)
     child.stdin.write(spec)
     child.stdin.close()
     child.returncode = 0  # nobody here waits for it
-    return child.pid
 
 
 def find(run_id: str, node: int | None = None, *, keepers: bool | None = False) -> tuple[int, ...]:
@@ -69,3 +76,15 @@ def find(run_id: str, node: int | None = None, *, keepers: bool | None = False) 
         and (node is None or env.get(protocol.NODE_INDEX) == str(node))
         and keepers in (None, KEEPER in env)
     )
+
+
+def find_forked(run_dir: Path, node: int | None) -> tuple[int, ...]:
+    """Those that were forked in a hold, and have its variables: by their nodes' records."""
+    found: tuple[int, ...] = ()
+    for folder in run_dir.glob(f"{protocol.NODES_DIR}/{'*' if node is None else node}/*"):
+        record = read_record(folder)
+        if lives(record) and process_table.variable_of(record["pid"], KEEPER) is None:
+            from launcher.agent.processes import tree_of
+
+            found += tree_of(record["pid"])
+    return found

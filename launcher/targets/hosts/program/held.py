@@ -1,0 +1,82 @@
+"""A node that a held node of this host starts, as a fork of itself: asked for, and followed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.agent.atomic_write import write_atomically
+from launcher.contract import protocol
+from launcher.contract.keeper_record import read_record
+from launcher.contract.process_stat import lives
+from launcher.targets.hosts.program.node_state import read_state
+from launcher.targets.hosts.program.records import TYPE_CHECKING
+from launcher.targets.process_table import send
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.targets.hosts.program.messages import HeldNode
+
+TAKEN_LIMIT_S = 120.0
+"""How long it may take to begin: where packages have changed it imports torch first."""
+SHOWN_S = 1.0
+KILLED = 137
+
+
+class HeldChild:
+    """The started node, as its keeper sees it: no child of this process."""
+
+    def __init__(self, held: HeldNode, node_dir: Path, env: Mapping[str, str]) -> None:
+        self._held, self._folder = held, node_dir
+        self._request = Path(held.folder, held.request_file)
+        self._limit_at = time.monotonic() + TAKEN_LIMIT_S
+        self._shown_at = time.monotonic()
+        self.why = ""
+        write_atomically(Path(held.user_file), held.user)
+        # It holds the secrets, and is gone once the held node has read it.
+        mask = os.umask(0o077)
+        try:
+            asked = {**json.loads(held.request), "env": list(env.items())}
+            write_atomically(self._request, json.dumps(asked))
+        finally:
+            os.umask(mask)
+
+    def poll(self) -> int | None:
+        """Its exit code as in a shell; None while it runs, or is about to."""
+        self._show_use()
+        record = read_record(self._folder)
+        if record.get("pid") != os.getpid():
+            # The record is its own by now.
+            return None if lives(record) else self._read_code()
+        is_there = read_state(Path(self._held.folder)).state == "running"
+        if is_there and time.monotonic() < self._limit_at:
+            return None
+        self._request.unlink(missing_ok=True)
+        self.why = f"its node of the hold {'does not answer' if is_there else 'has ended'}"
+        return KILLED
+
+    def send(self, signum: int) -> None:
+        """A signal to it; where it has not begun, it will not."""
+        pid = read_record(self._folder).get("pid")
+        if pid == os.getpid():
+            self._limit_at = time.monotonic()
+        elif pid:
+            send((pid,), signum)
+
+    def _read_code(self) -> int:
+        with suppress(OSError, ValueError, KeyError):
+            return int(json.loads((self._folder / protocol.OUTCOME_FILE).read_text())["exit_code"])
+        return KILLED
+
+    def _show_use(self) -> None:
+        """Tells the held node that this process lives, unless a later run has the hold."""
+        if time.monotonic() - self._shown_at < SHOWN_S:
+            return
+        self._shown_at, path = time.monotonic(), Path(self._held.user_file)
+        with suppress(OSError):
+            if path.read_text() == self._held.user:
+                os.utime(path)
