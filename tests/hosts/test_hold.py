@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,13 @@ import pytest
 from launcher.contract.protocol import NODE_INDEX, RUN_ID
 from launcher.targets import process_table
 from launcher.targets.hosts.program.processes import KEEPER
-from tests.hosts.typist import Typist
+from tests.hosts.typist import STATE, Typist
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
 
 TELLS = """
-import os, socket, sys, tempfile, time
+import os, socket, sys, time
 import torch.distributed as dist
 dist.init_process_group("gloo")
 names = [None] * dist.get_world_size()
@@ -28,7 +29,8 @@ os.environ["LEFT"] = "1"
 if "fail" in sys.argv:
     raise ValueError("as asked")
 while "wait" in sys.argv:
-    open(os.path.join(os.environ["RUN_DIR"], "up-" + os.environ["RANK"]), "w").close()
+    node = os.environ["LAUNCHER_NODE_INDEX"] + "-" + os.environ["LAUNCHER_INCARNATION"]
+    open(os.path.join(os.environ["RUN_DIR"], "up-" + node), "w").close()
     time.sleep(0.1)
 """
 WORLD = "['gpu1', 'gpu2'] None"
@@ -54,6 +56,21 @@ class Held:
         self.typist.write(TELLS % self.edits)
         return f"edit {self.edits} {WORLD}"
 
+    def start_waiting(self) -> subprocess.Popen[bytes]:
+        """A run that has started, and does not end by itself."""
+        self.edit()
+        process = self.typist.start("run", "job.yaml", "--in", "dev", "--", "wait")
+        latest = self.typist.folder / "runs/latest"
+        wait_until(lambda: len(list(latest.glob("up-*"))) == 2, limit_s=90)
+        return process
+
+    def kill_agent(self, index: int) -> None:
+        """The held process that has imported torch, and all of its node but the keeper."""
+        found = process_table.find(**{RUN_ID: self.run_id, NODE_INDEX: str(index)})
+        pids = [pid for pid in found if process_table.variable_of(pid, KEEPER) is None]
+        assert pids
+        process_table.send(pids, signal.SIGKILL)
+
     def run_well(self) -> str:
         told = self.edit()
         done = self.typist("run", "job.yaml", "--in", "dev", "--", "--lr", "0.1")
@@ -62,14 +79,48 @@ class Held:
         return done.stderr
 
 
-def test_runs_in_a_hold_of_hosts(typist: Typist) -> None:
+@pytest.fixture
+def held(typist: Typist) -> Iterator[Held]:
     held = Held(typist)
-    told = held.run_well()
-    print(told)
+    yield held
+    done = typist("release", "dev")
+    assert done.returncode == 0, done.stderr
+
+
+def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
+    typist = held.typist
+    assert "running on hosts gpu1, gpu2" in held.run_well()
     held.edit()
     failed = typist("run", "job.yaml", "--in", "dev", "--", "fail")
     assert failed.returncode == 1, failed.stderr
-    assert "ValueError: as asked" in failed.stderr + failed.stdout
-    print(typist("hosts").stdout)
+    assert "ValueError: as asked" in failed.stderr
+    running = held.start_waiting()
+    # A run takes no lease: the hold has them.
+    leases = json.loads(typist("hosts", "--json").stdout)
+    assert {lease["run_id"] for host in leases for lease in host["leases"]} == {held.run_id}
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 130
+    assert ", free" in typist("status", "dev").stdout
+    told = held.edit()
+    fresh = typist("run", "job.yaml", "--in", "dev", "--fresh")
+    assert fresh.returncode == 0, fresh.stderr
+    assert fresh.stdout.count(told) == 2
+    for host in typist.network.hosts[:2]:
+        assert host.run("ls", f"{STATE}/runs").split() == [held.run_id]
+
+
+def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: Held) -> None:
+    held.kill_agent(1)
+    wait_until(lambda: (held.folder / "nodes/1/1/ready").exists(), limit_s=120)
     held.run_well()
-    assert typist("release", "dev").returncode == 0
+    running = held.start_waiting()
+    held.kill_agent(1)
+    # The run goes on in the hold's next node.
+    latest = held.typist.folder / "runs/latest"
+    wait_until(
+        lambda: [*latest.glob("up-1-[1-9]*")], lambda: held.typist("logs", "-v").stderr, limit_s=120
+    )
+    running.kill()
+    running.wait()
+    # At once: the hold ends what still runs there.
+    held.run_well()

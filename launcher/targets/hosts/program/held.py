@@ -36,12 +36,14 @@ class HeldChild:
         self._limit_at = time.monotonic() + TAKEN_LIMIT_S
         self._shown_at = time.monotonic()
         self.why = ""
-        write_atomically(Path(held.user_file), held.user)
+        asked = {**json.loads(held.request), "env": list(env.items())}
         # It holds the secrets, and is gone once the held node has read it.
         mask = os.umask(0o077)
         try:
-            asked = {**json.loads(held.request), "env": list(env.items())}
-            write_atomically(self._request, json.dumps(asked))
+            # Of a hold that has ended the folder is gone.
+            with suppress(FileNotFoundError):
+                write_atomically(Path(held.user_file), held.user)
+                write_atomically(self._request, json.dumps(asked))
         finally:
             os.umask(mask)
 
