@@ -86,7 +86,9 @@ def wait_ready(run: RunFolder, clock: Clock) -> None:
 def release(root: Path, name: str) -> str:
     """Ends a hold that nobody uses, and says so. Raises ``InputError``."""
     run = find_hold(root, name)
-    if (user := Hold(run).read_user()) is not None:
-        what = f"{name} is in use: {user.run_id} of {user.owner} runs there"
-        raise InputError(what, typed.command("stop", user.run_id))
-    return stop_run(run, None)
+    # Nobody else enters any more.
+    (hold := Hold(run)).enter(run.run_id)
+    try:
+        return stop_run(run, None)
+    finally:
+        hold.leave()

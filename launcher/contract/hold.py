@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from launcher.contract.node_plan import Env
 
 USER_FILE = ".in-use"
-"""In the hold's run folder while a run uses its nodes: the fields of ``User``. The run's launcher
-touches it, at least every ``LEASE_S`` seconds."""
+"""In the hold's run folder: the fields of ``User`` while a run uses its nodes, else empty. The
+run's launcher has it locked, and touches it, at least every ``LEASE_S`` seconds. Hosts have their
+own, which their keepers touch: no name with a dot is copied from there."""
 OWNER_FILE = "held-by"
 """In the hold's run folder: USER@MACHINE."""
 LEASE_S = 60.0
-"""A run whose launcher has been silent for so long is ended, and the hold is free."""
+"""A run whose launcher has been silent for so long is ended."""
 READY_FILE = "ready"
 """In a node's folder once it has imported torch, and takes runs."""
 START_REQUEST = ".start-request"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import getpass
+import json
 import os
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from launcher.contract import typed
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.hold import (
-    LEASE_S,
     OWNER_FILE,
     READY_FILE,
     START_REQUEST,
@@ -22,7 +23,7 @@ from launcher.contract.hold import (
     User,
 )
 from launcher.contract.keeper_record import RECORD
-from launcher.contract.records import dump_record, parse_record, read_object
+from launcher.contract.records import dump_record, parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.runs.folder import RunFolder, write_atomically
@@ -30,8 +31,9 @@ from launcher.runs.folder import RunFolder, write_atomically
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
-TAKEN_LIMIT_S = 20.0
-"""How long a node may take to begin: where packages have changed it imports torch first."""
+TAKEN_LIMIT_S = 120.0
+"""How long a node may take to begin: it may import torch first, or end a dead launcher's run."""
+TRIES = 200
 POLL_S = 0.01
 
 
@@ -41,7 +43,7 @@ class Hold:
     def __init__(self, run: RunFolder, *, fresh: bool = False) -> None:
         self.run, self.fresh = run, fresh
         self._user = run.path / USER_FILE
-        self._is_mine = False
+        self._file: IO[str] | None = None
         self._touched_at = float("-inf")
 
     @property
@@ -65,47 +67,68 @@ class Hold:
 
     def read_user(self) -> User | None:
         """Who uses it; None where it is free."""
-        with contextlib.suppress(OSError, ValueError):
-            if time.time() - self._user.stat().st_mtime < LEASE_S:
-                return parse_record(User, read_object(self._user))
+        with contextlib.suppress(OSError, ValueError), self._user.open() as file:
+            user = parse_record(User, json.load(file))
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return user
         return None
 
     def enter(self, run_id: str) -> None:
-        """Takes it for a run. Raises ``InputError`` naming the run that has it."""
-        if (user := self.read_user()) is not None and user.run_id != run_id:
-            self._refuse(user)
-        if not self._is_mine:
-            with contextlib.suppress(FileNotFoundError):
-                if self.read_user() is None:
-                    self._user.unlink()
-            own = User(run_id=run_id, owner=f"{getpass.getuser()}@{socket.gethostname()}")
-            try:
-                with self._user.open("x") as file:
-                    file.write(dump_record(own))
-            except FileExistsError:
-                if (user := self.read_user()) is None or user.run_id != run_id:
-                    self._refuse(user)
-        self._is_mine = True
+        """Takes it for a run. Raises ``InputError`` naming the run that has it.
 
-    def _refuse(self, user: User | None) -> None:
-        name = self.plan.job_name
+        The lock lasts as long as this process, or one that was forked from it.
+        """
+        if self._file is not None:
+            return
+        file, user = self._open_user(), None
+        for _ in range(TRIES):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                own = User(run_id=run_id, owner=f"{getpass.getuser()}@{socket.gethostname()}")
+                self._file = file
+                self._write(dump_record(own))
+                return
+            if (user := self.read_user()) is not None:
+                break
+            # Ended soon: one who has the lock writes at once who it is, and one who looks lets go.
+            time.sleep(POLL_S)
+        file.close()
         who = f"{user.run_id} of {user.owner}" if user else "another run"
         fix = f"wait for it, or end it: {typed.command('stop', user.run_id)}" if user else "again"
-        raise InputError(f"{name} is in use: {who} runs there", fix)
+        raise InputError(f"{self.plan.job_name} is in use: {who} runs there", fix)
+
+    def _open_user(self) -> IO[str]:
+        try:
+            return os.fdopen(os.open(self._user, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+        except OSError as error:
+            what = f"{self.plan.job_name} cannot be used: {self._user}: {error.strerror}"
+            raise InputError(what, typed.command("hold", "--name", "NAME")) from error
+
+    def _write(self, text: str) -> None:
+        assert self._file is not None
+        self._file.truncate(0)
+        self._file.seek(0)
+        self._file.write(text)
+        self._file.flush()
 
     def touch(self) -> None:
         """Shows that the run's launcher lives; cheap."""
         now = time.monotonic()
-        if self._is_mine and now - self._touched_at > 1.0:
+        if self._file is not None and now - self._touched_at > 1.0:
             self._touched_at = now
             with contextlib.suppress(OSError):
-                os.utime(self._user)
+                os.utime(self._file.fileno())
 
     def leave(self) -> None:
         """Frees it, if this process has it."""
-        if self._is_mine:
-            self._is_mine = False
-            self._user.unlink(missing_ok=True)
+        if self._file is not None:
+            self._write("")
+            # By name: a process that this one was forked from may still have the file open.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()
+            self._file = None
 
     def start(self, task: str, node_dir: str, index: int, cwd: str, env: dict[str, str]) -> None:
         """Starts a run's node on the held node of that index. Raises ``TargetError``."""

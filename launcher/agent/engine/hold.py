@@ -51,8 +51,8 @@ class Holder:
         self._user = run_dir / USER_FILE
         self._ready = Path(task.node.log_dir, READY_FILE)
         self._request = Path(task.node.log_dir, START_REQUEST)
-        self._seen = 0.0, time.monotonic()
-        self._child, self._grace_s, self._ended_at = 0, 0.0, 0.0
+        self._seen = 0.0, 0.0, ""
+        self._child, self._run_id, self._grace_s, self._ended_at = 0, "", 0.0, 0.0
         self._idle_since, self._has_warned = time.monotonic(), False
 
     def run(self, named: tuple[str, ...]) -> tuple[Reason, str]:
@@ -66,28 +66,31 @@ class Holder:
         self._ready.touch()
         while True:
             now = time.monotonic()
-            is_used = self._is_used(now)
-            self._look_after_child(now, is_used)
+            user = self._find_user(now)
+            self._look_after_child(now, user)
             if not self._child and self._request.exists():
                 if _state_of_packages() != packages:
                     return Reason.COMPLETED, RENEW
                 self._start()
-            if self._child or is_used:
+            if self._child or user:
                 self._idle_since, self._has_warned = now, False
             elif (told := self._wait(now)) is not None:
                 return Reason.COMPLETED, told
             # Ended by the idle limit, or by the supervisor.
             time.sleep(POLL_S)
 
-    def _is_used(self, now: float) -> bool:
-        """Whether a run's launcher has given a sign of life lately. By this machine's own clock."""
-        try:
+    def _find_user(self, now: float) -> str:
+        """The run whose launcher has given a sign of life lately; empty without one.
+
+        By this machine's own clock.
+        """
+        # A file server that fails for a moment leaves what was seen.
+        with contextlib.suppress(OSError):
             changed_at = self._user.stat().st_mtime
-        except OSError:
-            return False
-        if changed_at != self._seen[0]:
-            self._seen = changed_at, now
-        return now - self._seen[1] < LEASE_S
+            if changed_at != self._seen[0]:
+                self._seen = changed_at, now, str(read_object(self._user).get("run_id", ""))
+        _, seen_at, run_id = self._seen
+        return run_id if now - seen_at < LEASE_S else ""
 
     def _wait(self, now: float) -> str | None:
         left_s = self._idle_limit_s - (now - self._idle_since)
@@ -100,14 +103,14 @@ class Holder:
 
     # -- one run ----------------------------------------------------------------------------------
 
-    def _look_after_child(self, now: float, is_used: bool) -> None:
+    def _look_after_child(self, now: float, user: str) -> None:
         if not self._child:
             return
         if self._child in processes.reap():
             # What it had no time to end.
             processes.end_children()
             self._child = 0
-        elif not is_used and not self._ended_at:
+        elif user != self._run_id and not self._ended_at:
             say("the launcher of the run here has gone: its run is ended")
             processes.send(self._child, signal.SIGTERM)
             self._ended_at = now + self._grace_s + LAST_WORD_S + MARGIN_S
@@ -123,6 +126,7 @@ class Holder:
             return
         finally:
             self._request.unlink(missing_ok=True)
+        self._run_id = dict(task.node.env)[protocol.RUN_ID]
         self._grace_s, self._ended_at = task.settings.stop_grace_s, 0.0
         holder = os.getpid()
         if pid := os.fork():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import sys
 import threading
 import time
@@ -37,13 +36,17 @@ from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
 from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
-from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
+from launcher.targets.hosts.plan import (
+    TARGET,
+    find_caller,
+    plan_facts,
+    run_dir_on,
+)
 from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen, StartNode, TakeLook
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
-from launcher.targets.hosts.survey import survey_hosts
-from launcher.targets.machine import PORTS
+from launcher.targets.hosts.survey import read_held, survey_hosts
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
 if TYPE_CHECKING:
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
 
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: they have ended there before (FOLLOWED_S)."""
+Found = tuple[HostsSettings, "str | None", "str | None", "int | None"]
+"""The hosts, their image, the version of torch, and a port."""
 _away: dict[str, tuple[float, TargetError]] = {}
 """When hosts were not reached, and why, by their names."""
 
@@ -88,8 +93,22 @@ class HostsTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
-        if self.hold is not None:
-            return self._held_facts(job, self.hold)
+        found = self._survey(job) if self.hold is None else self._read_held(job, self.hold.plan)
+        own, image, torch_version, port = found
+        return plan_facts(
+            job,
+            own,
+            image=image,
+            torch_version=torch_version,
+            port=port,
+            run_root=str(self._run_root.absolute()),
+            cwd=str(Path.cwd()),
+            inner=find_caller(self.code.record, Path.cwd()) if self.code else None,
+            terminal=sys.stderr.isatty(),
+            is_held=self.hold is not None,
+        )
+
+    def _survey(self, job: JobSpec) -> Found:
         inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
         ssh, bare = self._connect(), job.hosts.runtime == "python"
         hosts, port, notes = survey_hosts(ssh, inventory, job)
@@ -101,41 +120,12 @@ class HostsTarget(Target):
             ssh_config=inventory.ssh_config,
             containers=plan_containers(job, None),
         )
-        version = next(filter(None, known), None)
-        return self._facts_of(job, own, image.name if image else None, version, port)
+        return own, image.name if image else None, next(filter(None, known), None), port
 
-    def _facts_of(
-        self,
-        job: JobSpec,
-        own: HostsSettings,
-        image: str | None,
-        torch_version: str | None,
-        port: int | None,
-    ) -> TargetFacts:
-        return plan_facts(
-            job,
-            own,
-            image=image,
-            torch_version=torch_version,
-            port=port,
-            run_root=str(self._run_root.absolute()),
-            cwd=str(Path.cwd()),
-            inner=find_caller(self.code.record, Path.cwd()) if self.code else None,
-            terminal=sys.stderr.isatty(),
-        )
-
-    def _held_facts(self, job: JobSpec, hold: Hold) -> TargetFacts:
-        """Of the hosts of a hold, as they were when it was made: nothing is asked of them."""
-        plan, self._inventory = hold.plan, None
-        self._connect(plan)
-        known = HostsSettings.of(plan)
-        held = zip(known.hosts, plan.nodes, strict=True)
-        hosts = tuple(replace(host, device_ids=node.device_ids) for host, node in held)
-        own = replace(known, hosts=hosts[: job.nnodes.max])
-        # As free as any; a run that finds it taken starts again.
-        port = random.SystemRandom().choice(PORTS)
-        facts = self._facts_of(job, own, plan.image, plan.torch_version, port)
-        return replace(facts, place=f"hosts {', '.join(h.name for h in own.hosts)}")
+    def _read_held(self, job: JobSpec, plan: LaunchPlan) -> Found:
+        self._inventory = None
+        own, port = read_held(self._connect(plan), plan, job)
+        return own, plan.image, plan.torch_version, port
 
     def has_image(self, job: JobSpec) -> bool:
         return job.hosts.runtime != "python" and self.hold is None

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from launcher.contract.errors import InputError
+from launcher.runs.folder import RunFolder
+from launcher.targets.hold import Hold
 from tests.debugged import STOPS, Terminal, debug_rank_1
 from tests.launcher.runner import Runner
 from tests.programs import run_program
@@ -150,6 +154,49 @@ def test_a_hold_is_for_one_run_at_a_time_and_an_interrupt_keeps_it(dev: Runner) 
     done = dev("run", "job.yaml", "--in", "dev", "--fresh")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("well") == 2
+
+
+ENTERS = """
+import sys
+from pathlib import Path
+from launcher.runs.folder import RunFolder
+from launcher.targets import hold
+write = hold.dump_record
+def pause(user):
+    print("between", flush=True)
+    sys.stdin.readline()
+    return write(user)
+hold.dump_record = pause
+held = hold.Hold(RunFolder(Path(sys.argv[1])))
+held.enter("first")
+print("entered", flush=True)
+sys.stdin.readline()
+"""
+"""A launcher that stops while it takes a hold."""
+
+
+def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev: Runner) -> None:
+    folder = next((dev.folder / "runs").glob("dev-*"))
+    other = Hold(RunFolder(folder))
+    pipe = subprocess.PIPE
+    words = (sys.executable, "-c", ENTERS, str(folder))
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=dev.env) as first:
+        assert first.stdin
+        assert first.stdout
+        assert first.stdout.readline() == "between\n"
+        with pytest.raises(InputError, match="dev is in use: another run"):
+            other.enter("second")
+        first.stdin.write("\n")
+        first.stdin.flush()
+        assert first.stdout.readline() == "entered\n"
+        with pytest.raises(InputError, match="dev is in use: first of "):
+            other.enter("second")
+        first.kill()
+    # What the dead one wrote is still there.
+    other.enter("second")
+    assert (user := Hold(other.run).read_user()) and user.run_id == "second"
+    other.leave()
+    assert Hold(other.run).read_user() is None
 
 
 def test_a_run_in_a_hold_restarts_its_workers(dev: Runner) -> None:
