@@ -56,6 +56,7 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
 def find_held(hold: Hold, node: HostNode) -> messages.HeldNode:
     """The held node that starts a run's node on the same host."""
     held, run_dir = hold.plan.nodes[node.node.node_index], run_dir_on(node.host, hold.run.run_id)
+    folder = f"{run_dir}/{protocol.NODES_DIR}/{held.node_index}/{held.incarnation}"
     assert node.task is not None, "a run in a hold has the agent"
     asked = StartRun(
         task=node.task.path,
@@ -65,8 +66,7 @@ def find_held(hold: Hold, node: HostNode) -> messages.HeldNode:
         fresh=hold.fresh,
     )
     return messages.HeldNode(
-        folder=f"{run_dir}/{protocol.NODES_DIR}/{held.node_index}/{held.incarnation}",
-        request_file=START_REQUEST,
+        request_file=f"{folder}/{START_REQUEST}",
         request=dump_record(asked),
         user_file=f"{run_dir}/{USER_FILE}",
         user=(hold.run.path / USER_FILE).read_text(),

@@ -161,7 +161,6 @@ def plan_facts(
     cwd: str,
     inner: str | None = None,
     terminal: bool = False,
-    is_held: bool = False,
 ) -> TargetFacts:
     """What the planner is told of hosts: a machine of its own for each node.
 
@@ -173,7 +172,7 @@ def plan_facts(
     caller = "" if inner is None else f"/{CODE_DIR}/{inner}".rstrip("/")
     return TargetFacts(
         target=TARGET,
-        place=describe_hosts(hosts, image, shared=shared is not None, is_held=is_held),
+        place=describe_hosts(hosts, image, shared=shared is not None),
         accelerator="cuda" if all(host.device_ids for host in hosts) else "cpu",
         machine=MachineFacts(cpu_count=min(host.cpu_count for host in hosts)),
         image=image,
@@ -201,14 +200,10 @@ def plan_facts(
     )
 
 
-def describe_hosts(
-    hosts: Sequence[HostFacts], image: str | None, *, shared: bool, is_held: bool = False
-) -> str:
-    """The machines, and what was looked at before they were taken, unless a hold has them."""
+def describe_hosts(hosts: Sequence[HostFacts], image: str | None, *, shared: bool) -> str:
+    """The machines, and what was looked at before they were taken."""
     names = [host.name for host in hosts]
     more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
-    if is_held:
-        return f"hosts {', '.join(names[:SHOWN_HOSTS])}{more}"
     checked = "ssh, torch, ports, leases, clocks" if image is None else "ssh, Docker, ports, leases"
     ways = f", the way of each to {names[0]}" if len(names) > 1 else ""
     folder = ", one checkpoint folder" if len(names) > 1 and shared else ""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.contract.errors import TargetError
+from launcher.contract.errors import InputError, TargetError
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.agent_files import OWN_IMAGE
 from launcher.targets.hosts.inventory import Inventory
@@ -90,20 +90,24 @@ def _with_addresses(
     )
 
 
-def read_held(ssh: Ssh, plan: LaunchPlan, job: JobSpec) -> tuple[HostsSettings, int]:
+def read_held(ssh: Ssh, plan: LaunchPlan, job: JobSpec) -> tuple[HostsSettings, int | None]:
     """The hosts of a hold as they were when it was made, and a port that is most likely free.
 
-    Raises ``TargetError`` where they do not share the checkpoint folder of a job, if it has one.
+    Raises ``TargetError`` where they do not share the checkpoint folder of a job, if it has one,
+    and ``InputError`` for a job of fewer nodes: the others would count as idle.
     """
     own, folder = HostsSettings.of(plan), shared_folder(job, str(Path.cwd()))
+    if job.nnodes.max < (count := len(plan.nodes)):
+        what = f"nnodes is {job.nnodes}: a run in {plan.job_name} takes all of its {count} hosts"
+        raise InputError(what, f"--nnodes {count}")
     held = zip(own.hosts, plan.nodes, strict=True)
-    found = [replace(facts, device_ids=node.device_ids) for facts, node in held][: job.nnodes.max]
+    found = tuple(replace(facts, device_ids=node.device_ids) for facts, node in held)
     hosts = [facts.host for facts in found]
     if folder and len(hosts) > 1:
         with ssh.sessions(hosts) as opened:
             sessions = [opened[host.name] for host in hosts]
             _check_met(hosts, meet(ssh, sessions, [()] * len(hosts), folder, called=()), folder)
-    return replace(own, hosts=tuple(found)), random.SystemRandom().choice(PORTS)
+    return replace(own, hosts=found), random.SystemRandom().choice(PORTS)
 
 
 def _check_met(hosts: Sequence[Host], met: Reachability, folder: str | None) -> None:

@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 LOST_AFTER_S = 12.0
 """Silence after which a host's nodes count as lost: they have ended there before (FOLLOWED_S)."""
-Found = tuple[HostsSettings, "str | None", "str | None", "int | None"]
-"""The hosts, their image, the version of torch, and a port."""
 _away: dict[str, tuple[float, TargetError]] = {}
 """When hosts were not reached, and why, by their names."""
 
@@ -93,39 +91,34 @@ class HostsTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
-        found = self._survey(job) if self.hold is None else self._read_held(job, self.hold.plan)
-        own, image, torch_version, port = found
+        if self.hold is not None:
+            plan, self._inventory = self.hold.plan, None
+            own, port = read_held(self._connect(plan), plan, job)
+            image, version = plan.image, plan.torch_version
+        else:
+            inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
+            hosts, port, notes = survey_hosts(self._connect(), inventory, job)
+            self.notes += notes
+            found = None if job.hosts.runtime == "python" else read_image(hosts[0].image or "")
+            image = found.name if found else None
+            known = [found.torch_version if found else "", *(host.torch_version for host in hosts)]
+            version = next(filter(None, known), None)
+            own = HostsSettings(
+                hosts=hosts,
+                ssh_config=inventory.ssh_config,
+                containers=plan_containers(job, None),
+            )
         return plan_facts(
             job,
             own,
             image=image,
-            torch_version=torch_version,
+            torch_version=version,
             port=port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
             inner=find_caller(self.code.record, Path.cwd()) if self.code else None,
             terminal=sys.stderr.isatty(),
-            is_held=self.hold is not None,
         )
-
-    def _survey(self, job: JobSpec) -> Found:
-        inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
-        ssh, bare = self._connect(), job.hosts.runtime == "python"
-        hosts, port, notes = survey_hosts(ssh, inventory, job)
-        self.notes += notes
-        image = None if bare else read_image(hosts[0].image or "")
-        known = [image.torch_version if image else "", *(host.torch_version for host in hosts)]
-        own = HostsSettings(
-            hosts=hosts,
-            ssh_config=inventory.ssh_config,
-            containers=plan_containers(job, None),
-        )
-        return own, image.name if image else None, next(filter(None, known), None), port
-
-    def _read_held(self, job: JobSpec, plan: LaunchPlan) -> Found:
-        self._inventory = None
-        own, port = read_held(self._connect(plan), plan, job)
-        return own, plan.image, plan.torch_version, port
 
     def has_image(self, job: JobSpec) -> bool:
         return job.hosts.runtime != "python" and self.hold is None

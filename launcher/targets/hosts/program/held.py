@@ -31,10 +31,8 @@ class HeldChild:
     """The started node, as its keeper sees it: no child of this process."""
 
     def __init__(self, held: HeldNode, node_dir: Path, env: Mapping[str, str]) -> None:
-        self._held, self._folder = held, node_dir
-        self._request = Path(held.folder, held.request_file)
-        self._limit_at = time.monotonic() + TAKEN_LIMIT_S
-        self._shown_at = time.monotonic()
+        self._folder, self._request, self._user = node_dir, Path(held.request_file), held.user_file
+        self._limit_at, self._show_at = time.monotonic() + TAKEN_LIMIT_S, 0.0
         self.why = ""
         asked = {**json.loads(held.request), "env": list(env.items())}
         # It holds the secrets, and is gone once the held node has read it.
@@ -49,13 +47,16 @@ class HeldChild:
 
     def poll(self) -> int | None:
         """Its exit code as in a shell; None while it runs, or is about to."""
-        self._show_use()
+        if (now := time.monotonic()) > self._show_at:
+            self._show_at = now + SHOWN_S
+            with suppress(OSError):
+                os.utime(self._user)
         record = read_record(self._folder)
-        if record.get("pid") != os.getpid():
-            # The record is its own by now.
+        if record.get("pid", os.getpid()) != os.getpid():
             return None if lives(record) else self._read_code()
-        is_there = read_state(Path(self._held.folder)).state == "running"
-        if is_there and time.monotonic() < self._limit_at:
+        # It has not begun, and the record is this process' own.
+        is_there = read_state(self._request.parent).state == "running"
+        if is_there and now < self._limit_at:
             return None
         self._request.unlink(missing_ok=True)
         self.why = f"its node of the hold {'does not answer' if is_there else 'has ended'}"
@@ -63,22 +64,11 @@ class HeldChild:
 
     def send(self, signum: int) -> None:
         """A signal to it; where it has not begun, it will not."""
-        pid = read_record(self._folder).get("pid")
-        if pid == os.getpid():
-            self._limit_at = time.monotonic()
-        elif pid:
+        self._limit_at = 0.0
+        if (pid := read_record(self._folder).get("pid", os.getpid())) != os.getpid():
             send((pid,), signum)
 
     def _read_code(self) -> int:
         with suppress(OSError, ValueError, KeyError):
             return int(json.loads((self._folder / protocol.OUTCOME_FILE).read_text())["exit_code"])
         return KILLED
-
-    def _show_use(self) -> None:
-        """Tells the held node that this process lives, unless a later run has the hold."""
-        if time.monotonic() - self._shown_at < SHOWN_S:
-            return
-        self._shown_at, path = time.monotonic(), Path(self._held.user_file)
-        with suppress(OSError):
-            if path.read_text() == self._held.user:
-                os.utime(path)

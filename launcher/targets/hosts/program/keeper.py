@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from launcher.contract import protocol
@@ -26,7 +27,7 @@ from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
     from types import FrameType
 
 POLL_S = 0.05
@@ -46,23 +47,6 @@ def keep(spec: KeeperSpec, held: list[int]) -> None:
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     keeper.run()
-
-
-class _Child:
-    """The node's program, started by this process."""
-
-    why = ""
-
-    def __init__(self, spec: KeeperSpec, env: Mapping[str, str]) -> None:
-        console = Path(spec.node_dir, protocol.CONSOLE_FILE)
-        self._pid = children.start(tuple(spec.argv), cwd=spec.cwd, env=env, console=console)
-
-    def poll(self) -> int | None:
-        """Its exit code as in a shell; None while it runs."""
-        return children.poll(self._pid)
-
-    def send(self, signum: int) -> None:
-        send((self._pid,), signum)
 
 
 class _Keeper:
@@ -92,22 +76,27 @@ class _Keeper:
         unset = (processes.KEEPER, *spec.unset)
         inherited = {k: v for k, v in os.environ.items() if k not in unset}
         env = {**inherited, **spec.env, **spec.secrets}
-        child = HeldChild(spec.held, self._folder, env) if spec.held else _Child(spec, env)
-        while (code := child.poll()) is None:
-            self._turn(child)
+        if held := HeldChild(spec.held, self._folder, env) if spec.held else None:
+            poll, tell = held.poll, held.send
+        else:
+            console = self._folder / protocol.CONSOLE_FILE
+            pid = children.start(tuple(spec.argv), cwd=spec.cwd, env=env, console=console)
+            poll, tell = partial(children.poll, pid), partial(send, (pid,))
+        while (code := poll()) is None:
+            self._turn(tell)
             time.sleep(POLL_S)
-        self._why = self._why or child.why
+        self._why = self._why or (held.why if held else "")
         return code
 
-    def _turn(self, child: _Child | HeldChild) -> None:
+    def _turn(self, tell: Callable[[int], None]) -> None:
         now = time.monotonic()
         if self._kill_at is None:
             if grace_s := self._grace_s():
                 self._kill_at = now + (grace_s if self._hears() else 0.0)
                 # Only to the agent, which ends its workers: it would report a worker that gets a
                 # signal from elsewhere as failed.
-                child.send(signal.SIGTERM)
-                child.send(signal.SIGCONT)
+                tell(signal.SIGTERM)
+                tell(signal.SIGCONT)
         elif now > self._kill_at:
             self._sweep()
 
@@ -178,9 +167,7 @@ def start(spec: KeeperSpec, program: str, held: list[int]) -> None:
         (folder / stale).unlink(missing_ok=True)
     mark_followed(folder.parents[2], spec.node_index)
     argv = (sys.executable, "-S", program, "keep", *map(str, held))
-    text, log = spec.to_json().encode(), folder / "keeper.log"
-    # The keeper writes this too, but later: until then the node would count as lost.
-    processes.start_keeper(argv, env, text, log, held, lambda pid: record_process(folder, pid))
+    processes.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log", held)
 
 
 # -- containers ------------------------------------------------------------------------------------

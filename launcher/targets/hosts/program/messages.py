@@ -94,11 +94,10 @@ class LeaseTaken(Record):
 class HeldNode(Record):
     """A node of a hold on this host, which starts others.
 
-    ``folder`` is its own, where ``request_file`` asks it to: ``request``, a JSON object, and the
-    variables. ``user_file`` tells it of its ``user``, and is touched as long as there is one.
+    ``request_file``, in its folder, asks it to: ``request``, a JSON object, and the variables.
+    ``user_file`` tells it of its ``user``, and is touched as long as there is one.
     """
 
-    folder: str
     request_file: str
     request: str
     user_file: str

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import read_record
-from launcher.contract.process_stat import lives
+from launcher.contract.keeper_record import read_record, write_record
+from launcher.contract.process_stat import lives, start_of
 from launcher.targets import process_table
 
 KEEPER = "LAUNCHER_KEEPER"
@@ -36,14 +36,9 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
 
 
 def start_keeper(
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    spec: bytes,
-    log: Path,
-    files: Sequence[int],
-    record: Callable[[int], None],
+    argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: Path, files: Sequence[int]
 ) -> None:
-    """Starts a process that outlives this session, has its pid recorded, and sends it ``spec``.
+    """Starts a process that outlives this session, records it, and sends it ``spec``.
 
     It has the open ``files`` too.
 
@@ -61,7 +56,8 @@ def start_keeper(
             pass_fds=files,
         )
     assert child.stdin is not None
-    record(child.pid)
+    # It writes this too, but later: until then the node would count as lost.
+    write_record(log.parent, {"pid": child.pid, "start": start_of(child.pid)})
     child.stdin.write(spec)
     child.stdin.close()
     child.returncode = 0  # nobody here waits for it
