@@ -194,7 +194,8 @@ def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev: Runner) -> None:
         first.kill()
     # What the dead one wrote is still there.
     other.enter("second")
-    assert (user := Hold(other.run).read_user()) and user.run_id == "second"
+    assert (user := Hold(other.run).read_user())
+    assert user.run_id == "second"
     other.leave()
     assert Hold(other.run).read_user() is None
 
@@ -248,7 +249,10 @@ def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher: Runner) -> No
         (["exec", "dev", "--node", "2", "--", "true"], "node 2: "),
         (["shell", "dev", "2"], "node 2: "),
         (["release", "none"], "no hold 'none' in "),
-        (["hold", "--name", "x", "--on", "slurm"], "--on slurm: nodes are held on local processes"),
+        (
+            ["hold", "--name", "x", "--on", "kubernetes"],
+            "--on kubernetes: nodes are not held there",
+        ),
     ],
 )
 def test_wrong_input_is_refused(dev: Runner, words: list[str], what: str) -> None:
