@@ -19,7 +19,7 @@ from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import START_REQUEST, USER_FILE, StartRun
-from launcher.contract.keeper_record import RECORD, read_record
+from launcher.contract.keeper_record import read_record
 from launcher.contract.node_plan import Env, Mount, NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
@@ -62,33 +62,18 @@ class HeldArtifact(Artifact):
 
     def shell(self, *, embed: bool = False) -> str:
         files = render_agent_files(self.plan, tuple(node for node, _ in self.requests))
-        user = quote(str(self.hold.run.path.absolute() / USER_FILE))
-        records = " ".join(quote(f"{asked.node_dir}/{RECORD}") for _, asked in self.requests)
         folders = (self.plan.checkpoint_dir, *(asked.node_dir for _, asked in self.requests))
-        mark = quote(dump_record({"run_id": self.plan.run_id, "owner": "a script"}))
-        return "\n".join(
-            [
-                "#!/bin/sh",
-                f"# By requests to the nodes of the hold {self.hold.run.run_id}; its code lies in",
-                f"# {self.plan.run_dir}/{CODE_DIR}. Without the lock another run has the hold.",
-                "set -eu",
-                f"exec 9<>{user}",
-                "flock --nonblock 9",
-                render_block(("mkdir", "-p", *folders), head=2),
-                *(files.shell() if files else ()),
-                f"printf %s {mark} >{user}",
-                *(
-                    f"printf %s {quote(dump_record(asked))} >"
-                    f"{quote(str(self.hold.folder(node.node_index).absolute() / START_REQUEST))}"
-                    for node, asked in self.requests
-                ),
-                f'while [ "$(cat {records} | grep -c exit_code)" -lt {len(self.requests)} ]; do',
-                f"  sleep 1; touch {user}",
-                "done",
-                f": >{user}",
-                "",
-            ]
-        )
+        lines = [
+            "#!/bin/sh",
+            f"# What nodes of {self.hold.run.run_id} are asked, by the launcher that has",
+            f"# its file {USER_FILE} locked; the code lies in {self.plan.run_dir}/{CODE_DIR}.",
+            render_block(("mkdir", "-p", *folders), head=2),
+            *(files.shell_tasks() if files else ()),
+        ]
+        for node, asked in self.requests:
+            path = self.hold.folder(node.node_index).absolute() / START_REQUEST
+            lines.append(f"printf %s {quote(dump_record(asked))} >{quote(str(path))}")
+        return "\n".join(lines) + "\n"
 
 
 class HeldTarget(Target):

@@ -61,6 +61,7 @@ class Holder:
         self._child, self._run_id, self._grace_s, self._node_dir = 0, "", 0.0, Path()
         self._kill_at: float | None = None
         self._idle_since, self._has_warned = time.monotonic(), False
+        self._is_ending = False
 
     def run(self, named: tuple[str, ...]) -> tuple[Reason, str]:
         """Blocks until nobody has run anything for the idle limit. Imports torch and ``named``."""
@@ -69,6 +70,8 @@ class Holder:
         gc.collect()
         gc.freeze()
         processes.adopt_orphans()
+        # Then the run here gets its grace too.
+        signal.signal(signal.SIGTERM, signals.heed_supervisor(self._be_ended))
         packages = _state_of_packages()
         ready = Ready(address=self._address, cpu_count=len(os.sched_getaffinity(0)))
         write_atomically(self._folder / READY_FILE, dump_record(ready))
@@ -81,7 +84,11 @@ class Holder:
                     os.utime(self._folder / READY_FILE)
             user, asked = self._find_user(now), self._list_requests()
             self._look_after_child(now, user, asked)
-            if not self._child and START_REQUEST in asked:
+            if self._is_ending:
+                if not self._child:
+                    return Reason.STOP_REQUESTED, ""
+                self._end_child(now, self._grace_s)
+            elif not self._child and START_REQUEST in asked:
                 if _state_of_packages() != packages:
                     return Reason.COMPLETED, RENEW
                 self._start()
@@ -91,6 +98,9 @@ class Holder:
                 return Reason.COMPLETED, told
             # Ended by the idle limit, or by the supervisor.
             time.sleep(self._poll_s)
+
+    def _be_ended(self, _signum: int, _frame: object) -> None:
+        self._is_ending = True
 
     def _list_requests(self) -> list[str]:
         # Listed: clients of network file systems then ask the server.
@@ -188,6 +198,8 @@ class Holder:
         processes.close_all_but(preload.KEPT_FDS)
         before = dict(os.environ)
         wanted = {**(before if asked.adds_env else {}), **dict(asked.env)}
+        # The held node's own supervisor acts on it.
+        wanted.pop(protocol.STOP_FILE, None)
         os.environ.clear()
         os.environ.update(wanted)
         if asked.cwd:
