@@ -7,6 +7,7 @@ import getpass
 import socket
 from pathlib import Path
 
+from launcher.api.choose_target import open_target
 from launcher.api.listing import read_state
 from launcher.api.stopping import stop_run
 from launcher.contract import typed
@@ -33,7 +34,8 @@ def check_hold(root: Path, name: str, target: Target) -> None:
     """Raises ``InputError`` where no hold of that name can be made on a target."""
     if not target.traits.has_holds:
         what = f"--on {target.name}: nodes are not held there so far"
-        raise InputError(what, "--on local, or hosts; elsewhere each run starts its own nodes")
+        fix = "--on local, docker, hosts or slurm; elsewhere each run starts its own nodes"
+        raise InputError(what, fix)
     try:
         run = find_hold(root, name)
     except InputError:
@@ -62,13 +64,18 @@ def find_hold(root: Path, name: str) -> RunFolder:
     return run
 
 
-def enter_hold(root: Path, name: str, target: Target, *, fresh: bool) -> None:
-    """Has a new run of ``target`` use the nodes of a hold. Raises ``InputError``."""
+def enter_hold(root: Path, name: str, target: Target, *, fresh: bool) -> Target:
+    """The target of a new run that uses the nodes of a hold, on the hold's own ``target``.
+
+    Raises ``InputError``.
+    """
     run = find_hold(root, name)
     if (there := run.read_plan().target) != target.name:
         raise InputError(f"--in {name}: that hold is on {there}", f"--on {there}")
     hold = Hold(run, fresh=fresh)
+    target = open_target("hold", root) if target.traits.held_see_runs else target
     target.hold, target.there = hold, hold.there
+    return target
 
 
 def wait_ready(run: RunFolder, clock: Clock) -> None:

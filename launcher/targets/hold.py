@@ -9,16 +9,20 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from launcher.contract import typed
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.hold import (
+    END_REQUEST,
     OWNER_FILE,
     READY_FILE,
     START_REQUEST,
     USER_FILE,
+    EndRun,
+    Ready,
     StartRun,
     User,
 )
@@ -27,12 +31,14 @@ from launcher.contract.records import dump_record, parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.runs.folder import RunFolder, write_atomically
+from launcher.targets.shared_folder import changed_at
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 TAKEN_LIMIT_S = 120.0
 """How long a node may take to begin: it may import torch first, or end a dead launcher's run."""
+SILENT_S = 4 * protocol.ALIVE_S
 TRIES = 200
 POLL_S = 0.01
 
@@ -42,6 +48,7 @@ class Hold:
 
     def __init__(self, run: RunFolder, *, fresh: bool = False) -> None:
         self.run, self.fresh = run, fresh
+        self._signs: dict[Path, tuple[float, float]] = {}
         self._user = run.path / USER_FILE
         self._file: IO[str] | None = None
         self._touched_at = float("-inf")
@@ -130,33 +137,81 @@ class Hold:
             self._file.close()
             self._file = None
 
-    def start(self, task: str, node_dir: str, index: int, cwd: str, env: dict[str, str]) -> None:
-        """Starts a run's node on the held node of that index. Raises ``TargetError``."""
-        held = self.plan.nodes[index]
-        folder = self.run.node_dir(held.node_index, held.incarnation)
-        asked = StartRun(
-            task=task, node_dir=node_dir, cwd=cwd, env=tuple(env.items()), fresh=self.fresh
-        )
-        # It holds the secrets, and is gone once the node has read it.
-        mask = os.umask(0o077)
-        try:
-            write_atomically(folder / START_REQUEST, dump_record(asked))
-        finally:
-            os.umask(mask)
+    # -- its nodes, by files of its run folder ----------------------------------------------------
+
+    def folder(self, index: int) -> Path:
+        """That of a node's newest incarnation: a lost node is replaced."""
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = os.listdir(self.run.path / protocol.NODES_DIR / str(index))
+        return self.run.node_dir(index, max(map(int, filter(str.isdigit, names)), default=0))
+
+    def read_ready(self, index: int) -> Ready | None:
+        """A node that takes runs; None before it does."""
+        with contextlib.suppress(OSError, ValueError):
+            return parse_record(Ready, json.loads((self.folder(index) / READY_FILE).read_text()))
+        return None
+
+    def wait_ready(self) -> list[Ready]:
+        """All of its nodes, once they take runs. Raises ``TargetError``."""
         end = time.monotonic() + TAKEN_LIMIT_S
-        while not Path(node_dir, RECORD).exists():
-            if time.monotonic() > end:
-                (folder / START_REQUEST).unlink(missing_ok=True)
-                what = f"node {index} of the hold {self.plan.job_name} does not answer"
+        while None in (found := [self.read_ready(n.node_index) for n in self.plan.nodes]):
+            if time.monotonic() > end or self.run.read_outcome() is not None:
+                what = f"node {found.index(None)} of {self.plan.job_name} does not come up"
+                raise TargetError(what, typed.command("status", self.run.run_id))
+            time.sleep(0.1)
+        return [ready for ready in found if ready]
+
+    def is_ready(self) -> bool:
+        """Whether all of its nodes take runs."""
+        return all(self.read_ready(node.node_index) for node in self.plan.nodes)
+
+    def start(self, asked: Mapping[int, StartRun]) -> None:
+        """Starts nodes of a run, on the held nodes of these indices. Raises ``TargetError``."""
+        sent: dict[int, Path] = {}
+        waits, end = dict(asked), time.monotonic() + TAKEN_LIMIT_S
+        while waits:
+            for index, one in asked.items():
+                # Listed: clients of network file systems then ask the server.
+                if RECORD in os.listdir(one.node_dir):
+                    waits.pop(index, None)
+                elif sent.get(index) != (folder := self.folder(index)):
+                    sent[index] = folder
+                    _write_private(folder / START_REQUEST, dump_record(one))
+            has_ended = self.run.read_outcome() is not None
+            if waits and (has_ended or time.monotonic() > end):
+                for index in waits:
+                    (sent[index] / START_REQUEST).unlink(missing_ok=True)
+                why = "has ended" if has_ended else f"does not answer on node {min(waits)}"
+                what = f"the hold {self.plan.job_name} {why}"
                 raise TargetError(what, typed.command("status", self.run.run_id))
             self.touch()
             time.sleep(POLL_S)
 
-    def is_ready(self) -> bool:
-        """Whether all of its nodes take runs."""
-        nodes = self.plan.nodes
-        folders = (self.run.node_dir(node.node_index, node.incarnation) for node in nodes)
-        return all((folder / READY_FILE).exists() for folder in folders)
+    def end(self, index: int, run_id: str, grace_s: float) -> None:
+        """Asks a held node to end the node of a run there, if it has one."""
+        folder = self.folder(index)
+        (folder / START_REQUEST).unlink(missing_ok=True)
+        request = dump_record(EndRun(run_id=run_id, grace_s=grace_s))
+        write_atomically(folder / END_REQUEST, request)
+
+    def is_alive(self, index: int, folder: Path) -> bool:
+        """Whether the held node that has this folder is still there."""
+        if folder != self.folder(index) or (folder / protocol.OUTCOME_FILE).exists():
+            return False
+        sign, now = changed_at(folder / READY_FILE), time.monotonic()
+        if self._signs.get(folder, (None, now))[0] != sign:
+            self._signs[folder] = sign, now
+        return now - self._signs[folder][1] < SILENT_S
+
+
+def _write_private(path: Path, text: str) -> None:
+    """It holds the secrets, and is gone once the node has read it."""
+    mask = os.umask(0o077)
+    try:
+        write_atomically(path, text)
+    finally:
+        os.umask(mask)
 
 
 def is_hold(plan: LaunchPlan) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
-from launcher.contract.hold import START_REQUEST, USER_FILE, StartRun
+from launcher.contract.hold import END_REQUEST, START_REQUEST, USER_FILE, StartRun
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.records import dump_record
 from launcher.plan.launch_plan import LaunchPlan
@@ -66,8 +66,9 @@ def find_held(hold: Hold, node: HostNode) -> messages.HeldNode:
         fresh=hold.fresh,
     )
     return messages.HeldNode(
-        request_file=f"{folder}/{START_REQUEST}",
+        start_file=f"{folder}/{START_REQUEST}",
         request=dump_record(asked),
+        end_file=f"{folder}/{END_REQUEST}",
         user_file=f"{run_dir}/{USER_FILE}",
         user=(hold.run.path / USER_FILE).read_text(),
     )

@@ -76,27 +76,24 @@ class _Keeper:
         unset = (processes.KEEPER, *spec.unset)
         inherited = {k: v for k, v in os.environ.items() if k not in unset}
         env = {**inherited, **spec.env, **spec.secrets}
-        if held := HeldChild(spec.held, self._folder, env) if spec.held else None:
-            poll, tell = held.poll, held.send
+        if held := HeldChild(spec, env) if spec.held else None:
+            poll, end = held.poll, held.end
         else:
             console = self._folder / protocol.CONSOLE_FILE
             pid = children.start(tuple(spec.argv), cwd=spec.cwd, env=env, console=console)
-            poll, tell = partial(children.poll, pid), partial(send, (pid,))
+            poll, end = partial(children.poll, pid), partial(_end, pid)
         while (code := poll()) is None:
-            self._turn(tell)
+            self._turn(end)
             time.sleep(POLL_S)
         self._why = self._why or (held.why if held else "")
         return code
 
-    def _turn(self, tell: Callable[[int], None]) -> None:
+    def _turn(self, end: Callable[[float], None]) -> None:
         now = time.monotonic()
         if self._kill_at is None:
             if grace_s := self._grace_s():
                 self._kill_at = now + (grace_s if self._hears() else 0.0)
-                # Only to the agent, which ends its workers: it would report a worker that gets a
-                # signal from elsewhere as failed.
-                tell(signal.SIGTERM)
-                tell(signal.SIGCONT)
+                end(grace_s)
         elif now > self._kill_at:
             self._sweep()
 
@@ -123,24 +120,25 @@ class _Keeper:
     def _sweep(self) -> None:
         if self._spec.container:
             remove_container(self._spec.container)
-        send(self._find(), signal.SIGKILL)
-
-    def _find(self) -> tuple[int, ...]:
-        found = processes.find(self._run_id, self._node)
-        if self._spec.held:
-            found += processes.find_forked(self._folder.parents[2], self._node)
-        return found
+        send(processes.find(self._run_id, self._node), signal.SIGKILL)
 
     def _close(self, code: int, detail: str, *, out_of_memory: bool = False) -> None:
         deadline = time.monotonic() + SWEEP_LIMIT_S
         self._sweep()
-        while self._find() and time.monotonic() < deadline:
+        while processes.find(self._run_id, self._node) and time.monotonic() < deadline:
             self._sweep()
             time.sleep(0.02)
         leases.release(self._held)
         record_process(
             self._folder, os.getpid(), exit_code=code, detail=detail, out_of_memory=out_of_memory
         )
+
+
+def _end(pid: int, _grace_s: float) -> None:
+    # Only the agent, which ends its workers: it would report a worker that gets a signal from
+    # elsewhere as failed.
+    send((pid,), signal.SIGTERM)
+    send((pid,), signal.SIGCONT)
 
 
 def record_process(folder: Path, pid: int, **ending: object) -> None:

@@ -94,12 +94,14 @@ class LeaseTaken(Record):
 class HeldNode(Record):
     """A node of a hold on this host, which starts others.
 
-    ``request_file``, in its folder, asks it to: ``request``, a JSON object, and the variables.
-    ``user_file`` tells it of its ``user``, and is touched as long as there is one.
+    ``start_file``, in its folder, asks it to: ``request``, a JSON object, and the variables.
+    ``end_file`` asks it to end that one. ``user_file`` tells it of its ``user``, and is touched as
+    long as there is one.
     """
 
-    request_file: str
+    start_file: str
     request: str
+    end_file: str
     user_file: str
     user: str
 

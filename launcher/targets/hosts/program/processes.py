@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
-from launcher.contract.keeper_record import read_record, write_record
-from launcher.contract.process_stat import lives, start_of
+from launcher.contract.keeper_record import write_record
+from launcher.contract.process_stat import start_of
 from launcher.targets import process_table
 
 KEEPER = "LAUNCHER_KEEPER"
@@ -72,15 +72,3 @@ def find(run_id: str, node: int | None = None, *, keepers: bool | None = False) 
         and (node is None or env.get(protocol.NODE_INDEX) == str(node))
         and keepers in (None, KEEPER in env)
     )
-
-
-def find_forked(run_dir: Path, node: int | None) -> tuple[int, ...]:
-    """Those that were forked in a hold, and have its variables: by their nodes' records."""
-    found: tuple[int, ...] = ()
-    for folder in run_dir.glob(f"{protocol.NODES_DIR}/{'*' if node is None else node}/*"):
-        record = read_record(folder)
-        if lives(record) and process_table.variable_of(record["pid"], KEEPER) is None:
-            from launcher.agent.processes import tree_of
-
-            found += tree_of(record["pid"])
-    return found

@@ -33,8 +33,6 @@ def stop_nodes(asked: messages.StopNodes) -> None:
                 Path(asked.run_dir, protocol.STOP_RUN_FILE), "stopped from elsewhere\n"
             )
     end_nodes(asked.run_id, asked.node, asked.grace_s, in_containers=asked.containers)
-    # Of a keeper that was killed.
-    send(processes.find_forked(Path(asked.run_dir), asked.node), signal.SIGKILL)
 
 
 def remove_run(asked: messages.RemoveRun) -> int:
