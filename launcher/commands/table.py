@@ -37,7 +37,7 @@ beginning. The script writes a ledger, in which LEDGER_EVERY_STEP=1 asks all ran
 launcher docs trainers"""
 OF_HOLD = """A job gives the hold its resources, and what it imports beforehand (agent.preload); its
 command is not run. Then, as often as you like: launcher run train.py --in NAME. On local,
-docker and slurm so far. launcher docs interactive"""
+docker, hosts and slurm so far. launcher docs interactive"""
 OF_EXEC = """Each line has the prefix [node]; the exit code is the highest of the nodes. Into
 containers it goes by docker exec, into pods by kubectl exec, to Slurm's nodes by a step.
 launcher docs interactive"""
