@@ -21,6 +21,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
 
+ON = ("--on", "hosts", "--set", "hosts.runtime=python")
 START_LIMIT_S = 120.0
 """For a node that imports torch, on a machine that does much else."""
 
@@ -49,8 +50,7 @@ class Held(Typist):
 @pytest.fixture
 def held(typist: Typist, tmp_path: Path) -> Iterator[Held]:
     held = Held(tmp_path, typist.network)
-    held.write("")
-    done = held("hold", "--name", "dev", "job.yaml", "--nnodes", "2")
+    done = held("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
     assert done.returncode == 0, done.stderr
     yield held
     done = held("release", "dev")
@@ -87,11 +87,12 @@ def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: He
         lambda: held("logs", "-v").stderr,
         limit_s=START_LIMIT_S,
     )
+    lost = latest.resolve().name
     running.kill()
     running.communicate()
     # At once: the hold ends what still runs there.
     held.run_well()
     # As for any run, a later command removes what a dead launcher's run has left on its hosts,
     # and nobody what torch has in memory where all that knew of it was killed.
-    held("ps")
+    assert held("stop", lost).returncode == 0
     held.network.hosts[1].run("sh", "-c", "rm -f /dev/shm/sem.mp-*")
