@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.debugged import STOPS, debug_rank_1
 from tests.held import JOB, SUMS, check_lost_nodes, check_three_runs, folder_of_hold
 from tests.launcher.docker_runs import containers, node, remove_left
 from tests.launcher.runner import Runner
@@ -36,6 +37,14 @@ def test_runs_in_held_containers_start_none(held: Runner, engine: Any) -> None:
     hold = folder_of_hold(held).name
     assert len(containers(engine, hold)) == 2
     assert not [run for run in run_ids if run != hold and containers(engine, run)]
+    again = held("run", "--again", "latest")
+    assert again.returncode == 2
+    assert "that run was in a hold, and none is named" in again.stderr
+
+
+def test_a_rank_of_a_run_in_held_containers_is_debugged(held: Runner) -> None:
+    held.write(STOPS, JOB)
+    debug_rank_1(held, "--in", "dev")
 
 
 def test_a_lost_container_is_replaced_while_a_run_uses_it_and_while_idle(
