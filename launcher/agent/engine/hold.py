@@ -60,8 +60,7 @@ class Holder:
         self._seen = 0.0, 0.0, ""
         self._child, self._run_id, self._grace_s, self._node_dir = 0, "", 0.0, Path()
         self._kill_at: float | None = None
-        self._idle_since, self._has_warned = time.monotonic(), False
-        self._is_ending = False
+        self._idle_since, self._has_warned, self._is_ending = 0.0, False, False
 
     def run(self, named: tuple[str, ...]) -> tuple[Reason, str]:
         """Blocks until nobody has run anything for the idle limit. Imports torch and ``named``."""
@@ -75,7 +74,7 @@ class Holder:
         packages = _state_of_packages()
         ready = Ready(address=self._address, cpu_count=len(os.sched_getaffinity(0)))
         write_atomically(self._folder / READY_FILE, dump_record(ready))
-        shown_at = time.monotonic()
+        shown_at = self._idle_since = time.monotonic()
         while True:
             now = time.monotonic()
             if now - shown_at > protocol.ALIVE_S:
