@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -47,6 +48,7 @@ POLL_S, POLL_SHARED_S = 0.03, 0.1
 """The second where the folder may lie on a file server."""
 _OF_INTERPRETER = ("PYTHON", "LD_", "KMP_", "MKL_")
 """Variables with these beginnings count when an interpreter starts, and not later."""
+_SHARED = ("/tmp", "/dev/shm")
 
 
 class Holder:
@@ -57,6 +59,12 @@ class Holder:
         self._poll_s = POLL_SHARED_S if task.settings.meet_dir else POLL_S
         self._address, self._folder = task.node.local_addr, Path(task.node.log_dir)
         self._user = run_dir / USER_FILE
+        # A container's own; on a machine others use them too.
+        is_contained = self._folder.is_relative_to(protocol.CONTAINER_RUN_DIR)
+        mounted = {mount.target for mount in task.node.mounts}
+        self._swept = [Path(name) for name in _SHARED if is_contained and name not in mounted]
+        self._there: set[Path] = set()
+        """What they held before the run."""
         self._seen = 0.0, 0.0, ""
         self._child, self._run_id, self._grace_s, self._node_dir = 0, "", 0.0, Path()
         self._kill_at: float | None = None
@@ -107,6 +115,9 @@ class Holder:
             return os.listdir(self._folder)
         return []
 
+    def _list_swept(self) -> set[Path]:
+        return {path for folder in self._swept for path in folder.glob("*")}
+
     def _take(self, name: str) -> dict[str, Any]:
         """What is asked for. Raises ``ValueError``, ``OSError``."""
         path = self._folder / name
@@ -146,6 +157,10 @@ class Holder:
             code = os.waitstatus_to_exitcode(status)
             told = {"pid": self._child, "exit_code": code if code >= 0 else 128 - code}
             self._child = 0
+            for path in self._list_swept() - self._there:
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
             with contextlib.suppress(OSError):
                 write_record(self._node_dir, told)
         if END_REQUEST in asked:
@@ -171,6 +186,7 @@ class Holder:
         except Exception as error:
             say(f"a run cannot be started here: {error}")
             return
+        self._there = self._list_swept()
         self._run_id, self._node_dir = dict(task.node.env)[protocol.RUN_ID], Path(asked.node_dir)
         self._grace_s, self._kill_at, holder = task.settings.stop_grace_s, None, os.getpid()
         if pid := os.fork():

@@ -18,6 +18,15 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 HOLD = ("hold", "--name", "dev", "--on", "docker", "--nproc-per-node", "1")
+LEAVES = """
+import pathlib
+left = [pathlib.Path(folder, "left") for folder in ("/tmp", "/dev/shm")]
+for path in left:
+    assert not path.exists(), path
+    path.mkdir()
+    (path / "more").touch()
+print("nothing is left", flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +42,10 @@ def held(tmp_path_factory: pytest.TempPathFactory, engine: Any) -> Iterator[Runn
 
 def test_runs_in_held_containers_start_none(held: Runner, engine: Any) -> None:
     check_three_runs(held)
+    held.write(LEAVES, JOB)
+    for _ in range(2):
+        done = held("run", "job.yaml", "--in", "dev")
+        assert done.stdout.count("nothing is left") == 2, done.stderr
     run_ids = held.run_ids()
     hold = folder_of_hold(held).name
     assert len(containers(engine, hold)) == 2
