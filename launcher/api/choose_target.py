@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.follow.target import Target
     from launcher.job.spec import JobSpec
     from launcher.plan.target_facts import TargetFacts
-    from launcher.targets.held import HeldTarget
+    from launcher.targets.held.target import HeldTarget
     from launcher.targets.starter.node import StartedNode
 
 ROOMS = {
@@ -28,7 +28,7 @@ ROOMS = {
     "hosts": "launcher.targets.hosts.room:HostsRoom",
     "slurm": "launcher.targets.slurm.room:SlurmRoom",
     "starter": "launcher.targets.starter.room:StarterRoom",
-    "hold": "launcher.api.choose_target:HeldRoom",
+    "held": "launcher.api.choose_target:HeldRoom",
 }
 """Where each target's room is, as ``MODULE:CLASS``, or the target itself that needs none."""
 CONTAINERS, PROCESSES = "docker", "local"
@@ -71,8 +71,8 @@ def rooms() -> Iterator[Room]:
 
 def targets_of_jobs() -> list[str]:
     """The targets that ``--on`` of a job may name."""
-    # Commands of their own start the runs of ``starter``, and ``--in`` those of ``hold``.
-    return [name for name in ROOMS if name not in ("starter", "hold")]
+    # Commands of their own start the runs of ``starter``, and ``--in`` those of ``held``.
+    return [name for name in ROOMS if name not in ("starter", "held")]
 
 
 def name_here(environ: Mapping[str, str]) -> str | None:
@@ -103,10 +103,10 @@ def open_target(name: str, run_root: Path) -> Target:
 class HeldRoom(Room):
     """Of runs in the nodes of a hold, which are those of another target."""
 
-    name = "hold"
+    name = "held"
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> HeldTarget:
-        from launcher.targets.held import HeldTarget
+        from launcher.targets.held.target import HeldTarget
 
         return HeldTarget(run_root, lambda name: open_target(name, run_root))
 

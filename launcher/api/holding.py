@@ -73,7 +73,7 @@ def enter_hold(root: Path, name: str, target: Target, *, fresh: bool) -> Target:
     if (there := run.read_plan().target) != target.name:
         raise InputError(f"--in {name}: that hold is on {there}", f"--on {there}")
     hold = Hold(run, fresh=fresh)
-    target = open_target("hold", root) if target.traits.held_see_runs else target
+    target = open_target("held", root) if target.traits.held_see_runs else target
     target.hold, target.there = hold, hold.there
     return target
 

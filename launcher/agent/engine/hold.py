@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -47,6 +48,7 @@ POLL_S, POLL_SHARED_S = 0.03, 0.1
 """The second where the folder may lie on a file server."""
 _OF_INTERPRETER = ("PYTHON", "LD_", "KMP_", "MKL_")
 """Variables with these beginnings count when an interpreter starts, and not later."""
+_SHARED = ("/tmp", "/dev/shm")
 
 
 class Holder:
@@ -57,11 +59,16 @@ class Holder:
         self._poll_s = POLL_SHARED_S if task.settings.meet_dir else POLL_S
         self._address, self._folder = task.node.local_addr, Path(task.node.log_dir)
         self._user = run_dir / USER_FILE
+        # A container's own; on a machine others use them too.
+        is_contained = self._folder.is_relative_to(protocol.CONTAINER_RUN_DIR)
+        mounted = {mount.target for mount in task.node.mounts}
+        self._swept = [Path(name) for name in _SHARED if is_contained and name not in mounted]
+        self._there: set[Path] = set()
+        """What they held before the run."""
         self._seen = 0.0, 0.0, ""
         self._child, self._run_id, self._grace_s, self._node_dir = 0, "", 0.0, Path()
         self._kill_at: float | None = None
-        self._idle_since, self._has_warned = time.monotonic(), False
-        self._is_ending = False
+        self._idle_since, self._has_warned, self._is_ending = 0.0, False, False
 
     def run(self, named: tuple[str, ...]) -> tuple[Reason, str]:
         """Blocks until nobody has run anything for the idle limit. Imports torch and ``named``."""
@@ -75,7 +82,7 @@ class Holder:
         packages = _state_of_packages()
         ready = Ready(address=self._address, cpu_count=len(os.sched_getaffinity(0)))
         write_atomically(self._folder / READY_FILE, dump_record(ready))
-        shown_at = time.monotonic()
+        shown_at = self._idle_since = time.monotonic()
         while True:
             now = time.monotonic()
             if now - shown_at > protocol.ALIVE_S:
@@ -107,6 +114,9 @@ class Holder:
         with contextlib.suppress(OSError):
             return os.listdir(self._folder)
         return []
+
+    def _list_swept(self) -> set[Path]:
+        return {path for folder in self._swept for path in folder.glob("*")}
 
     def _take(self, name: str) -> dict[str, Any]:
         """What is asked for. Raises ``ValueError``, ``OSError``."""
@@ -147,6 +157,10 @@ class Holder:
             code = os.waitstatus_to_exitcode(status)
             told = {"pid": self._child, "exit_code": code if code >= 0 else 128 - code}
             self._child = 0
+            for path in self._list_swept() - self._there:
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
             with contextlib.suppress(OSError):
                 write_record(self._node_dir, told)
         if END_REQUEST in asked:
@@ -172,6 +186,7 @@ class Holder:
         except Exception as error:
             say(f"a run cannot be started here: {error}")
             return
+        self._there = self._list_swept()
         self._run_id, self._node_dir = dict(task.node.env)[protocol.RUN_ID], Path(asked.node_dir)
         self._grace_s, self._kill_at, holder = task.settings.stop_grace_s, None, os.getpid()
         if pid := os.fork():

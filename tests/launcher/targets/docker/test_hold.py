@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.debugged import STOPS, debug_rank_1
 from tests.held import JOB, SUMS, check_lost_nodes, check_three_runs, folder_of_hold
 from tests.launcher.docker_runs import containers, node, remove_left
 from tests.launcher.runner import Runner
@@ -17,6 +18,15 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 HOLD = ("hold", "--name", "dev", "--on", "docker", "--nproc-per-node", "1")
+LEAVES = """
+import pathlib
+left = [pathlib.Path(folder, "left") for folder in ("/tmp", "/dev/shm")]
+for path in left:
+    assert not path.exists(), path
+    path.mkdir()
+    (path / "more").touch()
+print("nothing is left", flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +42,22 @@ def held(tmp_path_factory: pytest.TempPathFactory, engine: Any) -> Iterator[Runn
 
 def test_runs_in_held_containers_start_none(held: Runner, engine: Any) -> None:
     check_three_runs(held)
+    held.write(LEAVES, JOB)
+    for _ in range(2):
+        done = held("run", "job.yaml", "--in", "dev")
+        assert done.stdout.count("nothing is left") == 2, done.stderr
     run_ids = held.run_ids()
     hold = folder_of_hold(held).name
     assert len(containers(engine, hold)) == 2
     assert not [run for run in run_ids if run != hold and containers(engine, run)]
+    again = held("run", "--again", "latest")
+    assert again.returncode == 2
+    assert "that run was in a hold, and none is named" in again.stderr
+
+
+def test_a_rank_of_a_run_in_held_containers_is_debugged(held: Runner) -> None:
+    held.write(STOPS, JOB)
+    debug_rank_1(held, "--in", "dev")
 
 
 def test_a_lost_container_is_replaced_while_a_run_uses_it_and_while_idle(

@@ -79,7 +79,7 @@ class HeldArtifact(Artifact):
 class HeldTarget(Target):
     """Runs each node as a fork of a held one."""
 
-    name = "hold"
+    name = "held"
     traits = Traits(sends_code=True)
 
     def __init__(
@@ -261,6 +261,6 @@ def _check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
         if Mount(source=source, target=m.target, read_only=m.read_only) not in mounts:
             raise KeyInputError(("mounts", index), f"{name} has not mounted {source}", fix)
     folder = PurePosixPath(absolute(job.checkpoint_dir or root, cwd))
-    same = (m.target for m in mounts if m.source == m.target and not m.read_only)
+    same = (m.source for m in mounts if m == Mount(source=m.source, target=m.source))
     if not any(folder.is_relative_to(path) for path in same):
         raise KeyInputError(("checkpoint_dir",), f"{name} has not mounted {folder}", fix)
