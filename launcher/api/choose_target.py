@@ -13,9 +13,12 @@ from launcher.contract.errors import InputError, SilentTargetError, TargetError
 from launcher.targets.room import Room
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from launcher.follow.target import Target
     from launcher.job.spec import JobSpec
     from launcher.plan.target_facts import TargetFacts
+    from launcher.targets.held.target import HeldTarget
     from launcher.targets.starter.node import StartedNode
 
 ROOMS = {
@@ -25,6 +28,7 @@ ROOMS = {
     "hosts": "launcher.targets.hosts.room:HostsRoom",
     "slurm": "launcher.targets.slurm.room:SlurmRoom",
     "starter": "launcher.targets.starter.room:StarterRoom",
+    "held": "launcher.api.choose_target:HeldRoom",
 }
 """Where each target's room is, as ``MODULE:CLASS``, or the target itself that needs none."""
 CONTAINERS, PROCESSES = "docker", "local"
@@ -67,8 +71,8 @@ def rooms() -> Iterator[Room]:
 
 def targets_of_jobs() -> list[str]:
     """The targets that ``--on`` of a job may name."""
-    # A command of its own starts the runs of ``starter``.
-    return [name for name in ROOMS if name != "starter"]
+    # Commands of their own start the runs of ``starter``, and ``--in`` those of ``held``.
+    return [name for name in ROOMS if name not in ("starter", "held")]
 
 
 def name_here(environ: Mapping[str, str]) -> str | None:
@@ -94,6 +98,17 @@ def started_node(
 def open_target(name: str, run_root: Path) -> Target:
     """The target of that name, imported here, as each target's library takes time to import."""
     return room_of(name).open(run_root)
+
+
+class HeldRoom(Room):
+    """Of runs in the nodes of a hold, which are those of another target."""
+
+    name = "held"
+
+    def open(self, run_root: Path, arguments: Namespace | None = None) -> HeldTarget:
+        from launcher.targets.held.target import HeldTarget
+
+        return HeldTarget(run_root, lambda name: open_target(name, run_root))
 
 
 def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) -> Choice:

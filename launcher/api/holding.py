@@ -7,6 +7,7 @@ import getpass
 import socket
 from pathlib import Path
 
+from launcher.api.choose_target import open_target
 from launcher.api.listing import read_state
 from launcher.api.stopping import stop_run
 from launcher.contract import typed
@@ -32,8 +33,9 @@ def write_job(name: str) -> str:
 def check_hold(root: Path, name: str, target: Target) -> None:
     """Raises ``InputError`` where no hold of that name can be made on a target."""
     if not target.traits.has_holds:
-        what = f"--on {target.name}: nodes are held on local processes alone so far"
-        raise InputError(what, "--on local; elsewhere each run starts its own nodes")
+        what = f"--on {target.name}: nodes are not held there so far"
+        fix = "--on local, docker, hosts or slurm; elsewhere each run starts its own nodes"
+        raise InputError(what, fix)
     try:
         run = find_hold(root, name)
     except InputError:
@@ -62,13 +64,18 @@ def find_hold(root: Path, name: str) -> RunFolder:
     return run
 
 
-def enter_hold(root: Path, name: str, target: Target, *, fresh: bool) -> None:
-    """Has a new run of ``target`` use the nodes of a hold. Raises ``InputError``."""
+def enter_hold(root: Path, name: str, target: Target, *, fresh: bool) -> Target:
+    """The target of a new run that uses the nodes of a hold, on the hold's own ``target``.
+
+    Raises ``InputError``.
+    """
     run = find_hold(root, name)
     if (there := run.read_plan().target) != target.name:
         raise InputError(f"--in {name}: that hold is on {there}", f"--on {there}")
     hold = Hold(run, fresh=fresh)
+    target = open_target("held", root) if target.traits.held_see_runs else target
     target.hold, target.there = hold, hold.there
+    return target
 
 
 def wait_ready(run: RunFolder, clock: Clock) -> None:
@@ -86,7 +93,9 @@ def wait_ready(run: RunFolder, clock: Clock) -> None:
 def release(root: Path, name: str) -> str:
     """Ends a hold that nobody uses, and says so. Raises ``InputError``."""
     run = find_hold(root, name)
-    if (user := Hold(run).read_user()) is not None:
-        what = f"{name} is in use: {user.run_id} of {user.owner} runs there"
-        raise InputError(what, typed.command("stop", user.run_id))
-    return stop_run(run, None)
+    # Nobody else enters any more.
+    (hold := Hold(run)).enter(run.run_id)
+    try:
+        return stop_run(run, None)
+    finally:
+        hold.leave()

@@ -104,7 +104,7 @@ def planned(
         from launcher.api.holding import enter_hold, find_hold
 
         opened = opened or room_of(find_hold(root, name).read_plan().target).open(root, arguments)
-        enter_hold(root, name, opened, fresh=arguments.fresh)
+        opened = enter_hold(root, name, opened, fresh=arguments.fresh)
     elif getattr(arguments, "fresh", False):
         raise InputError("--fresh: of no hold; a run starts new interpreters", "leave it out")
     if again and opened is None:

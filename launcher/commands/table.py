@@ -36,8 +36,8 @@ OF_COMPARE = """Several --nproc-per-node, such as 1,2,4: one run after the other
 beginning. The script writes a ledger, in which LEDGER_EVERY_STEP=1 asks all ranks for each step.
 launcher docs trainers"""
 OF_HOLD = """A job gives the hold its resources, and what it imports beforehand (agent.preload); its
-command is not run. Then, as often as you like: launcher run train.py --in NAME. So far on local
-processes alone. launcher docs interactive"""
+command is not run. Then, as often as you like: launcher run train.py --in NAME. On local,
+docker, hosts and slurm so far. launcher docs interactive"""
 OF_EXEC = """Each line has the prefix [node]; the exit code is the highest of the nodes. Into
 containers it goes by docker exec, into pods by kubectl exec, to Slurm's nodes by a step.
 launcher docs interactive"""

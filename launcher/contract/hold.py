@@ -6,18 +6,22 @@ from dataclasses import dataclass
 
 from launcher.contract.node_plan import Env
 
-USER_FILE = "in-use"
-"""In the hold's run folder while a run uses its nodes: the fields of ``User``. The run's launcher
-touches it, at least every ``LEASE_S`` seconds."""
+USER_FILE = ".in-use"
+"""In the hold's run folder: the fields of ``User`` while a run uses its nodes, else empty. The
+run's launcher has it locked, and touches it, at least every ``LEASE_S`` seconds. Hosts have their
+own, which keepers touch: files with a dot are not copied from there."""
 OWNER_FILE = "held-by"
 """In the hold's run folder: USER@MACHINE."""
 LEASE_S = 60.0
-"""A run whose launcher has been silent for so long is ended, and the hold is free."""
+"""A run whose launcher has been silent for so long is ended."""
 READY_FILE = "ready"
-"""In a node's folder once it has imported torch, and takes runs."""
-START_REQUEST = "start-request"
+"""In a node's folder once it has imported torch, and takes runs: the fields of ``Ready``. The node
+touches it every ``ALIVE_S`` seconds."""
+START_REQUEST = ".start-request"
 """In a node's folder: the fields of ``StartRun``. The node removes it, and starts the run's node,
-whose record is then in that one's folder."""
+whose record is then in that one's folder, and in the end has its exit code."""
+END_REQUEST = ".end-request"
+"""In a node's folder: the fields of ``EndRun``. The node removes it."""
 RENEW = "packages have changed"
 """What a node tells whose torch is not that of the disk any more: it is started anew."""
 WARN_S = 300.0
@@ -33,14 +37,32 @@ class User:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A node that takes runs, as other nodes reach it."""
+
+    address: str
+    cpu_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StartRun:
     """One node of a run: the file of its task, and all else that its process is started with.
 
-    ``fresh``: in a new interpreter, not forked from the one that has imported torch.
+    ``cwd`` and ``env``: as a new process has them; ``adds_env``: ``env`` is added to the node's
+    own. ``fresh``: in a new interpreter, not forked from the one that has imported torch.
     """
 
     task: str
     node_dir: str
     cwd: str
     env: Env
+    adds_env: bool = False
     fresh: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndRun:
+    """Ends the run's node, by force after ``grace_s`` seconds."""
+
+    run_id: str
+    grace_s: float

@@ -167,6 +167,8 @@ class Traits:
     """Whether nodes can get it from a git repository."""
     has_holds: bool = False
     """Whether nodes can be held for runs to come."""
+    held_see_runs: bool = False
+    """Whether held nodes see this machine's run folders, by the same paths."""
     plans_offline: bool = False
     """Whether the job file says all that a plan needs, and nothing has to be asked."""
 

@@ -167,7 +167,7 @@ def plan_run(
         job = decide_nnodes(job, NodesThere(count=there, says=says, fix=fix))
     devices = plan_devices(job, facts)
     check_capacity(job, facts, devices[0].nproc_per_node)
-    planner = NodePlanner(job, facts, run_id, extra_args, place)
+    planner = NodePlanner(job, facts, run_id, extra_args, place, holds=purpose.hold_idle_s > 0)
     nodes = tuple(planner.plan(index, of_node) for index, of_node in enumerate(devices))
     stores = plan_stores(nodes, facts.ports[1:])
     if purpose.debug_rank is not None:

@@ -30,7 +30,11 @@ class NodePlanner:
         run_id: str,
         extra_args: tuple[str, ...],
         place: CodePlace | None,
+        *,
+        holds: bool = False,
     ) -> None:
+        """``holds``: other runs will run in these nodes."""
+        self._holds = holds
         self._job, self._facts, self._run_id = job, facts, run_id
         self._in_container = facts.image is not None
         self._width = len(str(job.nnodes.max - 1))
@@ -152,13 +156,19 @@ class NodePlanner:
             Mount(source=absolute(m.source, folders.cwd), target=m.target, read_only=m.read_only)
             for m in self._job.mounts
         )
-        return (*own, *users)
+        # Runs in a hold see their own folders by the names outside.
+        outside = [str(PurePosixPath(folders.run).parent)] if self._holds else []
+        if self._holds and not PurePosixPath(folders.checkpoints).is_relative_to(outside[0]):
+            outside.append(folders.checkpoints)
+        held = (Mount(source=path, target=path) for path in outside)
+        return (*own, *users, *held)
 
     def _workdir(self, folders: Folders) -> str | None:
         """Where the command runs; without a container a mounted folder is its mount's source."""
         given, cwd = self._job.workdir, folders.cwd
         if self._place:
-            root = protocol.CONTAINER_CODE if self._in_container else folders.code
+            is_mounted = self._in_container and not folders.in_container
+            root = protocol.CONTAINER_CODE if is_mounted else folders.code
             return str(PurePosixPath(root) / self._place.inner)
         if self._in_container or given is None:
             return given if self._in_container else cwd

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import getpass
+import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
-from launcher.contract import typed
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.hold import (
-    LEASE_S,
+    END_REQUEST,
     OWNER_FILE,
     READY_FILE,
     START_REQUEST,
     USER_FILE,
+    EndRun,
+    Ready,
     StartRun,
     User,
 )
 from launcher.contract.keeper_record import RECORD
-from launcher.contract.records import dump_record, parse_record, read_object
+from launcher.contract.records import dump_record, parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.runs.folder import RunFolder, write_atomically
+from launcher.targets.shared_folder import changed_at
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
-TAKEN_LIMIT_S = 20.0
-"""How long a node may take to begin: where packages have changed it imports torch first."""
+TAKEN_LIMIT_S = 120.0
+"""How long a node may take to begin: it may import torch first, or end a dead launcher's run."""
+SILENT_S = 4 * protocol.ALIVE_S
+TRIES = 200
 POLL_S = 0.01
 
 
@@ -39,9 +47,10 @@ class Hold:
     """The nodes of a hold, for one run at a time. ``fresh``: with new interpreters."""
 
     def __init__(self, run: RunFolder, *, fresh: bool = False) -> None:
-        self.run, self._fresh = run, fresh
+        self.run, self.fresh = run, fresh
+        self._signs: dict[Path, tuple[float, float]] = {}
         self._user = run.path / USER_FILE
-        self._is_mine = False
+        self._file: IO[str] | None = None
         self._touched_at = float("-inf")
 
     @property
@@ -59,81 +68,150 @@ class Hold:
     def fit(self, job: JobSpec) -> JobSpec:
         """The job with what it leaves open as the hold has it, forked from its torch."""
         nproc = self.plan.nodes[0].nproc_per_node
-        open_keys = {"nproc_per_node": nproc, "start": "fresh" if self._fresh else "fork"}
+        open_keys = {"nproc_per_node": nproc, "start": "fresh" if self.fresh else "fork"}
         asks = job.model_fields_set | ({"nproc_per_node"} if job.devices else set())
         return job.model_copy(update={k: v for k, v in open_keys.items() if k not in asks})
 
     def read_user(self) -> User | None:
         """Who uses it; None where it is free."""
-        with contextlib.suppress(OSError, ValueError):
-            if time.time() - self._user.stat().st_mtime < LEASE_S:
-                return parse_record(User, read_object(self._user))
+        with contextlib.suppress(OSError, ValueError), self._user.open() as file:
+            user = parse_record(User, json.load(file))
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return user
         return None
 
     def enter(self, run_id: str) -> None:
-        """Takes it for a run. Raises ``InputError`` naming the run that has it."""
-        if (user := self.read_user()) is not None and user.run_id != run_id:
-            self._refuse(user)
-        if not self._is_mine:
-            with contextlib.suppress(FileNotFoundError):
-                if self.read_user() is None:
-                    self._user.unlink()
-            own = User(run_id=run_id, owner=f"{getpass.getuser()}@{socket.gethostname()}")
-            try:
-                with self._user.open("x") as file:
-                    file.write(dump_record(own))
-            except FileExistsError:
-                if (user := self.read_user()) is None or user.run_id != run_id:
-                    self._refuse(user)
-        self._is_mine = True
+        """Takes it for a run. Raises ``InputError`` naming the run that has it.
 
-    def _refuse(self, user: User | None) -> None:
-        name = self.plan.job_name
+        The lock lasts as long as this process, or one that was forked from it.
+        """
+        if self._file is not None:
+            return
+        file, user = self._open_user(), None
+        for _ in range(TRIES):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                own = User(run_id=run_id, owner=f"{getpass.getuser()}@{socket.gethostname()}")
+                self._file = file
+                self._write(dump_record(own))
+                return
+            if (user := self.read_user()) is not None:
+                break
+            # Ended soon: one who has the lock writes at once who it is, and one who looks lets go.
+            time.sleep(POLL_S)
+        file.close()
         who = f"{user.run_id} of {user.owner}" if user else "another run"
         fix = f"wait for it, or end it: {typed.command('stop', user.run_id)}" if user else "again"
-        raise InputError(f"{name} is in use: {who} runs there", fix)
+        raise InputError(f"{self.plan.job_name} is in use: {who} runs there", fix)
+
+    def _open_user(self) -> IO[str]:
+        try:
+            return os.fdopen(os.open(self._user, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+        except OSError as error:
+            what = f"{self.plan.job_name} cannot be used: {self._user}: {error.strerror}"
+            raise InputError(what, typed.command("hold", "--name", "NAME")) from error
+
+    def _write(self, text: str) -> None:
+        assert self._file is not None
+        self._file.truncate(0)
+        self._file.seek(0)
+        self._file.write(text)
+        self._file.flush()
 
     def touch(self) -> None:
         """Shows that the run's launcher lives; cheap."""
         now = time.monotonic()
-        if self._is_mine and now - self._touched_at > 1.0:
+        if self._file is not None and now - self._touched_at > 1.0:
             self._touched_at = now
             with contextlib.suppress(OSError):
-                os.utime(self._user)
+                os.utime(self._file.fileno())
 
     def leave(self) -> None:
         """Frees it, if this process has it."""
-        if self._is_mine:
-            self._is_mine = False
-            self._user.unlink(missing_ok=True)
+        if self._file is not None:
+            self._write("")
+            # By name: a process that this one was forked from may still have the file open.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()
+            self._file = None
 
-    def start(self, task: str, node_dir: str, index: int, cwd: str, env: dict[str, str]) -> None:
-        """Starts a run's node on the held node of that index. Raises ``TargetError``."""
-        held = self.plan.nodes[index]
-        folder = self.run.node_dir(held.node_index, held.incarnation)
-        asked = StartRun(
-            task=task, node_dir=node_dir, cwd=cwd, env=tuple(env.items()), fresh=self._fresh
-        )
-        # It holds the secrets, and is gone once the node has read it.
-        mask = os.umask(0o077)
-        try:
-            write_atomically(folder / START_REQUEST, dump_record(asked))
-        finally:
-            os.umask(mask)
+    # -- its nodes, by files of its run folder ----------------------------------------------------
+
+    def folder(self, index: int) -> Path:
+        """That of a node's newest incarnation: a lost node is replaced."""
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = os.listdir(self.run.path / protocol.NODES_DIR / str(index))
+        return self.run.node_dir(index, max(map(int, filter(str.isdigit, names)), default=0))
+
+    def read_ready(self, index: int) -> Ready | None:
+        """A node that takes runs; None before it does."""
+        with contextlib.suppress(OSError, ValueError):
+            return parse_record(Ready, json.loads((self.folder(index) / READY_FILE).read_text()))
+        return None
+
+    def wait_ready(self) -> list[Ready]:
+        """All of its nodes, once they take runs. Raises ``TargetError``."""
         end = time.monotonic() + TAKEN_LIMIT_S
-        while not Path(node_dir, RECORD).exists():
-            if time.monotonic() > end:
-                (folder / START_REQUEST).unlink(missing_ok=True)
-                what = f"node {index} of the hold {self.plan.job_name} does not answer"
+        while None in (found := [self.read_ready(n.node_index) for n in self.plan.nodes]):
+            if time.monotonic() > end or self.run.read_outcome() is not None:
+                what = f"node {found.index(None)} of {self.plan.job_name} does not come up"
+                raise TargetError(what, typed.command("status", self.run.run_id))
+            time.sleep(0.1)
+        return [ready for ready in found if ready]
+
+    def is_ready(self) -> bool:
+        """Whether all of its nodes take runs."""
+        return all(self.read_ready(node.node_index) for node in self.plan.nodes)
+
+    def start(self, asked: Mapping[int, StartRun]) -> None:
+        """Starts nodes of a run, on the held nodes of these indices. Raises ``TargetError``."""
+        sent: dict[int, Path] = {}
+        waits, end = dict(asked), time.monotonic() + TAKEN_LIMIT_S
+        while waits:
+            for index, one in asked.items():
+                # Listed: clients of network file systems then ask the server.
+                if RECORD in os.listdir(one.node_dir):
+                    waits.pop(index, None)
+                elif sent.get(index) != (folder := self.folder(index)):
+                    sent[index] = folder
+                    _write_private(folder / START_REQUEST, dump_record(one))
+            has_ended = self.run.read_outcome() is not None
+            if waits and (has_ended or time.monotonic() > end):
+                for index in waits:
+                    (sent[index] / START_REQUEST).unlink(missing_ok=True)
+                why = "has ended" if has_ended else f"does not answer on node {min(waits)}"
+                what = f"the hold {self.plan.job_name} {why}"
                 raise TargetError(what, typed.command("status", self.run.run_id))
             self.touch()
             time.sleep(POLL_S)
 
-    def is_ready(self) -> bool:
-        """Whether all of its nodes take runs."""
-        nodes = self.plan.nodes
-        folders = (self.run.node_dir(node.node_index, node.incarnation) for node in nodes)
-        return all((folder / READY_FILE).exists() for folder in folders)
+    def end(self, index: int, run_id: str, grace_s: float) -> None:
+        """Asks a held node to end the node of a run there, if it has one."""
+        folder = self.folder(index)
+        (folder / START_REQUEST).unlink(missing_ok=True)
+        request = dump_record(EndRun(run_id=run_id, grace_s=grace_s))
+        write_atomically(folder / END_REQUEST, request)
+
+    def is_alive(self, index: int, folder: Path) -> bool:
+        """Whether the held node that has this folder is still there."""
+        if folder != self.folder(index) or (folder / protocol.OUTCOME_FILE).exists():
+            return False
+        sign, now = changed_at(folder / READY_FILE), time.monotonic()
+        if self._signs.get(folder, (None, now))[0] != sign:
+            self._signs[folder] = sign, now
+        return now - self._signs[folder][1] < SILENT_S
+
+
+def _write_private(path: Path, text: str) -> None:
+    """It holds the secrets, and is gone once the node has read it."""
+    mask = os.umask(0o077)
+    try:
+        write_atomically(path, text)
+    finally:
+        os.umask(mask)
 
 
 def is_hold(plan: LaunchPlan) -> bool:

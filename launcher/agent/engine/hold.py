@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from launcher.agent import processes, signals, streams
+from launcher.agent.atomic_write import write_atomically
 from launcher.agent.engine import preload
 from launcher.agent.stopping import LAST_WORD_S, MARGIN_S
 from launcher.agent.streams import say
@@ -25,22 +28,27 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.errors import ExitCode
 from launcher.contract.hold import (
+    END_REQUEST,
     LEASE_S,
     READY_FILE,
     RENEW,
     START_REQUEST,
     USER_FILE,
     WARN_S,
+    EndRun,
+    Ready,
     StartRun,
 )
 from launcher.contract.keeper_record import write_record
 from launcher.contract.process_stat import start_of
 from launcher.contract.reasons import Reason
-from launcher.contract.records import parse_record, read_object
+from launcher.contract.records import dump_record, parse_object, parse_record, read_object
 
-POLL_S = 0.03
+POLL_S, POLL_SHARED_S = 0.03, 0.1
+"""The second where the folder may lie on a file server."""
 _OF_INTERPRETER = ("PYTHON", "LD_", "KMP_", "MKL_")
 """Variables with these beginnings count when an interpreter starts, and not later."""
+_SHARED = ("/tmp", "/dev/shm")
 
 
 class Holder:
@@ -48,12 +56,19 @@ class Holder:
 
     def __init__(self, task: NodeTask, run_dir: Path, archive: str) -> None:
         self._idle_limit_s, self._archive = task.settings.hold_idle_s, archive
+        self._poll_s = POLL_SHARED_S if task.settings.meet_dir else POLL_S
+        self._address, self._folder = task.node.local_addr, Path(task.node.log_dir)
         self._user = run_dir / USER_FILE
-        self._ready = Path(task.node.log_dir, READY_FILE)
-        self._request = Path(task.node.log_dir, START_REQUEST)
-        self._seen = 0.0, time.monotonic()
-        self._child, self._grace_s, self._ended_at = 0, 0.0, 0.0
-        self._idle_since, self._has_warned = time.monotonic(), False
+        # A container's own; on a machine others use them too.
+        is_contained = self._folder.is_relative_to(protocol.CONTAINER_RUN_DIR)
+        mounted = {mount.target for mount in task.node.mounts}
+        self._swept = [Path(name) for name in _SHARED if is_contained and name not in mounted]
+        self._there: set[Path] = set()
+        """What they held before the run."""
+        self._seen = 0.0, 0.0, ""
+        self._child, self._run_id, self._grace_s, self._node_dir = 0, "", 0.0, Path()
+        self._kill_at: float | None = None
+        self._idle_since, self._has_warned, self._is_ending = 0.0, False, False
 
     def run(self, named: tuple[str, ...]) -> tuple[Reason, str]:
         """Blocks until nobody has run anything for the idle limit. Imports torch and ``named``."""
@@ -62,32 +77,67 @@ class Holder:
         gc.collect()
         gc.freeze()
         processes.adopt_orphans()
+        # Then the run here gets its grace too.
+        signal.signal(signal.SIGTERM, signals.heed_supervisor(self._be_ended))
         packages = _state_of_packages()
-        self._ready.touch()
+        ready = Ready(address=self._address, cpu_count=len(os.sched_getaffinity(0)))
+        write_atomically(self._folder / READY_FILE, dump_record(ready))
+        shown_at = self._idle_since = time.monotonic()
         while True:
             now = time.monotonic()
-            is_used = self._is_used(now)
-            self._look_after_child(now, is_used)
-            if not self._child and self._request.exists():
+            if now - shown_at > protocol.ALIVE_S:
+                shown_at = now
+                with contextlib.suppress(OSError):
+                    os.utime(self._folder / READY_FILE)
+            user, asked = self._find_user(now), self._list_requests()
+            self._look_after_child(now, user, asked)
+            if self._is_ending:
+                if not self._child:
+                    return Reason.STOP_REQUESTED, ""
+                self._end_child(now, self._grace_s)
+            elif not self._child and START_REQUEST in asked:
                 if _state_of_packages() != packages:
                     return Reason.COMPLETED, RENEW
                 self._start()
-            if self._child or is_used:
+            if self._child or user:
                 self._idle_since, self._has_warned = now, False
             elif (told := self._wait(now)) is not None:
                 return Reason.COMPLETED, told
             # Ended by the idle limit, or by the supervisor.
-            time.sleep(POLL_S)
+            time.sleep(self._poll_s)
 
-    def _is_used(self, now: float) -> bool:
-        """Whether a run's launcher has given a sign of life lately. By this machine's own clock."""
+    def _be_ended(self, _signum: int, _frame: object) -> None:
+        self._is_ending = True
+
+    def _list_requests(self) -> list[str]:
+        # Listed: clients of network file systems then ask the server.
+        with contextlib.suppress(OSError):
+            return os.listdir(self._folder)
+        return []
+
+    def _list_swept(self) -> set[Path]:
+        return {path for folder in self._swept for path in folder.glob("*")}
+
+    def _take(self, name: str) -> dict[str, Any]:
+        """What is asked for. Raises ``ValueError``, ``OSError``."""
+        path = self._folder / name
         try:
-            changed_at = self._user.stat().st_mtime
-        except OSError:
-            return False
-        if changed_at != self._seen[0]:
-            self._seen = changed_at, now
-        return now - self._seen[1] < LEASE_S
+            return parse_object(path.read_bytes())
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _find_user(self, now: float) -> str:
+        """The run whose launcher has given a sign of life lately; empty without one.
+
+        By this machine's own clock.
+        """
+        # A file server that fails for a moment leaves what was seen.
+        with contextlib.suppress(OSError), self._user.open() as file:
+            changed_at = os.fstat(file.fileno()).st_mtime
+            if changed_at != self._seen[0]:
+                self._seen = changed_at, now, str(read_object(self._user).get("run_id", ""))
+        _, seen_at, run_id = self._seen
+        return run_id if now - seen_at < LEASE_S else ""
 
     def _wait(self, now: float) -> str | None:
         left_s = self._idle_limit_s - (now - self._idle_since)
@@ -100,31 +150,45 @@ class Holder:
 
     # -- one run ----------------------------------------------------------------------------------
 
-    def _look_after_child(self, now: float, is_used: bool) -> None:
-        if not self._child:
-            return
-        if self._child in processes.reap():
+    def _look_after_child(self, now: float, user: str, asked: list[str]) -> None:
+        if self._child and (status := processes.reap().get(self._child)) is not None:
             # What it had no time to end.
             processes.end_children()
+            code = os.waitstatus_to_exitcode(status)
+            told = {"pid": self._child, "exit_code": code if code >= 0 else 128 - code}
             self._child = 0
-        elif not is_used and not self._ended_at:
+            for path in self._list_swept() - self._there:
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            with contextlib.suppress(OSError):
+                write_record(self._node_dir, told)
+        if END_REQUEST in asked:
+            with contextlib.suppress(OSError, ValueError):
+                end = parse_record(EndRun, self._take(END_REQUEST))
+                if end.run_id == self._run_id:
+                    self._end_child(now, end.grace_s)
+        if self._child and user != self._run_id and self._kill_at is None:
             say("the launcher of the run here has gone: its run is ended")
-            processes.send(self._child, signal.SIGTERM)
-            self._ended_at = now + self._grace_s + LAST_WORD_S + MARGIN_S
-        elif self._ended_at and now > self._ended_at:
+            self._end_child(now, self._grace_s + LAST_WORD_S + MARGIN_S)
+        if self._child and self._kill_at is not None and now >= self._kill_at:
             processes.send(self._child, signal.SIGKILL)
+
+    def _end_child(self, now: float, grace_s: float) -> None:
+        if self._child and grace_s > 0 and self._kill_at is None:
+            processes.send(self._child, signal.SIGTERM)
+        self._kill_at = min(now + grace_s, self._kill_at or float("inf"))
 
     def _start(self) -> None:
         try:
-            asked = parse_record(StartRun, read_object(self._request))
+            asked = parse_record(StartRun, self._take(START_REQUEST))
             task = parse_task(Path(asked.task).read_text())
         except Exception as error:
             say(f"a run cannot be started here: {error}")
             return
-        finally:
-            self._request.unlink(missing_ok=True)
-        self._grace_s, self._ended_at = task.settings.stop_grace_s, 0.0
-        holder = os.getpid()
+        self._there = self._list_swept()
+        self._run_id, self._node_dir = dict(task.node.env)[protocol.RUN_ID], Path(asked.node_dir)
+        self._grace_s, self._kill_at, holder = task.settings.stop_grace_s, None, os.getpid()
         if pid := os.fork():
             self._child = pid
             return
@@ -147,10 +211,14 @@ class Holder:
             signal.signal(signum, signal.SIG_DFL)
         signals.forget_supervisor()
         processes.close_all_but(preload.KEPT_FDS)
-        before, wanted = dict(os.environ), dict(asked.env)
+        before = dict(os.environ)
+        wanted = {**(before if asked.adds_env else {}), **dict(asked.env)}
+        # The held node's own supervisor acts on it.
+        wanted.pop(protocol.STOP_FILE, None)
         os.environ.clear()
         os.environ.update(wanted)
-        os.chdir(asked.cwd)
+        if asked.cwd:
+            os.chdir(asked.cwd)
         tempfile.tempdir = None
         own = os.getpid()
         write_record(Path(asked.node_dir), {"pid": own, "start": start_of(own)})

@@ -62,7 +62,7 @@ class DockerTarget(Target):
     """Runs each node as a container of the engine that the docker command line would use."""
 
     name = "docker"
-    traits = Traits(sees_other_machines=False)
+    traits = Traits(sees_other_machines=False, has_holds=True, held_see_runs=True)
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
         super().__init__()
@@ -268,6 +268,9 @@ def check_host(plan: LaunchPlan) -> None:
     """Raises where this machine lacks a folder or device that the containers need."""
     own = PurePosixPath(protocol.CONTAINER_RUN_DIR).parent
     given = [m for m in plan.nodes[0].mounts if not PurePosixPath(m.target).is_relative_to(own)]
+    # The folder of all runs, and of a hold's checkpoints, come last and are made.
+    made = (plan.checkpoint_dir, str(Path(plan.run_dir).parent))
+    given = [m for m in given if m.source not in made]
     for index, mount in enumerate(given):
         if not Path(mount.source).exists():
             raise KeyInputError(

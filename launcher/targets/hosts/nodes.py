@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
+from launcher.contract.hold import END_REQUEST, START_REQUEST, USER_FILE, StartRun
 from launcher.contract.node_plan import NodePlan
+from launcher.contract.records import dump_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.hosts.connection import BROUGHT_BYTES, copy_once
 from launcher.targets.hosts.plan import run_dir_on
@@ -20,6 +22,7 @@ from launcher.targets.hosts.ssh import Session
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
+    from launcher.targets.hold import Hold
 
 STOP_MARGIN_S = 20.0
 
@@ -48,6 +51,27 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
             f"{host.name}: held by {holders}",
             f"wait for it, or name other hosts; {typed.command('hosts')} shows all leases",
         )
+
+
+def find_held(hold: Hold, node: HostNode) -> messages.HeldNode:
+    """The held node that starts a run's node on the same host."""
+    held, run_dir = hold.plan.nodes[node.node.node_index], run_dir_on(node.host, hold.run.run_id)
+    folder = f"{run_dir}/{protocol.NODES_DIR}/{held.node_index}/{held.incarnation}"
+    assert node.task is not None, "a run in a hold has the agent"
+    asked = StartRun(
+        task=node.task.path,
+        node_dir=node.spec.node_dir,
+        cwd=node.spec.cwd,
+        env=(),
+        fresh=hold.fresh,
+    )
+    return messages.HeldNode(
+        start_file=f"{folder}/{START_REQUEST}",
+        request=dump_record(asked),
+        end_file=f"{folder}/{END_REQUEST}",
+        user_file=f"{run_dir}/{USER_FILE}",
+        user=(hold.run.path / USER_FILE).read_text(),
+    )
 
 
 def end(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.contract.errors import TargetError
+from launcher.contract.errors import InputError, TargetError
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.agent_files import OWN_IMAGE
 from launcher.targets.hosts.inventory import Inventory
@@ -22,13 +23,14 @@ from launcher.targets.hosts.plan import (
     wanted_addresses,
 )
 from launcher.targets.hosts.program.messages import HostReport, ReadClock, ReadHost
-from launcher.targets.hosts.reach import meet
-from launcher.targets.hosts.settings import Host, HostFacts
+from launcher.targets.hosts.reach import Reachability, meet
+from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh, joined
 from launcher.targets.machine import PORTS
 
 if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
+    from launcher.plan.launch_plan import LaunchPlan
 
 PROPOSED_PORTS = 16
 
@@ -81,14 +83,38 @@ def _with_addresses(
     candidates = [wanted_addresses(host, told[host].interfaces) for host in hosts]
     met = meet(ssh, sessions, candidates, folder, called=(0,))
     found = decide_addresses(hosts, candidates, met.reached)
-    for error in met.unwritten.values():
-        raise error
-    if folder:
-        check_shared([host.name for host in hosts], met.seen, folder)
+    _check_met(hosts, met, folder)
     return tuple(
         replace(facts, address=a.address, interface=a.interface)
         for facts, a in zip(chosen, found, strict=True)
     )
+
+
+def read_held(ssh: Ssh, plan: LaunchPlan, job: JobSpec) -> tuple[HostsSettings, int | None]:
+    """The hosts of a hold as they were when it was made, and a port that is most likely free.
+
+    Raises ``TargetError`` where they do not share the checkpoint folder of a job, if it has one,
+    and ``InputError`` for a job of fewer nodes: the others would count as idle.
+    """
+    own, folder = HostsSettings.of(plan), shared_folder(job, str(Path.cwd()))
+    if job.nnodes.max < (count := len(plan.nodes)):
+        what = f"nnodes is {job.nnodes}: a run in {plan.job_name} takes all of its {count} hosts"
+        raise InputError(what, f"--nnodes {count}")
+    held = zip(own.hosts, plan.nodes, strict=True)
+    found = tuple(replace(facts, device_ids=node.device_ids) for facts, node in held)
+    hosts = [facts.host for facts in found]
+    if folder and len(hosts) > 1:
+        with ssh.sessions(hosts) as opened:
+            sessions = [opened[host.name] for host in hosts]
+            _check_met(hosts, meet(ssh, sessions, [()] * len(hosts), folder, called=()), folder)
+    return replace(own, hosts=found), random.SystemRandom().choice(PORTS)
+
+
+def _check_met(hosts: Sequence[Host], met: Reachability, folder: str | None) -> None:
+    for error in met.unwritten.values():
+        raise error
+    if folder:
+        check_shared([host.name for host in hosts], met.seen, folder)
 
 
 def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.code.record import read_kept_code
 from launcher.contract import protocol, typed
-from launcher.contract.errors import LauncherError, TargetError
+from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
@@ -31,16 +31,22 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.docker_options import enter_container, plan_containers
+from launcher.targets.hold import Hold, is_hold
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
 from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
-from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
+from launcher.targets.hosts.plan import (
+    TARGET,
+    find_caller,
+    plan_facts,
+    run_dir_on,
+)
 from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen, StartNode, TakeLook
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
-from launcher.targets.hosts.survey import survey_hosts
+from launcher.targets.hosts.survey import read_held, survey_hosts
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 
 if TYPE_CHECKING:
@@ -59,7 +65,7 @@ class HostsTarget(Target):
     """Runs each node on a machine of an inventory."""
 
     name = TARGET
-    traits = Traits(sends_code=True)
+    traits = Traits(sends_code=True, has_holds=True)
 
     def __init__(
         self,
@@ -77,6 +83,7 @@ class HostsTarget(Target):
         self._submitted: LaunchPlan | None = None
         self._lines: dict[int, HostLine] = {}
         self._beats: threading.Event | None = None
+        self.hold: Hold | None = None
         self._refused: dict[int, str] = {}
         """Nodes that could not be started again, and why."""
 
@@ -84,22 +91,28 @@ class HostsTarget(Target):
 
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
-        inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
-        ssh, bare = self._connect(), job.hosts.runtime == "python"
-        hosts, port, notes = survey_hosts(ssh, inventory, job)
-        self.notes += notes
-        image = None if bare else read_image(hosts[0].image or "")
-        known = [image.torch_version if image else "", *(host.torch_version for host in hosts)]
-        own = HostsSettings(
-            hosts=hosts,
-            ssh_config=inventory.ssh_config,
-            containers=plan_containers(job, None),
-        )
+        if self.hold is not None:
+            plan, self._inventory = self.hold.plan, None
+            own, port = read_held(self._connect(plan), plan, job)
+            image, version = plan.image, plan.torch_version
+        else:
+            inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
+            hosts, port, notes = survey_hosts(self._connect(), inventory, job)
+            self.notes += notes
+            found = None if job.hosts.runtime == "python" else read_image(hosts[0].image or "")
+            image = found.name if found else None
+            known = [found.torch_version if found else "", *(host.torch_version for host in hosts)]
+            version = next(filter(None, known), None)
+            own = HostsSettings(
+                hosts=hosts,
+                ssh_config=inventory.ssh_config,
+                containers=plan_containers(job, None),
+            )
         return plan_facts(
             job,
             own,
-            image=image.name if image else None,
-            torch_version=next(filter(None, known), None),
+            image=image,
+            torch_version=version,
             port=port,
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
@@ -108,7 +121,7 @@ class HostsTarget(Target):
         )
 
     def has_image(self, job: JobSpec) -> bool:
-        return job.hosts.runtime != "python"
+        return job.hosts.runtime != "python" and self.hold is None
 
     def _connect(self, plan: LaunchPlan | None = None) -> Ssh:
         """With the inventory that was given, or else the hosts of ``plan``."""
@@ -123,6 +136,11 @@ class HostsTarget(Target):
         return self._ssh
 
     def check(self, plan: LaunchPlan) -> None:
+        if self.hold is not None:
+            self.hold.enter(plan.run_id)
+        if plan.image is not None and is_hold(plan):
+            what = "hosts.runtime docker: nodes of hosts are held as processes alone"
+            raise InputError(what, "--set hosts.runtime=python")
         read_secrets(plan.nodes[0].secrets, os.environ)
         if self.code is not None:
             check_in_code(self.code)
@@ -141,6 +159,8 @@ class HostsTarget(Target):
         Of single nodes, those whose host is away or refuses are told by ``observe`` as missing.
         """
         artifact = self.render(plan, only)
+        if self.hold is not None:
+            self.hold.enter(plan.run_id)
         secrets = read_secrets(plan.nodes[0].secrets, os.environ)
         self._submitted = plan
         started = [node.node.node_index for node in artifact.nodes]
@@ -176,12 +196,20 @@ class HostsTarget(Target):
             def each(work: Callable[[HostNode, Session], object]) -> None:
                 ssh.each(lambda node: work(node, sessions[node.host.name]), reached)
 
+            def take(node: HostNode, session: Session) -> None:
+                if self.hold is None:
+                    nodes.take(plan, node, session)
+                elif node.node.incarnation:  # an earlier one may still run; the hold has the lease
+                    index = node.node.node_index
+                    nodes.end(session, plan, node.host, index, 0.0, tell_launcher=False)
+
             def launch(node: HostNode, session: Session) -> None:
-                session.call(StartNode(node=node.spec.having(secrets=secrets)))
+                held = nodes.find_held(self.hold, node) if self.hold else None
+                session.call(StartNode(node=node.spec.having(secrets=secrets, held=held)))
                 self._lines[node.node.node_index].started(nodes.key_of(node.node))
 
             # Leases before anything travels, which may take minutes.
-            each(lambda node, session: nodes.take(plan, node, session))
+            each(take)
             self._open_lines(plan)
             code = self._read_code(plan)
             agent = artifact.files.archive if artifact.files else None
@@ -383,6 +411,8 @@ class HostsTarget(Target):
                     self._beats.set()
                 self._connect().each(lambda line: line.close(), self._lines.values())
                 self._lines, self._beats = {}, None
+                if self.hold is not None:
+                    self.hold.leave()
 
     def _plan_of(self, run_id: str) -> LaunchPlan | None:
         run = RunFolder(self._run_root / run_id)

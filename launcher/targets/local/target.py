@@ -18,6 +18,7 @@ from launcher.agent.processes import tree_of
 from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import KeyInputError, TargetError
+from launcher.contract.hold import StartRun
 from launcher.contract.keeper_record import read_record, write_record
 from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.process_stat import lives, parent_of, start_of
@@ -115,21 +116,28 @@ class LocalTarget(Target):
         for process in artifact.processes:
             if process.node.incarnation:  # before the first, nothing can be there to look for
                 self.stop(plan.run_id, plan.stop_grace_s, (process.node.node_index,))
+        if self.hold:
+            self.hold.start({p.node.node_index: self._ask(p) for p in artifact.processes})
+            return
         for process in artifact.processes:
             self._start(plan.run_id, process)
+
+    def _ask(self, process: Process) -> StartRun:
+        folder = process.node.log_dir
+        return StartRun(
+            task=f"{folder}/{protocol.NODE_TASK_FILE}",
+            node_dir=folder,
+            cwd=process.cwd,
+            env=tuple(_env_of(process).items()),
+            fresh=self.hold is not None and self.hold.fresh,
+        )
 
     def _start(self, run_id: str, process: Process) -> None:
         """Starts one node; where that fails, nothing of the run is left."""
         node = process.node
-        given = {k: v for k, v in os.environ.items() if k not in protocol.STALE_VARIABLES}
-        env = given | dict(process.env)
-        if self.hold:
-            task = f"{node.log_dir}/{protocol.NODE_TASK_FILE}"
-            self.hold.start(task, node.log_dir, node.node_index, process.cwd, env)
-            return
         try:
             pid = children.start(
-                process.argv, cwd=process.cwd, env=env, console=Path(process.console)
+                process.argv, cwd=process.cwd, env=_env_of(process), console=Path(process.console)
             )
         except OSError as error:
             self.stop(run_id, 0)
@@ -200,6 +208,11 @@ class LocalTarget(Target):
             if index in (None, node) and lives(record):
                 found |= {*tree_of(record["pid"])}
         return tuple(sorted(found))
+
+
+def _env_of(process: Process) -> dict[str, str]:
+    given = {k: v for k, v in os.environ.items() if k not in protocol.STALE_VARIABLES}
+    return given | dict(process.env)
 
 
 def _observe_other(run_dir: str, node: NodePlan) -> NodeObservation:

@@ -30,6 +30,7 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
 from launcher.runs.outcome import Outcome
 from launcher.targets.agent_archive import read_compiled_archive
+from launcher.targets.hold import is_hold
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
 from launcher.targets.shared_folder import MEET_DIR, plan_as_run
@@ -80,7 +81,7 @@ class SlurmTarget(Target):
     """Submits a run as one job, or as a job array, and reads what its nodes leave."""
 
     name = TARGET
-    traits = Traits(goes_on_alone=True, sends_code=True)
+    traits = Traits(goes_on_alone=True, sends_code=True, has_holds=True, held_see_runs=True)
 
     def __init__(
         self, run_root: Path, clock: Clock | None = None, allocation: SlurmProcess | None = None
@@ -126,7 +127,11 @@ class SlurmTarget(Target):
             check_in_code(self.code)
         elif plan.image is None:
             check_there(plan.nodes[0], plan.run_dir)
-        if SlurmSettings.of(plan).inside:
+        own = SlurmSettings.of(plan)
+        if own.container is not None and is_hold(plan):
+            what = f"slurm.container: containers of {own.container} are not held"
+            raise InputError(what, "--set slurm.container=null")
+        if own.inside:
             return
         with tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
             script.write(render_script(plan))

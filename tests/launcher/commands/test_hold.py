@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from launcher.contract.errors import InputError
+from launcher.runs.folder import RunFolder
+from launcher.targets.hold import Hold
 from tests.debugged import STOPS, Terminal, debug_rank_1
+from tests.held import check_lost_nodes
 from tests.launcher.runner import Runner
 from tests.programs import run_program
 from tests.waiting import wait_until
@@ -152,6 +157,50 @@ def test_a_hold_is_for_one_run_at_a_time_and_an_interrupt_keeps_it(dev: Runner) 
     assert done.stdout.count("well") == 2
 
 
+ENTERS = """
+import sys
+from pathlib import Path
+from launcher.runs.folder import RunFolder
+from launcher.targets import hold
+write = hold.dump_record
+def pause(user):
+    print("between", flush=True)
+    sys.stdin.readline()
+    return write(user)
+hold.dump_record = pause
+held = hold.Hold(RunFolder(Path(sys.argv[1])))
+held.enter("first")
+print("entered", flush=True)
+sys.stdin.readline()
+"""
+"""A launcher that stops while it takes a hold."""
+
+
+def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev: Runner) -> None:
+    folder = next((dev.folder / "runs").glob("dev-*"))
+    other = Hold(RunFolder(folder))
+    pipe = subprocess.PIPE
+    words = (sys.executable, "-c", ENTERS, str(folder))
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=dev.env) as first:
+        assert first.stdin
+        assert first.stdout
+        assert first.stdout.readline() == "between\n"
+        with pytest.raises(InputError, match="dev is in use: another run"):
+            other.enter("second")
+        first.stdin.write("\n")
+        first.stdin.flush()
+        assert first.stdout.readline() == "entered\n"
+        with pytest.raises(InputError, match="dev is in use: first of "):
+            other.enter("second")
+        first.kill()
+    # What the dead one wrote is still there.
+    other.enter("second")
+    assert (user := Hold(other.run).read_user())
+    assert user.run_id == "second"
+    other.leave()
+    assert Hold(other.run).read_user() is None
+
+
 def test_a_run_in_a_hold_restarts_its_workers(dev: Runner) -> None:
     script = "import os\nif os.environ['LAUNCHER_NODE_ATTEMPT'] == '0': os._exit(3)\nprint('on')\n"
     dev.write(script, JOB + "max_restarts: 2\n")
@@ -160,15 +209,14 @@ def test_a_run_in_a_hold_restarts_its_workers(dev: Runner) -> None:
     assert done.stdout.count("on") == 2
 
 
-def test_an_idle_node_that_is_lost_is_replaced(dev: Runner) -> None:
+def test_a_lost_node_is_replaced_while_a_run_uses_it_and_while_idle(dev: Runner) -> None:
     folder = next((dev.folder / "runs").glob("dev-*"))
-    pid = json.loads((folder / "nodes/1/0/keeper.json").read_text())["pid"]
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: (folder / "nodes/1/1/ready").exists())
-    dev.write("print('well')\n", JOB)
-    done = dev("run", "job.yaml", "--in", "dev")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("well") == 2
+
+    def kill(index: int) -> None:
+        newest = max((folder / f"nodes/{index}").iterdir(), key=lambda path: int(path.name))
+        os.kill(json.loads((newest / "keeper.json").read_text())["pid"], signal.SIGKILL)
+
+    check_lost_nodes(dev, kill)
 
 
 def test_a_rank_of_a_run_in_a_hold_is_debugged(dev: Runner) -> None:
@@ -189,6 +237,34 @@ def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher: Runner) -> No
     assert "hold --name dev --nnodes 1" in refused.stderr
 
 
+SAVES = """
+import os, pathlib, signal, sys, time
+run = pathlib.Path(os.environ["RUN_DIR"])
+def save(*_):
+    (run / "saved").touch()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, save)
+(run / "up").touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher: Runner) -> None:
+    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "301", *ON)
+    assert done.returncode == 0, done.stderr
+    told = "nothing runs here; the hold ends in 5 min"
+    wait_until(lambda: told in launcher("logs", "-v", "dev").stderr)
+    launcher.write(SAVES, JOB)
+    process = launcher.start("run", "job.yaml", "--in", "dev")
+    run = launcher.folder / "runs/latest"
+    wait_until(lambda: (run / "up").exists())
+    assert launcher("stop", done.stdout.strip()).returncode == 0
+    _, said = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert (run / "saved").exists(), said
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
@@ -201,7 +277,10 @@ def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher: Runner) -> No
         (["exec", "dev", "--node", "2", "--", "true"], "node 2: "),
         (["shell", "dev", "2"], "node 2: "),
         (["release", "none"], "no hold 'none' in "),
-        (["hold", "--name", "x", "--on", "slurm"], "--on slurm: nodes are held on local processes"),
+        (
+            ["hold", "--name", "x", "--on", "kubernetes"],
+            "--on kubernetes: nodes are not held there",
+        ),
     ],
 )
 def test_wrong_input_is_refused(dev: Runner, words: list[str], what: str) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from launcher.contract import protocol
@@ -18,6 +19,7 @@ from launcher.contract.keeper_record import RECORD, write_record
 from launcher.contract.process_stat import start_of
 from launcher.targets import children
 from launcher.targets.hosts.program import leases, processes
+from launcher.targets.hosts.program.held import HeldChild
 from launcher.targets.hosts.program.messages import KeeperSpec
 from launcher.targets.hosts.program.node_state import is_node_followed, mark_followed
 from launcher.targets.hosts.program.records import TYPE_CHECKING
@@ -25,6 +27,7 @@ from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 POLL_S = 0.05
@@ -73,22 +76,24 @@ class _Keeper:
         unset = (processes.KEEPER, *spec.unset)
         inherited = {k: v for k, v in os.environ.items() if k not in unset}
         env = {**inherited, **spec.env, **spec.secrets}
-        console = self._folder / protocol.CONSOLE_FILE
-        child = children.start(tuple(spec.argv), cwd=spec.cwd, env=env, console=console)
-        while (code := children.poll(child)) is None:
-            self._turn(child)
+        if held := HeldChild(spec, env) if spec.held else None:
+            poll, end = held.poll, held.end
+        else:
+            console = self._folder / protocol.CONSOLE_FILE
+            pid = children.start(tuple(spec.argv), cwd=spec.cwd, env=env, console=console)
+            poll, end = partial(children.poll, pid), partial(_end, pid)
+        while (code := poll()) is None:
+            self._turn(end)
             time.sleep(POLL_S)
+        self._why = self._why or (held.why if held else "")
         return code
 
-    def _turn(self, child: int) -> None:
+    def _turn(self, end: Callable[[float], None]) -> None:
         now = time.monotonic()
         if self._kill_at is None:
             if grace_s := self._grace_s():
                 self._kill_at = now + (grace_s if self._hears() else 0.0)
-                # Only to the agent, which ends its workers: it would report a worker that gets a
-                # signal from elsewhere as failed.
-                send((child,), signal.SIGTERM)
-                send((child,), signal.SIGCONT)
+                end(grace_s)
         elif now > self._kill_at:
             self._sweep()
 
@@ -129,6 +134,13 @@ class _Keeper:
         )
 
 
+def _end(pid: int, _grace_s: float) -> None:
+    # Only the agent, which ends its workers: it would report a worker that gets a signal from
+    # elsewhere as failed.
+    send((pid,), signal.SIGTERM)
+    send((pid,), signal.SIGCONT)
+
+
 def record_process(folder: Path, pid: int, **ending: object) -> None:
     """Writes the record of a keeper, with the node's ``ending`` once it has ended."""
     write_record(folder, {"pid": pid, "start": start_of(pid), **ending})
@@ -153,9 +165,7 @@ def start(spec: KeeperSpec, program: str, held: list[int]) -> None:
         (folder / stale).unlink(missing_ok=True)
     mark_followed(folder.parents[2], spec.node_index)
     argv = (sys.executable, "-S", program, "keep", *map(str, held))
-    pid = processes.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log", held)
-    # The keeper writes this too, but later: until then the node would count as lost.
-    record_process(folder, pid)
+    processes.start_keeper(argv, env, spec.to_json().encode(), folder / "keeper.log", held)
 
 
 # -- containers ------------------------------------------------------------------------------------

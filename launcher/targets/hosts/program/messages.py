@@ -91,8 +91,23 @@ class LeaseTaken(Record):
     held: Sequence[Lease] = ()
 
 
+class HeldNode(Record):
+    """A node of a hold on this host, which starts others.
+
+    ``start_file``, in its folder, asks it to: ``request``, a JSON object, and the variables.
+    ``end_file`` asks it to end that one. ``user_file`` tells it of its ``user``, and is touched as
+    long as there is one.
+    """
+
+    start_file: str
+    request: str
+    end_file: str
+    user_file: str
+    user: str
+
+
 class KeeperSpec(Record):
-    """What a node's keeper starts."""
+    """What a node's keeper starts, or has a held node start."""
 
     run_id: str
     node_index: int
@@ -105,6 +120,7 @@ class KeeperSpec(Record):
     container: str = ""
     detached: bool
     stop_grace_s: float
+    held: HeldNode | None = None
 
 
 class StartNode(HostRequest[None]):

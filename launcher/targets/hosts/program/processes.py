@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.contract import protocol
+from launcher.contract.keeper_record import write_record
+from launcher.contract.process_stat import start_of
 from launcher.targets import process_table
 
 KEEPER = "LAUNCHER_KEEPER"
@@ -35,8 +37,8 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
 
 def start_keeper(
     argv: Sequence[str], env: Mapping[str, str], spec: bytes, log: Path, files: Sequence[int]
-) -> int:
-    """Starts a process that outlives this session, sends it ``spec``, and returns its pid.
+) -> None:
+    """Starts a process that outlives this session, records it, and sends it ``spec``.
 
     It has the open ``files`` too.
 
@@ -54,10 +56,11 @@ def start_keeper(
             pass_fds=files,
         )
     assert child.stdin is not None
+    # It writes this too, but later: until then the node would count as lost.
+    write_record(log.parent, {"pid": child.pid, "start": start_of(child.pid)})
     child.stdin.write(spec)
     child.stdin.close()
     child.returncode = 0  # nobody here waits for it
-    return child.pid
 
 
 def find(run_id: str, node: int | None = None, *, keepers: bool | None = False) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""Target ``held``: runs in the nodes of a hold."""

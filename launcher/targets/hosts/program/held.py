@@ -1,0 +1,72 @@
+"""A node that a held node of this host starts, as a fork of itself: asked for, and followed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.agent.atomic_write import write_atomically
+from launcher.contract.keeper_record import read_record
+from launcher.targets.hosts.program.node_state import read_state
+from launcher.targets.hosts.program.records import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from launcher.targets.hosts.program.messages import KeeperSpec
+
+TAKEN_LIMIT_S = 120.0
+"""How long it may take to begin: where packages have changed it imports torch first."""
+SHOWN_S = 1.0
+KILLED = 137
+
+
+class HeldChild:
+    """The started node, as its keeper sees it: no child of this process."""
+
+    def __init__(self, spec: KeeperSpec, env: Mapping[str, str]) -> None:
+        assert spec.held is not None
+        self._held, self._run_id, self._folder = spec.held, spec.run_id, Path(spec.node_dir)
+        self._own = read_record(self._folder)
+        self._limit_at, self._show_at = time.monotonic() + TAKEN_LIMIT_S, 0.0
+        self.why = ""
+        asked = {**json.loads(self._held.request), "env": list(env.items())}
+        _write(self._held.user_file, self._held.user)
+        _write(self._held.start_file, json.dumps(asked))
+
+    def poll(self) -> int | None:
+        """Its exit code as in a shell; None while it runs, or is about to."""
+        if (now := time.monotonic()) > self._show_at:
+            self._show_at = now + SHOWN_S
+            with suppress(OSError):
+                os.utime(self._held.user_file)
+        record = read_record(self._folder)
+        if "exit_code" in record:
+            # By the held node, whose child it was.
+            return int(record["exit_code"])
+        request = Path(self._held.start_file)
+        is_there = read_state(request.parent).state == "running"
+        if is_there and (record not in ({}, self._own) or now < self._limit_at):
+            return None
+        request.unlink(missing_ok=True)
+        self.why = f"its node of the hold {'does not answer' if is_there else 'has ended'}"
+        return KILLED
+
+    def end(self, grace_s: float) -> None:
+        """Has it ended, by force after the grace; where it has not begun, it will not."""
+        self._limit_at = 0.0
+        _write(self._held.end_file, json.dumps({"run_id": self._run_id, "grace_s": grace_s}))
+
+
+def _write(path: str, text: str) -> None:
+    # A request holds secrets, and is gone once it is read.
+    mask = os.umask(0o077)
+    try:
+        # Of a hold that has ended the folder is gone.
+        with suppress(FileNotFoundError):
+            write_atomically(Path(path), text)
+    finally:
+        os.umask(mask)

@@ -1,0 +1,91 @@
+"""What a hold ``dev`` of two nodes has to do on every target, typed as a person would."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
+
+JOB = "name: tiny\nstop_grace_s: 5\n"
+SUMS = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", total.item(), "left", os.environ.get("LEFT"), flush=True)
+os.environ["LEFT"] = "1"
+if "fail" in sys.argv:
+    raise ValueError("as asked")
+"""
+TRAINS = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+run = os.environ["RUN_DIR"]
+going = torch.ones(1)
+while going:
+    open(f"{run}/up-{os.environ['RANK']}-{os.environ['LAUNCHER_INCARNATION']}", "w").close()
+    going *= not os.path.exists(f"{run}/go")
+    dist.all_reduce(going, op=dist.ReduceOp.MIN)
+    time.sleep(0.05)
+print("trained", flush=True)
+"""
+"""Trains until a file ``go`` is in the run's folder."""
+
+
+def folder_of_hold(launcher: Runner) -> Path:
+    return next((launcher.folder / "runs").glob("dev-*"))
+
+
+def is_up(launcher: Runner, *names: str) -> bool:
+    return all((launcher.folder / "runs/latest" / name).exists() for name in names)
+
+
+def check_three_runs(launcher: Runner) -> None:
+    """One that ends well, one that fails, and one that is interrupted; then another."""
+    argv = ("run", "job.yaml", "--in", "dev")
+    launcher.write(SUMS, JOB)
+    for words, code in (((), 0), (("--", "fail"), 1)):
+        done = launcher(*argv, *words)
+        assert done.returncode == code, done.stderr
+        assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
+    assert "ValueError: as asked" in done.stderr
+    launcher.write(TRAINS, JOB)
+    process = launcher.start(*argv)
+    wait_until(lambda: is_up(launcher, "up-0-0", "up-1-0"))
+    first = (launcher.folder / "runs/latest").resolve().name
+    refused = launcher(*argv)
+    assert refused.returncode == 2
+    assert f"dev is in use: {first} of " in refused.stderr
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert ", free" in launcher("status", "dev").stdout
+    # What is new in the code is sent, and runs at once.
+    launcher.write(SUMS.replace('"sum"', '"anew"'), JOB)
+    done = launcher(*argv, "--fresh")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("anew 2.0 left None") == 2, done.stdout
+
+
+def check_lost_nodes(launcher: Runner, kill: Callable[[int], None]) -> None:
+    """Node 1 is killed while a run uses it, and once more while it waits."""
+    hold = folder_of_hold(launcher)
+    before = len(list((hold / "nodes/1").iterdir()))
+    launcher.write(TRAINS, JOB + "max_restarts: 2\n")
+    process = launcher.start("run", "job.yaml", "--in", "dev")
+    wait_until(lambda: is_up(launcher, "up-0-0", "up-1-0"))
+    kill(1)
+    wait_until(lambda: is_up(launcher, "up-1-1"))
+    (launcher.folder / "runs/latest/go").touch()
+    out, told = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    assert out.count(b"trained") == 2
+    kill(1)
+    wait_until(lambda: (hold / f"nodes/1/{before + 1}/ready").exists())
+    launcher.write(SUMS, JOB)
+    done = launcher("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2.0") == 2

@@ -1,0 +1,98 @@
+"""``hold``, ``run --in`` and ``release`` on hosts: typed as a person would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.contract.process_stat import parent_of
+from launcher.contract.protocol import NODE_INDEX, RUN_ID
+from launcher.targets import process_table
+from launcher.targets.hosts.program.processes import KEEPER
+from tests.debugged import STOPS, debug_rank_1
+from tests.held import SUMS, TRAINS, check_three_runs, folder_of_hold, is_up
+from tests.hosts.typist import PREFIX, STATE, Typist
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.hosts
+
+ON = ("--on", "hosts", "--set", "hosts.runtime=python")
+START_LIMIT_S = 120.0
+"""For a node that imports torch, on a machine that does much else."""
+
+
+class Held(Typist):
+    """Types for a hold ``dev`` of two hosts."""
+
+    def write(self, script: str, job: str = "", prefix: str = PREFIX) -> None:
+        super().write(script)
+
+    def run_well(self) -> None:
+        self.write(SUMS)
+        done = self("run", "job.yaml", "--in", "dev")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
+
+    def kill_node(self, index: int) -> None:
+        """The first process of a node, which its keeper has started."""
+        name = folder_of_hold(self).name
+        found = process_table.find(**{RUN_ID: name, NODE_INDEX: str(index)})
+        keepers = [pid for pid in found if process_table.variable_of(pid, KEEPER)]
+        (first,) = (pid for pid in found if parent_of(pid) in keepers)
+        os.kill(first, signal.SIGKILL)
+
+
+@pytest.fixture
+def held(typist: Typist, tmp_path: Path) -> Iterator[Held]:
+    held = Held(tmp_path, typist.network)
+    done = held("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
+    assert done.returncode == 0, done.stderr
+    yield held
+    done = held("release", "dev")
+    assert done.returncode == 0, done.stderr
+
+
+def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
+    check_three_runs(held)
+    for host in held.network.hosts[:2]:
+        assert host.run("ls", f"{STATE}/runs").split() == [folder_of_hold(held).name]
+    held.write(STOPS)
+    debug_rank_1(held, "--in", "dev")
+    fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")
+    assert fewer.returncode == 2
+    assert "a run in dev takes all of its 2 hosts" in fewer.stderr
+
+
+def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: Held) -> None:
+    held.kill_node(1)
+    hold = folder_of_hold(held)
+    wait_until(lambda: (hold / "nodes/1/1/ready").exists(), limit_s=START_LIMIT_S)
+    held.run_well()
+    held.write(TRAINS)
+    running = held.start("run", "job.yaml", "--in", "dev")
+    wait_until(lambda: is_up(held, "up-0-0", "up-1-0"), limit_s=START_LIMIT_S)
+    # A run takes no lease: the hold has them.
+    hosts = json.loads(held("hosts", "--json").stdout)
+    assert {lease["run_id"] for host in hosts for lease in host["leases"]} == {hold.name}
+    held.kill_node(1)
+    # The run goes on in the hold's next node.
+    latest = held.folder / "runs/latest"
+    wait_until(
+        lambda: [*latest.glob("up-1-[1-9]*")],
+        lambda: held("logs", "-v").stderr,
+        limit_s=START_LIMIT_S,
+    )
+    lost = latest.resolve().name
+    running.kill()
+    running.communicate()
+    # At once: the hold ends what still runs there.
+    held.run_well()
+    # As for any run, a later command removes what a dead launcher's run has left on its hosts,
+    # and nobody what torch has in memory where all that knew of it was killed.
+    assert held("stop", lost).returncode == 0
+    held.network.hosts[1].run("sh", "-c", "rm -f /dev/shm/sem.mp-*")

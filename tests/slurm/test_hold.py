@@ -1,0 +1,57 @@
+"""Nodes of a Slurm job that are held: runs in them submit nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.held import JOB, TRAINS, check_three_runs, folder_of_hold
+from tests.slurm.typist import ALLOCATION, ARRAY, Typist
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+HOLD = ("hold", "hold.yaml", "--name", "dev", "--on", "slurm", "--nproc-per-node", "1")
+
+
+def hold(typist: Typist, keys: str, *words: str) -> None:
+    (typist.folder / "hold.yaml").write_text(f"{JOB}command: [-m, none]\n{keys}")
+    done = typist(*HOLD, "--nnodes", "2", *words)
+    assert done.returncode == 0, done.stderr
+
+
+def test_runs_in_a_held_job_submit_nothing_and_its_release_leaves_nothing(typist: Typist) -> None:
+    hold(typist, ALLOCATION)
+    check_three_runs(typist)
+    submitted = [line for line in typist.cluster.call_lines() if " sbatch " in line]
+    jobs = [path for run in (typist.folder / "runs").iterdir() for path in run.glob("slurm/*.job")]
+    assert len({path.resolve() for path in jobs}) == 1, submitted
+    done = typist("release", "dev")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: not typist.left())
+
+
+@pytest.mark.slow
+def test_a_lost_node_of_a_held_array_comes_back_and_the_run_goes_on(typist: Typist) -> None:
+    hold(typist, ARRAY)
+    folder = folder_of_hold(typist)
+    (job,) = (path.stem for path in (folder / "slurm").glob("*.job"))
+    lost = (folder / "slurm" / f"{job}_1.0.started").read_text().strip()
+    typist.write(TRAINS, JOB + "max_restarts: 2\n")
+    process = typist.start("run", "job.yaml", "--in", "dev")
+    wait_until(lambda: (typist.run / "up-1-0").exists())
+    typist.cluster.kill_node(lost)
+    wait_until(lambda: (typist.run / "up-1-1").exists())
+    typist.go()
+    assert process.wait(60) == 0, typist.said.read_text()
+    assert typist("release", "dev").returncode == 0
+    typist.cluster.start_node(lost)
+    typist.cluster.wait_idle()
+
+
+def test_a_held_job_that_nobody_uses_ends(typist: Typist) -> None:
+    hold(typist, ALLOCATION, "--idle-limit", "1")
+    wait_until(lambda: (folder_of_hold(typist) / "outcome.json").exists())
+    wait_until(lambda: not typist.left())
+    typist.write("", JOB)
+    refused = typist("run", "job.yaml", "--in", "dev")
+    assert refused.returncode == 2
+    assert "the hold dev has ended (completed" in refused.stderr
