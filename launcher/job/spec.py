@@ -211,7 +211,8 @@ class NotifySpec(Section):
     when: Annotated[Literal["end", "failure"], Field(examples=["failure"])] = "end"
     """``end``: at each end of a run. ``failure``: only where it failed."""
     restarts: Annotated[Count | None, Field(examples=[3])] = None
-    """Tell too, once, as soon as workers or nodes were started again so many times."""
+    """Tell too, once, as soon as workers or nodes were started again so many times; on Kubernetes
+    nodes alone."""
 
 
 class LocalSpec(Section):
