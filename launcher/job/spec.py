@@ -196,7 +196,7 @@ class AgentSpec(Section):
 class NotifySpec(Section):
     """Who is told of the run, by the launcher that follows it (``run``, also with ``--detach``).
     Nodes, manifests of ``render`` and ``launcher node`` tell nobody. One that fails or takes longer
-    than 10 s is told in the run's log, and holds nothing up."""
+    than 10 s is given up, and that is told; the run has its outcome before."""
 
     command: Annotated[Text | None, Field(examples=['mail -s "$NOTICE_TEXT" me < /dev/null'])] = (
         None
