@@ -22,6 +22,7 @@ from launcher.contract.clock import SystemClock
 from launcher.contract.errors import LauncherError
 from launcher.contract.worker_end import show_text
 from launcher.runs.folder import RunFolder
+from launcher.runs.report import render_headline
 from launcher.runs.timeline import Moment
 from launcher.screen.snapshot import (
     HEADER,
@@ -29,8 +30,7 @@ from launcher.screen.snapshot import (
     RunSnapshot,
     find_outputs,
     read_snapshot,
-    render_progress,
-    render_state,
+    render_training,
 )
 
 READING_SHARE = 0.05
@@ -50,7 +50,7 @@ class RunScreen(App[None]):
     """
 
     CSS = """
-    #state, #training { height: 1; padding: 0 1; }
+    #state, #training { max-height: 2; padding: 0 1; }
     ProgressBar { padding: 0 1; }
     DataTable { height: 2fr; }
     RichLog { height: 1fr; border-top: solid $primary; }
@@ -114,8 +114,8 @@ class RunScreen(App[None]):
     def show(self, seen: RunSnapshot) -> None:
         """Puts a snapshot on the screen; only what has changed is drawn anew."""
         told, goodput = seen.told, seen.told.goodput
-        self.query_one("#state", Static).update(render_state(told))
-        self.query_one("#training", Static).update(render_progress(told))
+        self.query_one("#state", Static).update(render_headline(told))
+        self.query_one("#training", Static).update(render_training(told))
         if goodput and goodput.points and goodput.until:
             bar = self.query_one(ProgressBar)
             bar.display = True

@@ -18,7 +18,7 @@ from launcher.contract.worker_end import show_line
 from launcher.follow.table import render_columns
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import clock_offsets
-from launcher.runs.report import NodeReport, Postmortem
+from launcher.runs.report import NodeReport, Postmortem, render_headline
 
 SILENT_S = 3 * protocol.VITALS_S
 """A running node without vitals for so long stands among those with trouble."""
@@ -103,14 +103,11 @@ def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
 
 def find_outputs(run: RunFolder) -> dict[int, list[Path]]:
     """The files of the first worker of each node's newest start, or else its agent's, by index."""
-    paths: dict[int, list[Path]] = {index: [path] for (index, _), path in run.consoles()}
-    starts: dict[int, tuple[int, int]] = {}
-    for log in run.worker_logs():  # The first rank of the newest start comes first of its start.
-        start = log.incarnation, log.attempt
-        if starts.get(log.node_index) != start:
-            starts[log.node_index] = start
-            paths[log.node_index] = [run.path / log.folder / name for name in log.streams]
-    return paths
+    # What comes later wins.
+    logs = sorted(run.worker_logs(), key=lambda w: (w.incarnation, w.attempt, -w.rank_on(0, 0)))
+    consoles = {index: [path] for (index, _), path in run.consoles()}
+    of_workers = {w.node_index: [run.path / w.folder / name for name in w.streams] for w in logs}
+    return {**consoles, **of_workers}
 
 
 def read_last_line(paths: Sequence[Path]) -> str:
@@ -127,39 +124,29 @@ def read_last_line(paths: Sequence[Path]) -> str:
 def render_snapshot(seen: RunSnapshot) -> str:
     """The snapshot as lines, for where there is no terminal. Pure."""
     rows = [HEADER, *(row.cells() for row in seen.nodes)]
-    lines = [render_state(seen.told), render_progress(seen.told), *render_columns(rows)]
+    lines = [render_headline(seen.told), render_training(seen.told), *render_columns(rows)]
     return "\n".join(filter(None, lines))
 
 
-def render_state(told: Postmortem) -> str:
-    """The run in one line. Pure."""
-    reason = f" ({told.reason})" if told.reason else ""
-    restarts = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
-    return (
-        f"{told.run_id}: {told.state}{reason} on {told.target}, {render_age(told.duration_s)}"
-        + (f", goodput {told.goodput.share:.1%}" if told.goodput else "")
-        + (f"; restarts: {restarts}" if restarts else "")
-    )
-
-
-def render_progress(told: Postmortem) -> str:
+def render_training(told: Postmortem) -> str:
     """The training in one line; empty where it tells nothing. Pure."""
-    goodput = told.goodput
-    if goodput is None or not goodput.points:
-        return ""
-    recent = goodput.points[-PACE_POINTS:]
-    last, goes_on = recent[-1], told.reason is None
-    steps = last.step - recent[0].step
-    step_s = (last.after_s - recent[0].after_s) / steps if goes_on and steps > 0 else 0.0
-    left_s = step_s * (goodput.until - last.step)
-    parts = [
-        f"step {last.step}" + (f"/{goodput.until}" if goodput.until else ""),
-        f"loss {last.loss:.4g}" if last.loss is not None else "",
-        f"{last.samples_per_s:,.0f} samples/s" if last.samples_per_s else "",
-        f"{render_age(left_s)} left" if left_s > 0 else "",
-    ]
-    if goes_on and goodput.saves:
+    parts, goodput, goes_on = [], told.goodput, told.reason is None
+    if goodput and goodput.points:
+        recent = goodput.points[-PACE_POINTS:]
+        last, steps = recent[-1], recent[-1].step - recent[0].step
+        step_s = (last.after_s - recent[0].after_s) / steps if goes_on and steps > 0 else 0.0
+        left_s = step_s * (goodput.until - last.step)
+        parts += [
+            f"step {last.step}" + (f"/{goodput.until}" if goodput.until else ""),
+            f"loss {last.loss:.4g}" if last.loss is not None else "",
+            f"{last.samples_per_s:,.0f} samples/s" if last.samples_per_s else "",
+            f"{render_age(left_s)} left" if left_s > 0 else "",
+        ]
+    if goodput and goodput.saves and goes_on:
         parts.append(f"saved {render_age(told.duration_s - goodput.saves[-1][0])} ago")
+    parts += [f"goodput {goodput.share:.1%}"] if goodput else []
+    restarts = ", ".join(f"{cause} {count}" for cause, count in told.restarts.items())
+    parts += [f"restarts: {restarts}"] if restarts else []
     return "  ".join(filter(None, parts))
 
 

@@ -99,8 +99,9 @@ while True:
 
 def test_a_run_is_told_in_columns() -> None:
     assert render_snapshot(SEEN).splitlines() == [
-        "digits-1: running on local, 75 s, goodput 87.5%; restarts: exit 2",
-        "step 700/1000  loss 0.25  1,234 samples/s  30 s left  saved 4 s ago",
+        "digits-1: running on local, engine agent (75.0 s)",
+        "step 700/1000  loss 0.25  1,234 samples/s  30 s left  saved 4 s ago  goodput 87.5%  "
+        "restarts: exit 2",
         "NODE  STATE    SEEN  STEP  CPU  MEMORY     GPU           LAST LINE",
         "0.0   running  2 s   7     50%  3.0/8 GiB  90% 75% 61°C  step 7",
     ]
@@ -218,7 +219,7 @@ def test_without_a_terminal_a_run_is_told_once(tmp_path: Path) -> None:
     runner.write("print('hello')")
     runner("run", "job.yaml", "--on", "local")
     done = runner("top")
-    assert "succeeded (completed) on local" in done.stdout
+    assert "succeeded on local, engine agent (completed" in done.stdout
     assert "hello" in done.stdout
     assert json.loads(runner("top", "--json").stdout)["nodes"][0]["told"]["reason"] == "completed"
     (tmp_path / "runs/latest/ledger/agent-0-0.jsonl").write_text('{"torn\n\x00')
@@ -269,7 +270,7 @@ def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runn
         run_id = runner.run_ids()[0]
         workers = process_table.find(LAUNCHER_RUN_ID=run_id, RANK="1")
         os.kill(workers[-1], signal.SIGKILL)
-        tmux.wait_for("; restarts: ")
+        tmux.wait_for("restarts: ")
         tmux("send-keys", "s")
         tmux.wait_for("train.py")
         tmux.close_page()
@@ -277,11 +278,11 @@ def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runn
         tmux.wait_for("== stderr")
         tmux.close_page()
         tmux("send-keys", "x")
-        tmux.wait_for("removes what is left")
+        tmux.wait_for("x again ends")
         tmux("send-keys", "x")
         tmux.wait_for("nothing of it runs any more")
         tmux.close_page()
-        tmux.wait_for("stopped (stop-requested)")
+        tmux.wait_for("stopped on local")
         tmux("send-keys", "q")
         wait_until(lambda: not tmux("list-sessions"))
     finally:
@@ -293,13 +294,13 @@ def test_a_run_that_is_followed_live_ends_as_without_a_screen(runner: Runner) ->
     """Ctrl-C stops it within its grace, and the summary stands where the screen was."""
     runner.write(STEPS, "name: tiny\nnproc_per_node: 1\n")
     words = shlex.join(runner.argv("run", "job.yaml", "--on", "local", "--live"))
-    command = ["sh", "-c", f"{words}; echo code $?; cat"]
+    command = ["sh", "-c", f"{words}; echo ended $?; cat"]
     tmux = Tmux(runner.folder, command, {**runner.env, "TERM": "xterm-256color"})
     try:
         tmux.wait_for("one more step")
         assert "filter" in tmux.shown()
         tmux("send-keys", "C-c")
-        tmux.wait_for("code 130")
+        tmux.wait_for("ended 130")
         assert "STOPPED tiny-" in tmux.shown()
         assert runner.outcome["reason"] == "interrupted"
     finally:
