@@ -18,7 +18,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerEvent:
     """One line of a ledger, as in ``contract.protocol``; ``values`` is the whole line.
 
@@ -135,4 +135,7 @@ def by_launchers_clock(
     events: Iterable[LedgerEvent], offsets: Mapping[int, float]
 ) -> tuple[LedgerEvent, ...]:
     """The same events with times of the launcher's clock. Pure."""
-    return tuple(replace(e, at=e.at - offsets.get(e.node_index, 0.0)) for e in events)
+    return tuple(
+        replace(event, at=event.at - offset) if (offset := offsets.get(event.node_index)) else event
+        for event in events
+    )

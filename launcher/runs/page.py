@@ -18,6 +18,7 @@ table { border-collapse: collapse; width: 100% } td, th { text-align: left; vert
   padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #ddd }
 pre { background: #f5f5f5; padding: .6rem; white-space: pre-wrap }
 svg { width: 100%; max-width: 42rem; height: auto } meter { width: 100% }
+td:has(meter) { width: 50% }
 .verdict { border-left: 4px solid #b33 }
 .missing { border-left: 4px solid #b80; padding-left: .6rem }
 .sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr));

@@ -98,7 +98,7 @@ def draw_lives(told: Postmortem) -> str:
         axis.set_ylim(nodes - 0.4, -0.6)
         axis.set_xlim(0, max(told.duration_s, 0.1) / unit_s)
         axis.set_ylabel("node")
-        axis.yaxis.get_major_locator().set_params(integer=True)
+        axis.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.set_xlabel(f"{unit} since submission; a colour for each life of a node")
         if axis.get_legend_handles_labels()[0]:
             axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
