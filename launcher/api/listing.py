@@ -127,7 +127,7 @@ def tell_columns(rows: Sequence[ListedRun]) -> list[tuple[str, ...]]:
     """The columns of ``ps``, their names first."""
     header = ("RUN", "TARGET", "NODES", "STATE", "REASON", "AGE")
     body = [
-        (row.run_id, row.target, str(row.nnodes), row.state, row.reason, _render_age(row.age_s))
+        (row.run_id, row.target, str(row.nnodes), row.state, row.reason, render_age(row.age_s))
         for row in rows
     ]
     return [header, *body]
@@ -143,7 +143,7 @@ def render_table(rows: Sequence[ListedRun]) -> str:
     return "\n".join((*render_columns(tell_columns(rows)), ends))
 
 
-def _render_age(age_s: float) -> str:
+def render_age(age_s: float) -> str:
     """A time in the largest unit of which it has at least two: ``90 s``, ``3 min``, ``47 h``."""
     for unit, unit_s in (("d", 86_400), ("h", 3600), ("min", 60)):
         if age_s >= 2 * unit_s:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
+import sys
 import threading
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from launcher.contract import typed
 from launcher.contract.reasons import RunState
@@ -21,6 +20,14 @@ LIMIT_S = 10
 TOO_LONG = f"it took longer than {LIMIT_S} s"
 LOOK_S = 2.0
 """Between two looks at the restarts."""
+POST = """
+import os, urllib.request
+url, notice = os.environ["NOTICE_URL"], os.environb[b"NOTICE_JSON"]
+head = {"Content-Type": "application/json"}
+urllib.request.urlopen(urllib.request.Request(url, notice, head))
+"""
+OF_END = ("state", "reason", "detail", "verdict", "exit_code", "duration_s", "restarts")
+"""What a notice of the end has of the run's outcome."""
 
 
 @contextlib.contextmanager
@@ -41,8 +48,8 @@ def notices(run: RunFolder, plan: LaunchPlan, note: Callable[[str], None]) -> It
                 restarts = read_restarts(run)
                 again = sum(number > 0 for _, number in run.incarnations())
                 if (count := sum(restarts.values()) + again) >= notify.restarts:
-                    text = f"{run.run_id}: {count} restarts; {typed.command('report', run.run_id)}"
-                    send(notify, _notice(plan, "restarts", text, restarts=restarts), note)
+                    text = f"{count} restarts; {typed.command('report', run.run_id)}"
+                    send(notify, plan, note, "restarts", text, restarts=restarts)
                     return
 
     if notify.restarts:
@@ -53,57 +60,43 @@ def notices(run: RunFolder, plan: LaunchPlan, note: Callable[[str], None]) -> It
         over.set()
         outcome = run.read_outcome()
         if outcome and (notify.when == "end" or outcome.state == RunState.FAILED.value):
+            text = f"{outcome.state} ({outcome.reason}); {outcome.verdict or outcome.detail}"
             told = outcome.to_jsonable()
-            text = f"{run.run_id}: {outcome.state} ({outcome.reason})"
-            text += f"; {outcome.verdict or outcome.detail}".rstrip("; ")
-            names = ("state", "reason", "detail", "verdict", "exit_code", "duration_s", "restarts")
-            send(notify, _notice(plan, "end", text, **{name: told[name] for name in names}), note)
+            of_end = {name: told[name] for name in OF_END}
+            send(notify, plan, note, "end", text.rstrip("; "), **of_end)
 
 
-def _notice(plan: LaunchPlan, event: str, text: str, **told: object) -> Mapping[str, object]:
+def send(
+    notify: Notify,
+    plan: LaunchPlan,
+    note: Callable[[str], None],
+    event: str,
+    text: str,
+    **more: object,
+) -> None:
+    """Runs the command and asks the webhook.
+
+    Each has ``LIMIT_S``, and so has what it starts. ``note`` takes a line about one that fails.
+    """
     of_run = {"run_id": plan.run_id, "job": plan.job_name, "target": plan.target}
-    return {"text": text, "event": event, **of_run, **told}
+    told = f"{plan.run_id}: {text}"
+    notice = json.dumps({"text": told, "event": event, **of_run, **more})
+    env = {"NOTICE_TEXT": told, "NOTICE_JSON": notice, "NOTICE_URL": notify.webhook}
+    # A process ends in time, whatever a name server or a slow answer does.
+    post = (sys.executable, "-I", "-c", POST) if notify.webhook else ()
+    run = ("sh", "-c", notify.command) if notify.command else ()
+    for name, words in (("command", run), ("webhook", post)):
+        if words and (why := _run(words, {**os.environ, **env})):
+            note(f"notify.{name} failed: {why}")
 
 
-def send(notify: Notify, notice: Mapping[str, object], note: Callable[[str], None]) -> None:
-    """Runs the command and asks the webhook; blocks for some ``LIMIT_S`` at most."""
-    if notify.command and (why := _in_time(_run, notify.command, notice)):
-        note(f"notify.command failed: {why}")
-    if notify.webhook and (why := _in_time(_post, notify.webhook, notice)):
-        note(f"notify.webhook failed: {why}")
-
-
-def _in_time(
-    tell: Callable[[str, Mapping[str, object]], str], whom: str, notice: Mapping[str, object]
-) -> str:
-    """Why somebody was not told. In a thread: a name server, or a server that says a byte now and
-    then, knows no limit."""
-    said: list[str] = []
-    thread = threading.Thread(target=lambda: said.append(tell(whom, notice)), daemon=True)
-    thread.start()
-    thread.join(LIMIT_S + 3)
-    return said[0] if said else TOO_LONG
-
-
-def _run(line: str, notice: Mapping[str, object]) -> str:
-    told = {"NOTICE_TEXT": str(notice["text"]), "NOTICE_JSON": json.dumps(notice)}
-    # What the line has started ends with it.
-    words = ("timeout", "--kill-after=1", str(LIMIT_S), "sh", "-c", line)
+def _run(words: tuple[str, ...], env: dict[str, str]) -> str:
+    """Why a command failed; empty where it did not."""
     try:
-        end = ask(words, LIMIT_S + 2, env={**os.environ, **told})
-    except OSError as error:
+        end = ask(("timeout", "--kill-after=1", str(LIMIT_S), *words), LIMIT_S + 2, env=env)
+    except (OSError, ValueError) as error:
         return str(error)
     if end is None or end.code in (124, 137):
         return TOO_LONG
     last = (end.err or end.out).strip().rpartition("\n")[2]
     return f"exit code {end.code}{last and f': {last}'}" if end.code else ""
-
-
-def _post(url: str, notice: Mapping[str, object]) -> str:
-    head = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(notice).encode(), head)
-    try:
-        with urllib.request.urlopen(request, timeout=LIMIT_S):
-            return ""
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        return str(error)

@@ -9,44 +9,39 @@ from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
 from launcher.api.report import report_run
-from launcher.api.why import read_named_run, read_path
 from launcher.commands.arguments import run_root
 from launcher.commands.runs import find
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError
 from launcher.runs.folder import RunFolder
-from launcher.runs.page import Side, render_page
-from launcher.runs.particulars import read_particulars
+from launcher.runs.page import render_page
+from launcher.runs.particulars import Particulars, read_particulars
 from launcher.runs.plot import draw_course, draw_lives
 from launcher.runs.report import Postmortem, render_postmortem
+from launcher.verdict.evidence import read_run
 from launcher.verdict.verdict import decide_verdict, render_verdict
-
-LEFT = (protocol.NODES_DIR, protocol.OUTCOME_FILE)
-"""What a run leaves whose plan is lost."""
 
 
 def report(arguments: argparse.Namespace) -> int:
     """Tells what happened to a run."""
     if arguments.with_run and not arguments.html:
         raise InputError("--with goes with --html", "add --html FILE, or leave --with out")
-    now = SystemClock().wall()
-    run = _find(arguments)
-    told = report_run(run, now)
+    runs = [_find(arguments)]
+    if arguments.with_run:
+        arguments.run = arguments.with_run
+        runs.append(_find(arguments))
+    reports = [report_run(run, SystemClock().wall()) for run in runs]
     if arguments.html:
-        sides = [_read_side(run, told)]
-        if arguments.with_run:
-            arguments.run = arguments.with_run
-            other = _find(arguments)
-            sides.append(_read_side(other, report_run(other, now)))
-        courses = {side.told.run_id: side.told.goodput for side in sides if side.told.goodput}
+        sides = [*map(_read_side, runs, reports)]
+        courses = {told.run_id: told.goodput for told in reports if told.goodput}
         pictures = [draw_course(courses, by=by) for by in ("time", "samples")]
         # One reason is told once.
         write_page(arguments.html, render_page(sides, list(dict.fromkeys(pictures))))
     if arguments.json:
-        print(json.dumps(told.to_jsonable(), indent=2))
+        print(json.dumps(reports[0].to_jsonable(), indent=2))
     else:
-        sys.stdout.write(render_postmortem(told))
+        sys.stdout.write(render_postmortem(reports[0]))
     return int(ExitCode.OK)
 
 
@@ -56,25 +51,17 @@ def _find(arguments: argparse.Namespace) -> RunFolder:
         return find(arguments)
     except InputError:
         folder = run_root(arguments) / arguments.run
-        if not any(
-            (folder / name).exists() for name in (protocol.NODES_DIR, protocol.OUTCOME_FILE)
-        ):
-            raise
-        return RunFolder(folder.resolve())
+        left = (protocol.NODES_DIR, protocol.OUTCOME_FILE)
+        if any((folder / name).exists() for name in left):
+            return RunFolder(folder.resolve())
+        raise
 
 
-def _read_side(run: RunFolder, told: Postmortem) -> Side:
-    try:
-        evidence = read_named_run(run)
-    except InputError:
-        evidence = read_path(run.path)
-    verdict = decide_verdict(evidence)
-    return Side(
-        told=told,
-        more=read_particulars(run, told),
-        verdict=render_verdict(verdict) if verdict.certainty else "",
-        lives=draw_lives(told),
-    )
+def _read_side(run: RunFolder, told: Postmortem) -> Particulars:
+    nodes = {n.node_index: f"{n.state}: {n.detail}" for n in told.nodes if n.state and n.detail}
+    verdict = decide_verdict(read_run(run, state=told.state, nodes=nodes))
+    shown = render_verdict(verdict) if verdict.certainty else ""
+    return read_particulars(run, told, shown, draw_lives(told))
 
 
 def write_page(path: str, page: str) -> None:

@@ -15,16 +15,14 @@ from launcher.screen.snapshot import read_snapshot, render_snapshot
 if TYPE_CHECKING:
     from launcher.screen.app import RunScreen
 
-INSTALL = "pip install 'fabric-train[top]'"
-
 
 def top(arguments: argparse.Namespace) -> int:
     """Shows a run until it is left; where there is no terminal, once."""
     run = find(arguments)
     if arguments.json or not has_terminal():
         seen = read_snapshot(run, SystemClock().wall())
-        told = json.dumps(seen.to_jsonable(), indent=2) + "\n" if arguments.json else None
-        sys.stdout.write(told or render_snapshot(seen))
+        told = json.dumps(seen.to_jsonable(), indent=2) if arguments.json else render_snapshot(seen)
+        print(told)
         return int(ExitCode.OK)
     run.read_plan()
     load_screen("top", "launcher top | cat")(run, arguments.interval).run()
@@ -41,6 +39,6 @@ def load_screen(what: str, without: str) -> type[RunScreen]:
     try:
         from launcher.screen.app import RunScreen
     except ImportError as error:
-        fix = f"{INSTALL}; without it: {without}"
+        fix = f"pip install 'fabric-train[top]'; without it: {without}"
         raise InputError(f"{what} needs textual, which is not installed", fix) from error
     return RunScreen

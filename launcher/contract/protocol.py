@@ -160,9 +160,10 @@ ALIVE_FILE = "alive"
 """Touched every ``ALIVE_S`` seconds by an agent whose node nobody else watches (``meet_dir``)."""
 ALIVE_S = 5.0
 VITALS_FILE = "vitals.json"
-"""Replaced by the agent every ``VITALS_S`` seconds: ``at`` (epoch), ``phase``, ``attempt``,
-``steps`` by rank, ``cpu_share`` of the machine (0 to 1), ``memory_bytes`` and
-``memory_limit_bytes``, ``gpus`` (name, share, memory_bytes, memory_limit_bytes, temperature_c),
+"""Replaced by the agent every ``VITALS_S`` seconds: ``at`` (epoch), ``steps`` by rank,
+``cpu_share`` of the machine (0 to 1), ``memory_bytes`` and ``memory_limit_bytes``, ``gpus`` (name,
+model, share of the last second in which it computed, 0 to 1, memory_bytes, memory_limit_bytes,
+temperature_c),
 ``training``: what the training's ledger told last (step, loss, samples_per_s, saved_at), and
 ``seconds``: what its time went to, by the classes of ``goodput``."""
 VITALS_S = 5.0

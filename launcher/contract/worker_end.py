@@ -102,8 +102,13 @@ def show_line(text: str) -> str:
     """A line that a worker wrote, fit for a terminal: cut, and its control characters escaped."""
     text = _COLOUR.sub("", text[: 2 * LINE_CHARACTERS])
     cut = text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}..."
-    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
-    return "".join(shown).replace("\\t", "    ")
+    return show_text(cut).replace("\t", "    ")
+
+
+def show_text(text: str) -> str:
+    """Lines that may hold anything, for a terminal or a page: control characters are escaped."""
+    shown = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    return "".join(shown)
 
 
 def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:

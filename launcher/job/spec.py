@@ -196,7 +196,7 @@ class AgentSpec(Section):
 class NotifySpec(Section):
     """Who is told of the run, by the launcher that follows it (``run``, also with ``--detach``).
     Nodes, manifests of ``render`` and ``launcher node`` tell nobody. One that fails or takes longer
-    than 10 s is told in the run's log, and holds nothing up."""
+    than 10 s is given up, and that is told; the run has its outcome before."""
 
     command: Annotated[Text | None, Field(examples=['mail -s "$NOTICE_TEXT" me < /dev/null'])] = (
         None
@@ -211,7 +211,8 @@ class NotifySpec(Section):
     when: Annotated[Literal["end", "failure"], Field(examples=["failure"])] = "end"
     """``end``: at each end of a run. ``failure``: only where it failed."""
     restarts: Annotated[Count | None, Field(examples=[3])] = None
-    """Tell too, once, as soon as workers or nodes were started again so many times."""
+    """Tell too, once, as soon as workers or nodes were started again so many times; on Kubernetes
+    nodes alone."""
 
 
 class LocalSpec(Section):

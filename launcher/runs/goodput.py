@@ -83,11 +83,6 @@ class _Start:
         yield round(self.began_at - submitted_at, 3), size
         yield round(self.ended_at - submitted_at, 3), 0
 
-    def saves(self, submitted_at: float) -> Iterator[tuple[float, int]]:
-        for event in self.events:
-            if event.name == "saved":
-                yield round(event.at - submitted_at, 3), event.node_index
-
     def points(self, submitted_at: float, seen: dict[int, float]) -> Iterator[Point]:
         """``seen`` has the samples that led to each step of earlier starts, and gets those here."""
         workers = int(self.events[0].values.get("world_size") or 0)
@@ -97,7 +92,7 @@ class _Start:
                 step, at = int(event.values.get("step") or 0), event.at
             if event.name == "loaded":
                 since = step
-                seen[since] = _interpolate(seen, since)
+                seen[since] = seen[max((known for known in seen if known <= since), default=0)]
             if event.name not in ("progress", "trained"):
                 continue
             new_step, samples = int(event.values["step"]), event.values.get("samples") or 0
@@ -114,14 +109,6 @@ class _Start:
                 workers=workers,
             )
             step, since, at = new_step, new_step, event.at
-
-
-def _interpolate(seen: Mapping[int, float], step: int) -> float:
-    """The samples that led to a step between two that are known."""
-    low = max((known for known in seen if known <= step), default=0)
-    high = min((known for known in seen if known >= step), default=low)
-    share = (step - low) / (high - low) if high > low else 0.0
-    return seen.get(low, 0.0) * (1 - share) + seen.get(high, 0.0) * share
 
 
 def measure_goodput(
@@ -141,6 +128,8 @@ def measure_goodput(
         tally.begin(start.began_at)
         for event in start.events[1:]:
             tally.add(event.name, min(event.at, start.until), event.values)
+    last = starts[-1].events
+    planned = [event.values["until"] for event in last if event.name == "planned"]
     # What agents did between the starts is known here.
     seconds = {**tally.seconds, "starting": 0.0}
     gaps_s = wall_s - sum(seconds.values())
@@ -153,15 +142,13 @@ def measure_goodput(
         lost_steps=tally.lost_steps,
         world=((0.0, 0), *(point for start in starts for point in start.world(submitted_at))),
         points=tuple(p for start in starts for p in start.points(submitted_at, seen)),
-        saves=tuple(save for start in starts for save in start.saves(submitted_at)),
-        until=next(
-            (
-                int(event.values["until"])
-                for event in reversed(starts[-1].events)
-                if event.name == "planned"
-            ),
-            0,
+        saves=tuple(
+            (round(event.at - submitted_at, 3), event.node_index)
+            for start in starts
+            for event in start.events
+            if event.name == "saved"
         ),
+        until=int(planned[-1]) if planned else 0,
         failures=tuple(
             round(start.ended_at - submitted_at, 3) for start in starts[:-1] if not start.ended
         ),

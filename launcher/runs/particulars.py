@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,49 +14,63 @@ from launcher.contract import look, protocol
 from launcher.contract.errors import InputError
 from launcher.contract.records import parse_object, read_object
 from launcher.contract.worker_end import WorkerEnd
-from launcher.job.quantity import render_bytes
 from launcher.runs.failure import read_failures
 from launcher.runs.folder import SUBMITTED_FILE, RunFolder
 from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
 from launcher.runs.report import Postmortem
 
-MOST_FAILURES, MOST_NAMES = 64, 8
-DIFF_BYTES = 256 << 10
+MOST_FAILURES = 64
+DIFF_CHARACTERS = 256 << 10
 STACK_CHARACTERS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Particulars:
-    """``settings`` are those of the job by their paths; ``installed`` names versions and hardware.
+    """A run's report, and what else a page has of it.
 
-    ``failures`` are those that the run ended with, then those that it survived, each with its stack
-    or an empty text; ``missing`` says what of the run cannot be read.
+    ``verdict`` is text, empty for none; ``lives`` a picture of its nodes, or why there is none.
+    ``settings`` are those of the job by their paths; ``facts`` name its code, versions and
+    hardware. ``failures`` are those that the run ended with, then those that it survived, each with
+    its stack or an empty text; ``missing`` says what of the run cannot be read.
     """
 
+    told: Postmortem
+    verdict: str = ""
+    lives: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    installed: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
     diff: str = ""
     failures: Sequence[tuple[WorkerEnd, str]] = ()
     missing: Sequence[str] = ()
 
 
-def read_particulars(run: RunFolder, told: Postmortem) -> Particulars:
+def read_particulars(run: RunFolder, told: Postmortem, verdict: str, lives: str) -> Particulars:
     """Reads the run's folder, whatever is in it; raises nothing for what is not."""
     ends = list(told.failure.ranks if told.failure else ())
-    known = {(end.node_index, end.rank, round(end.failed_at, 3)) for end in ends}
-    try:
-        survived = read_failures(run, run.read_plan())
-        ends += [e for e in survived if (e.node_index, e.rank, round(e.failed_at, 3)) not in known]
-    except InputError:
-        pass  # The report says that there is no plan.
+    with contextlib.suppress(InputError):  # The report says that there is no plan.
+        ends += read_failures(run, run.read_plan())
+    failures: dict[object, WorkerEnd] = {}
+    for end in ends:
+        failures.setdefault((end.node_index, end.rank, round(end.failed_at, 3)), end)
     job = read_object(run.path / protocol.JOB_FILE)
     return Particulars(
+        told=told,
+        verdict=verdict,
+        lives=lives,
         settings=dict(_flatten(job)),
-        installed=_read_installed(run),
+        facts={**_tell_code(told), **_read_installed(run)},
         diff=_read_diff(run.path / DIFF_FILE),
-        failures=[(end, _read_stack(end)) for end in ends[:MOST_FAILURES]],
+        failures=[(end, _read_stack(end)) for end in [*failures.values()][:MOST_FAILURES]],
         missing=(*told.missing, *_find_missing(run, told, job)),
     )
+
+
+def _tell_code(told: Postmortem) -> dict[str, str]:
+    facts, code = {"job": told.job, "target": told.target, "engine": told.engine}, told.code
+    if code:
+        facts["commit"] = (code.commit or "none") + " with changes" * code.is_dirty
+        facts |= {"hash of all code": code.hash, "folder of the code": code.root}
+    return facts
 
 
 def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -68,40 +83,35 @@ def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def _read_installed(run: RunFolder) -> dict[str, str]:
     """What the newest incarnation of each node told; where they differ, which nodes have what."""
-    found: dict[str, dict[str, list[int]]] = {}
+    found: dict[str, dict[str, list[str]]] = {}
     for index, incarnation in dict(run.incarnations()).items():
         for event in read_ledger(agent_ledger(run, index, incarnation)):
-            if event.name == "installed":
-                told = (event.values.get(part) for part in ("versions", "hardware"))
-                for name, value in (pair for part in told for pair in _flatten(part)):
-                    found.setdefault(name, {}).setdefault(value, []).append(index)
-    return {name: _tell(values) for name, values in found.items()}
-
-
-def _tell(values: Mapping[str, Sequence[int]]) -> str:
-    if len(values) == 1:
-        return next(iter(values))
-    return "; ".join(f"{value} on node {', '.join(map(str, on))}" for value, on in values.items())
+            for part in ("versions", "hardware") if event.name == "installed" else ():
+                for name, value in _flatten(event.values.get(part)):
+                    found.setdefault(name, {}).setdefault(value, []).append(str(index))
+    return {
+        name: "; ".join(
+            value + (f" on node {', '.join(nodes)}" if len(values) > 1 else "")
+            for value, nodes in values.items()
+        )
+        for name, values in found.items()
+    }
 
 
 def _read_diff(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(DIFF_BYTES)
-            more = path.stat().st_size - len(data)
+        text = path.read_text(errors="replace")
     except OSError:
         return ""
-    rest = f"\n... {render_bytes(more)}B more in {path.name}" if more > 0 else ""
-    return data.decode(errors="replace") + rest
+    return text if len(text) <= DIFF_CHARACTERS else f"{text[:DIFF_CHARACTERS]}\n... in {path.name}"
 
 
 def _read_stack(end: WorkerEnd) -> str:
     """Its traceback; where it left none, its threads in the newest look at this attempt."""
     folder = Path(end.log).parent
-    message = read_object(folder / protocol.ERROR_FILE).get("message")
-    more = message.get("extraInfo") if isinstance(message, dict) else None
-    if isinstance(more, dict) and isinstance(text := more.get("py_callstack"), str):
-        return text[-STACK_CHARACTERS:]
+    with contextlib.suppress(KeyError, TypeError):
+        message = read_object(folder / protocol.ERROR_FILE)["message"]
+        return str(message["extraInfo"]["py_callstack"])[-STACK_CHARACTERS:]
     if len(folder.parents) < 2:
         return ""
     node_dir = folder.parents[1]
@@ -126,23 +136,19 @@ def _find_missing(run: RunFolder, told: Postmortem, job: Mapping[str, Any]) -> I
         elif jump_s := find_jump(read_ledger(path)):
             yield f"the clock of node {name} jumped by {jump_s:+.0f} s: its later times are off"
     if silent:
-        more = f" and {len(silent) - MOST_NAMES} more" if len(silent) > MOST_NAMES else ""
-        yield f"no ledger of node {', '.join(silent[:MOST_NAMES])}{more}: no events of theirs"
-    torn = sum(map(_count_torn, (run.path / protocol.LEDGER_DIR).glob("*.jsonl")))
-    if torn:
+        yield f"no ledger of {len(silent)} lives of nodes, such as {silent[0]}: no events of theirs"
+    lines = (
+        line
+        for path in (run.path / protocol.LEDGER_DIR).glob("*.jsonl")
+        for line in path.read_text(errors="replace").splitlines()
+    )
+    if torn := sum(not _is_whole(line) for line in lines):
         yield f"{torn} lines of the ledger are torn"
     if told.reason is None and told.state not in ("running", "orphaned"):
         yield f"{protocol.OUTCOME_FILE}: how it ended is not known"
 
 
-def _count_torn(path: Path) -> int:
-    torn = 0
-    try:
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                parse_object(line)
-            except ValueError:
-                torn += 1
-    except OSError:
-        return 0
-    return torn
+def _is_whole(line: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(parse_object(line))
+    return False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from launcher.contract.worker_end import show_text
 from launcher.runs.comparison import Curve
 from launcher.runs.goodput import Goodput, Point
 from launcher.runs.report import Postmortem
@@ -42,12 +43,15 @@ def draw_course(runs: Mapping[str, Goodput], *, by: str) -> str:
     def draw() -> Any:
         figure, axes = _figure(len(told) + 1)
         for number, (name, goodput) in enumerate(runs.items()):
-            pieces = list(_split(goodput.points[:: 1 + len(goodput.points) // MOST_POINTS]))
-            workers = [(place(point), point.workers) for piece in pieces for point in piece]
+            points = goodput.points[:: 1 + len(goodput.points) // MOST_POINTS]
+            places, sizes = [*map(place, points)], [point.workers for point in points]
+            for axis, field in zip(axes, told, strict=False):
+                values = [getattr(point, field) for point in points]
+                axis.plot(places, values, f"C{number}", label=_label(name))
             if by == "time":
                 world = [*goodput.world, (goodput.wall_s, 0)]
-                workers = [(at / unit_s, size) for at, size in world]
-            _draw_run(axes, told, pieces, place, workers, f"C{number}", name)
+                places, sizes = [at / unit_s for at, _ in world], [size for _, size in world]
+            axes[-1].step(places, sizes, f"C{number}", where="post")
             for at in goodput.failures[-MOST_MARKS:] if by == "time" and len(runs) == 1 else ():
                 for axis in axes:
                     axis.axvline(at / unit_s, color="tab:red", linestyle=":", linewidth=1)
@@ -64,40 +68,29 @@ def draw_course(runs: Mapping[str, Goodput], *, by: str) -> str:
     return _to_svg(f"{by} of {', '.join(runs)}", draw)
 
 
-def _draw_run(
-    axes: Sequence[Any],
-    told: Sequence[str],
-    pieces: Sequence[Sequence[Point]],
-    place: Callable[[Point], float],
-    workers: Sequence[tuple[float, int]],
-    colour: str,
-    name: str,
-) -> None:
+def _label(name: str) -> str:
     # A dollar would begin a formula.
-    shown = "".join(c if c.isprintable() else "?" for c in name).replace("$", r"\$")
-    for axis, field in zip(axes, told, strict=False):
-        for n, piece in enumerate(pieces):
-            values = [getattr(point, field) for point in piece]
-            axis.plot([*map(place, piece)], values, colour, label=None if n else shown)
-    places, sizes = [at for at, _ in workers], [size for _, size in workers]
-    axes[-1].step(places, sizes, colour, where="post")
+    return show_text(name).replace("$", r"\$")
 
 
 def draw_lives(told: Postmortem) -> str:
     """A bar for each incarnation of a node, with its faults and restarts, and the checkpoints."""
-    lives = _lives(told)
+    lives = _find_lives(told)
     if not lives:
         return ""
     unit_s, unit = _unit(told.duration_s)
 
     def draw() -> Any:
-        nodes = 1 + max(node for node, *_ in lives)
+        nodes = 1 + max(node for node, _ in lives)
         figure, [axis] = _figure(1, height=1.3 + 0.1 * nodes)
-        for node, incarnation, begin, end in lives:
-            colour = ("lightsteelblue", "navajowhite")[incarnation % 2]
-            width = max(end - begin, told.duration_s / 500)
-            axis.barh(node, width / unit_s, left=begin / unit_s, color=colour, height=0.7)
-        for name, places in _marks(told, lives).items():
+        axis.barh(
+            [node for node, _ in lives],
+            [max(end - begin, told.duration_s / 500) / unit_s for begin, end in lives.values()],
+            left=[begin / unit_s for begin, _ in lives.values()],
+            color=[("lightsteelblue", "navajowhite")[incarnation % 2] for _, incarnation in lives],
+            height=0.7,
+        )
+        for name, places in _find_marks(told, lives).items():
             if shown := places[-MOST_MARKS:]:
                 marker, colour = MARKS[name]
                 at, on = [at / unit_s for at, _ in shown], [node for _, node in shown]
@@ -105,7 +98,7 @@ def draw_lives(told: Postmortem) -> str:
         axis.set_ylim(nodes - 0.4, -0.6)
         axis.set_xlim(0, max(told.duration_s, 0.1) / unit_s)
         axis.set_ylabel("node")
-        axis.yaxis.get_major_locator().set_params(integer=True)
+        axis.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.set_xlabel(f"{unit} since submission; a colour for each life of a node")
         if axis.get_legend_handles_labels()[0]:
             axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
@@ -163,42 +156,29 @@ def _unit(seconds: float) -> tuple[float, str]:
     return (3600, "hours") if seconds > 7200 else (60, "minutes") if seconds > 300 else (1, "s")
 
 
-def _lives(told: Postmortem) -> list[tuple[int, int, float, float]]:
-    """Each incarnation of the first nodes: node, incarnation, its first and its last event."""
-    times: dict[tuple[int, int], list[float]] = {}
+def _find_lives(told: Postmortem) -> dict[tuple[int, int], tuple[float, float]]:
+    """The first and the last event of each incarnation of the first nodes, the last begun ones."""
+    lives: dict[tuple[int, int], tuple[float, float]] = {}
     for moment in told.timeline:
         if moment.node_index < MOST_NODES:
             at = min(moment.after_s, told.duration_s)
-            times.setdefault((moment.node_index, moment.incarnation), []).append(at)
+            begin, _ = lives.get(place := (moment.node_index, moment.incarnation), (at, at))
+            lives[place] = begin, at
     for node in told.nodes:
         place = (node.node_index, node.incarnation)
-        if told.reason is None and not node.reason and place in times:
-            times[place].append(told.duration_s)  # it goes on
-    shown = sorted(times.items(), key=lambda life: min(life[1]))[-MOST_LIVES:]
-    return [(node, inc, min(at), max(at)) for (node, inc), at in shown]
+        if told.reason is None and not node.reason and place in lives:
+            lives[place] = lives[place][0], told.duration_s  # it goes on
+    return dict([*lives.items()][-MOST_LIVES:])
 
 
-def _marks(
-    told: Postmortem, lives: Sequence[tuple[int, int, float, float]]
+def _find_marks(
+    told: Postmortem, lives: Mapping[tuple[int, int], tuple[float, float]]
 ) -> Mapping[str, list[tuple[float, int]]]:
     """Time and node of each fault, restart and checkpoint; a node that came again was lost."""
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in MARKS}
     for moment in told.timeline:
         if moment.kind and moment.node_index < MOST_NODES:
             found[moment.kind].append((moment.after_s, moment.node_index))
-    newest = {node: incarnation for node, incarnation, *_ in sorted(lives)}
-    found["fault"] += [(end, node) for node, inc, _, end in lives if inc < newest[node]]
+    found["fault"] += [(end, n) for (n, inc), (_, end) in lives.items() if (n, inc + 1) in lives]
     found["checkpoint"] += told.goodput.saves if told.goodput else ()
     return found
-
-
-def _split(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """A line for each start: where steps are made again, the next one begins further back."""
-    piece: list[Point] = []
-    for point in points:
-        if piece and point.step <= piece[-1].step:
-            yield piece
-            piece = []
-        piece.append(point)
-    if piece:
-        yield piece

@@ -198,8 +198,8 @@ def _read_nodes(
 # -- text --------------------------------------------------------------------------------------
 
 
-def render_postmortem(told: Postmortem) -> str:
-    """What ``read_postmortem`` found, for a person. Pure."""
+def render_postmortem(told: Postmortem, *, most_moments: int = TIMELINE_LINES) -> str:
+    """What ``read_postmortem`` found, for a person, with the last events. Pure."""
     lines = [render_headline(told)]
     if told.failure and (told.failure.first or told.reason):
         lines += render_failure(told.failure, told.reason or "")
@@ -213,7 +213,7 @@ def render_postmortem(told: Postmortem) -> str:
     if told.phases_s:
         lines.append(f"  seconds by phase, over all nodes: {_phases(told.phases_s)}")
     lines += _render_goodput(told.goodput) if told.goodput else []
-    lines += _render_timeline(told.timeline)
+    lines += _render_timeline(told.timeline, most_moments)
     lines += [_render_code(told.code, told.run_id)] if told.code else []
     lines += [f"  folder: {told.folder}"] if told.folder else []
     return "\n".join(lines) + "\n"
@@ -277,14 +277,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _render_timeline(timeline: Sequence[Moment]) -> list[str]:
+def _render_timeline(timeline: Sequence[Moment], most: int) -> list[str]:
     if not timeline:
         return []
-    left_out = len(timeline) - TIMELINE_LINES
     lines = ["  timeline, seconds since submission, node.incarnation:"]
-    if left_out > 0:
+    if (left_out := len(timeline) - most) > 0:
         lines.append(f"    {left_out} earlier events; all of them: --json")
-    for moment in timeline[-TIMELINE_LINES:]:
-        where = f"{moment.node_index}.{moment.incarnation}"
-        lines.append(f"    {moment.after_s:9.2f}  {where}  {moment.text}")
-    return lines
+    return [*lines, *(f"    {moment}" for moment in timeline[-most:])]

@@ -35,6 +35,9 @@ class Moment:
     text: str
     kind: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.after_s:9.2f}  {self.node_index}.{self.incarnation}  {self.text}"
+
 
 _KINDS = {"hang": "fault", "node-lost": "fault", "store-lost": "fault", "restart": "restart"}
 

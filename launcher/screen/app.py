@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding
@@ -20,20 +20,25 @@ from launcher.api.stacks import render_stacks, take_stacks
 from launcher.api.stopping import stop_run
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import LauncherError
+from launcher.contract.worker_end import show_text
 from launcher.runs.folder import RunFolder
+from launcher.runs.report import render_headline
+from launcher.runs.timeline import Moment
 from launcher.screen.snapshot import (
     HEADER,
+    NodeRow,
     RunSnapshot,
     find_outputs,
     read_snapshot,
-    render_progress,
-    render_state,
-    show_text,
+    render_training,
 )
 
 READING_SHARE = 0.05
 """Of the time may go into reading: a run of many nodes is looked at less often."""
 LOG_BYTES = 1 << 16
+MOST_EVENTS = 200
+SURE_S = 10.0
+"""Within which a second ``x`` ends the run."""
 YIELDS = 10
 """Added to the process' niceness: on the machine of the training that goes first."""
 
@@ -45,13 +50,10 @@ class RunScreen(App[None]):
     """
 
     CSS = """
-    #state, #training { height: 1; padding: 0 1; }
-    #progress { padding: 0 1; display: none; }
-    #progress.known { display: block; }
-    #nodes { height: 2fr; }
-    #events { height: 1fr; border-top: solid $primary; }
-    #filter { display: none; }
-    #filter.open { display: block; }
+    #state, #training { max-height: 2; padding: 0 1; }
+    ProgressBar { padding: 0 1; }
+    DataTable { height: 2fr; }
+    RichLog { height: 1fr; border-top: solid $primary; }
     Page VerticalScroll { border: solid $primary; margin: 1 2; background: $surface; }
     """
     BINDINGS: ClassVar = [
@@ -70,94 +72,90 @@ class RunScreen(App[None]):
         super().__init__()
         self._interrupt = interrupt
         self._watched, self._interval_s = run, interval_s
-        self._seen: RunSnapshot | None = None
+        self._seen_nodes: Sequence[NodeRow] = ()
+        self._seen_events: Sequence[Moment] = ()
         self._words = ""
-        self._told = 0.0
-        """When the newest event that is shown came, in seconds since the submission."""
-        self._over = threading.Event()
+        self._asked_at = -SURE_S
 
     def compose(self) -> ComposeResult:
         """The parts, from top to bottom."""
         yield Static(f"{self._watched.run_id}: reading", id="state", markup=False)
-        yield ProgressBar(id="progress", show_eta=False)
+        yield ProgressBar(show_eta=False)
         yield Static(id="training", markup=False)
-        yield DataTable(id="nodes", cursor_type="row")
-        yield RichLog(id="events", max_lines=200, wrap=True)
-        yield Input(placeholder="node, host or state; Enter shows them", id="filter")
+        yield DataTable(cursor_type="row")
+        yield RichLog(wrap=True)
+        yield Input(placeholder="node, host or state; Enter shows them")
         yield Footer()
 
     def on_mount(self) -> None:
         """Begins to read."""
         os.nice(YIELDS)
+        self.query_one(ProgressBar).display = self.query_one(Input).display = False
         table = self.query_one(DataTable)
         for name in HEADER:
             table.add_column(name, key=name)
         table.focus()
-        self.read_on()
-
-    def on_unmount(self) -> None:
-        """Ends the reading."""
-        self._over.set()
+        self.look()
 
     @work(thread=True)
-    def read_on(self) -> None:
-        """Reads the run again and again, until the screen ends."""
-        while not self._over.is_set():
-            began = time.monotonic()
-            try:
-                self.call_from_thread(self.show, read_snapshot(self._watched, time.time()))
-            except (LauncherError, OSError) as error:
-                self.call_from_thread(self.query_one("#state", Static).update, str(error))
-            if self._interrupt is not None and self._watched.launcher_pid() is None:
-                self.call_from_thread(self.exit)
-                return
-            spent_s = time.monotonic() - began
-            self._over.wait(max(self._interval_s, spent_s / READING_SHARE))
+    def look(self) -> None:
+        """Reads the run and shows it, now and again later."""
+        began = time.monotonic()
+        try:
+            self.call_from_thread(self.show, read_snapshot(self._watched, time.time()))
+        except (LauncherError, OSError) as error:
+            self.call_from_thread(self.query_one("#state", Static).update, str(error))
+        if self._interrupt is not None and self._watched.launcher_pid() is None:
+            self.call_from_thread(self.exit)
+            return
+        pause_s = max(self._interval_s, (time.monotonic() - began) / READING_SHARE)
+        self.call_from_thread(self.set_timer, pause_s, self.look)
 
     def show(self, seen: RunSnapshot) -> None:
         """Puts a snapshot on the screen; only what has changed is drawn anew."""
-        self._seen = seen
-        self.query_one("#state", Static).update(render_state(seen))
-        self.query_one("#training", Static).update(render_progress(seen))
-        bar = self.query_one(ProgressBar)
-        bar.set_class(bool(seen.until), "known")
-        bar.update(total=seen.until, progress=seen.step or 0)
-        self._show_nodes(seen)
-        log = self.query_one("#events", RichLog)
-        for event in seen.events:
-            if event.after_s > self._told:
-                where = f"{event.node_index}.{event.incarnation}"
-                log.write(f"{event.after_s:9.2f}  {where}  {show_text(event.text)}")
-        self._told = max((event.after_s for event in seen.events), default=self._told)
+        told, goodput = seen.told, seen.told.goodput
+        self.query_one("#state", Static).update(render_headline(told))
+        self.query_one("#training", Static).update(render_training(told))
+        if goodput and goodput.points and goodput.until:
+            bar = self.query_one(ProgressBar)
+            bar.display = True
+            bar.update(total=goodput.until, progress=goodput.points[-1].step)
+        self._seen_nodes = seen.nodes
+        self._show_nodes()
+        events = told.timeline[-MOST_EVENTS:]
+        if events != self._seen_events:
+            self._seen_events, log = events, self.query_one(RichLog)
+            log.clear()
+            log.write(show_text("\n".join(map(str, events))))
 
-    def _show_nodes(self, seen: RunSnapshot) -> None:
+    def _show_nodes(self) -> None:
         table = self.query_one(DataTable)
+        cells = {str(row.told.node_index): row.cells() for row in self._seen_nodes}
+        # As text: a string might hold markup.
         rows = {
-            str(row.node_index): row.cells()
-            for row in seen.nodes
-            if self._words in " ".join(row.cells()[:2])
+            key: [*map(Text, row)] for key, row in cells.items() if self._words in " ".join(row[:2])
         }
-        if [key.value for key in table.rows] != list(rows):
+        if [key.value for key in table.rows] != [*rows]:
             place = table.cursor_row
             table.clear()
-            for key, cells in rows.items():
-                table.add_row(*cells, key=key)
+            for key, row in rows.items():
+                table.add_row(*row, key=key)
             table.move_cursor(row=place)
-            return
-        for key, cells in rows.items():
-            for column, cell in zip(HEADER, cells, strict=True):
-                if table.get_cell(key, column) != cell:
+        for key, row in rows.items():
+            if table.get_row(key) != row:
+                for column, cell in zip(HEADER, row, strict=True):
                     table.update_cell(key, column, cell, update_width=True)
+        # It would keep a thousand old drawings of each row.
+        table.notify_style_update()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Shows the nodes that have the words."""
         self._words = event.value.strip()
-        if self._seen is not None:
-            self._show_nodes(self._seen)
+        self._show_nodes()
 
     def on_input_submitted(self) -> None:
         """Goes back to the table."""
-        self.query_one("#filter").remove_class("open")
+        self.query_one(Input).display = False
         self.query_one(DataTable).focus()
 
     def action_interrupt(self) -> None:
@@ -170,7 +168,9 @@ class RunScreen(App[None]):
 
     def action_filter(self) -> None:
         """Asks which nodes to show."""
-        self.query_one("#filter").add_class("open").focus()
+        words = self.query_one(Input)
+        words.display = True
+        words.focus()
 
     def action_log(self) -> None:
         """Shows what the node's first worker writes."""
@@ -194,79 +194,50 @@ class RunScreen(App[None]):
         self.push_screen(Page("stacks", read))
 
     def action_stop(self) -> None:
-        """Asks once more, and ends the run."""
-        self.push_screen(Page(f"y ends {self._watched.run_id}", lambda: "", self._stop, SURE))
-
-    def _stop(self) -> str:
-        return stop_run(self._watched, None)
-
-
-SURE = "y stops the run within its grace, and removes what is left of it."
+        """Ends the run where it is asked twice."""
+        now = time.monotonic()
+        if now - self._asked_at < SURE_S:
+            self.push_screen(Page("stopping", lambda: stop_run(self._watched, None)))
+            return
+        self._asked_at = now
+        self.notify("x again ends the run, and removes what is left of it", timeout=SURE_S)
 
 
 class Page(ModalScreen[None]):
-    """A text over the screen, read in a thread; ``escape`` closes it.
+    """A text over the screen, read in a thread, and again every ``every_s`` where that is given."""
 
-    With ``act``, ``y`` does that and shows what it says.
-    """
+    BINDINGS: ClassVar = [Binding("escape,q", "dismiss", "back")]
 
-    BINDINGS: ClassVar = [
-        Binding("escape,q", "dismiss", "back"),
-        Binding("y", "act", "yes", show=False),
-    ]
-
-    def __init__(
-        self,
-        title: str,
-        read: Callable[[], str],
-        act: Callable[[], str] | None = None,
-        text: str = "",
-        *,
-        every_s: float = 0.0,
-    ) -> None:
+    def __init__(self, title: str, read: Callable[[], str], every_s: float = 0.0) -> None:
         super().__init__()
-        self._title, self._read, self._act, self._every_s = title, read, act, every_s
-        self._text, self._over = text, threading.Event()
+        self._title, self._read, self._every_s = title, read, every_s
 
     def compose(self) -> ComposeResult:
         """The text, and how to leave it."""
         with VerticalScroll() as area:
             area.border_title, area.border_subtitle = self._title, "escape: back"
-            yield Static(self._text or "...", id="text", markup=False)
+            yield Static("...", id="text", markup=False)
 
     def on_mount(self) -> None:
         """Begins to read."""
-        if self._act is None:
-            self.read_on()
-
-    def on_unmount(self) -> None:
-        """Ends the reading."""
-        self._over.set()
+        self.look()
 
     @work(thread=True)
-    def read_on(self) -> None:
-        """Reads the text, and again while the page is open where it goes on."""
-        self._show(self._read)
-        while self._every_s and not self._over.wait(self._every_s):
-            self._show(self._read)
-
-    def action_act(self) -> None:
-        """Does what the page asks about, once."""
-        act, self._act = self._act, None
-        if act is not None:
-            self.query_one("#text", Static).update("stopping ...")
-            self.run_worker(lambda: self._show(act), thread=True)
-
-    def _show(self, read: Callable[[], str]) -> None:
+    def look(self) -> None:
+        """Reads the text and shows it."""
         try:
-            text = read()
+            text = self._read()
         except (LauncherError, OSError) as error:
             text = f"error: {error}"
         self.app.call_from_thread(self._put, show_text(text))
 
     def _put(self, text: str) -> None:
+        if not self.is_attached:
+            return  # It was left while it read.
         area = self.query_one(VerticalScroll)
         follows = area.scroll_y >= area.max_scroll_y
         self.query_one("#text", Static).update(text)
-        if self._every_s and follows:
-            area.scroll_end(animate=False)
+        if self._every_s:
+            self.set_timer(self._every_s, self.look)
+            if follows:
+                area.scroll_end(animate=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from launcher.contract.clock import Clock
 
@@ -30,17 +30,6 @@ class _Utilization(ctypes.Structure):
 UsedBytes = Callable[[], Mapping[str, int]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gauge:
-    """One device now. ``share`` of the last second in which it computed, 0 to 1."""
-
-    name: str
-    share: float
-    memory_bytes: int
-    memory_limit_bytes: int
-    temperature_c: int
-
-
 def open_devices(visible: str | None) -> UsedBytes | None:
     """Reads the used bytes of this node's devices; None where there are none, or no driver.
 
@@ -53,25 +42,15 @@ def open_devices(visible: str | None) -> UsedBytes | None:
     return lambda: {name: _memory(nvml, handle).used for name, handle in handles.items()}
 
 
-def open_gauges(visible: str | None) -> Callable[[], list[Gauge]] | None:
-    """Reads how busy, full and hot this node's devices are; otherwise as ``open_devices``."""
-    if (found := _open(visible)) is None:
-        return None
-    nvml, handles = found
-    return lambda: [_gauge(nvml, name, handle) for name, handle in handles.items()]
+def open_gauges(visible: str | None) -> Callable[[], list[dict[str, Any]]]:
+    """Reads this node's devices, as ``protocol.VITALS_FILE`` has them; none where there are none.
 
-
-def read_models(visible: str | None) -> list[str]:
-    """What each of this node's devices is called by its maker; none without devices."""
+    ``visible`` as for ``open_devices``.
+    """
     if (found := _open(visible)) is None:
-        return []
+        return list
     nvml, handles = found
-    name = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
-    return [
-        name.value.decode(errors="replace")
-        for handle in handles.values()
-        if nvml.nvmlDeviceGetName(handle, name, len(name)) == 0
-    ]
+    return lambda: [{"name": name, **_gauge(nvml, handle)} for name, handle in handles.items()]
 
 
 def _open(visible: str | None) -> tuple[ctypes.CDLL, dict[str, ctypes.c_void_p]] | None:
@@ -106,17 +85,19 @@ def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> _Memory:
     return memory
 
 
-def _gauge(nvml: ctypes.CDLL, name: str, handle: ctypes.c_void_p) -> Gauge:
+def _gauge(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> dict[str, Any]:
     busy, temperature, memory = _Utilization(), ctypes.c_uint(), _memory(nvml, handle)
+    model = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
+    nvml.nvmlDeviceGetName(handle, model, len(model))
     nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(busy))
     nvml.nvmlDeviceGetTemperature(handle, 0, ctypes.byref(temperature))  # 0: of the chip
-    return Gauge(
-        name=name,
-        share=busy.gpu / 100,
-        memory_bytes=int(memory.used),
-        memory_limit_bytes=int(memory.total),
-        temperature_c=int(temperature.value),
-    )
+    return {
+        "model": model.value.decode(errors="replace"),
+        "share": busy.gpu / 100,
+        "memory_bytes": int(memory.used),
+        "memory_limit_bytes": int(memory.total),
+        "temperature_c": int(temperature.value),
+    }
 
 
 class GpuGate:

@@ -61,7 +61,7 @@ def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
         attempt=node.attempts.number,
         world_size=len(node.attempts.workers) * max(1, node.num_nodes),
         step=max((beat.steps for beat in stepping), default=0),
-        heartbeat_age_s=max(ages, default=None),
+        heartbeat_age_s=round(max(ages), 3) if ages else None,
         restarts=dict(node.book.restarts),
         phase_s={name: round(spent, 3) for name, spent in node.seconds_by_phase(now).items()},
         vitals=read_object(node.attempts.node_dir / protocol.VITALS_FILE),
@@ -71,59 +71,50 @@ def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
 def render_metrics(health: Health) -> str:
     """Prometheus' text format, version 0.0.4. Pure."""
     lines: list[str] = []
-
-    def add(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> None:
-        lines.append(f"# HELP {name} {help_text}")
-        lines.append(f"# TYPE {name} {kind}")
-        lines.extend(f"{name}{labels} {value}" for labels, value in values.items())
-
-    add("launcher_healthy", "gauge", "1 while the node makes progress.", {"": int(health.healthy)})
-    add("launcher_world_size", "gauge", "Workers of the job.", {"": health.world_size})
-    add("launcher_attempt", "gauge", "Attempt of this node's workers.", {"": health.attempt})
-    add("launcher_step", "gauge", "Optimizer steps of this attempt.", {"": health.step})
-    if health.heartbeat_age_s is not None:
-        age = {"": round(health.heartbeat_age_s, 3)}
-        add("launcher_heartbeat_age_seconds", "gauge", "Since the oldest heartbeat.", age)
-    restarts = {f'{{cause="{cause}"}}': count for cause, count in health.restarts.items()}
-    add("launcher_restarts_total", "counter", "Restarts of the workers by cause.", restarts)
-    phases = {f'{{phase="{name}"}}': spent for name, spent in health.phase_s.items()}
-    add("launcher_phase_seconds_total", "counter", "Seconds in each phase of the agent.", phases)
-    if spent := health.vitals.get("seconds"):
-        classes = {f'{{class="{name}"}}': s for name, s in spent.items() if name != "idle"}
-        help_text = "What the time went to; max over nodes."
-        add("launcher_training_seconds_total", "counter", help_text, classes)
-    for name, (help_text, values) in read_gauges(health.vitals).items():
-        add(name, "gauge", help_text, values)
+    for name, help_text, values in read_metrics(health):
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"] if values else []
+        lines += [f"{name}{labels} {value}" for labels, value in values.items()]
     return "\n".join(lines) + "\n"
 
 
-def read_gauges(vitals: Mapping[str, Any]) -> dict[str, tuple[str, dict[str, float]]]:
-    """Gauges of the vitals: what each is, and its values by labels. Pure."""
+def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
+    """Each metric, what it is, and its values by labels, none where it is not known. Pure."""
+    vitals = health.vitals
     training, gpus = vitals.get("training", {}), vitals.get("gpus", [])
+    spent = {name: s for name, s in vitals.get("seconds", {}).items() if name != "idle"}
+
+    def one(found: Mapping[str, Any], key: str) -> dict[str, float]:
+        return {"": found[key]} if found.get(key) is not None else {}
+
+    def by(label: str, found: Mapping[str, float]) -> dict[str, float]:
+        return {f'{{{label}="{name}"}}': value for name, value in found.items()}
 
     def of_gpus(key: str) -> dict[str, float]:
-        return {f'{{gpu="{gpu["name"]}"}}': gpu[key] for gpu in gpus}
+        return by("gpu", {gpu["name"]: gpu[key] for gpu in gpus})
 
-    def of_training(key: str) -> dict[str, float]:
-        return {"": training[key]} if key in training else {}
-
-    def of_node(key: str) -> dict[str, float]:
-        return {"": vitals[key]} if key in vitals else {}
-
-    found = {
-        "launcher_training_step": ("Steps over all starts.", of_training("step")),
-        "launcher_training_loss": ("The last loss in the ledger.", of_training("loss")),
-        "launcher_training_samples_per_second": ("Of the job.", of_training("samples_per_s")),
-        "launcher_checkpoint_timestamp_seconds": ("The last save.", of_training("saved_at")),
-        "launcher_node_cpu_ratio": ("Busy share of the machine.", of_node("cpu_share")),
-        "launcher_node_memory_bytes": ("In use.", of_node("memory_bytes")),
-        "launcher_node_memory_limit_bytes": ("At most.", of_node("memory_limit_bytes")),
-        "launcher_gpu_utilization_ratio": ("Busy share of the GPU.", of_gpus("share")),
-        "launcher_gpu_memory_bytes": ("In use.", of_gpus("memory_bytes")),
-        "launcher_gpu_memory_limit_bytes": ("At most.", of_gpus("memory_limit_bytes")),
-        "launcher_gpu_temperature_celsius": ("Of the chip.", of_gpus("temperature_c")),
-    }
-    return {name: told for name, told in found.items() if told[1]}
+    age = one(vars(health), "heartbeat_age_s")
+    return [
+        ("launcher_healthy", "1 while the node makes progress.", {"": int(health.healthy)}),
+        ("launcher_world_size", "Workers of the job.", {"": health.world_size}),
+        ("launcher_attempt", "Attempt of this node's workers.", {"": health.attempt}),
+        ("launcher_step", "Optimizer steps of this attempt.", {"": health.step}),
+        ("launcher_heartbeat_age_seconds", "Since the oldest heartbeat.", age),
+        ("launcher_restarts_total", "Restarts of workers by cause.", by("cause", health.restarts)),
+        ("launcher_phase_seconds_total", "By phase of the agent.", by("phase", health.phase_s)),
+        ("launcher_training_seconds_total", "By class; max over nodes.", by("class", spent)),
+        ("launcher_training_step", "Steps over all starts.", one(training, "step")),
+        ("launcher_training_loss", "The last loss in the ledger.", one(training, "loss")),
+        ("launcher_training_samples_per_second", "Of the job.", one(training, "samples_per_s")),
+        ("launcher_checkpoint_timestamp_seconds", "The last save.", one(training, "saved_at")),
+        ("launcher_node_cpu_ratio", "Busy share of the machine.", one(vitals, "cpu_share")),
+        ("launcher_node_memory_bytes", "In use.", one(vitals, "memory_bytes")),
+        ("launcher_node_memory_limit_bytes", "At most.", one(vitals, "memory_limit_bytes")),
+        ("launcher_gpu_utilization_ratio", "Busy share of the GPU.", of_gpus("share")),
+        ("launcher_gpu_memory_bytes", "In use.", of_gpus("memory_bytes")),
+        ("launcher_gpu_memory_limit_bytes", "At most.", of_gpus("memory_limit_bytes")),
+        ("launcher_gpu_temperature_celsius", "Of the chip.", of_gpus("temperature_c")),
+    ]
 
 
 def start_health_server(host: str, port: int, read: Callable[[], Health], run_dir: Path) -> int:

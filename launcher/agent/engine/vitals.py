@@ -11,12 +11,11 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from launcher.agent.atomic_write import write_atomically
-from launcher.agent.engine.gpu_memory import Gauge, read_models
+from launcher.agent.engine.gpu_memory import open_gauges
 from launcher.agent.engine.node_state import Node
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
@@ -27,39 +26,33 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def tell_vitals(
-    node: Node, run_dir: Path, gauges: Callable[[], list[Gauge]] | None, clock: Clock
+    node: Node, run_dir: Path, gauges: Callable[[], list[dict[str, Any]]], clock: Clock
 ) -> None:
     """Writes the node's vitals every ``VITALS_S`` seconds, from a thread that ends with this
     process. What a storage that fails for a moment leaves out, the next turn makes up for."""
     processor, book = Processor(), TrainingBook(run_dir, node.attempts.node_dir, clock.wall())
     path = node.attempts.node_dir / protocol.VITALS_FILE
 
+    def read() -> dict[str, Any]:
+        used, limit = read_memory()
+        return {
+            "at": clock.wall(),
+            "steps": {str(rank): beat.steps for rank, beat in node.attempts.beats().items()},
+            "cpu_share": processor.share(),
+            "memory_bytes": used,
+            "memory_limit_bytes": limit,
+            "gpus": gauges(),
+            **book.read(),
+        }
+
     def tell() -> None:
         # Ended by the end of the process: nothing waits for it.
         while not over.wait(protocol.VITALS_S):
             with contextlib.suppress(OSError):
-                told = read_vitals(node, gauges() if gauges else [], processor, clock)
-                write_atomically(path, json.dumps({**told, **book.read()}))
+                write_atomically(path, json.dumps(read()))
 
     over = threading.Event()
     threading.Thread(target=tell, name="vitals", daemon=True).start()
-
-
-def read_vitals(
-    node: Node, gpus: list[Gauge], processor: Processor, clock: Clock
-) -> dict[str, Any]:
-    """The fields of ``protocol.VITALS_FILE`` that tell of the node."""
-    used, limit = read_memory()
-    return {
-        "at": clock.wall(),
-        "phase": node.phase,
-        "attempt": node.attempts.number,
-        "steps": {str(rank): beat.steps for rank, beat in node.attempts.beats().items()},
-        "cpu_share": processor.share(),
-        "memory_bytes": used,
-        "memory_limit_bytes": limit,
-        "gpus": [asdict(gpu) for gpu in gpus],
-    }
 
 
 class Processor:
@@ -70,11 +63,8 @@ class Processor:
         self.share()
 
     def share(self) -> float:
-        """The busy share since the last question, 0 to 1; 0 where the machine does not tell."""
-        try:
-            times = [int(word) for word in self._stat.read_text().split("\n", 1)[0].split()[1:9]]
-        except (OSError, ValueError):
-            return 0.0
+        """The busy share since the last question, 0 to 1."""
+        times = [int(word) for word in self._stat.read_text().split("\n", 1)[0].split()[1:9]]
         idle, total = sum(times[3:5]), sum(times)
         (idle_before, total_before), self._before = self._before, (idle, total)
         passed = total - total_before
@@ -86,16 +76,14 @@ def read_memory(cgroup: Path = _CGROUP, machine: Path = Path("/proc/meminfo")) -
     with contextlib.suppress(OSError, ValueError):
         limit = int((cgroup / "memory.max").read_text())  # "max" where there is none
         return int((cgroup / "memory.current").read_text()), limit
-    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-        lines = (line.split(":") for line in machine.read_text().splitlines())
-        found = {name: int(rest.split()[0]) << 10 for name, rest in lines}
-        return found["MemTotal"] - found["MemAvailable"], found["MemTotal"]
-    return 0, 0
+    lines = (line.split(":") for line in machine.read_text().splitlines())
+    found = {name: int(rest.split()[0]) << 10 for name, rest in lines}
+    return found["MemTotal"] - found["MemAvailable"], found["MemTotal"]
 
 
 def read_hardware(visible: str | None) -> dict[str, str]:
     """The processors and memory that this node may use, and the models of its GPUs, in words."""
-    gpus = Counter(read_models(visible)).items()
+    gpus = Counter(gpu["model"] for gpu in open_gauges(visible)()).items()
     return {
         "CPUs": str(len(os.sched_getaffinity(0))),
         "memory": f"{read_memory()[1] / 2**30:.0f} GiB",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.api.notify import TOO_LONG, send
-from launcher.plan.launch_plan import Notify
+from launcher.plan.launch_plan import LaunchPlan, Notify
 from tests.launcher.runner import Runner
 
 FAILS_TWICE = """
@@ -98,11 +98,24 @@ def test_who_fails_is_told_and_the_run_ends_as_it_did(tmp_path: Path) -> None:
     assert (refused.returncode, "notify.command" in refused.stderr) == (2, True)
 
 
-def test_who_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:
+def test_a_run_whose_notices_hang_ends_as_it_did_and_tells_them(tmp_path: Path) -> None:
+    """The first hangs while the training goes on, the last once the run has its outcome."""
+    runner = Runner(tmp_path)
+    hangs = "echo $$ >> pids; cp runs/latest/outcome.json seen.json; sleep 1000 & sleep 1001"
+    done = run(runner, FAILS_TWICE, {"command": hangs, "restarts": 1}, "max_restarts: 3\n")
+    assert done.returncode == 0
+    assert done.stderr.count(f"notify.command failed: {TOO_LONG}") == 2
+    assert "SUCCEEDED" in done.stderr
+    assert json.loads((tmp_path / "seen.json").read_text()) == runner.outcome
+    pids = (tmp_path / "pids").read_text().split()
+    assert [pid for pid in pids if Path("/proc", pid).exists()] == []
+
+
+def test_a_webhook_that_hangs_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, hook: Hook, make_plan: Callable[..., LaunchPlan]
+) -> None:
     monkeypatch.setattr("launcher.api.notify.LIMIT_S", 1)
     said: list[str] = []
-    hangs = Notify(command="sleep 1000 & sleep 1001", webhook=hook.url)
-    send(hangs, {"text": "over"}, said.append)
-    command, webhook = said
-    assert command == f"notify.command failed: {TOO_LONG}"
-    assert webhook.startswith("notify.webhook failed: ")
+    send(Notify(webhook=hook.url), make_plan(), said.append, "end", "over")
+    assert said == [f"notify.webhook failed: {TOO_LONG}"]
+    assert hook.told[0]["text"].endswith(": over")

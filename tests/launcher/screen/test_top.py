@@ -3,58 +3,89 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.geometry import Region
 from textual.widgets import DataTable
+from textual.widgets._data_table import RowRenderables
 
 from launcher.runs.folder import RunFolder
+from launcher.runs.goodput import Goodput, Point
+from launcher.runs.report import NodeReport, Postmortem
 from launcher.runs.timeline import Moment
 from launcher.screen import app
-from launcher.screen.snapshot import NodeRow, RunSnapshot, last_line, render_snapshot
+from launcher.screen.snapshot import NodeRow, RunSnapshot, read_last_line, render_snapshot
 from launcher.targets import process_table
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
-ROW = NodeRow(
+NODE = NodeReport(
     node_index=0,
     incarnation=0,
-    state="running",
+    attempts=1,
+    reason=None,
     exit_code=None,
     detail="",
+    phases_s={},
+    state="running",
+)
+ROW = NodeRow(
+    told=NODE,
     host="",
+    vitals={
+        "steps": {"0": 9, "1": 7},
+        "cpu_share": 0.5,
+        "memory_bytes": 3 << 30,
+        "memory_limit_bytes": 8 << 30,
+        "gpus": [{"share": 0.9, "memory_bytes": 3, "memory_limit_bytes": 4, "temperature_c": 61}],
+    },
     seen_s=2.0,
-    steps=7,
-    cpu_share=0.5,
-    memory_bytes=3 << 30,
-    memory_limit_bytes=8 << 30,
-    gpus=({"share": 0.9, "memory_bytes": 3, "memory_limit_bytes": 4, "temperature_c": 61},),
     last_line="step 7",
 )
-SEEN = RunSnapshot(
+POINTS = [Point(10.0 * n, 100 * n, 3200 * n, 0.25, 0.1, 1234.4, 2) for n in (5, 6, 7)]
+TOLD = Postmortem(
     run_id="digits-1",
-    state="running",
-    reason="",
+    job="digits",
     target="local",
-    elapsed_s=75.0,
-    goodput=0.875,
-    step=700,
-    until=1000,
-    loss=0.25,
-    samples_per_s=1234.4,
-    eta_s=30.0,
-    saved_s=4.0,
+    engine="agent",
+    state="running",
+    reason=None,
+    fault=None,
+    detail="",
+    exit_code=None,
+    attempts=1,
+    duration_s=75.0,
+    failure=None,
     restarts={"exit": 2},
-    nodes=[ROW],
-    events=[Moment(after_s=1.0, node_index=0, incarnation=0, text="agent started")],
+    nodes=[NODE],
+    clock_offsets_s={},
+    phases_s={},
+    goodput=Goodput(
+        wall_s=80.0,
+        seconds={"productive": 70.0},
+        starts=1,
+        lost_steps=0,
+        world=[],
+        points=POINTS,
+        failures=[],
+        saves=[(71.0, 0)],
+        until=1000,
+    ),
+    timeline=[Moment(after_s=1.0, node_index=0, incarnation=0, text="agent started")],
+    folder="",
 )
+SEEN = RunSnapshot(told=TOLD, nodes=[ROW])
 STEPS = """
 import time, torch
 weight = torch.nn.Parameter(torch.zeros(1))
@@ -68,57 +99,119 @@ while True:
 
 def test_a_run_is_told_in_columns() -> None:
     assert render_snapshot(SEEN).splitlines() == [
-        "digits-1: running on local, 1:15 min, goodput 87.5%; restarts: exit 2",
-        "step 700/1000  loss 0.25  1,234 samples/s  0:30 min left  saved 0:04 min ago",
+        "digits-1: running on local, engine agent (75.0 s)",
+        "step 700/1000  loss 0.25  1,234 samples/s  30 s left  saved 4 s ago  goodput 87.5%  "
+        "restarts: exit 2",
         "NODE  STATE    SEEN  STEP  CPU  MEMORY     GPU           LAST LINE",
         "0.0   running  2 s   7     50%  3.0/8 GiB  90% 75% 61°C  step 7",
     ]
 
 
-def test_a_table_names_how_many_nodes_it_leaves_out() -> None:
-    text = render_snapshot(replace(SEEN, nodes=[ROW] * 1000))
-    assert len(text.splitlines()) == 54
-    assert "and 950 more nodes" in text
+def node(**changes: Any) -> NodeRow:
+    return replace(ROW, told=replace(NODE, **changes))
 
 
 @pytest.mark.parametrize(
     ("row", "trouble"),
     [
-        (replace(ROW, state="missing"), 0),
-        (replace(ROW, state="out-of-memory", exit_code=137), 0),
+        (node(state="missing"), 0),
+        (node(reason="out-of-memory", exit_code=137), 0),
         (replace(ROW, seen_s=99.0), 1),
-        (replace(ROW, state="pending"), 2),
+        (node(state="pending"), 2),
         (ROW, 3),
-        (replace(ROW, state="completed", exit_code=0), 4),
+        (node(reason="completed", exit_code=0), 4),
     ],
 )
 def test_nodes_with_trouble_come_first(row: NodeRow, trouble: int) -> None:
     assert row.trouble == trouble
 
 
-def test_the_last_line_is_what_a_bar_shows_now_without_control_characters() -> None:
-    assert last_line("epoch 1\n 10%\r 20%\x1b[0m\r\n\n") == "20%\\x1b[0m"
+def test_the_last_line_is_what_a_bar_shows_now_without_control_characters(tmp_path: Path) -> None:
+    path = tmp_path / "stderr"
+    path.write_text("epoch 1\n 10%\r \x1b[31m20%\x07\x1b[0m\r\n\n")
+    assert read_last_line([tmp_path / "stdout", path]) == "20%\\x07"
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Takes rows, and what to do with a screen that shows them."""
+
+    def watch(rows: Sequence[NodeRow], do: Callable[[app.RunScreen, Any], Any]) -> None:
+        monkeypatch.setattr(app, "read_snapshot", lambda run, now: replace(SEEN, nodes=rows))
+
+        async def look() -> None:
+            shown = app.RunScreen(RunFolder(tmp_path / "digits-1"), 60.0)
+            async with shown.run_test(size=(80, 24)) as pilot:
+                while not shown.query_one(DataTable).row_count:  # Ended by the limit of the test.
+                    await pilot.pause(0.05)
+                await do(shown, pilot)
+
+        asyncio.run(look())
+
+    return watch
+
+
+def cells_of(screen: app.RunScreen, row: int) -> list[str]:
+    return [str(cell) for cell in screen.query_one(DataTable).get_row_at(row)]
 
 
 def test_a_thousand_nodes_are_shown_filtered_and_changed_in_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: Callable[..., None],
 ) -> None:
-    rows = [replace(ROW, node_index=index, host=f"gpu{index:04}") for index in range(1000)]
-    lost = replace(rows[700], state="missing")
-    monkeypatch.setattr(app, "read_snapshot", lambda run, now: replace(SEEN, nodes=rows))
+    rows = [replace(node(node_index=index), host=f"gpu{index:04}") for index in range(1000)]
+    lost = replace(rows[700], told=replace(rows[700].told, state="missing"))
 
-    async def look() -> None:
-        shown = app.RunScreen(RunFolder(tmp_path / "digits-1"), 60.0)
-        async with shown.run_test(size=(80, 24)) as pilot:
-            table = shown.query_one(DataTable)
-            while table.row_count < 1000:  # Ended by the limit of the test.
-                await pilot.pause(0.05)
-            shown.show(replace(SEEN, nodes=[lost, *rows[:700], *rows[701:]]))
-            assert table.get_row_at(0)[:2] == ["700.0 gpu0700", "missing"]
-            await pilot.press("slash", *"gpu001", "enter")
-            assert [row.value for row in table.rows] == [str(index) for index in range(10, 20)]
+    async def look(screen: app.RunScreen, pilot: Any) -> None:
+        screen.show(replace(SEEN, nodes=[lost, *rows[:700], *rows[701:]]))
+        assert cells_of(screen, 0)[:2] == ["700.0 gpu0700", "missing"]
+        await pilot.press("slash", *"gpu001", "enter")
+        table = screen.query_one(DataTable)
+        assert [row.value for row in table.rows] == [str(index) for index in range(10, 20)]
 
-    asyncio.run(look())
+    watch(rows, look)
+
+
+def test_what_a_worker_prints_is_no_markup(watch: Callable[..., None]) -> None:
+    line = "[info] [/b] step"
+
+    async def look(screen: app.RunScreen, pilot: Any) -> None:
+        assert cells_of(screen, 0)[-1] == line
+        await pilot.pause()
+        strips = screen.query_one(DataTable).render_lines(Region(0, 0, 200, 2))
+        assert line in strips[1].text
+
+    watch([replace(ROW, last_line=line)], look)
+
+
+def test_a_screen_keeps_no_drawings_of_what_it_has_shown(watch: Callable[..., None]) -> None:
+    async def look(screen: app.RunScreen, pilot: Any) -> None:
+        for number in range(20):
+            screen.show(replace(SEEN, nodes=[replace(ROW, last_line=f"step {number}")]))
+            await pilot.pause(0.02)
+        gc.collect()
+        assert sum(isinstance(one, RowRenderables) for one in gc.get_objects()) < 10
+
+    watch([ROW], look)
+
+
+def test_a_page_that_is_left_while_it_reads_ends_nothing(watch: Callable[..., None]) -> None:
+    read, left = threading.Event(), threading.Event()
+
+    def answer() -> str:
+        read.set()
+        left.wait()  # Ended by the test.
+        return "late"
+
+    async def look(screen: app.RunScreen, pilot: Any) -> None:
+        screen.push_screen(app.Page("slow", answer))
+        while not read.is_set():
+            await pilot.pause(0.01)
+        await pilot.press("escape")
+        left.set()
+        await screen.workers.wait_for_complete()
+        assert cells_of(screen, 0)[0] == "0.0"
+
+    watch([ROW], look)
 
 
 def test_without_a_terminal_a_run_is_told_once(tmp_path: Path) -> None:
@@ -126,9 +219,9 @@ def test_without_a_terminal_a_run_is_told_once(tmp_path: Path) -> None:
     runner.write("print('hello')")
     runner("run", "job.yaml", "--on", "local")
     done = runner("top")
-    assert "succeeded (completed) on local" in done.stdout
+    assert "succeeded on local, engine agent (completed" in done.stdout
     assert "hello" in done.stdout
-    assert json.loads(runner("top", "--json").stdout)["nodes"][0]["state"] == "completed"
+    assert json.loads(runner("top", "--json").stdout)["nodes"][0]["told"]["reason"] == "completed"
     (tmp_path / "runs/latest/ledger/agent-0-0.jsonl").write_text('{"torn\n\x00')
     assert runner("top").returncode == 0
 
@@ -177,7 +270,7 @@ def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runn
         run_id = runner.run_ids()[0]
         workers = process_table.find(LAUNCHER_RUN_ID=run_id, RANK="1")
         os.kill(workers[-1], signal.SIGKILL)
-        tmux.wait_for("; restarts: ")
+        tmux.wait_for("restarts: ")
         tmux("send-keys", "s")
         tmux.wait_for("train.py")
         tmux.close_page()
@@ -185,11 +278,11 @@ def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runn
         tmux.wait_for("== stderr")
         tmux.close_page()
         tmux("send-keys", "x")
-        tmux.wait_for("removes what is left")
-        tmux("send-keys", "y")
+        tmux.wait_for("x again ends")
+        tmux("send-keys", "x")
         tmux.wait_for("nothing of it runs any more")
         tmux.close_page()
-        tmux.wait_for("stopped (stop-requested)")
+        tmux.wait_for("stopped on local")
         tmux("send-keys", "q")
         wait_until(lambda: not tmux("list-sessions"))
     finally:
@@ -201,13 +294,13 @@ def test_a_run_that_is_followed_live_ends_as_without_a_screen(runner: Runner) ->
     """Ctrl-C stops it within its grace, and the summary stands where the screen was."""
     runner.write(STEPS, "name: tiny\nnproc_per_node: 1\n")
     words = shlex.join(runner.argv("run", "job.yaml", "--on", "local", "--live"))
-    command = ["sh", "-c", f"{words}; echo code $?; cat"]
+    command = ["sh", "-c", f"{words}; echo ended $?; cat"]
     tmux = Tmux(runner.folder, command, {**runner.env, "TERM": "xterm-256color"})
     try:
         tmux.wait_for("one more step")
         assert "filter" in tmux.shown()
         tmux("send-keys", "C-c")
-        tmux.wait_for("code 130")
+        tmux.wait_for("ended 130")
         assert "STOPPED tiny-" in tmux.shown()
         assert runner.outcome["reason"] == "interrupted"
     finally:

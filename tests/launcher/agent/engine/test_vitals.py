@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.engine.health_server import read_gauges
+from launcher.agent.engine.health_server import Health, read_metrics
 from launcher.agent.engine.vitals import (
     Processor,
     TrainingBook,
@@ -21,8 +21,6 @@ def test_the_busy_share_is_that_since_the_last_question(tmp_path: Path) -> None:
     processor = Processor(stat)
     stat.write_text("cpu  160 0 115 820 5 0 0 0 0 0\ncpu0 1\n")
     assert processor.share() == 0.75
-    stat.unlink()
-    assert processor.share() == 0.0
 
 
 def test_memory_is_the_containers_where_it_has_a_limit_and_else_the_machines(
@@ -35,14 +33,27 @@ def test_memory_is_the_containers_where_it_has_a_limit_and_else_the_machines(
     assert read_memory(tmp_path, machine) == (600, 1000)
     (tmp_path / "memory.max").write_text("max\n")
     assert read_memory(tmp_path, machine) == (1024, 4096)
-    assert read_memory(tmp_path, tmp_path / "absent") == (0, 0)
 
 
 def test_prometheus_gets_what_is_known_and_nothing_else() -> None:
     gpu = {"name": "0", "share": 0.5, "memory_bytes": 1, "memory_limit_bytes": 2}
     vitals = {"cpu_share": 0.25, "gpus": [{**gpu, "temperature_c": 60}], "training": {"loss": 2.0}}
-    told = {name: values for name, (_, values) in read_gauges(vitals).items()}
-    assert told == {
+    health = Health(
+        healthy=True,
+        phase="run",
+        attempt=0,
+        world_size=1,
+        step=3,
+        heartbeat_age_s=None,
+        restarts={},
+        phase_s={},
+        vitals=vitals,
+    )
+    assert {name: values for name, _, values in read_metrics(health) if values} == {
+        "launcher_healthy": {"": 1},
+        "launcher_world_size": {"": 1},
+        "launcher_attempt": {"": 0},
+        "launcher_step": {"": 3},
         "launcher_training_loss": {"": 2.0},
         "launcher_node_cpu_ratio": {"": 0.25},
         "launcher_gpu_utilization_ratio": {'{gpu="0"}': 0.5},
