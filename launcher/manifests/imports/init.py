@@ -7,10 +7,9 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from textwrap import wrap
 
-from launcher.contract.errors import InputError
 from launcher.job.script import name_of
-from launcher.manifests.scripts.check import UnreadableError, parse_script
-from launcher.manifests.scripts.checkpoints import LOADS, SAVES
+from launcher.manifests.scripts.check import parse_script
+from launcher.manifests.scripts.checkpoints import saves_and_loads
 from launcher.manifests.scripts.ranks import is_distributed
 from launcher.manifests.scripts.reading import ScriptTree, argument, constant
 
@@ -29,13 +28,10 @@ REQUIREMENTS = ("requirements.txt", "pyproject.toml")
 def render_job(command: Sequence[str], text: str, beside: Collection[str]) -> str:
     """The job file of a script; ``command`` is the script with its arguments.
 
-    ``beside`` are the names of the files in its folder. Raises ``InputError`` where it does not
+    ``beside`` are the names of the files in its folder. Raises ``FileError`` where it does not
     parse.
     """
-    try:
-        script = parse_script(text, command[0])
-    except UnreadableError as error:
-        raise InputError(f"{command[0]}:{error.line}: {error.what}", error.fix) from None
+    script = parse_script(text, command[0])
     return "".join(f"{line}\n" for line in _lines(list(command), script, beside))
 
 
@@ -45,13 +41,8 @@ def _lines(command: list[str], script: ScriptTree, beside: Collection[str]) -> I
     yield ""
     yield f"name: {name_of(tuple(command))}"
     if options := list(_options(script)):
-        yield from wrap(
-            f"{command[0]} also takes {', '.join(options)}",
-            width=100,
-            initial_indent="# ",
-            subsequent_indent="# ",
-            break_on_hyphens=False,
-        )
+        also = f"{command[0]} also takes {', '.join(options)}"
+        yield from (f"# {line}" for line in wrap(also, width=98, break_on_hyphens=False))
     yield f"command: {json.dumps(command, ensure_ascii=False)}"
     yield ""
     if not is_distributed(script) and not packages & {*TRAINERS}:
@@ -92,9 +83,8 @@ def _options(script: ScriptTree) -> Iterator[str]:
 
 
 def _restarts(script: ScriptTree) -> Iterator[str]:
-    names = {script.name(call) for calls in script.called.values() for call in calls}
     yield ""
-    if any(map(SAVES.search, names)) and any(map(LOADS.search, names)):
+    if all(saves_and_loads(script)):
         yield "# How often failed workers start again. CHECKPOINT_DIR in their environment is a"
         yield "# folder that outlives the run."
         yield "max_restarts: 3"

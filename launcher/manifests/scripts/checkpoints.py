@@ -76,11 +76,16 @@ def _beginning(script: ScriptTree, path: ast.AST | None, depth: int = DEPTH) -> 
     return str(constant(path) or "")
 
 
+def saves_and_loads(script: ScriptTree) -> tuple[bool, bool]:
+    """Whether names of what is called look like writing a checkpoint, and like reading one."""
+    names = {script.name(call) for call in script.all_calls}
+    return any(map(SAVES.search, names)), any(map(LOADS.search, names))
+
+
 def check_no_checkpoint(script: ScriptTree) -> Breaches:
     """A training loop in a script that writes no checkpoint, or that never reads one."""
-    names = {script.name(call) for calls in script.called.values() for call in calls}
-    saves, loads = (any(one.search(name) for name in names) for one in (SAVES, LOADS))
-    loops = [loop for loop in script.loops if _trains(script, loop)]
+    saves, loads = saves_and_loads(script)
+    loops = [loop for loop in script.loops if script.leads_to(loop, "backward")]
     is_started = any(script.word(node) == "__name__" for node in script.nodes)
     tops = [*loops, *(one for name in script.functions for one in script.called.get(name, ()))]
     is_started |= any(script.function_of(one) is None for one in tops)
@@ -90,12 +95,3 @@ def check_no_checkpoint(script: ScriptTree) -> Breaches:
         fix = "save model, optimiser and step now and then, and load what is there at the start"
         loop = min(loops, key=lambda one: one.lineno)
         yield from script.hit(ScriptRule.NO_CHECKPOINT, loop, what, fix)
-
-
-def _trains(script: ScriptTree, loop: ast.AST, depth: int = 3) -> bool:
-    """Whether a loop trains, itself or in the functions that it calls."""
-    called = {
-        script.name(one).rpartition(".")[2] for one in ast.walk(loop) if isinstance(one, ast.Call)
-    }
-    inner = [function for name in called for function in script.functions.get(name, ())]
-    return "backward" in called or (depth > 0 and any(_trains(script, f, depth - 1) for f in inner))

@@ -54,12 +54,9 @@ def _classes(script: ScriptTree, data: ast.expr | None) -> list[ast.ClassDef]:
 
 def _is_trained_on(script: ScriptTree, call: ast.Call) -> bool:
     """Whether a loop that goes backward takes its batches from this loader."""
-    back = [loop for loop in script.loops if isinstance(loop, ast.For) and _goes_back(loop)]
+    loops = [one for one in script.loops if isinstance(one, ast.For)]
+    back = [loop for loop in loops if script.leads_to(loop, "backward", 0)]
     return any(one is call for loop in back for one in script.reach(loop.iter))
-
-
-def _goes_back(loop: ast.AST) -> bool:
-    return any(getattr(one, "attr", "") == "backward" for one in ast.walk(loop))
 
 
 def check_loader_without_sampler(script: ScriptTree) -> Breaches:
@@ -168,7 +165,7 @@ def check_pickled_function(script: ScriptTree) -> Breaches:
 
 def check_download(script: ScriptTree) -> Breaches:
     """A download by every rank, or by one rank for which the others do not wait."""
-    for call in (one for calls in script.called.values() for one in calls):
+    for call in script.all_calls:
         asked = argument(call, "download")
         is_data = script.root(call) in ("torchvision", "torchaudio", "torchtext") and asked
         is_asked = is_data and not isinstance(asked, ast.Constant)
@@ -177,19 +174,15 @@ def check_download(script: ScriptTree) -> Breaches:
         is_one = script.name(call) in DOWNLOADS or (is_data and constant(asked) is True)
         if not (is_one or is_some) or (function and function.name == "prepare_data"):
             continue
-        first = [
-            one
-            for one in barriers(script)
-            if script.function_of(one) is function
-            and one.lineno < call.lineno
-            and rank_conditions(script, one)
-        ]  # if rank != 0: barrier(); download; if rank == 0: barrier()
+        # if rank != 0: barrier(); download; if rank == 0: barrier()
+        before = [one for one in barriers(script) if one.lineno < call.lineno]
+        first = [one for one in before if script.is_beside(one, call)]
         if is_some or is_guarded(script, call):
             if not any(_is_waited_for(script, one) for one in (call, *script.callers(call))):
                 what = f"{shown(call)} by some ranks, and no barrier after it"
                 rule = ScriptRule.DOWNLOAD_WITHOUT_BARRIER
                 yield from script.hit(rule, call, what, "dist.barrier()")
-        elif not first:
+        elif not any(rank_conditions(script, one) for one in first):
             fix = "if local_rank == 0: download; dist.barrier(); then download=False for all"
             what = f"{shown(call)} by every rank"
             yield from script.hit(ScriptRule.DOWNLOAD_BY_ALL, call, what, fix)
@@ -197,7 +190,7 @@ def check_download(script: ScriptTree) -> Breaches:
 
 def _is_waited_for(script: ScriptTree, call: ast.Call) -> bool:
     """Whether ranks wait for each other after a call, in its function."""
-    function = script.function_of(call)
     later = [one for one in barriers(script) if one.lineno > call.lineno]
-    is_later = any(script.function_of(one) is function for one in later)
-    return is_later or any("first" in name for name in contexts(script, call))
+    return any(script.is_beside(one, call) for one in later) or any(
+        "first" in name for name in contexts(script, call)
+    )

@@ -32,7 +32,7 @@ def device_words(script: ScriptTree) -> list[tuple[ast.Call, ast.expr]]:
     found = []
     for name in ("to", "cuda", "set_device", "device"):
         found += [(call, one) for call in script.calls(name) for one in call.args[:2]]
-    for call in (one for calls in script.called.values() for one in calls):
+    for call in script.all_calls:
         given = (argument(call, "device"), argument(call, "map_location"))
         found += [(call, one) for one in given if one is not None]
     return found

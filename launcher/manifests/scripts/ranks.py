@@ -38,13 +38,12 @@ def has_to_do_with_ranks(script: ScriptTree, node: ast.AST) -> bool:
 
 def is_global_rank(script: ScriptTree, node: ast.AST, depth: int = DEPTH) -> bool:
     """Whether an expression is the rank among all workers, by what is assigned and called."""
-    name = script.name(node)
     if GLOBAL.match(script.word(node)) and not isinstance(node, ast.Name):
         return True
     if isinstance(node, ast.Call):
-        if name in ("int", "str") and node.args:
+        if script.name(node) in ("int", "str") and node.args:
             return is_global_rank(script, node.args[0], depth)
-        last = name.rpartition(".")[2]
+        last = script.last(node)
         if GLOBAL.match(last) or (script.root(node) in HOROVOD and last == "rank"):
             return True
     return depth > 0 and any(is_global_rank(script, o, depth - 1) for o in script.values(node))
@@ -59,10 +58,8 @@ def is_rank_check(script: ScriptTree, test: ast.AST, depth: int = DEPTH) -> bool
     if isinstance(test, ast.BoolOp):
         return any(is_rank_check(script, one, depth) for one in test.values)
     if isinstance(test, ast.UnaryOp):
-        is_name = isinstance(test.operand, ast.Name | ast.Attribute | ast.Call)
-        return is_rank_check(script, test.operand, depth) or (
-            is_name and bool(RANK.search(script.name(test.operand).rpartition(".")[2]))
-        )
+        is_rank = bool(RANK.search(script.last(test.operand)))
+        return is_rank or is_rank_check(script, test.operand, depth)
     if isinstance(test, ast.Compare):
         operands = (test.left, *test.comparators)
         # rank != -1, rank >= 0 and "RANK" in os.environ ask whether there are ranks at all.
@@ -72,7 +69,7 @@ def is_rank_check(script: ScriptTree, test: ast.AST, depth: int = DEPTH) -> bool
             ast.unparse(one) in ("-1", "None") or isinstance(constant(one), str) for one in operands
         )
         return not is_any and any(_is_rank(script, one) for one in operands)
-    if MAIN.search(script.name(test).rpartition(".")[2]):
+    if MAIN.search(script.last(test)):
         return True
     return depth > 0 and any(is_rank_check(script, o, depth - 1) for o in script.values(test))
 
