@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 
 from launcher.contract.errors import InputError
 from launcher.manifests.batch.script import BatchScript, ScriptLine
 from launcher.manifests.imports.command_line import (
     ASSIGNMENT,
     LineReader,
+    Special,
+    last,
     launches,
     split_line,
 )
@@ -54,28 +57,33 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
         draft.leave(line.raw.split("\n")[0], "a second training: a job file of its own")
     if any(ACTIVATES.search(line) for line in draft.keys.get("slurm.setup", ())):
         draft.put("slurm.python", "python")
-    special: dict[str, str] = {}
+    special: Special = defaultdict(list)
     for name, word in script.options.items():
         if name == "gpus-per-node" and "gres" in given:
             continue
         written = f"--{name}={word.text}" if word.text else f"--{name}"
         value = written if SBATCH.keys.get(SBATCH.short.get(name, name)) == "=extra" else word.text
         reader.take(SBATCH, SBATCH.short.get(name, name), value, f"#SBATCH {written}", special)
+    _share(special, draft)
+    reader.take_slurm(special)
+
+
+def _share(special: Special, draft: Draft) -> None:
+    """Tasks and GPUs of each node, also where the script says how many all nodes have."""
     nodes = draft.keys.get("nnodes", 1)
     for total, key in (("tasks", "tasks_per_node"), ("all_gpus", "gpus")):
-        count = special.get(total, "")
+        count = last(special, total)
         if count.isdigit() and isinstance(nodes, int) and int(count) % nodes == 0:
-            special.setdefault(key, str(int(count) // nodes))
-    if gpus := special.get("gpus", ""):
+            special[key].insert(0, str(int(count) // nodes))
+    if gpus := last(special, "gpus"):
         draft.put("slurm.gpus_per_node", gpus)
-    tasks = special.get("tasks_per_node", "")
+    tasks = last(special, "tasks_per_node")
     if tasks.isdigit() and "nproc_per_node" not in draft.keys:
         draft.put("nproc_per_node", int(tasks))
     cpus = draft.keys.get("slurm.cpus_per_task")
     if tasks.isdigit() and isinstance(cpus, int):
         # Each node's only task is the agent, which has the cores of all its workers.
         draft.keys["slurm.cpus_per_task"] = cpus * int(tasks)
-    reader.take_slurm(special)
 
 
 def _starts_training(line: ScriptLine, *, launched: bool) -> bool:

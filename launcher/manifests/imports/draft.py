@@ -24,13 +24,12 @@ class Draft:
     """What was read so far.
 
     ``keys`` are a job file's, each path with dots (``resources.shm``). ``left`` are words without
-    a place in it, each with the reason. ``options`` go behind ``launcher run job.yaml``.
+    a place in it, each with the reason.
     """
 
     source: str
     keys: dict[str, Any] = field(default_factory=dict)
     left: list[tuple[str, str]] = field(default_factory=list)
-    options: list[str] = field(default_factory=list)
 
     def put(self, key: str, value: Any) -> None:
         """Sets a key; of two values the first counts, as the innermost program is read first."""
@@ -100,7 +99,7 @@ def _drop(draft: Draft, error: FileError) -> bool:
 def _header(draft: Draft, targets: Collection[str], name: str) -> Iterable[str]:
     sections = [key.partition(".")[0] for key in draft.keys]
     on = [("--on", one) for one in sections if one in targets][:1]
-    run = typed.command("run", name, *(on[0] if on else ()), *draft.options)
+    run = typed.command("run", name, *(on[0] if on else ()))
     yield f"# From {draft.source}. Run it: {run}"
     if draft.left:
         yield "#"

@@ -15,6 +15,16 @@ RANK = "each node gets its rank from the launcher"
 OUTPUT = "every worker's output is in the run folder, launcher logs shows it"
 STARTS = "the launcher starts the workers itself"
 NOWHERE = "no key of a job file says this"
+ADDS_LOCAL_RANK = (
+    "--local_rank, which this program adds",
+    "the launcher gives LOCAL_RANK in the environment, as torchrun does",
+)
+GIVEN = {
+    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), MEETING),
+    **dict.fromkeys(("WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK"), RANK),
+    "CUDA_VISIBLE_DEVICES": "it stands around launcher run as well",
+}
+"""Variables that a launch line sets, and a job file does not."""
 
 LEFT = "!"
 """Begins the reason why an option is left out, in the place of its key."""
@@ -26,12 +36,18 @@ class Program:
 
     ``keys``: for each option, by its long name with ``-``, the key of the job file, ``!`` and why
     it has none, or the name of what ``command_line`` does with it (``=machines``). ``flags`` take
-    no value. ``short``: the long names of short options.
+    no value, ``twos`` take two. ``short``: the long names of short options. ``names`` is a pattern,
+    ``verb`` the word behind it. ``notes``: what it does beyond its options, and who does that here.
     """
 
+    names: str
+    verb: str = ""
     keys: Mapping[str, str]
     flags: frozenset[str] = frozenset()
+    twos: frozenset[str] = frozenset()
     short: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[tuple[str, str], ...] = ()
+    has_secrets: bool = False
 
 
 def _left(why: str, names: str) -> dict[str, str]:
@@ -56,9 +72,11 @@ _MEETING = _left(
     "rdzv-port",
 )
 TORCHRUN = Program(
+    names="torchrun",
     keys={
         **_named("nnodes nproc-per-node max-restarts"),
-        **_named("rdzv-conf module", "="),
+        "module": "=module",
+        "rdzv-conf": LEFT + "rdzv.conf has join_timeout, last_call_timeout and read_timeout",
         **_MEETING,
         **_left(RANK, "node-rank"),
         **_left(OUTPUT, "log-dir redirects tee local-ranks-filter logs-specs"),
@@ -68,12 +86,13 @@ TORCHRUN = Program(
     short={"m": "module", "r": "redirects", "t": "tee"},
 )
 HOROVODRUN = Program(
+    names="horovodrun",
+    notes=(("horovod", "import fabric_train.horovod as hvd in the script: launcher docs horovod"),),
     keys={
         "num-proc": "=processes",
         "hosts": "=machines",
         "hostfile": "hosts.inventory",
-        "min-np": "=least",
-        "max-np": "=most",
+        **_left("nnodes: MIN:MAX says it, in nodes", "min-np max-np"),
         "reset-limit": "max_restarts",
         "network-interfaces": "env.NCCL_SOCKET_IFNAME",
         **_left(MEETING, "ssh-port start-timeout gloo mpi check-build"),
@@ -83,12 +102,13 @@ HOROVODRUN = Program(
     short={"np": "num-proc", "H": "hosts", "p": "ssh-port"},
 )
 MPIRUN = Program(
+    names="mpirun|mpiexec",
     keys={
         "n": "=processes",
         "host": "=machines",
         "hostfile": "hosts.inventory",
         **dict.fromkeys(("npernode", "ppn"), "nproc_per_node"),
-        **dict.fromkeys(("x", "genv", "env"), "=forwarded"),
+        **dict.fromkeys(("x", "genv", "env"), "=variable"),
         "wdir": "workdir",
         **_left(MEETING, "mca prtemca pmixmca prefix launcher iface"),
         **_left(OUTPUT, "output-filename tag-output prepend-rank timestamp-output"),
@@ -103,16 +123,19 @@ MPIRUN = Program(
         "allow-run-as-root report-bindings oversubscribe nooversubscribe tag-output prepend-rank "
         "timestamp-output v verbose"
     ),
+    twos=_flags("mca prtemca pmixmca genv env"),
     short={"np": "n", "c": "n", "H": "host", "hosts": "host", "f": "hostfile",
            "machinefile": "hostfile", "N": "npernode", "perhost": "ppn", "wd": "wdir"},
 )  # fmt: skip
 DEEPSPEED = Program(
+    names="deepspeed",
+    notes=(ADDS_LOCAL_RANK,),
     keys={
         "num-nodes": "nnodes",
         "num-gpus": "nproc_per_node",
         "hostfile": "hosts.inventory",
-        **_named("include module", "="),
-        "exclude": LEFT + "launcher run --on hosts takes --exclude with host names",
+        "module": "=module",
+        **_left("launcher run --on hosts takes it, with names of hosts", "include exclude"),
         **_MEETING,
         **_left(RANK, "node-rank"),
         **_left(STARTS, "launcher no-python no-local-rank force-multi no-ssh"),
@@ -122,12 +145,14 @@ DEEPSPEED = Program(
     short={"H": "hostfile", "i": "include", "e": "exclude"},
 )
 ACCELERATE = Program(
+    names="accelerate",
+    verb="launch",
     keys={
         "num-processes": "=processes",
         "num-machines": "nnodes",
-        "config-file": "=accelerate_config",
+        "config-file": LEFT + "import that file too, with the script behind --",
         "module": "=module",
-        "gpu-ids": "=devices",
+        "gpu-ids": LEFT + "CUDA_VISIBLE_DEVICES around launcher run says it",
         "max-restarts": "max_restarts",
         **_named(
             "mixed-precision gradient-accumulation-steps dynamo-backend use-fsdp use-deepspeed "
@@ -150,9 +175,14 @@ ACCELERATE = Program(
     short={"m": "module", "q": "quiet", "cpu": "use-cpu"},
 )
 DOCKER = Program(
+    names="docker|podman",
+    verb="run",
+    has_secrets=True,
     keys={
         **_named("name workdir"),
-        **_named("gpus entrypoint volume mount label add-host", "="),
+        **_named("gpus entrypoint volume", "="),
+        **_left("docker.labels and docker.extra_hosts say it", "label add-host"),
+        "mount": LEFT + "write it under mounts: SOURCE:TARGET[:ro]",
         "env": "=variable",
         "shm-size": "resources.shm",
         **_named("memory cpus", "resources."),
@@ -168,6 +198,7 @@ DOCKER = Program(
            "i": "interactive", "l": "label", "net": "network", "u": "user", "p": "publish"},
 )  # fmt: skip
 SBATCH = Program(
+    names="srun",
     keys={
         "job-name": "name",
         "nodes": "nnodes",
@@ -195,3 +226,12 @@ SBATCH = Program(
            "x": "exclude", "w": "nodelist", "D": "chdir", "q": "qos", "G": "gpus", "a": "array",
            "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit"},
 )  # fmt: skip
+PROGRAMS = {
+    "torchrun": TORCHRUN,
+    "accelerate": ACCELERATE,
+    "deepspeed": DEEPSPEED,
+    "horovodrun": HOROVODRUN,
+    "mpirun": MPIRUN,
+    "srun": SBATCH,
+    "docker": DOCKER,
+}

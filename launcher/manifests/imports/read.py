@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 
 from launcher.contract import typed
@@ -89,7 +90,7 @@ def _yaml(text: str, source: str, draft: Draft) -> None:
 
 def _accelerate(config: Value, draft: Draft) -> None:
     """What ``accelerate config`` wrote: the options of ``accelerate launch`` as keys."""
-    reader, special = LineReader(draft, {}), dict[str, str]()
+    reader, special = LineReader(draft, {}), defaultdict[str, list[str]](list)
     for name, value in config.items():
         option = name.replace("_", "-")
         if name in ("fsdp_config", "deepspeed_config", "fp8_config", "megatron_lm_config"):
@@ -100,7 +101,7 @@ def _accelerate(config: Value, draft: Draft) -> None:
             draft.set_env("ACCELERATE_USE_DEEPSPEED", "true") if value.text == "DEEPSPEED" else None
         elif value and value.text not in ("no", "NO", "false", ""):
             reader.take(ACCELERATE, option, value.text, f"{name}: {value.text}", special)
-    reader.share_processes(special.get("processes", ""))
+    reader.spread(special)
 
 
 def _of_plugin(section: str, name: str, value: Value, reader: LineReader) -> None:
