@@ -16,7 +16,7 @@ from launcher.manifests.imports.command_line import (
     split_line,
 )
 from launcher.manifests.imports.draft import Draft
-from launcher.manifests.imports.programs import MEETING, NOWHERE, SBATCH
+from launcher.manifests.imports.programs import MEETING, NOWHERE, PROGRAMS
 
 SETUP = ("module", "ml", "source", ".", "conda", "mamba", "eval", "ulimit", "spack", "cd", "umask")
 """Commands that make a node ready; each start of the job runs them first."""
@@ -58,12 +58,13 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
     if any(ACTIVATES.search(line) for line in draft.keys.get("slurm.setup", ())):
         draft.put("slurm.python", "python")
     special: Special = defaultdict(list)
-    for name, word in script.options.items():
-        if name == "gpus-per-node" and "gres" in given:
-            continue
-        written = f"--{name}={word.text}" if word.text else f"--{name}"
-        value = written if SBATCH.keys.get(SBATCH.short.get(name, name)) == "=extra" else word.text
-        reader.take(SBATCH, SBATCH.short.get(name, name), value, f"#SBATCH {written}", special)
+    sbatch = PROGRAMS["srun"]
+    for given_name, word in script.options.items():
+        name = sbatch.short.get(given_name, given_name)
+        written = f"--{given_name}={word.text}" if word.text else f"--{given_name}"
+        value = written if sbatch.keys.get(name) == "=extra" else word.text
+        if name != "gpus-per-node" or "gres" not in given:
+            reader.take(sbatch, name, value, f"#SBATCH {written}", special)
     _share(special, draft)
     reader.take_slurm(special)
 

@@ -100,8 +100,8 @@ class LineReader:
         value = self._filled(value)
         if key.startswith("="):
             special[key[1:]].append(value)
-        elif not key or key.startswith(LEFT):
-            self.draft.leave(word, key[1:] or NOWHERE)
+        elif not key or " " in key:
+            self.draft.leave(word, key or LEFT.get(name, NOWHERE))
         elif VARIABLE.search(value):
             self.draft.leave(word, f"no value is known for it; it belongs to {key}")
         elif key.startswith("env."):
@@ -236,7 +236,7 @@ class LineReader:
             self.draft.add("mounts", mount)
 
     def spread(self, special: Special) -> None:
-        """``-np`` over ``host:slots,...``, else over the nodes that are known; at least this one."""
+        """``-np`` over ``host:slots,...``, else over the nodes that are known."""
         hosts = [part.partition(":") for part in last(special, "machines").split(",") if part]
         names = list(dict.fromkeys(host for host, _, _ in hosts))
         slots = {count for _, _, count in hosts}

@@ -10,8 +10,8 @@ from textwrap import wrap
 from launcher.job.script import name_of
 from launcher.manifests.scripts.check import parse_script
 from launcher.manifests.scripts.checkpoints import saves_and_loads
-from launcher.manifests.scripts.ranks import is_distributed
-from launcher.manifests.scripts.reading import ScriptTree, argument, constant
+from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.reading import argument, constant
 
 SECRETS = {
     "wandb": "WANDB_API_KEY",
@@ -35,7 +35,7 @@ def render_job(command: Sequence[str], text: str, beside: Collection[str]) -> st
     return "".join(f"{line}\n" for line in _lines(list(command), script, beside))
 
 
-def _lines(command: list[str], script: ScriptTree, beside: Collection[str]) -> Iterator[str]:
+def _lines(command: list[str], script: Script, beside: Collection[str]) -> Iterator[str]:
     packages = {name.partition(".")[0] for name in script.imports.values()}
     yield "# Every key, with what it accepts: launcher docs job-file"
     yield ""
@@ -45,7 +45,7 @@ def _lines(command: list[str], script: ScriptTree, beside: Collection[str]) -> I
         yield from (f"# {line}" for line in wrap(also, width=98, break_on_hyphens=False))
     yield f"command: {json.dumps(command, ensure_ascii=False)}"
     yield ""
-    if not is_distributed(script) and not packages & {*TRAINERS}:
+    if not script.is_distributed and not packages & {*TRAINERS}:
         yield "# No torch.distributed and no Trainer was found: more processes than one would each"
         yield "# train a model of their own."
         yield "nproc_per_node: 1"
@@ -70,7 +70,7 @@ def _lines(command: list[str], script: ScriptTree, beside: Collection[str]) -> I
         yield "# resources: {shm: 8Gi}"
 
 
-def _options(script: ScriptTree) -> Iterator[str]:
+def _options(script: Script) -> Iterator[str]:
     """What ``argparse`` adds, with the defaults that are written out."""
     for call in script.calls("add_argument"):
         names = [str(constant(one)) for one in call.args]
@@ -82,7 +82,7 @@ def _options(script: ScriptTree) -> Iterator[str]:
             yield shown
 
 
-def _restarts(script: ScriptTree) -> Iterator[str]:
+def _restarts(script: Script) -> Iterator[str]:
     yield ""
     if all(saves_and_loads(script)):
         yield "# How often failed workers start again. CHECKPOINT_DIR in their environment is a"

@@ -14,7 +14,7 @@ from launcher.manifests.imports.batch import import_batch_script
 from launcher.manifests.imports.command_line import LineReader, launches, split_line
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.kubernetes import KINDS, import_object
-from launcher.manifests.imports.programs import ACCELERATE
+from launcher.manifests.imports.programs import PROGRAMS
 from launcher.manifests.source import Value, parse_manifest
 
 HOST_LINE = re.compile(r"[A-Za-z0-9][\w.-]*(?:\s+(?:slots|max_slots)=\d+|:\d+)*")
@@ -100,7 +100,9 @@ def _accelerate(config: Value, draft: Draft) -> None:
             draft.set_env("ACCELERATE_USE_FSDP", "true") if value.text == "FSDP" else None
             draft.set_env("ACCELERATE_USE_DEEPSPEED", "true") if value.text == "DEEPSPEED" else None
         elif value and value.text not in ("no", "NO", "false", ""):
-            reader.take(ACCELERATE, option, value.text, f"{name}: {value.text}", special)
+            reader.take(
+                PROGRAMS["accelerate"], option, value.text, f"{name}: {value.text}", special
+            )
     reader.spread(special)
 
 

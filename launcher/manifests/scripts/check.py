@@ -9,8 +9,8 @@ from pathlib import Path, PurePath
 
 from launcher.manifests.checks.rules import Breach, Breaches
 from launcher.manifests.scripts import checkpoints, data, devices, lightning, processes
-from launcher.manifests.scripts.ranks import is_distributed, trains
-from launcher.manifests.scripts.reading import MAX_STEPS, ScriptTree
+from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.reading import MAX_STEPS
 from launcher.manifests.scripts.rules import ScriptRule
 from launcher.yamlfile.problem import FileError, Origin
 
@@ -25,7 +25,7 @@ PYTHON = re.compile(
 )
 
 FAMILIES = (devices, data, processes, checkpoints, lightning)
-CHECKS: tuple[Callable[[ScriptTree], Breaches], ...] = tuple(
+CHECKS: tuple[Callable[[Script], Breaches], ...] = tuple(
     check
     for family in FAMILIES
     for name, check in vars(family).items()
@@ -48,7 +48,7 @@ def is_training_script(text: str, file: str) -> bool:
     return suffix in (".py", ".ipynb") or (is_open and bool(PYTHON.search(text)))
 
 
-def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> ScriptTree:
+def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> Script:
     """The tree of a script. Raises ``FileError`` where Python could not run it."""
     line, fix = 1, "name the script that is started"
     if NOTEBOOK.match(text[:MAX_BYTES]):
@@ -59,7 +59,7 @@ def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> ScriptTree:
         what = "the file is empty"
     else:
         try:
-            return ScriptTree(text, file, steps)
+            return Script(text, file, steps)
         except SyntaxError as error:
             is_old = error.msg.startswith(PYTHON_2)
             version = "Python 2" if is_old else "not Python {}.{}".format(*sys.version_info)
@@ -74,7 +74,7 @@ def check_training_script(text: str, file: str, steps: int = MAX_STEPS) -> list[
     """The breaches of one training script, in the order of its lines."""
     try:
         script = parse_script(text, file, steps)
-        checks = CHECKS if trains(script) or is_distributed(script) else OF_ALL
+        checks = CHECKS if script.trains or script.is_distributed else OF_ALL
         found = dict.fromkeys(breach for check in checks for breach in check(script))
         return sorted(found, key=lambda one: one.line)
     except FileError as unreadable:

@@ -6,15 +6,8 @@ import ast
 import re
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import (
-    barriers,
-    contexts,
-    frameworks,
-    has_to_do_with_ranks,
-    is_guarded,
-    rank_conditions,
-)
-from launcher.manifests.scripts.reading import ScriptTree, argument, constant, is_open, shown
+from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.reading import argument, constant, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 LOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers",
@@ -29,7 +22,7 @@ SPAWNS = ("spawn", "forkserver")
 DOWNLOADS = ("urllib.request.urlretrieve", "wget.download", "gdown.download")
 
 
-def loaders(script: ScriptTree) -> list[ast.Call]:
+def loaders(script: Script) -> list[ast.Call]:
     """The calls that make a DataLoader of torch, all of whose arguments are written out."""
     return [call for call in script.calls("DataLoader", "torch") if not is_open(call)]
 
@@ -40,26 +33,26 @@ def given(call: ast.Call, name: str) -> ast.expr | None:
     return None if isinstance(found, ast.Constant) and found.value is None else found
 
 
-def splits_data(script: ScriptTree) -> bool:
+def splits_data(script: Script) -> bool:
     """Whether a library splits the data of the loaders over ranks, and counts the epochs."""
-    used = frameworks(script)
+    used = script.frameworks
     return any(one not in HANDS_OVER or HANDS_OVER[one] in script.called for one in used)
 
 
-def _classes(script: ScriptTree, data: ast.expr | None) -> list[ast.ClassDef]:
+def _classes(script: Script, data: ast.expr | None) -> list[ast.ClassDef]:
     """The classes of this script that an expression makes objects of."""
     made = {script.name(one) for one in script.reach(data) if isinstance(one, ast.Call)}
     return [one for one in script.classes if one.name in made]
 
 
-def _is_trained_on(script: ScriptTree, call: ast.Call) -> bool:
+def _is_trained_on(script: Script, call: ast.Call) -> bool:
     """Whether a loop that goes backward takes its batches from this loader."""
     loops = [one for one in script.loops if isinstance(one, ast.For)]
     back = [loop for loop in loops if script.leads_to(loop, "backward", 0)]
     return any(one is call for loop in back for one in script.reach(loop.iter))
 
 
-def check_loader_without_sampler(script: ScriptTree) -> Breaches:
+def check_loader_without_sampler(script: Script) -> Breaches:
     """A loader for training whose batches are the same on every rank."""
     for call in [] if splits_data(script) else loaders(script):
         is_training = constant(given(call, "shuffle")) is True or _is_trained_on(script, call)
@@ -77,14 +70,14 @@ def check_loader_without_sampler(script: ScriptTree) -> Breaches:
         yield from script.hit(ScriptRule.LOADER_WITHOUT_SAMPLER, call, what, fix)
 
 
-def _is_split(script: ScriptTree, data: ast.AST) -> bool:
+def _is_split(script: Script, data: ast.AST) -> bool:
     """Whether a data set has to do with ranks."""
     words = {script.word(one) for one in script.reach(data)}
     is_part = bool(words & {"shard", "split_dataset_by_node", "get_world_size", "WORLD_SIZE"})
-    return is_part or has_to_do_with_ranks(script, data)
+    return is_part or script.has_to_do_with_ranks(data)
 
 
-def check_sampler_with_shuffle(script: ScriptTree) -> Breaches:
+def check_sampler_with_shuffle(script: Script) -> Breaches:
     """A sampler and ``shuffle=True`` in one loader."""
     for call in loaders(script):
         sampler = given(call, "sampler")
@@ -94,7 +87,7 @@ def check_sampler_with_shuffle(script: ScriptTree) -> Breaches:
             yield from script.hit(ScriptRule.SAMPLER_WITH_SHUFFLE, call, what, fix)
 
 
-def check_no_set_epoch(script: ScriptTree) -> Breaches:
+def check_no_set_epoch(script: Script) -> Breaches:
     """A distributed sampler that shuffles, in epochs that it is never told of."""
     epochs = any("epoch" in shown(getattr(loop, "target", loop)) for loop in script.loops)
     if script.called.get("set_epoch") or not epochs or splits_data(script):
@@ -114,7 +107,7 @@ def _has_workers(call: ast.Call) -> bool:
     return workers is not None and constant(workers) != 0
 
 
-def check_worker_seeds(script: ScriptTree) -> Breaches:
+def check_worker_seeds(script: Script) -> Breaches:
     """Random numbers of a data set that loader workers repeat, or that no seed reaches."""
     seeds = [call for call in script.calls("seed") if script.root(call) in ("random", "numpy")]
     is_seeded = not seeds or any(script.called.get(name) for name in SEEDS)
@@ -138,7 +131,7 @@ def check_worker_seeds(script: ScriptTree) -> Breaches:
                 yield from script.hit(ScriptRule.WORKER_SEEDS, seeds[0], what, fix)
 
 
-def check_pickled_function(script: ScriptTree) -> Breaches:
+def check_pickled_function(script: Script) -> Breaches:
     """Lambdas and local functions that go to a process which is spawned."""
     sent = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
     starts = [*script.calls("set_start_method"), *script.calls("get_context")]
@@ -163,34 +156,34 @@ def check_pickled_function(script: ScriptTree) -> Breaches:
 # -- downloads ------------------------------------------------------------------------------------
 
 
-def check_download(script: ScriptTree) -> Breaches:
+def check_download(script: Script) -> Breaches:
     """A download by every rank, or by one rank for which the others do not wait."""
     for call in script.all_calls:
         asked = argument(call, "download")
         is_data = script.root(call) in ("torchvision", "torchaudio", "torchtext") and asked
         is_asked = is_data and not isinstance(asked, ast.Constant)
-        is_some = is_asked and has_to_do_with_ranks(script, asked)  # type: ignore[arg-type]
+        is_some = is_asked and script.has_to_do_with_ranks(asked)  # type: ignore[arg-type]
         function = script.function_of(call)
         is_one = script.name(call) in DOWNLOADS or (is_data and constant(asked) is True)
         if not (is_one or is_some) or (function and function.name == "prepare_data"):
             continue
         # if rank != 0: barrier(); download; if rank == 0: barrier()
-        before = [one for one in barriers(script) if one.lineno < call.lineno]
+        before = [one for one in script.barriers if one.lineno < call.lineno]
         first = [one for one in before if script.is_beside(one, call)]
-        if is_some or is_guarded(script, call):
+        if is_some or script.is_guarded(call):
             if not any(_is_waited_for(script, one) for one in (call, *script.callers(call))):
                 what = f"{shown(call)} by some ranks, and no barrier after it"
                 rule = ScriptRule.DOWNLOAD_WITHOUT_BARRIER
                 yield from script.hit(rule, call, what, "dist.barrier()")
-        elif not any(rank_conditions(script, one) for one in first):
+        elif not any(script.rank_conditions(one) for one in first):
             fix = "if local_rank == 0: download; dist.barrier(); then download=False for all"
             what = f"{shown(call)} by every rank"
             yield from script.hit(ScriptRule.DOWNLOAD_BY_ALL, call, what, fix)
 
 
-def _is_waited_for(script: ScriptTree, call: ast.Call) -> bool:
+def _is_waited_for(script: Script, call: ast.Call) -> bool:
     """Whether ranks wait for each other after a call, in its function."""
-    later = [one for one in barriers(script) if one.lineno > call.lineno]
+    later = [one for one in script.barriers if one.lineno > call.lineno]
     return any(script.is_beside(one, call) for one in later) or any(
-        "first" in name for name in contexts(script, call)
+        "first" in name for name in script.contexts(call)
     )

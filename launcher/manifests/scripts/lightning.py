@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import LIGHTNING
-from launcher.manifests.scripts.reading import ScriptTree, constant, shown
+from launcher.manifests.scripts.ranks import LIGHTNING, Script
+from launcher.manifests.scripts.reading import constant, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 DDP, MIXED, SPLIT = 'strategy="ddp"', 'precision="16-mixed"', "a step's end is part of the step"
@@ -65,7 +65,7 @@ NAMES = {
 """What is imported from Lightning, or called there."""
 
 
-def check_lightning(script: ScriptTree) -> Breaches:
+def check_lightning(script: Script) -> Breaches:
     """Everything that Lightning has dropped, with what to write today."""
     found: list[tuple[ast.expr | ast.stmt, str, str | None]] = []
     for call in script.calls("Trainer", *LIGHTNING):

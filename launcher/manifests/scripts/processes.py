@@ -7,13 +7,8 @@ import re
 from collections.abc import Iterator
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import (
-    LIGHTNING,
-    has_to_do_with_ranks,
-    rank_conditions,
-    wrapped_models,
-)
-from launcher.manifests.scripts.reading import ScriptTree, argument, constant, is_open, shown
+from launcher.manifests.scripts.ranks import LIGHTNING, Script
+from launcher.manifests.scripts.reading import argument, constant, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 GIVEN = {"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
@@ -35,13 +30,13 @@ OPTIONS = re.compile(
 """In a condition: without that option, or under a launcher, it does not happen."""
 
 
-def is_optional(script: ScriptTree, node: ast.AST) -> bool:
+def is_optional(script: Script, node: ast.AST) -> bool:
     """Whether a node, or a call of its function, stands under an option."""
     callers = (test for call in script.callers(node) for test in script.conditions(call))
     return any(OPTIONS.search(ast.unparse(one)) for one, _ in (*script.conditions(node), *callers))
 
 
-def check_variables(script: ScriptTree) -> Breaches:
+def check_variables(script: Script) -> Breaches:
     """Variables that the launcher gives, or its address, set in the script."""
     for call in script.calls("init_process_group"):
         address = constant(argument(call, "init_method", 1))
@@ -51,7 +46,7 @@ def check_variables(script: ScriptTree) -> Breaches:
     for node, key, value in _set_variables(script):
         name = str(constant(key))
         what, fix = f"{name} is set to {shown(value)}", "leave it out: the launcher gives it"
-        is_off = constant(value) in ("", "-1") or has_to_do_with_ranks(script, value)
+        is_off = constant(value) in ("", "-1") or script.has_to_do_with_ranks(value)
         if name == "CUDA_VISIBLE_DEVICES" and not is_off:
             yield from script.hit(ScriptRule.VISIBLE_DEVICES, node, what, fix)
         is_own = any(script.word(one) == name for one in ast.walk(value))
@@ -59,18 +54,19 @@ def check_variables(script: ScriptTree) -> Breaches:
             yield from script.hit(ScriptRule.ADDRESS_SET, node, what, fix)
 
 
-def _set_variables(script: ScriptTree) -> Iterator[tuple[ast.stmt | ast.expr, ast.AST, ast.expr]]:
+def _set_variables(script: Script) -> Iterator[tuple[ast.stmt | ast.expr, ast.AST, ast.expr]]:
     """Where ``os.environ`` gets a value: the place, the name and the value."""
-    for node in script.nodes:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
+    for node in (one for one in script.nodes if isinstance(one, ast.Assign)):
+        target = node.targets[0]
         if isinstance(target, ast.Subscript) and script.name(target.value) == "os.environ":
             yield node, target.slice, node.value
     for call in script.calls("update", "os"):
         for one in (one for one in call.args if isinstance(one, ast.Dict)):
-            yield from ((call, key, value) for key, value in zip(one.keys, one.values) if key)
+            pairs = zip(one.keys, one.values, strict=True)
+            yield from ((call, key, value) for key, value in pairs if key)
 
 
-def check_own_world(script: ScriptTree) -> Breaches:
+def check_own_world(script: Script) -> Breaches:
     """``mp.spawn``, or processes that join a group, in a script that is started for each GPU."""
     calls = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
     for call in script.calls("Process"):
@@ -85,7 +81,7 @@ def check_own_world(script: ScriptTree) -> Breaches:
             yield from script.hit(ScriptRule.OWN_WORLD, call, what, fix)
 
 
-def check_world_size_of_node(script: ScriptTree) -> Breaches:
+def check_world_size_of_node(script: Script) -> Breaches:
     """The number of this node's GPUs, taken for the number of processes."""
     for call in script.calls("device_count"):
         above = script.parents[call]
@@ -100,7 +96,7 @@ def check_world_size_of_node(script: ScriptTree) -> Breaches:
 # -- who waits for whom ---------------------------------------------------------------------------
 
 
-def _waits_for_all(script: ScriptTree, call: ast.Call) -> bool:
+def _waits_for_all(script: Script, call: ast.Call) -> bool:
     """Whether all ranks have to make a call; not for one of a smaller group."""
     name = script.name(call)
     makers = {"torch"} if name.startswith("torch.distributed.") else set()
@@ -116,12 +112,12 @@ def _waits_for_all(script: ScriptTree, call: ast.Call) -> bool:
     )
 
 
-def check_some_ranks_only(script: ScriptTree) -> Breaches:
+def check_some_ranks_only(script: Script) -> Breaches:
     """A barrier or collective that only some ranks reach."""
     names = [name for name in script.called if any(one.fullmatch(name) for one in OF_ALL.values())]
     for name in names:
         calls = [call for call in script.calls(name) if _waits_for_all(script, call)]
-        tests = {call: rank_conditions(script, call) for call in calls}
+        tests = {call: script.rank_conditions(call) for call in calls}
         for call in (one for one in calls if tests[one]):
             # The other ranks' call stands under a condition of its own: else, or rank != 0.
             function = script.function_of(call)
@@ -133,13 +129,13 @@ def check_some_ranks_only(script: ScriptTree) -> Breaches:
                 yield from script.hit(ScriptRule.SOME_RANKS_ONLY, call, what, fix)
 
 
-def check_group_destroyed_early(script: ScriptTree) -> Breaches:
+def check_group_destroyed_early(script: Script) -> Breaches:
     """The group's end in a function whose DDP model is still alive, or still used."""
     joins = script.calls("init_process_group")
     is_gloo = any(constant(argument(call, "backend", 0)) == "gloo" for call in joins)
     deleted = {shown(t) for one in script.nodes if isinstance(one, ast.Delete) for t in one.targets}
     for call in script.calls("destroy_process_group"):
-        same = [one for one in wrapped_models(script) if script.is_beside(one, call)]
+        same = [one for one in script.wrapped_models if script.is_beside(one, call)]
         made = [shown(t) for one in same for t in getattr(script.parents[one], "targets", [])]
         later = [
             one for one in script.nodes if isinstance(one, ast.Name) and script.is_beside(one, call)
@@ -156,7 +152,7 @@ def check_group_destroyed_early(script: ScriptTree) -> Breaches:
             yield from script.hit(ScriptRule.GROUP_DESTROYED_EARLY, call, what, fix)
 
 
-def check_fabric_cpu(script: ScriptTree) -> Breaches:
+def check_fabric_cpu(script: Script) -> Breaches:
     """``Fabric(accelerator="cpu")`` that does not say how many processes there are."""
     for call in script.calls("Fabric", *LIGHTNING):
         devices = argument(call, "devices", 2)
