@@ -9,7 +9,7 @@ from textwrap import wrap
 
 from launcher.job.script import name_of
 from launcher.manifests.scripts.check import parse_script
-from launcher.manifests.scripts.checkpoints import saves_and_loads
+from launcher.manifests.scripts.data import saves_and_loads
 from launcher.manifests.scripts.ranks import Script
 from launcher.manifests.scripts.reading import argument, constant
 

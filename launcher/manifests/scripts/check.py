@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 
 from launcher.manifests.checks.rules import Breach, Breaches
-from launcher.manifests.scripts import checkpoints, data, devices, lightning, processes
+from launcher.manifests.scripts import data, devices, lightning, processes
 from launcher.manifests.scripts.ranks import Script
 from launcher.manifests.scripts.reading import MAX_STEPS
 from launcher.manifests.scripts.rules import ScriptRule
@@ -24,7 +24,7 @@ PYTHON = re.compile(
     r"\A#!.*\bpython|^(import [\w.]+( as \w+)?|from [\w.]+ import [\w, (]+)\s*$", re.MULTILINE
 )
 
-FAMILIES = (devices, data, processes, checkpoints, lightning)
+FAMILIES = (devices, data, processes, lightning)
 CHECKS: tuple[Callable[[Script], Breaches], ...] = tuple(
     check
     for family in FAMILIES

@@ -216,8 +216,7 @@ class ScriptTree:
             for inside in (_block(above, "body"), _block(above, "orelse")):
                 for one in inside[: inside.index(node)] if node in inside else ():
                     # An if whose body skips what follows, without an error.
-                    ends = one.body[-1] if isinstance(one, ast.If) else one
-                    if isinstance(one, ast.If) and isinstance(ends, SKIPS):
+                    if isinstance(one, ast.If) and isinstance(one.body[-1], SKIPS):
                         found.append((one.test, False))
             if isinstance(above, ast.FunctionDef):
                 break
