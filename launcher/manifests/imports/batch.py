@@ -9,8 +9,10 @@ from launcher.contract.errors import InputError
 from launcher.manifests.batch.script import BatchScript, ScriptLine
 from launcher.manifests.imports.command_line import (
     ASSIGNMENT,
+    PYTHON,
     LineReader,
     Special,
+    has_launcher,
     last,
     launches,
     split_line,
@@ -41,8 +43,8 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
         given.setdefault("gpus-per-node", gres[1])
     known = {variable: given[name] for variable, name in OF_SLURM.items() if given.get(name)}
     reader = LineReader(draft, known)
-    launches = [line for line in script.lines if _starts_training(line, launched=True)]
-    launches = launches or [line for line in script.lines if _starts_training(line, launched=False)]
+    runs = [line for line in script.lines if _starts_training(line)]
+    launches = [line for line in runs if has_launcher(_texts(line))] or runs
     if not launches:
         raise InputError(
             f"{script.file}: no line starts torchrun, srun, mpirun, accelerate or python",
@@ -87,17 +89,20 @@ def _share(special: Special, draft: Draft) -> None:
         draft.keys["slurm.cpus_per_task"] = cpus * int(tasks)
 
 
-def _starts_training(line: ScriptLine, *, launched: bool) -> bool:
-    words = [word.text for word in line.words]
-    if launched:
-        others = {"hostname", "echo", "scontrol", "nvidia-smi", "printf", "which", "pip"}
-        return launches(words) and not others & {*words}
-    return bool(words) and bool(re.fullmatch(r"python[0-9.]*", words[0].rpartition("/")[2]))
+def _texts(line: ScriptLine) -> list[str]:
+    return [word.text for word in line.words]
+
+
+def _starts_training(line: ScriptLine) -> bool:
+    words = _texts(line)
+    others = {"hostname", "echo", "scontrol", "nvidia-smi", "printf", "which", "pip"}
+    is_python = bool(words) and PYTHON.fullmatch(words[0].rpartition("/")[2])
+    return bool(is_python or launches(words)) and not others & {*words}
 
 
 def _prepare(line: ScriptLine, reader: LineReader, known: dict[str, str]) -> None:
     """A line before the launch: a variable, the preparation of a node, or neither."""
-    words = [word.text for word in line.words]
+    words = _texts(line)
     names = words[1:] if words[:1] == ["export"] else words
     found = [ASSIGNMENT.fullmatch(word) for word in names]
     if found and all(found) and "$(" not in line.raw and "`" not in line.raw:

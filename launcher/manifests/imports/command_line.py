@@ -287,9 +287,14 @@ def split_line(line: str) -> list[str]:
         ) from None
 
 
+def has_launcher(words: Sequence[str]) -> bool:
+    """Whether a program of ``PROGRAMS`` is among the words."""
+    return any(map(program_of, words)) or bool({*words} & LAUNCH_MODULES.keys())
+
+
 def launches(words: Sequence[str]) -> bool:
-    """Whether a command starts workers, by a program of ``PROGRAMS`` or by Python."""
-    if any(map(program_of, words)) or {*words} & LAUNCH_MODULES.keys():
+    """Whether a command starts workers, by a launcher or by Python."""
+    if has_launcher(words):
         return True
     starts = any(PYTHON.fullmatch(word.rpartition("/")[2]) for word in words)
     return starts and any(word.endswith(".py") for word in words)

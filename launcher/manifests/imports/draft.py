@@ -44,7 +44,7 @@ class Draft:
             self.keys[key].append(item)
 
     def set_env(self, name: str, value: str) -> None:
-        self.keys.setdefault("env", {}).setdefault(name, value)
+        self.keys.setdefault(f"env.{name}", value)
 
     def leave(self, word: str, why: str) -> None:
         """Names a word that is not taken over."""
@@ -85,13 +85,8 @@ def _drop(draft: Draft, error: FileError) -> bool:
     before = len(draft.keys)
     for problem in error.problems:
         path = ".".join(map(str, problem.path))
-        for key in [k for k in draft.keys if path == k or path.startswith(f"{k}.")]:
-            if key == "command":
-                continue
-            value = draft.keys.pop(key)
-            if isinstance(value, dict) and len(value) > 1:
-                value.pop(str(problem.path[-1]), None)
-                draft.keys[key], before = value, before + 1
+        for key in [k for k in draft.keys if f"{path}.".startswith(f"{k}.") and k != "command"]:
+            del draft.keys[key]
             draft.leave(path, f"{problem.what}; {problem.fix}" if problem.fix else problem.what)
     return len(draft.keys) < before
 
@@ -121,12 +116,8 @@ def _dump(draft: Draft) -> Iterable[str]:
         place[last] = value
     order = [*(key for key in FIRST if key in nested), *(key for key in nested if key not in FIRST)]
     for key in order:
-        flow = isinstance(nested[key], list) and key == "command"
-        text = yaml.safe_dump(
-            {key: nested[key]},
-            sort_keys=False,
-            allow_unicode=True,
-            width=100,
-            default_flow_style=None if flow else False,
-        )
-        yield text.rstrip("\n")
+        style = None if key == "command" else False
+        one = {key: nested[key]}
+        yield yaml.safe_dump(
+            one, sort_keys=False, allow_unicode=True, width=100, default_flow_style=style
+        ).rstrip("\n")
