@@ -27,9 +27,8 @@ MEETS = re.compile(r"MASTER_|head_?node|scontrol show host|--ip-address|SLURM_JO
 """Lines by which scripts find out where the nodes meet."""
 OF_SLURM = {
     **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
+    **dict.fromkeys(("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"), "gpus-per-node"),
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
-    "SLURM_GPUS_PER_NODE": "gpus-per-node",
-    "SLURM_GPUS_ON_NODE": "gpus-per-node",
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
 }
 """Variables whose values the script's own options tell."""
@@ -60,13 +59,11 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
     if any(ACTIVATES.search(line) for line in draft.keys.get("slurm.setup", ())):
         draft.put("slurm.python", "python")
     special: Special = defaultdict(list)
-    sbatch = PROGRAMS["srun"]
-    for given_name, word in script.options.items():
-        name = sbatch.short.get(given_name, given_name)
-        written = f"--{given_name}={word.text}" if word.text else f"--{given_name}"
-        value = written if sbatch.keys.get(name) == "=extra" else word.text
+    for name, word in script.options.items():
+        written = f"--{name}={word.text}" if word.text else f"--{name}"
+        value = written if PROGRAMS["srun"].keys.get(name) == "=extra" else word.text
         if name != "gpus-per-node" or "gres" not in given:
-            reader.take(sbatch, name, value, f"#SBATCH {written}", special)
+            reader.take(PROGRAMS["srun"], name, value, f"#SBATCH {written}", special)
     _share(special, draft)
     reader.take_slurm(special)
 
@@ -113,9 +110,6 @@ def _prepare(line: ScriptLine, reader: LineReader, known: dict[str, str]) -> Non
     elif words and words[0] in SETUP:
         reader.draft.add("slurm.setup", line.raw)
     else:
-        why = f"{NOWHERE}; slurm.setup takes lines of shell"
-        if MEETS.search(line.raw):
-            why = MEETING
-        elif words[:1] in (["for"], ["while"]):
-            why = "a run for each value: launcher run job.yaml -- ARGUMENTS"
+        other = f"{NOWHERE}; slurm.setup takes lines of shell"
+        why = MEETING if MEETS.search(line.raw) else other
         reader.draft.leave(line.raw.replace("\n", " "), why)

@@ -10,6 +10,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from launcher.contract.errors import InputError
@@ -115,8 +116,9 @@ class LineReader:
     def _start(self, program: Program, words: list[str]) -> list[str]:
         """A program with its options; the words that it starts."""
         if program.verb and words[:1] != [program.verb]:
-            what = f"{program.names} {' '.join(words[:1])}: it starts no training"
-            raise InputError(what, f"{program.names} {program.verb} ...")
+            name = program.names.partition("|")[0]
+            what = f"{name} {' '.join(words[:1])}: it starts no training"
+            raise InputError(what, f"{name} {program.verb} ...")
         special, rest = self.options(program, words[1:] if program.verb else words)
         for word, why in program.notes:
             self.draft.leave(word, why)
@@ -276,15 +278,11 @@ def split_line(line: str) -> list[str]:
         # What another command prints is one word, whatever stands in it.
         line = re.sub(SUBSTITUTED, hold, line.replace("\\\n", " "))
         words = shlex.split(_OPERATOR.sub(r" \g<0> ", line))
-        comment = next((at for at, word in enumerate(words) if word.startswith("#")), len(words))
-        return [
-            re.sub("\0(\\d+)\0", lambda found: held[int(found[1])], word)
-            for word in words[:comment]
-        ]
+        words = list(takewhile(lambda word: not word.startswith("#"), words))
+        return [re.sub("\0(\\d+)\0", lambda found: held[int(found[1])], word) for word in words]
     except ValueError:
-        raise InputError(
-            f"a quotation without an end: {line[:60]!r}", "the whole line: it was cut"
-        ) from None
+        what = f"a quotation without an end: {line[:60]!r}"
+        raise InputError(what, "the whole line: it was cut") from None
 
 
 def has_launcher(words: Sequence[str]) -> bool:
@@ -314,11 +312,8 @@ def split_options(words: list[str], program: Program) -> Iterator[tuple[str, str
         name = program.short.get(name, name)
         shown = word
         if not equals and name not in program.flags:
-            takes, words[:] = (
-                words[: 1 + (name in program.twos)],
-                words[1 + (name in program.twos) :],
-            )
-            value = " ".join(takes)
+            count = 2 if name in program.twos else 1
+            value, words[:] = " ".join(words[:count]), words[count:]
             shown = f"{word} {value}"
         yield name, value, shown
 

@@ -201,6 +201,6 @@ PROGRAMS = {
         short={"J": "job-name", "N": "nodes", "n": "ntasks", "p": "partition", "A": "account",
                "t": "time", "c": "cpus-per-task", "C": "constraint", "o": "output", "e": "error",
                "x": "exclude", "w": "nodelist", "D": "chdir", "q": "qos", "G": "gpus",
-               "a": "array", "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit"},
+               "a": "array", "r": "relative", "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit"},
     ),
 }  # fmt: skip

@@ -147,9 +147,12 @@ def check_pickled_function(script: Script) -> Breaches:
         context = constant(argument(call, "multiprocessing_context"))
         if _has_workers(call) and (is_spawned or context in SPAWNS):
             sent += [(call, given(call, "collate_fn")), (call, argument(call, "worker_init_fn"))]
-            for made in script.reach(given(call, "dataset")):
-                if isinstance(made, ast.Call) and script.name(made).endswith(".Lambda"):
-                    sent.append((made, argument(made, "lambd", 0)))
+            inside = [
+                one for one in script.reach(given(call, "dataset")) if script.last(one) == "Lambda"
+            ]
+            sent += [
+                (one, argument(one, "lambd", 0)) for one in inside if isinstance(one, ast.Call)
+            ]
     for call, one in sent:
         values = [one, *script.values(one)] if one is not None else []
         made_here = script.functions.get(one.id, []) if isinstance(one, ast.Name) else []

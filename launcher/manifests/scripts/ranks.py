@@ -51,9 +51,6 @@ class Script(ScriptTree):
                 return True
         return depth > 0 and any(self.is_global_rank(o, depth - 1) for o in self.values(node))
 
-    def _is_rank(self, node: ast.AST) -> bool:
-        return any(RANK.search(self.word(one)) for one in self.reach(node, 2))
-
     def is_rank_check(self, test: ast.AST, depth: int = DEPTH) -> bool:
         """Whether a condition holds on some ranks and not on others."""
         if isinstance(test, ast.BoolOp):
@@ -65,12 +62,10 @@ class Script(ScriptTree):
             operands = (test.left, *test.comparators)
             # rank != -1, rank >= 0 and "RANK" in os.environ ask whether there are ranks at all.
             is_any = isinstance(test.ops[0], ast.GtE) and constant(test.comparators[0]) == 0
-            is_any |= isinstance(test.ops[0], ast.Is | ast.IsNot)
-            is_any |= any(
-                ast.unparse(one) in ("-1", "None") or isinstance(constant(one), str)
-                for one in operands
-            )
-            return not is_any and any(self._is_rank(one) for one in operands)
+            is_any |= any(ast.unparse(one) in ("-1", "None") for one in operands)
+            is_any |= any(isinstance(constant(one), str) for one in operands)
+            words = (self.word(one) for part in operands for one in self.reach(part, 2))
+            return not is_any and any(map(RANK.search, words))
         if MAIN.search(self.last(test)):
             return True
         return depth > 0 and any(self.is_rank_check(o, depth - 1) for o in self.values(test))
