@@ -16,7 +16,7 @@ from launcher.manifests.imports.programs import PROGRAMS
 SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".batch")
 SBATCH = re.compile(r"^#SBATCH(?=\s|$)(.*)$", re.MULTILINE)
 SHORT = PROGRAMS["srun"].short
-FLAGS = PROGRAMS["srun"].flags | PROGRAMS["torchrun"].flags
+FLAGS = (*PROGRAMS["srun"].flags, *PROGRAMS["torchrun"].flags)
 TORCHRUN = re.compile(r"(?:.*/)?torchrun|torch\.distributed\.(?:run|launch)")
 SUBSTITUTED = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
 WORD = re.compile(

@@ -61,7 +61,7 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
     special: Special = defaultdict(list)
     for name, word in script.options.items():
         written = f"--{name}={word.text}" if word.text else f"--{name}"
-        value = written if PROGRAMS["srun"].keys.get(name) == "=extra" else word.text
+        value = written if PROGRAMS["srun"].keys.get(name) == "@extra" else word.text
         if name != "gpus-per-node" or "gres" not in given:
             reader.take(PROGRAMS["srun"], name, value, f"#SBATCH {written}", special)
     _share(special, draft)

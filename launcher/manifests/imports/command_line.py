@@ -99,10 +99,10 @@ class LineReader:
         """One option: its key, its reason to be left, or an entry of ``special``."""
         key = program.keys.get(name, "")
         value = self._filled(value)
-        if key.startswith("="):
+        if key.startswith("@"):
             special[key[1:]].append(value)
-        elif not key or " " in key:
-            self.draft.leave(word, key or LEFT.get(name, NOWHERE))
+        elif not key:
+            self.draft.leave(word, LEFT.get(name, NOWHERE))
         elif VARIABLE.search(value):
             self.draft.leave(word, f"no value is known for it; it belongs to {key}")
         elif key.startswith("env."):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,26 +57,20 @@ def render_draft(draft: Draft, targets: Collection[str] = (), name: str = "job.y
     Raises ``InputError`` where nothing says what to run.
     """
     if not draft.keys.get("command"):
-        name = shlex.quote(draft.source)
-        raise InputError(
-            f"{draft.source}: it names no script",
-            f"{typed.command('import', name)} -- train.py --its=arguments",
-        )
+        what = f"{draft.source}: it names no script"
+        raise InputError(what, "it, with its arguments, at the end: -- train.py --lr 0.1")
     draft.put("name", name_of(tuple(draft.keys["command"])))
     if "hosts.inventory" in draft.keys and "image" not in draft.keys:
         draft.put("hosts.runtime", "python")
-    for _ in range(len(draft.keys)):
+    while True:
         text = "\n".join(_dump(draft))
         try:
             parse_job(text, draft.source)
         except FileError as error:
             if not _drop(draft, error):
                 raise
-            continue
-        return "\n".join((*_header(draft, targets, name), text, ""))
-    raise InputError(
-        f"{draft.source}: nothing of it fits a job file", "write one: launcher docs job-file"
-    )
+        else:
+            return "\n".join((*_header(draft, targets, name), text, ""))
 
 
 def _drop(draft: Draft, error: FileError) -> bool:

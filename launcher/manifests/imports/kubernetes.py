@@ -27,7 +27,6 @@ DECIDED = {
     "rdzvId": RANK,
     "cleanPodPolicy": "the launcher removes what a run leaves",
 }
-NAMED = ("apiVersion", "kind", "metadata", "status")
 
 
 class _Import:
@@ -35,7 +34,7 @@ class _Import:
 
     def __init__(self, draft: Draft, item: Value) -> None:
         self.draft, self.item = draft, item
-        self.taken: set[KeyPath] = {(name,) for name in NAMED}
+        self.taken: set[KeyPath] = {("apiVersion",), ("kind",), ("metadata",), ("status",)}
 
     def take(self, value: Value) -> Value:
         self.taken.add(value.path)
@@ -47,27 +46,20 @@ class _Import:
 
     def name_the_rest(self) -> None:
         """Every place that is written and was not taken, by its topmost key."""
-        told: list[KeyPath] = []
         for path in self.item.source.entries:
-            above = [path[:n] for n in range(len(path) + 1)]
-            if not path or any(one in self.taken or one in told for one in above):
-                continue
-            if any(taken[: len(path)] == path for taken in self.taken):
-                continue
-            told.append(path)
-            self.draft.leave(render_path(path), DECIDED.get(str(path[-1]), NOWHERE))
+            above = {path[:n] for n in range(len(path) + 1)}
+            is_partly = any(taken[: len(path)] == path for taken in self.taken)
+            if not (is_partly or above & self.taken):
+                self.taken.add(path)
+                self.draft.leave(render_path(path), DECIDED.get(str(path[-1]), NOWHERE))
 
 
 def import_object(item: Value, draft: Draft) -> None:
     """Reads a PyTorchJob or a TrainJob. Raises ``InputError`` where it starts no training."""
     work = _Import(draft, item)
     draft.put("name", object_name(item))
-    if item["metadata"]["namespace"]:
-        draft.put("kubernetes.namespace", item["metadata"]["namespace"].text)
-    if item["kind"].text == "TrainJob":
-        _trainjob(work)
-    else:
-        _pytorchjob(work)
+    draft.put("kubernetes.namespace", item["metadata"]["namespace"].text)
+    (_trainjob if item["kind"].text == "TrainJob" else _pytorchjob)(work)
     work.name_the_rest()
 
 
@@ -88,8 +80,8 @@ def _pytorchjob(work: _Import) -> None:
     job, draft = PyTorchJob(work.item), work.draft
     draft.put("kubernetes.kind", "pytorchjob")
     elastic = work.take(job.spec["elasticPolicy"]) if job.elastic else None
-    nnodes = f"{job.bounds[0]}:{job.bounds[1]}" if elastic else job.pods
-    draft.put("nnodes", nnodes if not elastic or job.bounds[0] < job.bounds[1] else job.bounds[0])
+    low, high = job.bounds if elastic else (job.pods, job.pods)
+    draft.put("nnodes", f"{low}:{high}" if low < high else low)
     if elastic:
         work.put("max_restarts", elastic["maxRestarts"])
     else:

@@ -7,7 +7,7 @@ Hydra, ``deepspeed --help``, ``docker run --help``, ``sbatch(1)``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 MEETING = "the launcher decides where and how the nodes meet"
@@ -48,6 +48,7 @@ _LEFT = {
     "CUDA_VISIBLE_DEVICES around launcher run says it": "gpu-ids",
     "write it under mounts: SOURCE:TARGET[:ro]": "mount",
     "docker.extra_hosts says it": "add-host",
+    "docker.labels says it; srun's is always on": "label",
     "resources.shm is the size of /dev/shm; without the host's": "ipc",
     "resources.rdma: true lifts the limit of locked memory": "ulimit",
     "write its lines under env, and names of secrets under secrets": "env-file",
@@ -65,7 +66,7 @@ class Program:
     """A program that starts others.
 
     ``keys``: for each option, by its long name with ``-``, the key of the job file, or the name of
-    what ``command_line`` does with it (``=machines``). ``flags`` take no value, ``twos`` take two.
+    what ``command_line`` does with it (``@machines``). ``flags`` take no value, ``twos`` take two.
     ``short``: the long names of short options. ``names`` is a pattern, ``verb`` the word behind it.
     ``notes``: what it does beyond its options, and who does that here.
     """
@@ -73,134 +74,112 @@ class Program:
     names: str
     verb: str = ""
     keys: Mapping[str, str]
-    flags: frozenset[str] = frozenset()
-    twos: frozenset[str] = frozenset()
+    flags: Collection[str] = ()
+    twos: Collection[str] = ()
     short: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[tuple[str, str], ...] = ()
     has_secrets: bool = False
 
 
-def _named(names: str, prefix: str = "") -> dict[str, str]:
-    """Options whose keys are called as they are, behind a prefix."""
-    upper = prefix.startswith("env.")
-    keys = {name: name.replace("-", "_") for name in names.split()}
-    return {name: prefix + (key.upper() if upper else key) for name, key in keys.items()}
-
-
-def _flags(names: str) -> frozenset[str]:
-    return frozenset(names.split())
+def _pairs(text: str, prefix: str = "") -> dict[str, str]:
+    """``option=key``, or an option alone, whose key is called as it is; keys behind a prefix."""
+    pairs = (word.partition("=")[::2] for word in text.split())
+    return {name: prefix + (key or name.replace("-", "_")) for name, key in pairs}
 
 
 PROGRAMS = {
     "torchrun": Program(
         names="torchrun",
-        keys={**_named("nnodes nproc-per-node max-restarts"), "module": "=module"},
-        flags=_flags("standalone no-python module run-path use-env"),
-        short={"m": "module", "r": "redirects", "t": "tee"},
+        keys=_pairs("nnodes nproc-per-node max-restarts module=@module"),
+        flags=_pairs("standalone no-python module run-path use-env"),
+        short=_pairs("m=module r=redirects t=tee"),
     ),
     "horovodrun": Program(
         names="horovodrun",
-        notes=(
-            ("horovod", "import fabric_train.horovod as hvd in the script: launcher docs horovod"),
+        notes=(("horovod", "the script imports fabric_train.horovod: launcher docs horovod"),),
+        keys=_pairs(
+            "num-proc=@processes hosts=@machines hostfile=hosts.inventory reset-limit=max_restarts "
+            "network-interfaces=env.NCCL_SOCKET_IFNAME"
         ),
-        keys={
-            "num-proc": "=processes",
-            "hosts": "=machines",
-            "hostfile": "hosts.inventory",
-            "reset-limit": "max_restarts",
-            "network-interfaces": "env.NCCL_SOCKET_IFNAME",
-        },
-        flags=_flags("gloo mpi verbose check-build disable-cache"),
-        short={"np": "num-proc", "H": "hosts", "p": "ssh-port"},
+        flags=_pairs("gloo mpi verbose check-build disable-cache"),
+        short=_pairs("np=num-proc H=hosts p=ssh-port"),
     ),
     "mpirun": Program(
         names="mpirun|mpiexec",
-        keys={
-            "n": "=processes",
-            "host": "=machines",
-            "hostfile": "hosts.inventory",
-            **dict.fromkeys(("npernode", "ppn"), "nproc_per_node"),
-            **dict.fromkeys(("x", "genv", "env"), "=variable"),
-            "wdir": "workdir",
-        },
-        flags=_flags(
+        keys=_pairs(
+            "n=@processes host=@machines hostfile=hosts.inventory npernode=nproc_per_node "
+            "ppn=nproc_per_node x=@variable genv=@variable env=@variable wdir=workdir"
+        ),
+        flags=_pairs(
             "allow-run-as-root report-bindings oversubscribe nooversubscribe tag-output "
             "prepend-rank timestamp-output v verbose"
         ),
-        twos=_flags("mca prtemca pmixmca genv env"),
-        short={"np": "n", "c": "n", "H": "host", "hosts": "host", "f": "hostfile",
-               "machinefile": "hostfile", "N": "npernode", "perhost": "ppn", "wd": "wdir"},
+        twos=_pairs("mca prtemca pmixmca genv env"),
+        short=_pairs(
+            "np=n c=n H=host hosts=host f=hostfile machinefile=hostfile N=npernode perhost=ppn "
+            "wd=wdir"
+        ),
     ),
     "deepspeed": Program(
         names="deepspeed",
         notes=(ADDS_LOCAL_RANK,),
-        keys={
-            "num-nodes": "nnodes",
-            "num-gpus": "nproc_per_node",
-            "hostfile": "hosts.inventory",
-            "module": "=module",
-        },
-        flags=_flags("module no-python no-local-rank force-multi no-ssh"),
-        short={"H": "hostfile", "i": "include", "e": "exclude"},
+        keys=_pairs(
+            "num-nodes=nnodes num-gpus=nproc_per_node hostfile=hosts.inventory module=@module"
+        ),
+        flags=_pairs("module no-python no-local-rank force-multi no-ssh"),
+        short=_pairs("H=hostfile i=include e=exclude"),
     ),
     "accelerate": Program(
         names="accelerate",
         verb="launch",
         keys={
-            "num-processes": "=processes",
-            "num-machines": "nnodes",
-            "module": "=module",
-            "max-restarts": "max_restarts",
-            **_named(
-                "mixed-precision gradient-accumulation-steps dynamo-backend use-fsdp use-deepspeed "
-                "deepspeed-config-file use-cpu",
+            **_pairs("num-processes=@processes num-machines=nnodes module=@module max-restarts"),
+            **_pairs(
+                "mixed-precision=MIXED_PRECISION dynamo-backend=DYNAMO_BACKEND use-fsdp=USE_FSDP "
+                "gradient-accumulation-steps=GRADIENT_ACCUMULATION_STEPS use-cpu=USE_CPU "
+                "use-deepspeed=USE_DEEPSPEED deepspeed-config-file=DEEPSPEED_CONFIG_FILE "
+                "zero-stage=DEEPSPEED_ZERO_STAGE debug=DEBUG_MODE",
                 "env.ACCELERATE_",
             ),
-            "zero-stage": "env.ACCELERATE_DEEPSPEED_ZERO_STAGE",
             "num-cpu-threads-per-process": "env.OMP_NUM_THREADS",
-            "debug": "env.ACCELERATE_DEBUG_MODE",
         },
-        flags=_flags("multi-gpu module no-python use-fsdp use-deepspeed use-cpu quiet debug"),
-        short={"m": "module", "q": "quiet", "cpu": "use-cpu"},
+        flags=_pairs("multi-gpu module no-python use-fsdp use-deepspeed use-cpu quiet debug"),
+        short=_pairs("m=module q=quiet cpu=use-cpu"),
     ),
     "docker": Program(
         names="docker|podman",
         verb="run",
         has_secrets=True,
-        keys={
-            **_named("name workdir"),
-            **_named("gpus entrypoint volume", "="),
-            **_named("memory cpus", "resources."),
-            "env": "=variable",
-            "shm-size": "resources.shm",
-            "runtime": "docker.runtime",
-            "label": "docker.labels says it",
-        },
-        flags=_flags("rm detach interactive tty init privileged read-only"),
-        short={"v": "volume", "e": "env", "w": "workdir", "m": "memory", "d": "detach", "t": "tty",
-               "i": "interactive", "l": "label", "net": "network", "u": "user", "p": "publish"},
+        keys=_pairs(
+            "name workdir gpus=@gpus entrypoint=@entrypoint volume=@volume env=@variable "
+            "shm-size=resources.shm memory=resources.memory cpus=resources.cpus "
+            "runtime=docker.runtime"
+        ),
+        flags=_pairs("rm detach interactive tty init privileged read-only"),
+        short=_pairs(
+            "v=volume e=env w=workdir m=memory d=detach t=tty i=interactive l=label net=network "
+            "u=user p=publish"
+        ),
     ),
     "srun": Program(
         names="srun",
         keys={
-            "job-name": "name",
-            "nodes": "nnodes",
-            "ntasks-per-node": "=tasks_per_node",
-            "ntasks": "=tasks",
-            "container-image": "=pyxis",
-            "container-mounts": "=container_mounts",
-            "gpus": "=all_gpus",
-            **dict.fromkeys(["mail-type", "mail-user", "comment", "nodelist"], "=extra"),
-            **_named(
+            **_pairs(
+                "job-name=name nodes=nnodes ntasks-per-node=@tasks_per_node ntasks=@tasks "
+                "container-image=@pyxis container-mounts=@container_mounts gpus=@all_gpus "
+                "mail-type=@extra mail-user=@extra comment=@extra nodelist=@extra"
+            ),
+            **_pairs(
                 "gpus-per-node gres cpus-per-task partition account qos time constraint "
                 "reservation exclude mem exclusive requeue",
                 "slurm.",
             ),
         },
-        flags=_flags("exclusive requeue no-requeue label no-kill unbuffered"),
-        short={"J": "job-name", "N": "nodes", "n": "ntasks", "p": "partition", "A": "account",
-               "t": "time", "c": "cpus-per-task", "C": "constraint", "o": "output", "e": "error",
-               "x": "exclude", "w": "nodelist", "D": "chdir", "q": "qos", "G": "gpus",
-               "a": "array", "r": "relative", "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit"},
+        flags=_pairs("exclusive requeue no-requeue label no-kill unbuffered"),
+        short=_pairs(
+            "J=job-name N=nodes n=ntasks p=partition A=account t=time c=cpus-per-task C=constraint "
+            "o=output e=error x=exclude w=nodelist D=chdir q=qos G=gpus a=array r=relative l=label "
+            "u=unbuffered K=kill-on-bad-exit"
+        ),
     ),
-}  # fmt: skip
+}
