@@ -26,7 +26,9 @@ def import_job(arguments: argparse.Namespace) -> int:
             raise InputError(
                 "nothing to import", typed.command("import", "--", "torchrun", "train.py")
             )
-        draft = import_text(shlex.join(extra), "the line given")
+        line = shlex.join(extra)
+        draft = import_text(line, "the line given")
+        draft.source = line if len(line) <= 80 else f"{line[:77]}..."
     elif given == "-":
         raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         draft = import_text(decode_text(raw, STDIN_NAME, MAX_FILE_BYTES), STDIN_NAME, extra)

@@ -58,7 +58,7 @@ def render_draft(draft: Draft, targets: Collection[str] = (), name: str = "job.y
     """
     if not draft.keys.get("command"):
         what = f"{draft.source}: it names no script"
-        raise InputError(what, "it, with its arguments, at the end: -- train.py --lr 0.1")
+        raise InputError(what, "add it, with its arguments: -- train.py --lr 0.1")
     draft.put("name", name_of(tuple(draft.keys["command"])))
     if "hosts.inventory" in draft.keys and "image" not in draft.keys:
         draft.put("hosts.runtime", "python")

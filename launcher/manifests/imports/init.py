@@ -21,7 +21,6 @@ SECRETS = {
     "datasets": "HF_TOKEN",
 }
 """The variable that a library logs in with."""
-TRAINERS = ("lightning", "pytorch_lightning", "transformers", "accelerate", "composer")
 REQUIREMENTS = ("requirements.txt", "pyproject.toml")
 
 
@@ -45,7 +44,7 @@ def _lines(command: list[str], script: Script, beside: Collection[str]) -> Itera
         yield from (f"# {line}" for line in wrap(also, width=98, break_on_hyphens=False))
     yield f"command: {json.dumps(command, ensure_ascii=False)}"
     yield ""
-    if not script.is_distributed and not packages & {*TRAINERS}:
+    if not script.is_distributed:
         yield "# No torch.distributed and no Trainer was found: more processes than one would each"
         yield "# train a model of their own."
         yield "nproc_per_node: 1"

@@ -30,13 +30,13 @@ GIVEN = {
 
 _LEFT = {
     MEETING: "rdzv-backend rdzv-endpoint rdzv-id rdzv-port standalone master-addr master-port "
-    "is-host local-addr main-process-ip main-process-port main-process-addr same-network "
-    "compute-environment main-training-function ssh-port start-timeout gloo check-build mca "
-    "prtemca pmixmca prefix iface network",
+    "is-host local-addr main-process-ip main-process-port main-process-addr same-network ssh-port "
+    "start-timeout gloo check-build mca prtemca pmixmca prefix iface network",
     RANK: "node-rank machine-rank",
     OUTPUT: "log-dir redirects tee local-ranks-filter logs-specs output-filename verbose "
     "tag-output prepend-rank timestamp-output enable-each-rank-log quiet output error open-mode",
-    STARTS: "no-python run-path use-env start-method monitor-interval allow-run-as-root launcher "
+    STARTS: "compute-environment main-training-function no-python run-path use-env start-method "
+    "monitor-interval allow-run-as-root launcher "
     "no-local-rank force-multi no-ssh multi-gpu distributed-type rm detach interactive tty init "
     "restart kill-on-bad-exit no-kill wait mpi unbuffered",
     BINDS: "bind-to map-by rank-by report-bindings bind-to-none nooversubscribe oversubscribe "
