@@ -16,7 +16,7 @@ class ScriptRule(AnyRule):
     RANK_AS_DEVICE = ERROR, "ranks count over all nodes: the second node has no GPU of that number"
     VISIBLE_DEVICES = ERROR, "all processes of a node see these GPUs, not those they were given"
     DATA_PARALLEL = ERROR, "each process drives all GPUs of its node, and gradients stay in it"
-    NCCL_WITHOUT_DEVICE = WARNING, "barriers and object collectives guess a GPU: wrong memory, hangs"
+    NCCL_WITHOUT_DEVICE = WARNING, "barriers and collectives of objects guess a GPU, and may hang"
     TENSOR_NOT_BUFFER = ERROR, "it stays on the CPU when the module moves; no checkpoint holds it"
     NO_SET_EPOCH = WARNING, "every epoch has the order of the first one"
     LOADER_WITHOUT_SAMPLER = ERROR, "each rank reads all data: the same work is done many times"
