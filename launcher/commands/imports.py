@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from launcher.job.script import check_script
 from launcher.manifests.check import MAX_FILE_BYTES, STDIN_NAME
 from launcher.manifests.imports.draft import render_draft
 from launcher.manifests.imports.init import render_job
-from launcher.manifests.imports.read import import_line, import_text
+from launcher.manifests.imports.read import import_text
 from launcher.yamlfile.source import decode_text, read_text
 
 
@@ -25,7 +26,9 @@ def import_job(arguments: argparse.Namespace) -> int:
             raise InputError(
                 "nothing to import", typed.command("import", "--", "torchrun", "train.py")
             )
-        draft = import_line(extra)
+        line = shlex.join(extra)
+        draft = import_text(line, "the line given")
+        draft.source = line if len(line) <= 80 else f"{line[:77]}..."
     elif given == "-":
         raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         draft = import_text(decode_text(raw, STDIN_NAME, MAX_FILE_BYTES), STDIN_NAME, extra)

@@ -11,15 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from launcher.manifests.imports.programs import PROGRAMS
+
 SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".batch")
 SBATCH = re.compile(r"^#SBATCH(?=\s|$)(.*)$", re.MULTILINE)
-SHORT = {
-    "c": "cpus-per-task", "G": "gpus", "N": "nodes", "n": "ntasks", "r": "relative", "t": "time",
-    "w": "nodelist",
-}  # fmt: skip
-"""Short options of sbatch and srun that the rules look at."""
-FLAGS = ("standalone", "no-python", "module", "run-path", "exclusive", "requeue", "no-requeue")
-"""Options of torchrun and sbatch that take no value from the next word."""
+SHORT = PROGRAMS["srun"].short
+FLAGS = (*PROGRAMS["srun"].flags, *PROGRAMS["torchrun"].flags)
 TORCHRUN = re.compile(r"(?:.*/)?torchrun|torch\.distributed\.(?:run|launch)")
 SUBSTITUTED = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
 WORD = re.compile(

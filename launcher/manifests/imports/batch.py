@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 
 from launcher.contract.errors import InputError
 from launcher.manifests.batch.script import BatchScript, ScriptLine
 from launcher.manifests.imports.command_line import (
     ASSIGNMENT,
+    PYTHON,
     LineReader,
+    Special,
+    has_launcher,
+    last,
     launches,
     split_line,
 )
 from launcher.manifests.imports.draft import Draft
-from launcher.manifests.imports.programs import MEETING, NOWHERE, SBATCH
+from launcher.manifests.imports.programs import MEETING, NOWHERE, PROGRAMS
 
 SETUP = ("module", "ml", "source", ".", "conda", "mamba", "eval", "ulimit", "spack", "cd", "umask")
 """Commands that make a node ready; each start of the job runs them first."""
@@ -22,9 +27,8 @@ MEETS = re.compile(r"MASTER_|head_?node|scontrol show host|--ip-address|SLURM_JO
 """Lines by which scripts find out where the nodes meet."""
 OF_SLURM = {
     **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
+    **dict.fromkeys(("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"), "gpus-per-node"),
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
-    "SLURM_GPUS_PER_NODE": "gpus-per-node",
-    "SLURM_GPUS_ON_NODE": "gpus-per-node",
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
 }
 """Variables whose values the script's own options tell."""
@@ -38,8 +42,8 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
         given.setdefault("gpus-per-node", gres[1])
     known = {variable: given[name] for variable, name in OF_SLURM.items() if given.get(name)}
     reader = LineReader(draft, known)
-    launches = [line for line in script.lines if _starts_training(line, launched=True)]
-    launches = launches or [line for line in script.lines if _starts_training(line, launched=False)]
+    runs = [line for line in script.lines if _starts_training(line)]
+    launches = [line for line in runs if has_launcher(_texts(line))] or runs
     if not launches:
         raise InputError(
             f"{script.file}: no line starts torchrun, srun, mpirun, accelerate or python",
@@ -54,41 +58,48 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
         draft.leave(line.raw.split("\n")[0], "a second training: a job file of its own")
     if any(ACTIVATES.search(line) for line in draft.keys.get("slurm.setup", ())):
         draft.put("slurm.python", "python")
-    special: dict[str, str] = {}
+    special: Special = defaultdict(list)
     for name, word in script.options.items():
-        if name == "gpus-per-node" and "gres" in given:
-            continue
         written = f"--{name}={word.text}" if word.text else f"--{name}"
-        value = written if SBATCH.keys.get(SBATCH.short.get(name, name)) == "=extra" else word.text
-        reader.take(SBATCH, SBATCH.short.get(name, name), value, f"#SBATCH {written}", special)
+        value = written if PROGRAMS["srun"].keys.get(name) == "@extra" else word.text
+        if name != "gpus-per-node" or "gres" not in given:
+            reader.take(PROGRAMS["srun"], name, value, f"#SBATCH {written}", special)
+    _share(special, draft)
+    reader.take_slurm(special)
+
+
+def _share(special: Special, draft: Draft) -> None:
+    """Tasks and GPUs of each node, also where the script says how many all nodes have."""
     nodes = draft.keys.get("nnodes", 1)
     for total, key in (("tasks", "tasks_per_node"), ("all_gpus", "gpus")):
-        count = special.get(total, "")
+        count = last(special, total)
         if count.isdigit() and isinstance(nodes, int) and int(count) % nodes == 0:
-            special.setdefault(key, str(int(count) // nodes))
-    if gpus := special.get("gpus", ""):
+            special[key].insert(0, str(int(count) // nodes))
+    if gpus := last(special, "gpus"):
         draft.put("slurm.gpus_per_node", gpus)
-    tasks = special.get("tasks_per_node", "")
+    tasks = last(special, "tasks_per_node")
     if tasks.isdigit() and "nproc_per_node" not in draft.keys:
         draft.put("nproc_per_node", int(tasks))
     cpus = draft.keys.get("slurm.cpus_per_task")
     if tasks.isdigit() and isinstance(cpus, int):
         # Each node's only task is the agent, which has the cores of all its workers.
         draft.keys["slurm.cpus_per_task"] = cpus * int(tasks)
-    reader.take_slurm(special)
 
 
-def _starts_training(line: ScriptLine, *, launched: bool) -> bool:
-    words = [word.text for word in line.words]
-    if launched:
-        others = {"hostname", "echo", "scontrol", "nvidia-smi", "printf", "which", "pip"}
-        return launches(words) and not others & {*words}
-    return bool(words) and bool(re.fullmatch(r"python[0-9.]*", words[0].rpartition("/")[2]))
+def _texts(line: ScriptLine) -> list[str]:
+    return [word.text for word in line.words]
+
+
+def _starts_training(line: ScriptLine) -> bool:
+    words = _texts(line)
+    others = {"hostname", "echo", "scontrol", "nvidia-smi", "printf", "which", "pip"}
+    is_python = bool(words) and PYTHON.fullmatch(words[0].rpartition("/")[2])
+    return bool(is_python or launches(words)) and not others & {*words}
 
 
 def _prepare(line: ScriptLine, reader: LineReader, known: dict[str, str]) -> None:
     """A line before the launch: a variable, the preparation of a node, or neither."""
-    words = [word.text for word in line.words]
+    words = _texts(line)
     names = words[1:] if words[:1] == ["export"] else words
     found = [ASSIGNMENT.fullmatch(word) for word in names]
     if found and all(found) and "$(" not in line.raw and "`" not in line.raw:
@@ -99,9 +110,6 @@ def _prepare(line: ScriptLine, reader: LineReader, known: dict[str, str]) -> Non
     elif words and words[0] in SETUP:
         reader.draft.add("slurm.setup", line.raw)
     else:
-        why = f"{NOWHERE}; slurm.setup takes lines of shell"
-        if MEETS.search(line.raw):
-            why = MEETING
-        elif words[:1] in (["for"], ["while"]):
-            why = "a run for each value: launcher run job.yaml -- ARGUMENTS"
+        other = f"{NOWHERE}; slurm.setup takes lines of shell"
+        why = MEETING if MEETS.search(line.raw) else other
         reader.draft.leave(line.raw.replace("\n", " "), why)

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from launcher.contract.errors import InputError
 from launcher.manifests.batch.script import SUBSTITUTED
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.programs import (
-    ACCELERATE,
-    DEEPSPEED,
-    DOCKER,
-    HOROVODRUN,
+    ADDS_LOCAL_RANK,
+    GIVEN,
     LEFT,
-    MPIRUN,
     NOWHERE,
-    RANK,
-    SBATCH,
-    TORCHRUN,
+    PROGRAMS,
     Program,
 )
 
@@ -35,7 +32,7 @@ LAUNCH_MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "torchelastic.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate",
+    "accelerate.commands.launch": "accelerate launch",
     "deepspeed.launcher.runner": "deepspeed",
 }
 AROUND = ("nohup", "time", "exec", "sudo", "env", "stdbuf", "unbuffer", "ibrun", "bash", "sh")
@@ -43,7 +40,10 @@ AROUND = ("nohup", "time", "exec", "sudo", "env", "stdbuf", "unbuffer", "ibrun",
 OPERATORS = ("&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "&>", "<", "|&")
 _OPERATOR = re.compile(r"&&|\|\||;(?=\s|$)|(?<=\s)&(?=\s|$)")
 TEXT_KEYS = ("slurm.gpus_per_node", "slurm.gres", "slurm.time", "slurm.mem")
-MEMORY = re.compile(r"(\d+(?:\.\d+)?)([bkmgBKMG]?)[bB]?")
+MEMORY = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)b?")
+
+Special = dict[str, list[str]]
+"""The values of options that need more than a key, by the names in ``programs``."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,13 @@ class LineReader:
         words = list(words)
         while words:
             name = words[0].rpartition("/")[2]
-            assigned = ASSIGNMENT.fullmatch(words[0])
-            if assigned:
+            if assigned := ASSIGNMENT.fullmatch(words[0]):
                 self._assign(assigned[1], self._filled(assigned[2]))
                 words = words[1:]
-            elif read := program_of(name):
-                words = read(self, words[1:])
-            elif name in AROUND:
-                words = self._step_in(words)
-            elif PYTHON.fullmatch(name):
-                words = self._python(words[1:])
+            elif program := program_of(name):
+                words = self._start(program, words[1:])
+            elif name in AROUND or PYTHON.fullmatch(name):
+                words = self._step_in(name, words[1:])
             else:
                 self._script(words)
                 return
@@ -91,23 +88,21 @@ class LineReader:
 
     # -- programs ----------------------------------------------------------------------------------
 
-    def options(self, program: Program, words: list[str]) -> tuple[dict[str, str], list[str]]:
+    def options(self, program: Program, words: list[str]) -> tuple[Special, list[str]]:
         """Takes a program's options; those that need more than a key, and the words behind all."""
-        special: dict[str, str] = {}
+        special: Special = defaultdict(list)
         for name, value, word in split_options(words, program):
             self.take(program, name, value, word, special)
         return special, words
 
-    def take(
-        self, program: Program, name: str, value: str, word: str, special: dict[str, str]
-    ) -> None:
+    def take(self, program: Program, name: str, value: str, word: str, special: Special) -> None:
         """One option: its key, its reason to be left, or an entry of ``special``."""
         key = program.keys.get(name, "")
         value = self._filled(value)
-        if key.startswith("="):
-            special[key[1:]] = f"{special[key[1:]]}\n{value}" if key[1:] in special else value
-        elif not key or key.startswith(LEFT):
-            self.draft.leave(word, key[1:] or NOWHERE)
+        if key.startswith("@"):
+            special[key[1:]].append(value)
+        elif not key:
+            self.draft.leave(word, LEFT.get(name, NOWHERE))
         elif VARIABLE.search(value):
             self.draft.leave(word, f"no value is known for it; it belongs to {key}")
         elif key.startswith("env."):
@@ -116,163 +111,83 @@ class LineReader:
             if key == "nnodes":
                 value = value.replace("-", ":")  # as sbatch writes a range
             given = value if key in TEXT_KEYS else as_value(value)
-            self.draft.put(key, given if value else name not in ("no-requeue",))
+            self.draft.put(key, given if value else name != "no-requeue")
 
-    def torchrun(self, words: list[str]) -> list[str]:
-        special, rest = self.options(TORCHRUN, words)
-        for pair in filter(None, special.get("rdzv_conf", "").split(",")):
-            name, _, value = pair.partition("=")
-            if name in ("join_timeout", "last_call_timeout", "read_timeout"):
-                self.draft.put(f"rdzv.conf.{name}", as_value(value))
-            else:
-                self.draft.leave(
-                    f"--rdzv-conf {pair}", "for engine: torchrun alone, under rdzv.conf"
-                )
-        return self._module_or_script(special, rest)
-
-    def deepspeed(self, words: list[str]) -> list[str]:
-        special, rest = self.options(DEEPSPEED, words)
-        if include := special.get("include"):
-            names = ",".join(part.partition(":")[0] for part in include.split("@"))
-            self.draft.options += ["--include", names]
-            if ":" in include:
-                self.draft.leave(f"--include {include}", "GPUs of a host: write nproc_per_node")
-        self._no_local_rank()
-        return self._module_or_script(special, rest)
-
-    def accelerate(self, words: list[str]) -> list[str]:
-        if words[:1] == ["launch"]:
-            words = words[1:]
-        special, rest = self.options(ACCELERATE, words)
-        self.share_processes(special.get("processes", ""))
-        if config := special.get("accelerate_config"):
-            why = f"import it too: {config} -- {' '.join(rest)}"
-            self.draft.leave(f"--config_file {config}", why)
-        if devices := special.get("devices"):
-            why = "CUDA_VISIBLE_DEVICES around launcher run says it"
-            self.draft.leave(f"--gpu_ids {devices}", why)
-        return self._module_or_script(special, rest)
-
-    def share_processes(self, processes: str) -> None:
-        """``num_processes`` counts those of all machines."""
-        nnodes = self.draft.keys.get("nnodes", 1)
-        if processes.isdigit():
-            self._share(int(processes), nnodes if isinstance(nnodes, int) else 1)
-
-    def horovodrun(self, words: list[str]) -> list[str]:
-        special, rest = self.options(HOROVODRUN, words)
-        self._spread(special)
-        least, most = special.get("least", ""), special.get("most", "")
-        per_node = self.draft.keys.get("nproc_per_node", 1)
-        if least.isdigit() and isinstance(per_node, int):
-            top = int(most) if most.isdigit() else int(least)
-            low, high = max(1, int(least) // per_node), max(1, top // per_node)
-            self.draft.keys["nnodes"] = f"{low}:{high}" if high > low else low
-        self.draft.leave(
-            "horovod", "import fabric_train.horovod as hvd in the script: launcher docs horovod"
-        )
-        return rest
-
-    def mpirun(self, words: list[str]) -> list[str]:
-        special, rest = self.options(MPIRUN, words)
-        for entry in filter(None, special.get("forwarded", "").split("\n")):
+    def _start(self, program: Program, words: list[str]) -> list[str]:
+        """A program with its options; the words that it starts."""
+        if program.verb and words[:1] != [program.verb]:
+            name = program.names.partition("|")[0]
+            what = f"{name} {' '.join(words[:1])}: it starts no training"
+            raise InputError(what, f"{name} {program.verb} ...")
+        special, rest = self.options(program, words[1:] if program.verb else words)
+        for word, why in program.notes:
+            self.draft.leave(word, why)
+        for entry in special["variable"]:
             name, equals, value = re.sub(r"\s+", "=", entry, count=1).partition("=")
             if equals:
-                self.draft.set_env(name, value)
+                self._assign(name, value)
+            elif program.has_secrets:
+                self.draft.add("secrets", name)
             else:
                 self.draft.leave(f"-x {name}", f"write env.{name} with its value")
-        self._spread(special)
-        return rest
+        self.spread(special)
+        if program is PROGRAMS["srun"]:
+            self.take_slurm(special)
+            if "torchrun" not in " ".join(rest):
+                self.draft.put("nproc_per_node", as_value(last(special, "tasks_per_node")))
+        if program is PROGRAMS["docker"]:
+            return self._docker(special, rest)
+        return ["python", "-m", *rest] if special["module"] else rest
 
-    def srun(self, words: list[str]) -> list[str]:
-        special, rest = self.options(SBATCH, words)
-        self.take_slurm(special)
-        if "torchrun" not in " ".join(rest) and (tasks := special.get("tasks_per_node", "")):
-            self.draft.put("nproc_per_node", as_value(tasks))
-        return rest
-
-    def take_slurm(self, special: Mapping[str, str]) -> None:
+    def take_slurm(self, special: Special) -> None:
         """Options of sbatch and srun that are no key alone."""
         self.draft.put("slurm.kind", "allocation")
-        for entry in filter(None, special.get("extra", "").split("\n")):
+        for entry in special["extra"]:
             self.draft.add("slurm.extra", entry)
-        if image := special.get("pyxis"):
+        if image := last(special, "pyxis"):
             self.draft.put("slurm.container", "pyxis")
             self.draft.put("slurm.image", image)
-        for mount in filter(None, special.get("container_mounts", "").split(",")):
+        for mount in filter(None, last(special, "container_mounts").split(",")):
             self.draft.add("mounts", mount if mount.count(":") else f"{mount}:{mount}")
 
-    def docker(self, words: list[str]) -> list[str]:
-        if words[:1] != ["run"]:
-            raise InputError(
-                f"docker {' '.join(words[:1])}: it starts no training", "docker run ..."
-            )
-        special, rest = self.options(DOCKER, words[1:])
-        for entry in filter(None, special.get("variable", "").split("\n")):
-            name, equals, value = entry.partition("=")
-            if equals:
-                self._assign(name, value)
-            else:
-                self.draft.add("secrets", name)
-        for mount in filter(None, special.get("volume", "").split("\n")):
+    def _docker(self, special: Special, rest: list[str]) -> list[str]:
+        for mount in special["volume"]:
             self._mount(mount)
-        for mount in filter(None, special.get("mount", "").split("\n")):
-            part = dict(pair.partition("=")[::2] for pair in mount.split(","))
-            source = part.get("source", part.get("src", ""))
-            target = part.get("target", part.get("dst", part.get("destination", "")))
-            self._mount(f"{source}:{target}{':ro' if 'readonly' in part else ''}")
-        for option, key, sign in (("label", "labels", "="), ("add_host", "extra_hosts", ":")):
-            for pair in filter(None, special.get(option, "").split("\n")):
-                name, _, value = pair.partition(sign)
-                self.draft.keys.setdefault(f"docker.{key}", {})[name] = value
-        gpus = special.get("gpus", "").strip("\"'")
+        gpus = last(special, "gpus").strip("\"'")
+        ids = gpus.removeprefix("device=")
         if gpus.isdigit():
             self.draft.put("resources.gpus", int(gpus))
-        elif gpus.startswith("device="):
-            ids = gpus.removeprefix("device=")
+        elif ids != gpus:
             self.draft.put("devices", ids if "," in ids else f"{ids},")
         elif gpus:
             self.draft.leave(f"--gpus {gpus}", "a node takes as many as it has processes")
         for key in ("resources.shm", "resources.memory"):
-            if found := MEMORY.fullmatch(str(self.draft.keys.get(key, ""))):
-                unit = {"": "", "b": "", "k": "Ki", "m": "Mi", "g": "Gi"}[found[2].lower()]
-                self.draft.keys[key] = f"{found[1]}{unit}"
+            # Docker writes 16g or 16gb for 16Gi.
+            if found := MEMORY.fullmatch(str(self.draft.keys.get(key, "")).lower()):
+                self.draft.keys[key] = found[1] + (f"{found[2].upper()}i" if found[2] else "")
         if not rest:
             raise InputError("docker run: no image", "the whole line, quoted")
         self.draft.put("image", self._filled(rest[0]))
-        return [*special.get("entrypoint", "").split(), *rest[1:]]
+        return [*last(special, "entrypoint").split(), *rest[1:]]
 
     # -- what they start ---------------------------------------------------------------------------
 
-    def _step_in(self, words: list[str]) -> list[str]:
-        if words[0].rpartition("/")[2] in ("bash", "sh"):
-            at = next((i for i, w in enumerate(words) if re.fullmatch(r"-\w*c", w)), None)
-            if at is not None and at + 1 < len(words):
-                return self._launch_of(split_line(words[at + 1]))
-        rest = words[1:]
-        while rest and rest[0].startswith("-"):
-            self.draft.leave(f"{words[0]} {rest[0]}", NOWHERE)
-            rest = rest[1:]
-        return rest
-
-    def _python(self, words: list[str]) -> list[str]:
+    def _step_in(self, name: str, words: list[str]) -> list[str]:
+        """A shell, Python, or a program around another: what it starts."""
+        is_python = PYTHON.fullmatch(name)
         while words and words[0].startswith("-") and words[0] != "-m":
-            self.draft.leave(f"python {words[0]}", "env.PYTHONUNBUFFERED and its kin say it")
-            words = words[1:]
+            flag, *words = words
+            if name in ("bash", "sh") and flag.endswith("c") and words:
+                return self._launch_of(split_line(words[0]))
+            why = "env.PYTHONUNBUFFERED and its kin say it" if is_python else NOWHERE
+            self.draft.leave(f"{name} {flag}", why)
         if words[:1] == ["-m"] and len(words) > 1 and words[1] in LAUNCH_MODULES:
             if words[1] == "torch.distributed.launch" and not {"--use_env", "--use-env"} & {*words}:
-                self._no_local_rank()
-            return [LAUNCH_MODULES[words[1]], *words[2:]]
-        self._script(words)
-        return []
-
-    def _no_local_rank(self) -> None:
-        why = "the launcher gives LOCAL_RANK in the environment, as torchrun does"
-        self.draft.leave("--local_rank, which this program adds", why)
-
-    def _module_or_script(self, special: Mapping[str, str], rest: list[str]) -> list[str]:
-        self._script((["-m"] if "module" in special else []) + rest)
-        return []
+                self.draft.leave(*ADDS_LOCAL_RANK)
+            return [*LAUNCH_MODULES[words[1]].split(), *words[2:]]
+        if is_python:
+            self._script(words)
+        return [] if is_python else words
 
     def _script(self, words: Sequence[str]) -> None:
         """The script or module, and its arguments up to what only a shell reads."""
@@ -295,13 +210,12 @@ class LineReader:
     # -- parts -------------------------------------------------------------------------------------
 
     def _assign(self, name: str, value: str) -> None:
-        if name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK"):
-            self.draft.leave(f"{name}={value}", RANK.replace("its rank", "this one"))
-        elif name == "CUDA_VISIBLE_DEVICES":
-            self.draft.leave(f"{name}={value}", "it stands around launcher run as well")
-        elif VARIABLE.search(value) or "$(" in value:
+        why = GIVEN.get(name, "")
+        if not why and (VARIABLE.search(value) or "$(" in value):
             key = "checkpoint_dir" if name == "CHECKPOINT_DIR" else f"env.{name}"
-            self.draft.leave(f"{name}={value}", f"no shell fills it in: write {key}")
+            why = f"no shell fills it in: write {key}"
+        if why:
+            self.draft.leave(f"{name}={value}", why)
         else:
             self.draft.set_env(name, value)
 
@@ -323,23 +237,21 @@ class LineReader:
         else:
             self.draft.add("mounts", mount)
 
-    def _spread(self, special: Mapping[str, str]) -> None:
-        """``-np`` over ``host:slots,...``; without hosts all are on this machine."""
-        hosts = [part for part in special.get("machines", "").split(",") if part]
-        names = list(dict.fromkeys(part.partition(":")[0] for part in hosts))
-        slots = {part.partition(":")[2] for part in hosts}
+    def spread(self, special: Special) -> None:
+        """``-np`` over ``host:slots,...``, else over the nodes that are known."""
+        hosts = [part.partition(":") for part in last(special, "machines").split(",") if part]
+        names = list(dict.fromkeys(host for host, _, _ in hosts))
+        slots = {count for _, _, count in hosts}
         self.draft.put("hosts.inventory", ",".join(names))
-        processes = special.get("processes", "")
         if len(slots) == 1 and (count := slots.pop()).isdigit():
             self.draft.put("nproc_per_node", int(count))
             self.draft.put("nnodes", len(names))
-        if processes.isdigit():
-            self._share(int(processes), max(1, len(names)))
-
-    def _share(self, processes: int, nodes: int) -> None:
-        per_node = self.draft.keys.get("nproc_per_node", 0)
+        if not (number := last(special, "processes")).isdigit():
+            return
+        processes, per_node = int(number), self.draft.keys.get("nproc_per_node", 0)
+        nodes = len(names) or self.draft.keys.get("nnodes", 1)
         nodes = processes // per_node if per_node and processes % per_node == 0 else nodes
-        if processes % max(1, nodes):
+        if not isinstance(nodes, int) or processes % max(1, nodes):
             why = f"{processes} processes are no equal number on each of {nodes} nodes"
             self.draft.leave(f"{processes} processes", why)
             return
@@ -348,23 +260,10 @@ class LineReader:
             self.draft.put("nnodes", nodes)
 
 
-Read = Callable[[LineReader, list[str]], list[str]]
-PROGRAMS: tuple[tuple[str, Read], ...] = (
-    ("torchrun", LineReader.torchrun),
-    ("accelerate(-launch)?", LineReader.accelerate),
-    ("deepspeed", LineReader.deepspeed),
-    ("horovodrun", LineReader.horovodrun),
-    ("mpirun|mpiexec", LineReader.mpirun),
-    ("srun", LineReader.srun),
-    ("docker|podman", LineReader.docker),
-)
-"""Patterns of names. Each function takes the words behind it, and gives those that it starts."""
-
-
-def program_of(word: str) -> Read | None:
-    """What reads the options of a program; None for one that launches no workers."""
+def program_of(word: str) -> Program | None:
+    """The program of that name; None for one that launches no workers."""
     name = word.rpartition("/")[2]
-    return next((read for pattern, read in PROGRAMS if re.fullmatch(pattern, name)), None)
+    return next((one for one in PROGRAMS.values() if re.fullmatch(one.names, name)), None)
 
 
 def split_line(line: str) -> list[str]:
@@ -379,20 +278,21 @@ def split_line(line: str) -> list[str]:
         # What another command prints is one word, whatever stands in it.
         line = re.sub(SUBSTITUTED, hold, line.replace("\\\n", " "))
         words = shlex.split(_OPERATOR.sub(r" \g<0> ", line))
-        comment = next((at for at, word in enumerate(words) if word.startswith("#")), len(words))
-        return [
-            re.sub("\0(\\d+)\0", lambda found: held[int(found[1])], word)
-            for word in words[:comment]
-        ]
+        words = list(takewhile(lambda word: not word.startswith("#"), words))
+        return [re.sub("\0(\\d+)\0", lambda found: held[int(found[1])], word) for word in words]
     except ValueError:
-        raise InputError(
-            f"a quotation without an end: {line[:60]!r}", "the whole line: it was cut"
-        ) from None
+        what = f"a quotation without an end: {line[:60]!r}"
+        raise InputError(what, "the whole line: it was cut") from None
+
+
+def has_launcher(words: Sequence[str]) -> bool:
+    """Whether a program of ``PROGRAMS`` is among the words."""
+    return any(map(program_of, words)) or bool({*words} & LAUNCH_MODULES.keys())
 
 
 def launches(words: Sequence[str]) -> bool:
-    """Whether a command starts workers, by a program of ``PROGRAMS`` or by Python."""
-    if any(map(program_of, words)) or {*words} & LAUNCH_MODULES.keys():
+    """Whether a command starts workers, by a launcher or by Python."""
+    if has_launcher(words):
         return True
     starts = any(PYTHON.fullmatch(word.rpartition("/")[2]) for word in words)
     return starts and any(word.endswith(".py") for word in words)
@@ -412,13 +312,15 @@ def split_options(words: list[str], program: Program) -> Iterator[tuple[str, str
         name = program.short.get(name, name)
         shown = word
         if not equals and name not in program.flags:
-            count = 2 if name in ("mca", "prtemca", "pmixmca", "genv") else 1
-            takes = [words.pop(0) for _ in range(min(count, len(words))) if words]
-            value = " ".join(takes)
+            count = 2 if name in program.twos else 1
+            value, words[:] = " ".join(words[:count]), words[count:]
             shown = f"{word} {value}"
-        if name == "env" and program is MPIRUN and not equals and words:
-            value = f"{value} {words.pop(0)}"
         yield name, value, shown
+
+
+def last(special: Special, name: str) -> str:
+    """What such an option was given last; empty where it was not."""
+    return special[name][-1] if special[name] else ""
 
 
 def as_value(text: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,13 +23,12 @@ class Draft:
     """What was read so far.
 
     ``keys`` are a job file's, each path with dots (``resources.shm``). ``left`` are words without
-    a place in it, each with the reason. ``options`` go behind ``launcher run job.yaml``.
+    a place in it, each with the reason.
     """
 
     source: str
     keys: dict[str, Any] = field(default_factory=dict)
     left: list[tuple[str, str]] = field(default_factory=list)
-    options: list[str] = field(default_factory=list)
 
     def put(self, key: str, value: Any) -> None:
         """Sets a key; of two values the first counts, as the innermost program is read first."""
@@ -45,7 +43,7 @@ class Draft:
             self.keys[key].append(item)
 
     def set_env(self, name: str, value: str) -> None:
-        self.keys.setdefault("env", {}).setdefault(name, value)
+        self.keys.setdefault(f"env.{name}", value)
 
     def leave(self, word: str, why: str) -> None:
         """Names a word that is not taken over."""
@@ -59,26 +57,20 @@ def render_draft(draft: Draft, targets: Collection[str] = (), name: str = "job.y
     Raises ``InputError`` where nothing says what to run.
     """
     if not draft.keys.get("command"):
-        name = shlex.quote(draft.source)
-        raise InputError(
-            f"{draft.source}: it names no script",
-            f"{typed.command('import', name)} -- train.py --its=arguments",
-        )
+        what = f"{draft.source}: it names no script"
+        raise InputError(what, "add it, with its arguments: -- train.py --lr 0.1")
     draft.put("name", name_of(tuple(draft.keys["command"])))
     if "hosts.inventory" in draft.keys and "image" not in draft.keys:
         draft.put("hosts.runtime", "python")
-    for _ in range(len(draft.keys)):
+    while True:
         text = "\n".join(_dump(draft))
         try:
             parse_job(text, draft.source)
         except FileError as error:
             if not _drop(draft, error):
                 raise
-            continue
-        return "\n".join((*_header(draft, targets, name), text, ""))
-    raise InputError(
-        f"{draft.source}: nothing of it fits a job file", "write one: launcher docs job-file"
-    )
+        else:
+            return "\n".join((*_header(draft, targets, name), text, ""))
 
 
 def _drop(draft: Draft, error: FileError) -> bool:
@@ -86,13 +78,8 @@ def _drop(draft: Draft, error: FileError) -> bool:
     before = len(draft.keys)
     for problem in error.problems:
         path = ".".join(map(str, problem.path))
-        for key in [k for k in draft.keys if path == k or path.startswith(f"{k}.")]:
-            if key == "command":
-                continue
-            value = draft.keys.pop(key)
-            if isinstance(value, dict) and len(value) > 1:
-                value.pop(str(problem.path[-1]), None)
-                draft.keys[key], before = value, before + 1
+        for key in [k for k in draft.keys if f"{path}.".startswith(f"{k}.") and k != "command"]:
+            del draft.keys[key]
             draft.leave(path, f"{problem.what}; {problem.fix}" if problem.fix else problem.what)
     return len(draft.keys) < before
 
@@ -100,7 +87,7 @@ def _drop(draft: Draft, error: FileError) -> bool:
 def _header(draft: Draft, targets: Collection[str], name: str) -> Iterable[str]:
     sections = [key.partition(".")[0] for key in draft.keys]
     on = [("--on", one) for one in sections if one in targets][:1]
-    run = typed.command("run", name, *(on[0] if on else ()), *draft.options)
+    run = typed.command("run", name, *(on[0] if on else ()))
     yield f"# From {draft.source}. Run it: {run}"
     if draft.left:
         yield "#"
@@ -122,12 +109,8 @@ def _dump(draft: Draft) -> Iterable[str]:
         place[last] = value
     order = [*(key for key in FIRST if key in nested), *(key for key in nested if key not in FIRST)]
     for key in order:
-        flow = isinstance(nested[key], list) and key == "command"
-        text = yaml.safe_dump(
-            {key: nested[key]},
-            sort_keys=False,
-            allow_unicode=True,
-            width=100,
-            default_flow_style=None if flow else False,
-        )
-        yield text.rstrip("\n")
+        style = None if key == "command" else False
+        one = {key: nested[key]}
+        yield yaml.safe_dump(
+            one, sort_keys=False, allow_unicode=True, width=100, default_flow_style=style
+        ).rstrip("\n")

@@ -7,12 +7,11 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from textwrap import wrap
 
-from launcher.contract.errors import InputError
 from launcher.job.script import name_of
-from launcher.manifests.scripts.check import UnreadableError, parse_script
-from launcher.manifests.scripts.checkpoints import LOADS, SAVES
-from launcher.manifests.scripts.ranks import is_distributed
-from launcher.manifests.scripts.reading import ScriptTree, argument, constant
+from launcher.manifests.scripts.check import parse_script
+from launcher.manifests.scripts.data import saves_and_loads
+from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.reading import argument, constant
 
 SECRETS = {
     "wandb": "WANDB_API_KEY",
@@ -22,39 +21,30 @@ SECRETS = {
     "datasets": "HF_TOKEN",
 }
 """The variable that a library logs in with."""
-TRAINERS = ("lightning", "pytorch_lightning", "transformers", "accelerate", "composer")
 REQUIREMENTS = ("requirements.txt", "pyproject.toml")
 
 
 def render_job(command: Sequence[str], text: str, beside: Collection[str]) -> str:
     """The job file of a script; ``command`` is the script with its arguments.
 
-    ``beside`` are the names of the files in its folder. Raises ``InputError`` where it does not
+    ``beside`` are the names of the files in its folder. Raises ``FileError`` where it does not
     parse.
     """
-    try:
-        script = parse_script(text, command[0])
-    except UnreadableError as error:
-        raise InputError(f"{command[0]}:{error.line}: {error.what}", error.fix) from None
+    script = parse_script(text, command[0])
     return "".join(f"{line}\n" for line in _lines(list(command), script, beside))
 
 
-def _lines(command: list[str], script: ScriptTree, beside: Collection[str]) -> Iterator[str]:
+def _lines(command: list[str], script: Script, beside: Collection[str]) -> Iterator[str]:
     packages = {name.partition(".")[0] for name in script.imports.values()}
     yield "# Every key, with what it accepts: launcher docs job-file"
     yield ""
     yield f"name: {name_of(tuple(command))}"
     if options := list(_options(script)):
-        yield from wrap(
-            f"{command[0]} also takes {', '.join(options)}",
-            width=100,
-            initial_indent="# ",
-            subsequent_indent="# ",
-            break_on_hyphens=False,
-        )
+        also = f"{command[0]} also takes {', '.join(options)}"
+        yield from (f"# {line}" for line in wrap(also, width=98, break_on_hyphens=False))
     yield f"command: {json.dumps(command, ensure_ascii=False)}"
     yield ""
-    if not is_distributed(script) and not packages & {*TRAINERS}:
+    if not script.is_distributed:
         yield "# No torch.distributed and no Trainer was found: more processes than one would each"
         yield "# train a model of their own."
         yield "nproc_per_node: 1"
@@ -79,7 +69,7 @@ def _lines(command: list[str], script: ScriptTree, beside: Collection[str]) -> I
         yield "# resources: {shm: 8Gi}"
 
 
-def _options(script: ScriptTree) -> Iterator[str]:
+def _options(script: Script) -> Iterator[str]:
     """What ``argparse`` adds, with the defaults that are written out."""
     for call in script.calls("add_argument"):
         names = [str(constant(one)) for one in call.args]
@@ -91,10 +81,9 @@ def _options(script: ScriptTree) -> Iterator[str]:
             yield shown
 
 
-def _restarts(script: ScriptTree) -> Iterator[str]:
-    names = {script.name(call) for calls in script.called.values() for call in calls}
+def _restarts(script: Script) -> Iterator[str]:
     yield ""
-    if any(map(SAVES.search, names)) and any(map(LOADS.search, names)):
+    if all(saves_and_loads(script)):
         yield "# How often failed workers start again. CHECKPOINT_DIR in their environment is a"
         yield "# folder that outlives the run."
         yield "max_restarts: 3"

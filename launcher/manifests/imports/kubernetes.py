@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.job.storage import parse_claim
+import re
+
 from launcher.manifests.imports.command_line import LineReader
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.programs import NOWHERE, RANK
@@ -22,12 +23,10 @@ POD_KEYS = {
 """Fields of a pod that a job file has under ``kubernetes``."""
 DECIDED = {
     "restartPolicy": "the launcher writes what fits max_restarts",
-    "replicas": "",
     "rdzvBackend": RANK,
     "rdzvId": RANK,
     "cleanPodPolicy": "the launcher removes what a run leaves",
 }
-NAMED = ("apiVersion", "kind", "metadata", "status")
 
 
 class _Import:
@@ -35,7 +34,7 @@ class _Import:
 
     def __init__(self, draft: Draft, item: Value) -> None:
         self.draft, self.item = draft, item
-        self.taken: set[KeyPath] = {(name,) for name in NAMED}
+        self.taken: set[KeyPath] = {("apiVersion",), ("kind",), ("metadata",), ("status",)}
 
     def take(self, value: Value) -> Value:
         self.taken.add(value.path)
@@ -47,29 +46,20 @@ class _Import:
 
     def name_the_rest(self) -> None:
         """Every place that is written and was not taken, by its topmost key."""
-        told: list[KeyPath] = []
         for path in self.item.source.entries:
-            above = [path[:n] for n in range(len(path) + 1)]
-            if not path or any(one in self.taken or one in told for one in above):
-                continue
-            if any(taken[: len(path)] == path for taken in self.taken):
-                continue
-            told.append(path)
-            why = DECIDED.get(str(path[-1]), NOWHERE)
-            if why:
-                self.draft.leave(render_path(path), why)
+            above = {path[:n] for n in range(len(path) + 1)}
+            is_partly = any(taken[: len(path)] == path for taken in self.taken)
+            if not (is_partly or above & self.taken):
+                self.taken.add(path)
+                self.draft.leave(render_path(path), DECIDED.get(str(path[-1]), NOWHERE))
 
 
 def import_object(item: Value, draft: Draft) -> None:
     """Reads a PyTorchJob or a TrainJob. Raises ``InputError`` where it starts no training."""
     work = _Import(draft, item)
     draft.put("name", object_name(item))
-    if item["metadata"]["namespace"]:
-        draft.put("kubernetes.namespace", item["metadata"]["namespace"].text)
-    if item["kind"].text == "TrainJob":
-        _trainjob(work)
-    else:
-        _pytorchjob(work)
+    draft.put("kubernetes.namespace", item["metadata"]["namespace"].text)
+    (_trainjob if item["kind"].text == "TrainJob" else _pytorchjob)(work)
     work.name_the_rest()
 
 
@@ -90,8 +80,8 @@ def _pytorchjob(work: _Import) -> None:
     job, draft = PyTorchJob(work.item), work.draft
     draft.put("kubernetes.kind", "pytorchjob")
     elastic = work.take(job.spec["elasticPolicy"]) if job.elastic else None
-    nnodes = f"{job.bounds[0]}:{job.bounds[1]}" if elastic else job.pods
-    draft.put("nnodes", nnodes if not elastic or job.bounds[0] < job.bounds[1] else job.bounds[0])
+    low, high = job.bounds if elastic else (job.pods, job.pods)
+    draft.put("nnodes", f"{low}:{high}" if low < high else low)
     if elastic:
         work.put("max_restarts", elastic["maxRestarts"])
     else:
@@ -116,16 +106,13 @@ def _pytorchjob(work: _Import) -> None:
     _environment(work, container)
     _resources(work, container["resources"]["limits"])
     work.take(container["resources"]["requests"])
-    if (gpus := count_gpus(container)) is not None:
-        draft.put("resources.gpus", gpus)
+    draft.put("resources.gpus", count_gpus(container))
     _volumes(work, pod, container)
-    known = dict(operator_env(job, replica, 0))
-    _command(work, container, known)
+    _command(work, container, dict(operator_env(job, replica, 0)))
     nproc = work.take(job.spec["nprocPerNode"]).text
     if "nproc_per_node" not in draft.keys:
-        is_number = nproc.isdigit()
         # Without torchrun each pod is one process of the world that the operator's variables make.
-        draft.put("nproc_per_node", int(nproc) if is_number else nproc or 1)
+        draft.put("nproc_per_node", int(nproc) if nproc.isdigit() else nproc or 1)
 
 
 def _environment(work: _Import, container: Value) -> None:
@@ -145,13 +132,13 @@ def _environment(work: _Import, container: Value) -> None:
 
 def _resources(work: _Import, limits: Value) -> None:
     work.take(limits)
-    for name, key in (("cpu", "cpus"), ("memory", "memory")):
-        value = limits[name]
-        work.draft.put(f"resources.{key}", value.text if name == "memory" else value.quantity)
     for name, value in limits.items():
-        if name.endswith("/gpu") and value.number is not None:
+        if name.endswith("/gpu"):
             work.draft.put("resources.gpus", value.number)
-        elif name not in ("cpu", "memory") and not name.endswith("/gpu"):
+        elif name in ("cpu", "memory"):
+            key, amount = ("cpus", value.quantity) if name == "cpu" else ("memory", value.text)
+            work.draft.put(f"resources.{key}", amount)
+        else:
             work.draft.leave(f"{name}: {value.text}", "resources.rdma and kubernetes.rdma_resource")
 
 
@@ -165,23 +152,19 @@ def _volumes(work: _Import, pod: Value, container: Value) -> None:
     }
     for mount in work.take(container["volumeMounts"]):
         name, target = mount["name"].text, mount["mountPath"].text
-        if target == SHM:
-            continue
-        if not claims.get(name):
-            work.draft.leave(
-                f"volume {name} at {target}", "only claims have a place: pvc/CLAIM:TARGET"
-            )
-            continue
-        claim = parse_claim("/".join(filter(None, ("pvc", claims[name], mount["subPath"].text))))
-        path = "/".join(filter(None, ("pvc", claim.name, claim.folder)))
-        only_read = ":ro" if mount["readOnly"].data is True else ""
-        work.draft.add("kubernetes.volumes", f"{path}:{target}{only_read}")
+        if claim := claims.get(name):
+            path = "/".join(filter(None, ("pvc", claim, mount["subPath"].text)))
+            only_read = ":ro" if mount["readOnly"].data is True else ""
+            work.draft.add("kubernetes.volumes", f"{path}:{target}{only_read}")
+        elif target != SHM:
+            why = "only claims have a place: pvc/CLAIM:TARGET"
+            work.draft.leave(f"volume {name} at {target}", why)
 
 
 def _command(work: _Import, container: Value, known: dict[str, str] | None = None) -> None:
     written = [*work.take(container["command"]), *work.take(container["args"])]
-    words = [value.text.replace("$(", "${").replace(")", "}") if "$(" in value.text else value.text
-             for value in written]  # fmt: skip
+    # Kubernetes writes $(NAME) for ${NAME}.
+    words = [re.sub(r"\$\((\w+)\)", r"${\1}", value.text) for value in written]
     if words:
         LineReader(work.draft, known or {}).read_all(words)
     else:

@@ -7,191 +7,179 @@ Hydra, ``deepspeed --help``, ``docker run --help``, ``sbatch(1)``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 MEETING = "the launcher decides where and how the nodes meet"
 RANK = "each node gets its rank from the launcher"
 OUTPUT = "every worker's output is in the run folder, launcher logs shows it"
 STARTS = "the launcher starts the workers itself"
+BINDS = "the launcher binds processes no other than torchrun does"
+HOSTS = "launcher run --on hosts takes it, with names of hosts"
 NOWHERE = "no key of a job file says this"
+ADDS_LOCAL_RANK = (
+    "--local_rank, which this program adds",
+    "the launcher gives LOCAL_RANK in the environment, as torchrun does",
+)
+GIVEN = {
+    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), MEETING),
+    **dict.fromkeys(("WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK"), RANK),
+    "CUDA_VISIBLE_DEVICES": "it stands around launcher run as well",
+}
+"""Variables that a launch line sets, and a job file does not."""
 
-LEFT = "!"
-"""Begins the reason why an option is left out, in the place of its key."""
+_LEFT = {
+    MEETING: "rdzv-backend rdzv-endpoint rdzv-id rdzv-port standalone master-addr master-port "
+    "is-host local-addr main-process-ip main-process-port main-process-addr same-network ssh-port "
+    "start-timeout gloo check-build mca prtemca pmixmca prefix iface network",
+    RANK: "node-rank machine-rank",
+    OUTPUT: "log-dir redirects tee local-ranks-filter logs-specs output-filename verbose "
+    "tag-output prepend-rank timestamp-output enable-each-rank-log quiet output error open-mode",
+    STARTS: "compute-environment main-training-function no-python run-path use-env start-method "
+    "monitor-interval allow-run-as-root launcher "
+    "no-local-rank force-multi no-ssh multi-gpu distributed-type rm detach interactive tty init "
+    "restart kill-on-bad-exit no-kill wait mpi unbuffered",
+    BINDS: "bind-to map-by rank-by report-bindings bind-to-none nooversubscribe oversubscribe "
+    "rankfile cpus-per-proc",
+    HOSTS: "include exclude",
+    "rdzv.conf has join_timeout, last_call_timeout and read_timeout": "rdzv-conf",
+    "nnodes: MIN:MAX says it, in nodes": "min-np max-np",
+    "import that file too, with the script behind --": "config-file",
+    "CUDA_VISIBLE_DEVICES around launcher run says it": "gpu-ids",
+    "write it under mounts: SOURCE:TARGET[:ro]": "mount",
+    "docker.extra_hosts says it": "add-host",
+    "docker.labels says it; srun's is always on": "label",
+    "resources.shm is the size of /dev/shm; without the host's": "ipc",
+    "resources.rdma: true lifts the limit of locked memory": "ulimit",
+    "write its lines under env, and names of secrets under secrets": "env-file",
+    "the code's folder is the working folder: launcher run, in that folder": "chdir",
+    "write slurm.mem, of each node": "mem-per-gpu mem-per-cpu",
+    "the launcher asks for the warning itself": "signal",
+    "a launcher run for each element, or slurm.kind: array for elastic nodes": "array",
+}
+LEFT = {name: why for why, names in _LEFT.items() for name in names.split()}
+"""Why options have no key, whichever program they are given to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """A program that starts others.
 
-    ``keys``: for each option, by its long name with ``-``, the key of the job file, ``!`` and why
-    it has none, or the name of what ``command_line`` does with it (``=machines``). ``flags`` take
-    no value. ``short``: the long names of short options.
+    ``keys``: for each option, by its long name with ``-``, the key of the job file, or the name of
+    what ``command_line`` does with it (``@machines``). ``flags`` take no value, ``twos`` take two.
+    ``short``: the long names of short options. ``names`` is a pattern, ``verb`` the word behind it.
+    ``notes``: what it does beyond its options, and who does that here.
     """
 
+    names: str
+    verb: str = ""
     keys: Mapping[str, str]
-    flags: frozenset[str] = frozenset()
+    flags: Collection[str] = ()
+    twos: Collection[str] = ()
     short: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[tuple[str, str], ...] = ()
+    has_secrets: bool = False
 
 
-def _left(why: str, names: str) -> dict[str, str]:
-    """Options that have no key."""
-    return dict.fromkeys(names.split(), LEFT + why)
+def _pairs(text: str, prefix: str = "") -> dict[str, str]:
+    """``option=key``, or an option alone, whose key is called as it is; keys behind a prefix."""
+    pairs = (word.partition("=")[::2] for word in text.split())
+    return {name: prefix + (key or name.replace("-", "_")) for name, key in pairs}
 
 
-def _named(names: str, prefix: str = "") -> dict[str, str]:
-    """Options whose keys are called as they are, behind a prefix."""
-    upper = prefix.startswith("env.")
-    keys = {name: name.replace("-", "_") for name in names.split()}
-    return {name: prefix + (key.upper() if upper else key) for name, key in keys.items()}
-
-
-def _flags(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-_MEETING = _left(
-    MEETING,
-    "rdzv-backend rdzv-endpoint rdzv-id standalone master-addr master-port is-host local-addr "
-    "rdzv-port",
-)
-TORCHRUN = Program(
-    keys={
-        **_named("nnodes nproc-per-node max-restarts"),
-        **_named("rdzv-conf module", "="),
-        **_MEETING,
-        **_left(RANK, "node-rank"),
-        **_left(OUTPUT, "log-dir redirects tee local-ranks-filter logs-specs"),
-        **_left(STARTS, "no-python run-path use-env start-method monitor-interval"),
-    },
-    flags=_flags("standalone no-python module run-path use-env"),
-    short={"m": "module", "r": "redirects", "t": "tee"},
-)
-HOROVODRUN = Program(
-    keys={
-        "num-proc": "=processes",
-        "hosts": "=machines",
-        "hostfile": "hosts.inventory",
-        "min-np": "=least",
-        "max-np": "=most",
-        "reset-limit": "max_restarts",
-        "network-interfaces": "env.NCCL_SOCKET_IFNAME",
-        **_left(MEETING, "ssh-port start-timeout gloo mpi check-build"),
-        **_left(OUTPUT, "output-filename verbose"),
-    },
-    flags=_flags("gloo mpi verbose check-build disable-cache"),
-    short={"np": "num-proc", "H": "hosts", "p": "ssh-port"},
-)
-MPIRUN = Program(
-    keys={
-        "n": "=processes",
-        "host": "=machines",
-        "hostfile": "hosts.inventory",
-        **dict.fromkeys(("npernode", "ppn"), "nproc_per_node"),
-        **dict.fromkeys(("x", "genv", "env"), "=forwarded"),
-        "wdir": "workdir",
-        **_left(MEETING, "mca prtemca pmixmca prefix launcher iface"),
-        **_left(OUTPUT, "output-filename tag-output prepend-rank timestamp-output"),
-        **_left(STARTS, "allow-run-as-root"),
-        **_left(
-            "the launcher binds processes no other than torchrun does",
-            "bind-to map-by rank-by report-bindings bind-to-none nooversubscribe oversubscribe "
-            "rankfile cpus-per-proc",
-        ),
-    },
-    flags=_flags(
-        "allow-run-as-root report-bindings oversubscribe nooversubscribe tag-output prepend-rank "
-        "timestamp-output v verbose"
+PROGRAMS = {
+    "torchrun": Program(
+        names="torchrun",
+        keys=_pairs("nnodes nproc-per-node max-restarts module=@module"),
+        flags=_pairs("standalone no-python module run-path use-env"),
+        short=_pairs("m=module r=redirects t=tee"),
     ),
-    short={"np": "n", "c": "n", "H": "host", "hosts": "host", "f": "hostfile",
-           "machinefile": "hostfile", "N": "npernode", "perhost": "ppn", "wd": "wdir"},
-)  # fmt: skip
-DEEPSPEED = Program(
-    keys={
-        "num-nodes": "nnodes",
-        "num-gpus": "nproc_per_node",
-        "hostfile": "hosts.inventory",
-        **_named("include module", "="),
-        "exclude": LEFT + "launcher run --on hosts takes --exclude with host names",
-        **_MEETING,
-        **_left(RANK, "node-rank"),
-        **_left(STARTS, "launcher no-python no-local-rank force-multi no-ssh"),
-        **_left(OUTPUT, "enable-each-rank-log"),
-    },
-    flags=_flags("module no-python no-local-rank force-multi no-ssh"),
-    short={"H": "hostfile", "i": "include", "e": "exclude"},
-)
-ACCELERATE = Program(
-    keys={
-        "num-processes": "=processes",
-        "num-machines": "nnodes",
-        "config-file": "=accelerate_config",
-        "module": "=module",
-        "gpu-ids": "=devices",
-        "max-restarts": "max_restarts",
-        **_named(
-            "mixed-precision gradient-accumulation-steps dynamo-backend use-fsdp use-deepspeed "
-            "deepspeed-config-file use-cpu",
-            "env.ACCELERATE_",
+    "horovodrun": Program(
+        names="horovodrun",
+        notes=(("horovod", "the script imports fabric_train.horovod: launcher docs horovod"),),
+        keys=_pairs(
+            "num-proc=@processes hosts=@machines hostfile=hosts.inventory reset-limit=max_restarts "
+            "network-interfaces=env.NCCL_SOCKET_IFNAME"
         ),
-        "zero-stage": "env.ACCELERATE_DEEPSPEED_ZERO_STAGE",
-        "num-cpu-threads-per-process": "env.OMP_NUM_THREADS",
-        "debug": "env.ACCELERATE_DEBUG_MODE",
-        **_left(
-            MEETING,
-            "main-process-ip main-process-port main-process-addr rdzv-backend rdzv-conf "
-            "same-network compute-environment main-training-function",
+        flags=_pairs("gloo mpi verbose check-build disable-cache"),
+        short=_pairs("np=num-proc H=hosts p=ssh-port"),
+    ),
+    "mpirun": Program(
+        names="mpirun|mpiexec",
+        keys=_pairs(
+            "n=@processes host=@machines hostfile=hosts.inventory npernode=nproc_per_node "
+            "ppn=nproc_per_node x=@variable genv=@variable env=@variable wdir=workdir"
         ),
-        **_left(RANK, "machine-rank"),
-        **_left(STARTS, "multi-gpu no-python distributed-type monitor-interval"),
-        **_left(OUTPUT, "log-dir tee quiet"),
-    },
-    flags=_flags("multi-gpu module no-python use-fsdp use-deepspeed use-cpu quiet debug"),
-    short={"m": "module", "q": "quiet", "cpu": "use-cpu"},
-)
-DOCKER = Program(
-    keys={
-        **_named("name workdir"),
-        **_named("gpus entrypoint volume mount label add-host", "="),
-        "env": "=variable",
-        "shm-size": "resources.shm",
-        **_named("memory cpus", "resources."),
-        "runtime": "docker.runtime",
-        "ipc": LEFT + "resources.shm is the size of /dev/shm; without the host's",
-        "ulimit": LEFT + "resources.rdma: true lifts the limit of locked memory",
-        "env-file": LEFT + "write its lines under env, and names of secrets under secrets",
-        "network": LEFT + MEETING,
-        **_left(STARTS, "rm detach interactive tty init restart"),
-    },
-    flags=_flags("rm detach interactive tty init privileged read-only"),
-    short={"v": "volume", "e": "env", "w": "workdir", "m": "memory", "d": "detach", "t": "tty",
-           "i": "interactive", "l": "label", "net": "network", "u": "user", "p": "publish"},
-)  # fmt: skip
-SBATCH = Program(
-    keys={
-        "job-name": "name",
-        "nodes": "nnodes",
-        "ntasks-per-node": "=tasks_per_node",
-        "ntasks": "=tasks",
-        "container-image": "=pyxis",
-        "container-mounts": "=container_mounts",
-        "gpus": "=all_gpus",
-        **dict.fromkeys(["mail-type", "mail-user", "comment", "nodelist", "licenses"], "=extra"),
-        **_named(
-            "gpus-per-node gres cpus-per-task partition account qos time constraint reservation "
-            "exclude mem exclusive requeue",
-            "slurm.",
+        flags=_pairs(
+            "allow-run-as-root report-bindings oversubscribe nooversubscribe tag-output "
+            "prepend-rank timestamp-output v verbose"
         ),
-        "chdir": LEFT + "the code's folder is the working folder: launcher run, in that folder",
-        **_left("write slurm.mem, of each node", "mem-per-gpu mem-per-cpu"),
-        "signal": LEFT + "the launcher asks for the warning itself",
-        "array": LEFT + "a launcher run for each element, or slurm.kind: array for elastic nodes",
-        **_left(OUTPUT, "output error open-mode"),
-        **_left(STARTS, "kill-on-bad-exit no-kill wait label mpi unbuffered"),
-    },
-    flags=_flags("exclusive requeue no-requeue label no-kill unbuffered"),
-    short={"J": "job-name", "N": "nodes", "n": "ntasks", "p": "partition", "A": "account",
-           "t": "time", "c": "cpus-per-task", "C": "constraint", "o": "output", "e": "error",
-           "x": "exclude", "w": "nodelist", "D": "chdir", "q": "qos", "G": "gpus", "a": "array",
-           "l": "label", "u": "unbuffered", "K": "kill-on-bad-exit"},
-)  # fmt: skip
+        twos=_pairs("mca prtemca pmixmca genv env"),
+        short=_pairs(
+            "np=n c=n H=host hosts=host f=hostfile machinefile=hostfile N=npernode perhost=ppn "
+            "wd=wdir"
+        ),
+    ),
+    "deepspeed": Program(
+        names="deepspeed",
+        notes=(ADDS_LOCAL_RANK,),
+        keys=_pairs(
+            "num-nodes=nnodes num-gpus=nproc_per_node hostfile=hosts.inventory module=@module"
+        ),
+        flags=_pairs("module no-python no-local-rank force-multi no-ssh"),
+        short=_pairs("H=hostfile i=include e=exclude"),
+    ),
+    "accelerate": Program(
+        names="accelerate",
+        verb="launch",
+        keys={
+            **_pairs("num-processes=@processes num-machines=nnodes module=@module max-restarts"),
+            **_pairs(
+                "mixed-precision=MIXED_PRECISION dynamo-backend=DYNAMO_BACKEND use-fsdp=USE_FSDP "
+                "gradient-accumulation-steps=GRADIENT_ACCUMULATION_STEPS use-cpu=USE_CPU "
+                "use-deepspeed=USE_DEEPSPEED deepspeed-config-file=DEEPSPEED_CONFIG_FILE "
+                "zero-stage=DEEPSPEED_ZERO_STAGE debug=DEBUG_MODE",
+                "env.ACCELERATE_",
+            ),
+            "num-cpu-threads-per-process": "env.OMP_NUM_THREADS",
+        },
+        flags=_pairs("multi-gpu module no-python use-fsdp use-deepspeed use-cpu quiet debug"),
+        short=_pairs("m=module q=quiet cpu=use-cpu"),
+    ),
+    "docker": Program(
+        names="docker|podman",
+        verb="run",
+        has_secrets=True,
+        keys=_pairs(
+            "name workdir gpus=@gpus entrypoint=@entrypoint volume=@volume env=@variable "
+            "shm-size=resources.shm memory=resources.memory cpus=resources.cpus "
+            "runtime=docker.runtime"
+        ),
+        flags=_pairs("rm detach interactive tty init privileged read-only"),
+        short=_pairs(
+            "v=volume e=env w=workdir m=memory d=detach t=tty i=interactive l=label net=network "
+            "u=user p=publish"
+        ),
+    ),
+    "srun": Program(
+        names="srun",
+        keys={
+            **_pairs(
+                "job-name=name nodes=nnodes ntasks-per-node=@tasks_per_node ntasks=@tasks "
+                "container-image=@pyxis container-mounts=@container_mounts gpus=@all_gpus "
+                "mail-type=@extra mail-user=@extra comment=@extra nodelist=@extra"
+            ),
+            **_pairs(
+                "gpus-per-node gres cpus-per-task partition account qos time constraint "
+                "reservation exclude mem exclusive requeue",
+                "slurm.",
+            ),
+        },
+        flags=_pairs("exclusive requeue no-requeue label no-kill unbuffered"),
+        short=_pairs(
+            "J=job-name N=nodes n=ntasks p=partition A=account t=time c=cpus-per-task C=constraint "
+            "o=output e=error x=exclude w=nodelist D=chdir q=qos G=gpus a=array r=relative l=label "
+            "u=unbuffered K=kill-on-bad-exit"
+        ),
+    ),
+}

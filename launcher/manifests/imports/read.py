@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 
 from launcher.contract import typed
@@ -13,10 +13,11 @@ from launcher.manifests.imports.batch import import_batch_script
 from launcher.manifests.imports.command_line import LineReader, launches, split_line
 from launcher.manifests.imports.draft import Draft
 from launcher.manifests.imports.kubernetes import KINDS, import_object
-from launcher.manifests.imports.programs import ACCELERATE
+from launcher.manifests.imports.programs import PROGRAMS
 from launcher.manifests.source import Value, parse_manifest
 
 HOST_LINE = re.compile(r"[A-Za-z0-9][\w.-]*(?:\s+(?:slots|max_slots)=\d+|:\d+)*")
+PLUGINS = {"fsdp_config": "FSDP_", "deepspeed_config": "ACCELERATE_DEEPSPEED_"}
 TAKES = "a launch line, a batch script, a PyTorchJob or TrainJob, an accelerate config, a hostfile"
 
 
@@ -27,9 +28,7 @@ def import_text(text: str, source: str, command: Sequence[str] = ()) -> Draft:
     ends before it says what to run.
     """
     draft = Draft(source=source)
-    lines = [
-        line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")
-    ]
+    lines = [line for line in text.splitlines() if line.partition("#")[0].strip()]
     is_yaml = bool(lines) and re.match(r"[\w-]+:(\s|$)", lines[0])
     if is_batch_script(text, source):
         import_batch_script(parse_batch_script(text, source), draft)
@@ -41,16 +40,6 @@ def import_text(text: str, source: str, command: Sequence[str] = ()) -> Draft:
         _yaml(text, source, draft)
     if command:
         LineReader(draft, {}).read(list(command))
-    return draft
-
-
-def import_line(words: Sequence[str]) -> Draft:
-    """The job of a launch line that a shell has split."""
-    line = shlex.join(words)
-    draft = Draft(source=line if len(line) <= 80 else f"{line[:77]}...")
-    if not launches(words):
-        _refuse(draft.source)
-    LineReader(draft, {}).read_all(words)
     return draft
 
 
@@ -88,36 +77,27 @@ def _yaml(text: str, source: str, draft: Draft) -> None:
 
 
 def _accelerate(config: Value, draft: Draft) -> None:
-    """What ``accelerate config`` wrote: the options of ``accelerate launch`` as keys."""
-    reader, special = LineReader(draft, {}), dict[str, str]()
-    for name, value in config.items():
-        option = name.replace("_", "-")
-        if name in ("fsdp_config", "deepspeed_config", "fp8_config", "megatron_lm_config"):
-            for part, inner in value.items():
-                _of_plugin(name, part, inner, reader)
-        elif name == "distributed_type":
-            draft.set_env("ACCELERATE_USE_FSDP", "true") if value.text == "FSDP" else None
-            draft.set_env("ACCELERATE_USE_DEEPSPEED", "true") if value.text == "DEEPSPEED" else None
-        elif value and value.text not in ("no", "NO", "false", ""):
-            reader.take(ACCELERATE, option, value.text, f"{name}: {value.text}", special)
-    reader.share_processes(special.get("processes", ""))
+    """What ``accelerate config`` wrote: the options of ``accelerate launch`` as keys.
 
-
-def _of_plugin(section: str, name: str, value: Value, reader: LineReader) -> None:
-    """accelerate hands these on as variables: FSDP_* by their own names, DeepSpeed's with another
-    beginning (``accelerate.utils.launch.prepare_multi_gpu_env`` and ``prepare_deepspeed_cmd_env``).
+    Those of plugins are handed on as variables (``accelerate.utils.launch``).
     """
-    if section == "fsdp_config":
-        name = name if name.startswith("fsdp_") else f"fsdp_{name}"
-        reader.draft.set_env(name.upper(), value.text)
-    elif section == "deepspeed_config":
-        known = {"deepspeed_config_file": "CONFIG_FILE", "gradient_clipping": "GRADIENT_CLIPPING",
-                 "gradient_accumulation_steps": ""}  # fmt: skip
-        short = known.get(name, name.upper())
-        prefix = "ACCELERATE_DEEPSPEED_" if short else "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-        reader.draft.set_env(prefix + short, value.text)
-    else:
-        reader.draft.leave(f"{section}.{name}: {value.text}", "set it in the script")
+    reader, special = LineReader(draft, {}), defaultdict[str, list[str]](list)
+    program = PROGRAMS["accelerate"]
+    for name, value in config.items():
+        for part, inner in value.items():
+            short = part.removeprefix(name.removesuffix("config")).upper()
+            if (option := part.replace("_", "-")) in program.keys:
+                reader.take(program, option, inner.text, "", special)
+            elif name in PLUGINS:
+                draft.set_env(PLUGINS[name] + short, inner.text)
+            else:
+                draft.leave(f"{name}.{part}: {inner.text}", "set it in the script")
+        if value.text in ("FSDP", "DEEPSPEED"):
+            draft.set_env(f"ACCELERATE_USE_{value.text}", "true")
+        elif value.text not in ("no", "NO", "false", ""):
+            shown = f"{name}: {value.text}"
+            reader.take(program, name.replace("_", "-"), value.text, shown, special)
+    reader.spread(special)
 
 
 def _refuse(source: str) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 
 from launcher.manifests.checks.rules import Breach, Breaches
-from launcher.manifests.scripts import checkpoints, data, devices, lightning, processes
-from launcher.manifests.scripts.ranks import is_distributed, trains
-from launcher.manifests.scripts.reading import MAX_STEPS, ScriptTree
+from launcher.manifests.scripts import data, devices, lightning, processes
+from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.reading import MAX_STEPS
 from launcher.manifests.scripts.rules import ScriptRule
+from launcher.yamlfile.problem import FileError, Origin
 
 MAX_BYTES = 2**20
 """Larger is no script that a person wrote."""
@@ -23,8 +24,8 @@ PYTHON = re.compile(
     r"\A#!.*\bpython|^(import [\w.]+( as \w+)?|from [\w.]+ import [\w, (]+)\s*$", re.MULTILINE
 )
 
-FAMILIES = (devices, data, processes, checkpoints, lightning)
-CHECKS: tuple[Callable[[ScriptTree], Breaches], ...] = tuple(
+FAMILIES = (devices, data, processes, lightning)
+CHECKS: tuple[Callable[[Script], Breaches], ...] = tuple(
     check
     for family in FAMILIES
     for name, check in vars(family).items()
@@ -47,16 +48,8 @@ def is_training_script(text: str, file: str) -> bool:
     return suffix in (".py", ".ipynb") or (is_open and bool(PYTHON.search(text)))
 
 
-class UnreadableError(Exception):
-    """A file that is no script: ``line``, what it is instead, and the fix."""
-
-    def __init__(self, line: int, what: str, fix: str) -> None:
-        super().__init__(what)
-        self.line, self.what, self.fix = line, what, fix
-
-
-def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> ScriptTree:
-    """The tree of a script. Raises ``UnreadableError`` where Python could not run it."""
+def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> Script:
+    """The tree of a script. Raises ``FileError`` where Python could not run it."""
     line, fix = 1, "name the script that is started"
     if NOTEBOOK.match(text[:MAX_BYTES]):
         what, fix = "a notebook, and no script", f"jupyter nbconvert --to script {file}"
@@ -66,7 +59,7 @@ def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> ScriptTree:
         what = "the file is empty"
     else:
         try:
-            return ScriptTree(text, file, steps)
+            return Script(text, file, steps)
         except SyntaxError as error:
             is_old = error.msg.startswith(PYTHON_2)
             version = "Python 2" if is_old else "not Python {}.{}".format(*sys.version_info)
@@ -74,22 +67,21 @@ def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> ScriptTree:
             fix = "port it to Python 3" if is_old else "mend the line, or check it with its Python"
         except (ValueError, RecursionError, MemoryError) as error:
             what = f"cannot be read: {error}"
-    raise UnreadableError(line, what, fix)
+    raise Origin(file).error(what, fix, line)
 
 
 def check_training_script(text: str, file: str, steps: int = MAX_STEPS) -> list[Breach]:
     """The breaches of one training script, in the order of its lines."""
     try:
         script = parse_script(text, file, steps)
-        checks = CHECKS if trains(script) or is_distributed(script) else OF_ALL
+        checks = CHECKS if script.trains or script.is_distributed else OF_ALL
         found = dict.fromkeys(breach for check in checks for breach in check(script))
         return sorted(found, key=lambda one: one.line)
-    except UnreadableError as unreadable:
-        error = unreadable
-    except RecursionError as nested:
-        error = UnreadableError(1, f"cannot be read: {nested}", "fewer brackets in each other")
-    where, rule = f"{file}:{error.line}", ScriptRule.UNREADABLE
-    return [Breach(rule=rule, where=where, line=error.line, what=error.what, fix=error.fix)]
+    except FileError as unreadable:
+        problems = unreadable.problems
+    except RecursionError as error:
+        problems = Origin(file).error(f"cannot be read: {error}", "fewer brackets", 1).problems
+    return [Breach(rule=ScriptRule.UNREADABLE, **vars(problem)) for problem in problems]
 
 
 def count_findings(path: Path) -> int:

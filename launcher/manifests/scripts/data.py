@@ -1,20 +1,14 @@
-"""Rules of training scripts about data: loaders, samplers, seeds, downloads."""
+"""Rules of training scripts about files and data: loaders, seeds, downloads, checkpoints."""
 
 from __future__ import annotations
 
 import ast
 import re
+from pathlib import PurePath
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import (
-    barriers,
-    contexts,
-    frameworks,
-    has_to_do_with_ranks,
-    is_guarded,
-    rank_conditions,
-)
-from launcher.manifests.scripts.reading import ScriptTree, argument, constant, is_open, shown
+from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.reading import DEPTH, argument, constant, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 LOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers",
@@ -27,9 +21,15 @@ HELD = re.compile(r"default_rng|RandomState|random\.Random|torch\.Generator")
 RANDOM = re.compile(r"(random|numpy\.random)\.(?!seed|default_rng|RandomState|Random$)\w+")
 SPAWNS = ("spawn", "forkserver")
 DOWNLOADS = ("urllib.request.urlretrieve", "wget.download", "gdown.download")
+SAVES = re.compile(r"save|checkpoint|commit|Continuity", re.I)
+LOADS = re.compile(
+    r"resume|restore|load_?(latest_|last_)?(checkpoint|ckpt|state|snapshot)|(torch|fabric)\.load$"
+    r"|checkpoint\.load|elastic",
+    re.I,
+)
 
 
-def loaders(script: ScriptTree) -> list[ast.Call]:
+def loaders(script: Script) -> list[ast.Call]:
     """The calls that make a DataLoader of torch, all of whose arguments are written out."""
     return [call for call in script.calls("DataLoader", "torch") if not is_open(call)]
 
@@ -40,29 +40,26 @@ def given(call: ast.Call, name: str) -> ast.expr | None:
     return None if isinstance(found, ast.Constant) and found.value is None else found
 
 
-def splits_data(script: ScriptTree) -> bool:
+def splits_data(script: Script) -> bool:
     """Whether a library splits the data of the loaders over ranks, and counts the epochs."""
-    used = frameworks(script)
+    used = script.frameworks
     return any(one not in HANDS_OVER or HANDS_OVER[one] in script.called for one in used)
 
 
-def _classes(script: ScriptTree, data: ast.expr | None) -> list[ast.ClassDef]:
+def _classes(script: Script, data: ast.expr | None) -> list[ast.ClassDef]:
     """The classes of this script that an expression makes objects of."""
     made = {script.name(one) for one in script.reach(data) if isinstance(one, ast.Call)}
     return [one for one in script.classes if one.name in made]
 
 
-def _is_trained_on(script: ScriptTree, call: ast.Call) -> bool:
+def _is_trained_on(script: Script, call: ast.Call) -> bool:
     """Whether a loop that goes backward takes its batches from this loader."""
-    back = [loop for loop in script.loops if isinstance(loop, ast.For) and _goes_back(loop)]
+    loops = [one for one in script.loops if isinstance(one, ast.For)]
+    back = [loop for loop in loops if script.leads_to(loop, "backward", 0)]
     return any(one is call for loop in back for one in script.reach(loop.iter))
 
 
-def _goes_back(loop: ast.AST) -> bool:
-    return any(getattr(one, "attr", "") == "backward" for one in ast.walk(loop))
-
-
-def check_loader_without_sampler(script: ScriptTree) -> Breaches:
+def check_loader_without_sampler(script: Script) -> Breaches:
     """A loader for training whose batches are the same on every rank."""
     for call in [] if splits_data(script) else loaders(script):
         is_training = constant(given(call, "shuffle")) is True or _is_trained_on(script, call)
@@ -80,14 +77,14 @@ def check_loader_without_sampler(script: ScriptTree) -> Breaches:
         yield from script.hit(ScriptRule.LOADER_WITHOUT_SAMPLER, call, what, fix)
 
 
-def _is_split(script: ScriptTree, data: ast.AST) -> bool:
+def _is_split(script: Script, data: ast.AST) -> bool:
     """Whether a data set has to do with ranks."""
     words = {script.word(one) for one in script.reach(data)}
     is_part = bool(words & {"shard", "split_dataset_by_node", "get_world_size", "WORLD_SIZE"})
-    return is_part or has_to_do_with_ranks(script, data)
+    return is_part or script.has_to_do_with_ranks(data)
 
 
-def check_sampler_with_shuffle(script: ScriptTree) -> Breaches:
+def check_sampler_with_shuffle(script: Script) -> Breaches:
     """A sampler and ``shuffle=True`` in one loader."""
     for call in loaders(script):
         sampler = given(call, "sampler")
@@ -97,7 +94,7 @@ def check_sampler_with_shuffle(script: ScriptTree) -> Breaches:
             yield from script.hit(ScriptRule.SAMPLER_WITH_SHUFFLE, call, what, fix)
 
 
-def check_no_set_epoch(script: ScriptTree) -> Breaches:
+def check_no_set_epoch(script: Script) -> Breaches:
     """A distributed sampler that shuffles, in epochs that it is never told of."""
     epochs = any("epoch" in shown(getattr(loop, "target", loop)) for loop in script.loops)
     if script.called.get("set_epoch") or not epochs or splits_data(script):
@@ -117,7 +114,7 @@ def _has_workers(call: ast.Call) -> bool:
     return workers is not None and constant(workers) != 0
 
 
-def check_worker_seeds(script: ScriptTree) -> Breaches:
+def check_worker_seeds(script: Script) -> Breaches:
     """Random numbers of a data set that loader workers repeat, or that no seed reaches."""
     seeds = [call for call in script.calls("seed") if script.root(call) in ("random", "numpy")]
     is_seeded = not seeds or any(script.called.get(name) for name in SEEDS)
@@ -141,7 +138,7 @@ def check_worker_seeds(script: ScriptTree) -> Breaches:
                 yield from script.hit(ScriptRule.WORKER_SEEDS, seeds[0], what, fix)
 
 
-def check_pickled_function(script: ScriptTree) -> Breaches:
+def check_pickled_function(script: Script) -> Breaches:
     """Lambdas and local functions that go to a process which is spawned."""
     sent = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
     starts = [*script.calls("set_start_method"), *script.calls("get_context")]
@@ -150,9 +147,12 @@ def check_pickled_function(script: ScriptTree) -> Breaches:
         context = constant(argument(call, "multiprocessing_context"))
         if _has_workers(call) and (is_spawned or context in SPAWNS):
             sent += [(call, given(call, "collate_fn")), (call, argument(call, "worker_init_fn"))]
-            for made in script.reach(given(call, "dataset")):
-                if isinstance(made, ast.Call) and script.name(made).endswith(".Lambda"):
-                    sent.append((made, argument(made, "lambd", 0)))
+            inside = [
+                one for one in script.reach(given(call, "dataset")) if script.last(one) == "Lambda"
+            ]
+            sent += [
+                (one, argument(one, "lambd", 0)) for one in inside if isinstance(one, ast.Call)
+            ]
     for call, one in sent:
         values = [one, *script.values(one)] if one is not None else []
         made_here = script.functions.get(one.id, []) if isinstance(one, ast.Name) else []
@@ -166,38 +166,114 @@ def check_pickled_function(script: ScriptTree) -> Breaches:
 # -- downloads ------------------------------------------------------------------------------------
 
 
-def check_download(script: ScriptTree) -> Breaches:
+def check_download(script: Script) -> Breaches:
     """A download by every rank, or by one rank for which the others do not wait."""
-    for call in (one for calls in script.called.values() for one in calls):
+    for call in script.all_calls:
         asked = argument(call, "download")
         is_data = script.root(call) in ("torchvision", "torchaudio", "torchtext") and asked
         is_asked = is_data and not isinstance(asked, ast.Constant)
-        is_some = is_asked and has_to_do_with_ranks(script, asked)  # type: ignore[arg-type]
+        is_some = is_asked and script.has_to_do_with_ranks(asked)  # type: ignore[arg-type]
         function = script.function_of(call)
         is_one = script.name(call) in DOWNLOADS or (is_data and constant(asked) is True)
         if not (is_one or is_some) or (function and function.name == "prepare_data"):
             continue
-        first = [
-            one
-            for one in barriers(script)
-            if script.function_of(one) is function
-            and one.lineno < call.lineno
-            and rank_conditions(script, one)
-        ]  # if rank != 0: barrier(); download; if rank == 0: barrier()
-        if is_some or is_guarded(script, call):
+        # if rank != 0: barrier(); download; if rank == 0: barrier()
+        before = [one for one in script.barriers if one.lineno < call.lineno]
+        first = [one for one in before if script.is_beside(one, call)]
+        if is_some or script.is_guarded(call):
             if not any(_is_waited_for(script, one) for one in (call, *script.callers(call))):
                 what = f"{shown(call)} by some ranks, and no barrier after it"
                 rule = ScriptRule.DOWNLOAD_WITHOUT_BARRIER
                 yield from script.hit(rule, call, what, "dist.barrier()")
-        elif not first:
+        elif not any(script.rank_conditions(one) for one in first):
             fix = "if local_rank == 0: download; dist.barrier(); then download=False for all"
             what = f"{shown(call)} by every rank"
             yield from script.hit(ScriptRule.DOWNLOAD_BY_ALL, call, what, fix)
 
 
-def _is_waited_for(script: ScriptTree, call: ast.Call) -> bool:
+def _is_waited_for(script: Script, call: ast.Call) -> bool:
     """Whether ranks wait for each other after a call, in its function."""
-    function = script.function_of(call)
-    later = [one for one in barriers(script) if one.lineno > call.lineno]
-    is_later = any(script.function_of(one) is function for one in later)
-    return is_later or any("first" in name for name in contexts(script, call))
+    later = [one for one in script.barriers if one.lineno > call.lineno]
+    return any(script.is_beside(one, call) for one in later) or any(
+        "first" in name for name in script.contexts(call)
+    )
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def named(script: Script, name: str) -> list[ast.Call]:
+    """The calls of that full name, by line."""
+    calls = script.calls(name.rpartition(".")[2])
+    return [call for call in calls if script.name(call) == name]
+
+
+def check_save_by_all(script: Script) -> Breaches:
+    """``torch.save`` to a path that is the same for all ranks, by all of them."""
+    for call in named(script, "torch.save"):
+        path = argument(call, "f", 1)
+        if path is None or script.is_guarded(call):
+            continue
+        in_memory = any("BytesIO" in script.word(one) for one in script.reach(path))
+        if not in_memory and not script.has_to_do_with_ranks(path):
+            what, fix = f"{shown(call)} by every rank", "if rank == 0:, the rank of all nodes"
+            yield from script.hit(ScriptRule.SAVE_BY_ALL, call, what, fix)
+
+
+def check_load_without_weights_only(script: Script) -> Breaches:
+    """``torch.load`` that does not say whether it may run code."""
+    for call in named(script, "torch.load"):
+        is_said = argument(call, "weights_only") or argument(call, "pickle_module", 2)
+        if not is_said and not is_open(call):
+            fix = "weights_only=True for tensors and states, False for files that you trust"
+            yield from script.hit(ScriptRule.LOAD_WITHOUT_WEIGHTS_ONLY, call, shown(call), fix)
+
+
+def check_relative_checkpoint(script: Script) -> Breaches:
+    """A file that is saved and loaded again, in whatever folder the script is started."""
+    loads = named(script, "torch.load")
+    loaded = {_beginning(script, argument(call, "f", 0)) for call in loads}
+    for call in () if script.called.get("chdir") else named(script, "torch.save"):
+        begins = _beginning(script, argument(call, "f", 1))
+        is_there = PurePath(begins).is_absolute() or begins.startswith("~") or "://" in begins
+        if begins in loaded - {""} and not is_there:
+            fix = 'os.path.join(os.environ.get("CHECKPOINT_DIR", "."), "NAME")'
+            what = f"{shown(call)}: a path that depends on the current folder"
+            yield from script.hit(ScriptRule.RELATIVE_CHECKPOINT, call, what, fix)
+
+
+def _beginning(script: Script, path: ast.AST | None, depth: int = DEPTH) -> str:
+    """The text that a path begins with; empty where the script does not tell, or tells several."""
+    while path is not None and not isinstance(path, ast.Constant):
+        if isinstance(path, ast.JoinedStr):
+            path = path.values[0]
+        elif isinstance(path, ast.BinOp):
+            path = path.left
+        elif isinstance(path, ast.Call) and re.search(r"\b(join|Path)$", script.name(path)):
+            path = path.args[0] if path.args else None
+        else:
+            found = script.values(path) if depth else []
+            begins = {_beginning(script, one, depth - 1) for one in found}
+            return begins.pop() if len(begins) == 1 else ""
+    return str(constant(path) or "")
+
+
+def saves_and_loads(script: Script) -> tuple[bool, bool]:
+    """Whether names of what is called look like writing a checkpoint, and like reading one."""
+    names = {script.name(call) for call in script.all_calls}
+    return any(map(SAVES.search, names)), any(map(LOADS.search, names))
+
+
+def check_no_checkpoint(script: Script) -> Breaches:
+    """A training loop in a script that writes no checkpoint, or that never reads one."""
+    saves, loads = saves_and_loads(script)
+    loops = [loop for loop in script.loops if script.leads_to(loop, "backward")]
+    is_started = any(script.word(node) == "__name__" for node in script.nodes)
+    tops = [*loops, *(one for name in script.functions for one in script.called.get(name, ()))]
+    is_started |= any(script.function_of(one) is None for one in tops)
+    is_own = script.trains and not script.frameworks & {"lightning", "transformers", "composer"}
+    if loops and is_own and is_started and not (saves and loads):
+        what = "checkpoints are written and never read" if saves else "no checkpoint is written"
+        fix = "save model, optimiser and step now and then, and load what is there at the start"
+        loop = min(loops, key=lambda one: one.lineno)
+        yield from script.hit(ScriptRule.NO_CHECKPOINT, loop, what, fix)

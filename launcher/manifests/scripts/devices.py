@@ -6,14 +6,8 @@ import ast
 import re
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import (
-    barriers,
-    frameworks,
-    has_to_do_with_ranks,
-    is_global_rank,
-    wrapped_models,
-)
-from launcher.manifests.scripts.reading import DEPTH, ScriptTree, argument, constant, shown
+from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.reading import DEPTH, argument, constant, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 LOCAL = 'int(os.environ["LOCAL_RANK"])'
@@ -27,25 +21,25 @@ TAKES = {"to", "type_as", "cuda", "tolist", "item", "numpy", "size", "dim", "num
 """Of a tensor: what brings it to where it is used, and what is no tensor."""
 
 
-def device_words(script: ScriptTree) -> list[tuple[ast.Call, ast.expr]]:
+def device_words(script: Script) -> list[tuple[ast.Call, ast.expr]]:
     """Every expression that names a device, with its call: ``.to(x)``, ``device=x``."""
     found = []
     for name in ("to", "cuda", "set_device", "device"):
         found += [(call, one) for call in script.calls(name) for one in call.args[:2]]
-    for call in (one for calls in script.called.values() for one in calls):
+    for call in script.all_calls:
         given = (argument(call, "device"), argument(call, "map_location"))
         found += [(call, one) for one in given if one is not None]
     return found
 
 
-def sets_device(script: ScriptTree) -> bool:
+def sets_device(script: Script) -> bool:
     """Whether the process' GPU is chosen for all of it, by a library or a variable number."""
     calls = (*script.calls("set_device"), *script.calls("set_device_index"))
     is_chosen = any(call.args and constant(call.args[0]) is None for call in calls)
-    return is_chosen or bool(frameworks(script))
+    return is_chosen or bool(script.frameworks)
 
 
-def chooses_by_rank(script: ScriptTree) -> bool:
+def chooses_by_rank(script: Script) -> bool:
     """Whether some device is made from a rank: ``f"cuda:{local_rank}"``, ``.to(rank)``."""
     for _, word in device_words(script):
         for one in script.reach(word, 2):
@@ -57,7 +51,7 @@ def chooses_by_rank(script: ScriptTree) -> bool:
     return False
 
 
-def check_first_gpu(script: ScriptTree) -> Breaches:
+def check_first_gpu(script: Script) -> Breaches:
     """``.cuda()``, ``"cuda"`` and ``"cuda:0"``, where no process has been given its own GPU."""
     is_set = sets_device(script)
     chooses = is_set or chooses_by_rank(script)
@@ -80,34 +74,34 @@ def check_first_gpu(script: ScriptTree) -> Breaches:
         yield from script.hit(ScriptRule.FIRST_GPU, first, what, SET_DEVICE)
 
 
-def check_rank_as_device(script: ScriptTree) -> Breaches:
+def check_rank_as_device(script: Script) -> Breaches:
     """The global rank where a node counts its own GPUs."""
     words = [word for _, word in device_words(script)]
-    for call in wrapped_models(script):
+    for call in script.wrapped_models:
         ids, output = argument(call, "device_ids", 1), argument(call, "output_device", 2)
         words += ids.elts if isinstance(ids, ast.List) else []
         words += [output] if output is not None else []
     for word in dict.fromkeys(words):
         parts = word.values if isinstance(word, ast.JoinedStr) else [word]
-        if any(is_global_rank(script, getattr(one, "value", one) if one is not word else one)
+        if any(script.is_global_rank(getattr(one, "value", one) if one is not word else one)
                for one in parts):  # fmt: skip
             what = f"{shown(word)}, the rank among all processes, as the number of a GPU"
             yield from script.hit(ScriptRule.RANK_AS_DEVICE, word, what, LOCAL)
 
 
-def check_data_parallel(script: ScriptTree) -> Breaches:
+def check_data_parallel(script: Script) -> Breaches:
     """``nn.DataParallel``, unless it is the way out of a script that has DDP or ranks too."""
     for call in script.calls("DataParallel", "torch"):
         tests = [test for test, _ in script.conditions(call)]
-        is_way_out = bool(tests and wrapped_models(script))
-        if not is_way_out and not any(has_to_do_with_ranks(script, one) for one in tests):
+        is_way_out = bool(tests and script.wrapped_models)
+        if not is_way_out and not any(script.has_to_do_with_ranks(one) for one in tests):
             fix = f"DistributedDataParallel(model, device_ids=[{LOCAL}])"
             yield from script.hit(ScriptRule.DATA_PARALLEL, call, shown(call), fix)
 
 
-def check_nccl_without_device(script: ScriptTree) -> Breaches:
+def check_nccl_without_device(script: Script) -> Breaches:
     """NCCL where neither the group nor the process knows its GPU, and something needs it."""
-    needs = barriers(script) or any(name.endswith(("_object", "_list")) for name in script.called)
+    needs = script.barriers or any(name.endswith(("_object", "_list")) for name in script.called)
     if sets_device(script) or (chooses_by_rank(script) and not needs):
         return
     for call in script.calls("init_process_group"):
@@ -121,7 +115,7 @@ def check_nccl_without_device(script: ScriptTree) -> Breaches:
 # -- tensors of a module --------------------------------------------------------------------------
 
 
-def check_tensor_not_buffer(script: ScriptTree) -> Breaches:
+def check_tensor_not_buffer(script: Script) -> Breaches:
     """A tensor that a module makes at its start and uses later, where it may be on a GPU."""
     for one in script.classes:
         if not any(base.endswith(("nn.Module", ".LightningModule")) for base in script.bases(one)):
@@ -137,7 +131,7 @@ def check_tensor_not_buffer(script: ScriptTree) -> Breaches:
                 yield from script.hit(ScriptRule.TENSOR_NOT_BUFFER, node, what, fix)
 
 
-def _makes_tensor(script: ScriptTree, node: ast.expr, depth: int = 2 * DEPTH) -> bool:
+def _makes_tensor(script: Script, node: ast.expr, depth: int = 2 * DEPTH) -> bool:
     """Whether an expression makes a new tensor on the CPU."""
     inner: list[ast.expr] = []
     if isinstance(node, ast.BinOp):
@@ -157,7 +151,7 @@ def _makes_tensor(script: ScriptTree, node: ast.expr, depth: int = 2 * DEPTH) ->
     return depth > 0 and any(_makes_tensor(script, one, depth - 1) for one in inner)
 
 
-def _is_used_as_it_is(script: ScriptTree, one: ast.ClassDef, start: ast.AST, name: str) -> bool:
+def _is_used_as_it_is(script: Script, one: ast.ClassDef, start: ast.AST, name: str) -> bool:
     later = [
         node
         for node in ast.walk(one)

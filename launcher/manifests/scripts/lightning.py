@@ -5,49 +5,37 @@ from __future__ import annotations
 import ast
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import LIGHTNING
-from launcher.manifests.scripts.reading import ScriptTree, constant, shown
+from launcher.manifests.scripts.ranks import LIGHTNING, Script
+from launcher.manifests.scripts.reading import constant, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 DDP, MIXED, SPLIT = 'strategy="ddp"', 'precision="16-mixed"', "a step's end is part of the step"
 ARGUMENTS = {
     "gpus": 'accelerator="gpu", devices=N',
     "tpu_cores": 'accelerator="tpu", devices=N',
-    "ipus": "nothing: Lightning runs on no IPU any more",
     "num_processes": "devices=N",
     "distributed_backend": DDP,
     "auto_select_gpus": 'devices="auto"',
     "replace_sampler_ddp": "use_distributed_sampler=...",
-    "use_amp": MIXED,
-    "amp_backend": MIXED,
-    "amp_level": MIXED,
+    **dict.fromkeys(("use_amp", "amp_backend", "amp_level"), MIXED),
     "resume_from_checkpoint": "trainer.fit(model, ckpt_path=...)",
     "checkpoint_callback": "enable_checkpointing=...",
-    "weights_save_path": "default_root_dir=...",
     "progress_bar_refresh_rate": "callbacks=[TQDMProgressBar(refresh_rate=N)]",
     "weights_summary": "enable_model_summary=..., or callbacks=[ModelSummary(max_depth=N)]",
-    "terminate_on_nan": "detect_anomaly=True",
-    "track_grad_norm": "self.log_dict(grad_norm(self, 2)) in on_before_optimizer_step",
     "auto_lr_find": "Tuner(trainer).lr_find(model)",
     "auto_scale_batch_size": "Tuner(trainer).scale_batch_size(model)",
 }
 """Keywords of Trainer."""
+KEYS = ("strategy", "accelerator")
 VALUES = {
-    ("strategy", "dp"): DDP,
-    ("strategy", "ddp2"): DDP,
-    ("strategy", "horovod"): DDP,
+    **{(key, name): DDP for key in KEYS for name in ("dp", "ddp2", "horovod")},
     ("strategy", "ddp_sharded"): 'strategy="fsdp"',
-    ("accelerator", "dp"): DDP,
     ("accelerator", "ddp"): DDP,
-    ("accelerator", "ddp2"): DDP,
-    ("accelerator", "horovod"): DDP,
     ("accelerator", "ddp_cpu"): f'accelerator="cpu", {DDP}',
 }
 """Values of keywords that are still there."""
 METHODS = {
-    "training_step_end": SPLIT,
-    "validation_step_end": SPLIT,
-    "test_step_end": SPLIT,
+    **dict.fromkeys(("training_step_end", "validation_step_end", "test_step_end"), SPLIT),
     "training_epoch_end": "on_train_epoch_end(self), with outputs that the module has kept",
     "validation_epoch_end": "on_validation_epoch_end(self), with outputs that the module has kept",
     "test_epoch_end": "on_test_epoch_end(self), with outputs that the module has kept",
@@ -65,7 +53,7 @@ NAMES = {
 """What is imported from Lightning, or called there."""
 
 
-def check_lightning(script: ScriptTree) -> Breaches:
+def check_lightning(script: Script) -> Breaches:
     """Everything that Lightning has dropped, with what to write today."""
     found: list[tuple[ast.expr | ast.stmt, str, str | None]] = []
     for call in script.calls("Trainer", *LIGHTNING):

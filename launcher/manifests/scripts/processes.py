@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import (
-    LIGHTNING,
-    has_to_do_with_ranks,
-    rank_conditions,
-    wrapped_models,
-)
-from launcher.manifests.scripts.reading import ScriptTree, argument, constant, is_open, shown
+from launcher.manifests.scripts.ranks import LIGHTNING, Script
+from launcher.manifests.scripts.reading import argument, constant, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
 GIVEN = {"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
@@ -34,43 +30,50 @@ OPTIONS = re.compile(
 """In a condition: without that option, or under a launcher, it does not happen."""
 
 
-def is_optional(script: ScriptTree, node: ast.AST) -> bool:
+def is_optional(script: Script, node: ast.AST) -> bool:
     """Whether a node, or a call of its function, stands under an option."""
     callers = (test for call in script.callers(node) for test in script.conditions(call))
     return any(OPTIONS.search(ast.unparse(one)) for one, _ in (*script.conditions(node), *callers))
 
 
-def check_variables(script: ScriptTree) -> Breaches:
+def check_variables(script: Script) -> Breaches:
     """Variables that the launcher gives, or its address, set in the script."""
     for call in script.calls("init_process_group"):
         address = constant(argument(call, "init_method", 1))
         if HERE.match(str(address)) and not is_optional(script, call):
             what, fix = f"init_method={address!r}: each node looks there", "leave out init_method"
             yield from script.hit(ScriptRule.ADDRESS_SET, call, what, fix)
-    for node in script.nodes:
-        pairs: list[tuple[ast.AST | None, ast.expr]] = []
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-            if script.name(node.targets[0].value) == "os.environ":
-                pairs = [(node.targets[0].slice, node.value)]
-        elif isinstance(node, ast.Call) and script.name(node) == "os.environ.update":
-            maps = [one for one in node.args if isinstance(one, ast.Dict)]
-            pairs = [pair for one in maps for pair in zip(one.keys, one.values, strict=True)]
-        for key, value in pairs:
-            name = str(constant(key))
-            what, fix = f"{name} is set to {shown(value)}", "leave it out: the launcher gives it"
-            is_off = constant(value) in ("", "-1") or has_to_do_with_ranks(script, value)
-            if name == "CUDA_VISIBLE_DEVICES" and not is_off:
-                yield from script.hit(ScriptRule.VISIBLE_DEVICES, node, what, fix)  # type: ignore[arg-type]
-            is_own = any(script.word(one) == name for one in ast.walk(value))
-            if name in GIVEN and not is_own and not is_optional(script, node):
-                yield from script.hit(ScriptRule.ADDRESS_SET, node, what, fix)  # type: ignore[arg-type]
+    for node, key, value in _set_variables(script):
+        name = str(constant(key))
+        what, fix = f"{name} is set to {shown(value)}", "leave it out: the launcher gives it"
+        is_off = constant(value) in ("", "-1") or script.has_to_do_with_ranks(value)
+        if name == "CUDA_VISIBLE_DEVICES" and not is_off:
+            yield from script.hit(ScriptRule.VISIBLE_DEVICES, node, what, fix)
+        is_own = any(script.word(one) == name for one in ast.walk(value))
+        if name in GIVEN and not is_own and not is_optional(script, node):
+            yield from script.hit(ScriptRule.ADDRESS_SET, node, what, fix)
 
 
-def check_own_world(script: ScriptTree) -> Breaches:
+def _set_variables(script: Script) -> Iterator[tuple[ast.stmt | ast.expr, ast.AST, ast.expr]]:
+    """Where ``os.environ`` gets a value: the place, the name and the value."""
+    for node in (one for one in script.nodes if isinstance(one, ast.Assign)):
+        target = node.targets[0]
+        if isinstance(target, ast.Subscript) and script.name(target.value) == "os.environ":
+            yield node, target.slice, node.value
+    for call in script.calls("update", "os"):
+        for one in (one for one in call.args if isinstance(one, ast.Dict)):
+            pairs = zip(one.keys, one.values, strict=True)
+            yield from ((call, key, value) for key, value in pairs if key)
+
+
+def check_own_world(script: Script) -> Breaches:
     """``mp.spawn``, or processes that join a group, in a script that is started for each GPU."""
     calls = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
-    processes = [(call, argument(call, "target", 1)) for call in script.calls("Process")]
-    calls += [(call, target) for call, target in processes if _joins(script, target)]
+    for call in script.calls("Process"):
+        target = argument(call, "target", 1)
+        inside = script.functions.get(script.name(target), ())
+        if any(script.leads_to(one, "init_process_group") for one in inside):
+            calls.append((call, target))
     for call, started in calls:
         if started is not None and not is_optional(script, call):
             what = f"{shown(call)} starts the processes of one node"
@@ -78,17 +81,7 @@ def check_own_world(script: ScriptTree) -> Breaches:
             yield from script.hit(ScriptRule.OWN_WORLD, call, what, fix)
 
 
-def _joins(script: ScriptTree, target: ast.expr | None, depth: int = 3) -> bool:
-    """Whether a function of this script, or one that it calls, makes a process group."""
-    name = script.name(target)
-    if name.endswith("init_process_group"):
-        return True
-    inside = (node for one in script.functions.get(name, ()) for node in ast.walk(one))
-    called = [node.func for node in inside if isinstance(node, ast.Call)]
-    return depth > 0 and any(_joins(script, one, depth - 1) for one in called)
-
-
-def check_world_size_of_node(script: ScriptTree) -> Breaches:
+def check_world_size_of_node(script: Script) -> Breaches:
     """The number of this node's GPUs, taken for the number of processes."""
     for call in script.calls("device_count"):
         above = script.parents[call]
@@ -103,29 +96,28 @@ def check_world_size_of_node(script: ScriptTree) -> Breaches:
 # -- who waits for whom ---------------------------------------------------------------------------
 
 
-def _waits_for_all(script: ScriptTree, call: ast.Call) -> bool:
+def _waits_for_all(script: Script, call: ast.Call) -> bool:
     """Whether all ranks have to make a call; not for one of a smaller group."""
     name = script.name(call)
-    last = name.rpartition(".")[2]
     makers = {"torch"} if name.startswith("torch.distributed.") else set()
     makers |= {"horovod"} if "horovod." in name else set()
     if isinstance(call.func, ast.Attribute) and not makers:
-        made = [
-            script.name(one) for one in script.reach(call.func.value) if isinstance(one, ast.Call)
-        ]
+        made = [one for one in script.reach(call.func.value) if isinstance(one, ast.Call)]
         roots = (*LIGHTNING, "accelerate", "deepspeed")
-        makers = {one.rpartition(".")[2] for one in made if one.partition(".")[0] in roots}
+        makers = {script.last(one) for one in made if script.root(one) in roots}
     words = {script.word(one) for part in call.args for one in script.reach(part, 1)}
     is_part = argument(call, "group") is not None or any("group" in one for one in words)
-    return not is_part and any(OF_ALL[one].fullmatch(last) for one in makers & OF_ALL.keys())
+    return not is_part and any(
+        OF_ALL[one].fullmatch(script.last(call)) for one in makers & OF_ALL.keys()
+    )
 
 
-def check_some_ranks_only(script: ScriptTree) -> Breaches:
+def check_some_ranks_only(script: Script) -> Breaches:
     """A barrier or collective that only some ranks reach."""
     names = [name for name in script.called if any(one.fullmatch(name) for one in OF_ALL.values())]
     for name in names:
         calls = [call for call in script.calls(name) if _waits_for_all(script, call)]
-        tests = {call: rank_conditions(script, call) for call in calls}
+        tests = {call: script.rank_conditions(call) for call in calls}
         for call in (one for one in calls if tests[one]):
             # The other ranks' call stands under a condition of its own: else, or rank != 0.
             function = script.function_of(call)
@@ -137,34 +129,30 @@ def check_some_ranks_only(script: ScriptTree) -> Breaches:
                 yield from script.hit(ScriptRule.SOME_RANKS_ONLY, call, what, fix)
 
 
-def check_group_destroyed_early(script: ScriptTree) -> Breaches:
+def check_group_destroyed_early(script: Script) -> Breaches:
     """The group's end in a function whose DDP model is still alive, or still used."""
     joins = script.calls("init_process_group")
     is_gloo = any(constant(argument(call, "backend", 0)) == "gloo" for call in joins)
-    deletes = [node for node in script.nodes if isinstance(node, ast.Delete)]
-    deleted = {shown(one) for node in deletes for one in node.targets}
+    deleted = {shown(t) for one in script.nodes if isinstance(one, ast.Delete) for t in one.targets}
     for call in script.calls("destroy_process_group"):
-        function = script.function_of(call)
-        made = [
-            shown(target)
-            for one in wrapped_models(script)
-            if script.function_of(one) is function
-            for target in getattr(script.parents[one], "targets", [])
+        same = [one for one in script.wrapped_models if script.is_beside(one, call)]
+        made = [shown(t) for one in same for t in getattr(script.parents[one], "targets", [])]
+        later = [
+            one for one in script.nodes if isinstance(one, ast.Name) and script.is_beside(one, call)
         ]
         used = [
-            node
-            for node in script.nodes
-            if isinstance(node, ast.Name) and node.id in made and node.lineno > call.lineno
-            and script.function_of(node) is function and isinstance(node.ctx, ast.Load)
-        ]  # fmt: skip
+            one.id
+            for one in later
+            if one.id in made and one.lineno > call.lineno and isinstance(one.ctx, ast.Load)
+        ]
         alive = [name for name in made if is_gloo and name not in deleted]
-        for name in [*(node.id for node in used), *alive][:1]:
+        for name in [*used, *alive][:1]:
             what = f"{shown(call)} while the DDP model {name} is {'used' if used else 'alive'}"
             fix = f"del {name} before it, or call it after the function that has {name}"
             yield from script.hit(ScriptRule.GROUP_DESTROYED_EARLY, call, what, fix)
 
 
-def check_fabric_cpu(script: ScriptTree) -> Breaches:
+def check_fabric_cpu(script: Script) -> Breaches:
     """``Fabric(accelerator="cpu")`` that does not say how many processes there are."""
     for call in script.calls("Fabric", *LIGHTNING):
         devices = argument(call, "devices", 2)

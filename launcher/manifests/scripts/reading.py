@@ -18,6 +18,7 @@ from launcher.manifests.scripts.rules import ScriptRule
 IGNORED = re.compile(r"#\s*launcher:\s*ignore\[([\w\s,-]*)\]")
 MAX_STEPS = 10**5
 """How many nodes are looked at while names are followed: about 1 s. Later ones are not known."""
+SKIPS = (ast.Return, ast.Continue, ast.Break)
 DEPTH = 4
 """How many names a value is followed through: enough for ``args.gpu``, a parameter, a helper."""
 
@@ -47,6 +48,7 @@ class ScriptTree:
                 self._add_import(node)
         for node in self.nodes:
             self._add(node)
+        self.all_calls = [call for calls in self.called.values() for call in calls]
         self.classes = [node for node in self.nodes if isinstance(node, ast.ClassDef)]
         self.loops = [node for node in self.nodes if isinstance(node, ast.For | ast.While)]
 
@@ -61,11 +63,11 @@ class ScriptTree:
 
     def _add(self, node: ast.AST) -> None:
         if isinstance(node, ast.Call):
-            self.called[self.name(node.func).rpartition(".")[2]].append(node)
+            self.called[self.last(node)].append(node)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 self._assign(target, node.value)
-        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value:
             self._assign(node.target, node.value)
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
             self._assign(node.optional_vars, node.context_expr)
@@ -98,6 +100,10 @@ class ScriptTree:
         head = self.imports.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
         return ".".join((head, *reversed(parts)))
 
+    def last(self, node: ast.AST) -> str:
+        """The last part of a name: what is called, of whatever object."""
+        return self.name(node).rpartition(".")[2]
+
     def root(self, node: ast.AST) -> str:
         """The package that a name comes from; its first part where it is not imported."""
         return self.name(node).partition(".")[0]
@@ -107,12 +113,25 @@ class ScriptTree:
         found = [one for one in self.called.get(last, ()) if not roots or self.root(one) in roots]
         return sorted(found, key=lambda one: one.lineno)
 
+    def leads_to(self, node: ast.AST | None, name: str, depth: int = 3) -> bool:
+        """Whether a call of that name is in a node, or in the functions that it calls."""
+        inside = ast.walk(node) if node is not None else ()
+        called = {self.last(one) for one in inside if isinstance(one, ast.Call)}
+        inner = [one for last in called for one in self.functions.get(last, ())]
+        return name in called or (
+            depth > 0 and any(self.leads_to(one, name, depth - 1) for one in inner)
+        )
+
     def function_of(self, node: ast.AST) -> ast.FunctionDef | None:
         """The function that a node is in; None at the top of the script."""
         above = self.parents.get(node)
         while above is not None and not isinstance(above, ast.FunctionDef):
             above = self.parents.get(above)
         return above
+
+    def is_beside(self, one: ast.AST, other: ast.AST) -> bool:
+        """Whether two nodes are in one function, or both at the top."""
+        return self.function_of(one) is self.function_of(other)
 
     def bases(self, one: ast.ClassDef, depth: int = DEPTH) -> set[str]:
         """The full names of a class' bases, through classes of this script."""
@@ -195,14 +214,10 @@ class ScriptTree:
             elif isinstance(above, ast.BoolOp) and isinstance(node, ast.expr):
                 found += [(one, True) for one in above.values[: above.values.index(node)]]
             for inside in (_block(above, "body"), _block(above, "orelse")):
-                before = inside[: inside.index(node)] if node in inside else []
-                # An if whose body skips what follows, without an error.
-                found += [
-                    (one.test, False)
-                    for one in before
-                    if isinstance(one, ast.If)
-                    and isinstance(one.body[-1], ast.Return | ast.Continue | ast.Break)
-                ]
+                for one in inside[: inside.index(node)] if node in inside else ():
+                    # An if whose body skips what follows, without an error.
+                    if isinstance(one, ast.If) and isinstance(one.body[-1], SKIPS):
+                        found.append((one.test, False))
             if isinstance(above, ast.FunctionDef):
                 break
             node = above

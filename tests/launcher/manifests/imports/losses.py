@@ -7,6 +7,7 @@ import os
 import sys
 import torch
 import torch.distributed as dist
+import torch.distributed.nn
 from torch.nn.parallel import DistributedDataParallel
 
 if "OMPI_COMM_WORLD_RANK" in os.environ:  # mpirun gives no other names
@@ -23,7 +24,8 @@ for step in range(5):
     optimizer.step()
     if dist.get_rank() == 0:
         print(step, loss.item(), flush=True)
-# Else torch may abort the process: a DDP model must not outlive its group.
+# A group that lives on is destroyed in the interpreter's end, and may abort it. Two things hold it: the
+# model, and defaults of torch.distributed.nn, where DDP is the first to import that, behind the group.
 del loss, optimizer, model
 dist.destroy_process_group()
 """
