@@ -28,4 +28,6 @@ for step in range(5):
 # model, and defaults of torch.distributed.nn, where DDP is the first to import that, behind the group.
 del loss, optimizer, model
 dist.destroy_process_group()
+left = [open(f"/proc/self/task/{one}/comm").read() for one in os.listdir("/proc/self/task")]
+assert not any("gloo" in name for name in left), left
 """
