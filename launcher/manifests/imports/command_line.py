@@ -126,7 +126,7 @@ class LineReader:
             name, equals, value = re.sub(r"\s+", "=", entry, count=1).partition("=")
             if equals:
                 self._assign(name, value)
-            elif program.has_secrets:
+            elif program.has_image:
                 self.draft.add("secrets", name)
             else:
                 self.draft.leave(f"-x {name}", f"write env.{name} with its value")
@@ -135,8 +135,8 @@ class LineReader:
             self.take_slurm(special)
             if "torchrun" not in " ".join(rest):
                 self.draft.put("nproc_per_node", as_value(last(special, "tasks_per_node")))
-        if program is PROGRAMS["docker"]:
-            return self._docker(special, rest)
+        if program.has_image:
+            return self._container(special, rest)
         return ["python", "-m", *rest] if special["module"] else rest
 
     def take_slurm(self, special: Special) -> None:
@@ -150,7 +150,7 @@ class LineReader:
         for mount in filter(None, last(special, "container_mounts").split(",")):
             self.draft.add("mounts", mount if mount.count(":") else f"{mount}:{mount}")
 
-    def _docker(self, special: Special, rest: list[str]) -> list[str]:
+    def _container(self, special: Special, rest: list[str]) -> list[str]:
         for mount in special["volume"]:
             self._mount(mount)
         gpus = last(special, "gpus").strip("\"'")
