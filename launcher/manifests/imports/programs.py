@@ -36,9 +36,9 @@ _LEFT = {
     OUTPUT: "log-dir redirects tee local-ranks-filter logs-specs output-filename verbose "
     "tag-output prepend-rank timestamp-output enable-each-rank-log quiet output error open-mode",
     STARTS: "compute-environment main-training-function no-python run-path use-env start-method "
-    "monitor-interval allow-run-as-root launcher "
-    "no-local-rank force-multi no-ssh multi-gpu distributed-type rm detach interactive tty init "
-    "restart kill-on-bad-exit no-kill wait mpi unbuffered",
+    "monitor-interval allow-run-as-root launcher no-local-rank force-multi no-ssh multi-gpu "
+    "distributed-type rm detach interactive tty init restart kill-on-bad-exit no-kill wait mpi "
+    "unbuffered",
     BINDS: "bind-to map-by rank-by report-bindings bind-to-none nooversubscribe oversubscribe "
     "rankfile cpus-per-proc",
     HOSTS: "include exclude",
@@ -68,7 +68,8 @@ class Program:
     ``keys``: for each option, by its long name with ``-``, the key of the job file, or the name of
     what ``command_line`` does with it (``@machines``). ``flags`` take no value, ``twos`` take two.
     ``short``: the long names of short options. ``names`` is a pattern, ``verb`` the word behind it.
-    ``notes``: what it does beyond its options, and who does that here.
+    ``notes``: what it does beyond its options, and who does that here. ``has_image``: an image
+    stands behind the options, and then what the container runs.
     """
 
     names: str
