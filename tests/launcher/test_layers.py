@@ -33,7 +33,6 @@ NOT_A_TARGET = {
     "commands.doctor": {"slurm"},
     # A word of the shell.
     "manifests.batch.script": {"local"},
-    "manifests.imports.programs": {"hosts"},  # an option of horovodrun and Hydra
 }
 """Words that are a target's name, and mean something else."""
 PLAYS_IN_DOCKER = (

@@ -5,12 +5,12 @@ A line may hold several of them, each of which starts the next: ``docker run IMA
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from launcher.contract.errors import InputError
@@ -126,7 +126,7 @@ class LineReader:
             name, equals, value = re.sub(r"\s+", "=", entry, count=1).partition("=")
             if equals:
                 self._assign(name, value)
-            elif program.has_secrets:
+            elif program.has_image:
                 self.draft.add("secrets", name)
             else:
                 self.draft.leave(f"-x {name}", f"write env.{name} with its value")
@@ -135,8 +135,8 @@ class LineReader:
             self.take_slurm(special)
             if "torchrun" not in " ".join(rest):
                 self.draft.put("nproc_per_node", as_value(last(special, "tasks_per_node")))
-        if program is PROGRAMS["docker"]:
-            return self._docker(special, rest)
+        if program.has_image:
+            return self._container(special, rest)
         return ["python", "-m", *rest] if special["module"] else rest
 
     def take_slurm(self, special: Special) -> None:
@@ -150,7 +150,7 @@ class LineReader:
         for mount in filter(None, last(special, "container_mounts").split(",")):
             self.draft.add("mounts", mount if mount.count(":") else f"{mount}:{mount}")
 
-    def _docker(self, special: Special, rest: list[str]) -> list[str]:
+    def _container(self, special: Special, rest: list[str]) -> list[str]:
         for mount in special["volume"]:
             self._mount(mount)
         gpus = last(special, "gpus").strip("\"'")
@@ -221,12 +221,7 @@ class LineReader:
 
     def _filled(self, text: str) -> str:
         """With the variables that are known, and defaults of those that are not."""
-
-        def fill(found: re.Match[str]) -> str:
-            known = self.known.get(found[1])
-            return found[0] if known is None and found[2] is None else known or found[2]
-
-        return VARIABLE.sub(fill, text)
+        return VARIABLE.sub(lambda it: self.known.get(it[1]) or it[2] or it[0], text)
 
     def _mount(self, mount: str) -> None:
         for here in ("$PWD", "${PWD}", "$(pwd)"):
@@ -269,16 +264,12 @@ def program_of(word: str) -> Program | None:
 def split_line(line: str) -> list[str]:
     """The words of a line of shell. Raises ``InputError`` where a quote has no end."""
     try:
-        held: list[str] = []
-
-        def hold(found: re.Match[str]) -> str:
-            held.append(found[0])
-            return f"\0{len(held) - 1}\0"
-
+        line = line.replace("\\\n", " ")
         # What another command prints is one word, whatever stands in it.
-        line = re.sub(SUBSTITUTED, hold, line.replace("\\\n", " "))
+        held, number = re.findall(SUBSTITUTED, line), itertools.count()
+        line = re.sub(SUBSTITUTED, lambda _: f"\0{next(number)}\0", line)
         words = shlex.split(_OPERATOR.sub(r" \g<0> ", line))
-        words = list(takewhile(lambda word: not word.startswith("#"), words))
+        words = list(itertools.takewhile(lambda word: not word.startswith("#"), words))
         return [re.sub("\0(\\d+)\0", lambda found: held[int(found[1])], word) for word in words]
     except ValueError:
         what = f"a quotation without an end: {line[:60]!r}"
@@ -292,10 +283,8 @@ def has_launcher(words: Sequence[str]) -> bool:
 
 def launches(words: Sequence[str]) -> bool:
     """Whether a command starts workers, by a launcher or by Python."""
-    if has_launcher(words):
-        return True
-    starts = any(PYTHON.fullmatch(word.rpartition("/")[2]) for word in words)
-    return starts and any(word.endswith(".py") for word in words)
+    is_python = any(PYTHON.fullmatch(word.rpartition("/")[2]) for word in words)
+    return has_launcher(words) or (is_python and any(word.endswith(".py") for word in words))
 
 
 def split_options(words: list[str], program: Program) -> Iterator[tuple[str, str, str]]:

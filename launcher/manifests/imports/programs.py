@@ -36,9 +36,9 @@ _LEFT = {
     OUTPUT: "log-dir redirects tee local-ranks-filter logs-specs output-filename verbose "
     "tag-output prepend-rank timestamp-output enable-each-rank-log quiet output error open-mode",
     STARTS: "compute-environment main-training-function no-python run-path use-env start-method "
-    "monitor-interval allow-run-as-root launcher "
-    "no-local-rank force-multi no-ssh multi-gpu distributed-type rm detach interactive tty init "
-    "restart kill-on-bad-exit no-kill wait mpi unbuffered",
+    "monitor-interval allow-run-as-root launcher no-local-rank force-multi no-ssh multi-gpu "
+    "distributed-type rm detach interactive tty init restart kill-on-bad-exit no-kill wait mpi "
+    "unbuffered",
     BINDS: "bind-to map-by rank-by report-bindings bind-to-none nooversubscribe oversubscribe "
     "rankfile cpus-per-proc",
     HOSTS: "include exclude",
@@ -68,7 +68,8 @@ class Program:
     ``keys``: for each option, by its long name with ``-``, the key of the job file, or the name of
     what ``command_line`` does with it (``@machines``). ``flags`` take no value, ``twos`` take two.
     ``short``: the long names of short options. ``names`` is a pattern, ``verb`` the word behind it.
-    ``notes``: what it does beyond its options, and who does that here.
+    ``notes``: what it does beyond its options, and who does that here. ``has_image``: an image
+    stands behind the options, and then what the container runs.
     """
 
     names: str
@@ -78,7 +79,7 @@ class Program:
     twos: Collection[str] = ()
     short: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[tuple[str, str], ...] = ()
-    has_secrets: bool = False
+    has_image: bool = False
 
 
 def _pairs(text: str, prefix: str = "") -> dict[str, str]:
@@ -87,14 +88,14 @@ def _pairs(text: str, prefix: str = "") -> dict[str, str]:
     return {name: prefix + (key or name.replace("-", "_")) for name, key in pairs}
 
 
-PROGRAMS = {
-    "torchrun": Program(
+_ALL = (
+    Program(
         names="torchrun",
         keys=_pairs("nnodes nproc-per-node max-restarts module=@module"),
         flags=_pairs("standalone no-python module run-path use-env"),
         short=_pairs("m=module r=redirects t=tee"),
     ),
-    "horovodrun": Program(
+    Program(
         names="horovodrun",
         notes=(("horovod", "the script imports fabric_train.horovod: launcher docs horovod"),),
         keys=_pairs(
@@ -104,7 +105,7 @@ PROGRAMS = {
         flags=_pairs("gloo mpi verbose check-build disable-cache"),
         short=_pairs("np=num-proc H=hosts p=ssh-port"),
     ),
-    "mpirun": Program(
+    Program(
         names="mpirun|mpiexec",
         keys=_pairs(
             "n=@processes host=@machines hostfile=hosts.inventory npernode=nproc_per_node "
@@ -120,7 +121,7 @@ PROGRAMS = {
             "wd=wdir"
         ),
     ),
-    "deepspeed": Program(
+    Program(
         names="deepspeed",
         notes=(ADDS_LOCAL_RANK,),
         keys=_pairs(
@@ -129,7 +130,7 @@ PROGRAMS = {
         flags=_pairs("module no-python no-local-rank force-multi no-ssh"),
         short=_pairs("H=hostfile i=include e=exclude"),
     ),
-    "accelerate": Program(
+    Program(
         names="accelerate",
         verb="launch",
         keys={
@@ -146,10 +147,10 @@ PROGRAMS = {
         flags=_pairs("multi-gpu module no-python use-fsdp use-deepspeed use-cpu quiet debug"),
         short=_pairs("m=module q=quiet cpu=use-cpu"),
     ),
-    "docker": Program(
+    Program(
         names="docker|podman",
         verb="run",
-        has_secrets=True,
+        has_image=True,
         keys=_pairs(
             "name workdir gpus=@gpus entrypoint=@entrypoint volume=@volume env=@variable "
             "shm-size=resources.shm memory=resources.memory cpus=resources.cpus "
@@ -161,7 +162,7 @@ PROGRAMS = {
             "u=user p=publish"
         ),
     ),
-    "srun": Program(
+    Program(
         names="srun",
         keys={
             **_pairs(
@@ -182,4 +183,6 @@ PROGRAMS = {
             "u=unbuffered K=kill-on-bad-exit"
         ),
     ),
-}
+)
+PROGRAMS = {one.names: one for one in _ALL}
+"""By the patterns of their names."""

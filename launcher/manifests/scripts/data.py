@@ -124,13 +124,12 @@ def check_worker_seeds(script: Script) -> Breaches:
         for one in _classes(script, given(call, "dataset")):
             nodes = list(ast.walk(one))
             names = {script.name(n): n for n in nodes if isinstance(n, ast.Call)}
-            for node in nodes:
-                held = shown(node.targets[0]) if isinstance(node, ast.Assign) else ""
-                is_drawn = any(name.startswith(f"{held}.") for name in names)
-                if held.startswith("self.") and is_drawn and HELD.search(script.name(node.value)):  # type: ignore[attr-defined]
+            for node in (node for node in nodes if isinstance(node, ast.Assign)):
+                held = shown(node.targets[0])
+                if held.startswith("self.") and HELD.search(script.name(node.value)):
                     what = f"{held} is copied into each loader worker, with its state"
                     fix = "worker_init_fn= that makes one from torch.initial_seed()"
-                    yield from script.hit(ScriptRule.WORKER_SEEDS, node, what, fix)  # type: ignore[arg-type]
+                    yield from script.hit(ScriptRule.WORKER_SEEDS, node, what, fix)
             drawn = [shown(n) for name, n in names.items() if RANDOM.match(name)]
             if drawn and not is_seeded:
                 what = f"{shown(seeds[0])} does not reach {drawn[0]} in loader workers"
@@ -169,12 +168,11 @@ def check_pickled_function(script: Script) -> Breaches:
 def check_download(script: Script) -> Breaches:
     """A download by every rank, or by one rank for which the others do not wait."""
     for call in script.all_calls:
-        asked = argument(call, "download")
-        is_data = script.root(call) in ("torchvision", "torchaudio", "torchtext") and asked
-        is_asked = is_data and not isinstance(asked, ast.Constant)
-        is_some = is_asked and script.has_to_do_with_ranks(asked)  # type: ignore[arg-type]
+        is_data = script.root(call) in ("torchvision", "torchaudio", "torchtext")
+        asked = argument(call, "download") if is_data else None
+        is_some = asked is not None and script.has_to_do_with_ranks(asked)
+        is_one = script.name(call) in DOWNLOADS or constant(asked) is True
         function = script.function_of(call)
-        is_one = script.name(call) in DOWNLOADS or (is_data and constant(asked) is True)
         if not (is_one or is_some) or (function and function.name == "prepare_data"):
             continue
         # if rank != 0: barrier(); download; if rank == 0: barrier()

@@ -5,6 +5,7 @@ from __future__ import annotations
 LOSSES = """
 import os
 import sys
+import weakref
 import torch
 import torch.distributed as dist
 import torch.distributed.nn
@@ -24,8 +25,10 @@ for step in range(5):
     optimizer.step()
     if dist.get_rank() == 0:
         print(step, loss.item(), flush=True)
-# A group that lives on is destroyed in the interpreter's end, and may abort it. Two things hold it: the
-# model, and defaults of torch.distributed.nn, where DDP is the first to import that, behind the group.
+# A group that lives on ends within the interpreter's end, and may abort that. The model holds it,
+# and so do defaults of torch.distributed.nn, where DDP is the first to import that.
+group = weakref.ref(dist.group.WORLD)
 del loss, optimizer, model
 dist.destroy_process_group()
+assert group() is None
 """

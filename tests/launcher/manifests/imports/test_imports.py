@@ -60,8 +60,8 @@ BATCH = "#!/bin/bash\n#SBATCH -N 2\n"
 @pytest.mark.parametrize(
     ("text", "source", "what"),
     [
-        ("torchrun --nproc-per-node=8", "line", "the line ends before a script"),
-        ("torchrun --nproc-per-node", "line", "the line ends before a script"),
+        ("torchrun --nproc-per-node=8", "line", "it names no script"),
+        ("torchrun --nproc-per-node", "line", "it names no script"),
         ("torchrun train.py --name 'a b", "line", "a quotation without an end"),
         ("mpirun -np 8", "line", "it names no script"),
         ("docker run --gpus all", "line", "no image"),
