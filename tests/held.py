@@ -66,6 +66,7 @@ def check_three_runs(launcher: Runner) -> None:
     # What is new in the code is sent, and runs at once.
     launcher.write(SUMS.replace('"sum"', '"anew"'), JOB)
     done = launcher(*argv, "--fresh")
+    assert "render it" not in done.stderr
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("anew 2.0 left None") == 2, done.stdout
 

@@ -142,7 +142,7 @@ def _tell_end(
         folder=shown(run.path),
         job=(
             *words_of_job_named(arguments),
-            *("--on", plan.target),
+            *(("--in", arguments.hold) if arguments.hold else ("--on", plan.target)),
             *options_of_job(arguments),
         ),
         extra=arguments.extra,

@@ -56,7 +56,8 @@ def render_summary(
         resume = typed.command("run", *job, *earlier, *after)
         lines.append(f"  {'train on' if succeeded else 'resume'.ljust(8)}     {resume}")
     same = ("--resume", resumed) if resumed else ()
-    lines.append(f"  render it    {typed.command('render', *job, *same, *after)}")
+    if "--in" not in job:  # in a hold nothing is started that could be rendered
+        lines.append(f"  render it    {typed.command('render', *job, *same, *after)}")
     lines += render_why(outcome)
     return "\n".join(lines)
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 TAKEN_LIMIT_S = 120.0
 """How long a node may take to begin: it may import torch first, or end a dead launcher's run."""
 SILENT_S = 4 * protocol.ALIVE_S
-TRIES = 200
-POLL_S = 0.01
+"""A held node that shows no sign of life for so long is gone."""
+POLL_S, TRIES = 0.01, 200
 
 
 class Hold:
