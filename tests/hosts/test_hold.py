@@ -16,6 +16,7 @@ from launcher.targets import process_table
 from launcher.targets.hosts.program.processes import KEEPER
 from tests.debugged import STOPS, debug_rank_1
 from tests.held import SUMS, TRAINS, check_three_runs, folder_of_hold, is_up
+from tests.hosts.test_endings import share_home
 from tests.hosts.typist import PREFIX, STATE, Typist
 from tests.waiting import wait_until
 
@@ -31,6 +32,10 @@ class Held(Typist):
 
     def write(self, script: str, job: str = "", prefix: str = PREFIX) -> None:
         super().write(script)
+
+    def hold(self) -> None:
+        done = self("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
+        assert done.returncode == 0, done.stderr
 
     def run_well(self) -> None:
         self.write(SUMS)
@@ -50,14 +55,13 @@ class Held(Typist):
 @pytest.fixture
 def held(typist: Typist, tmp_path: Path) -> Iterator[Held]:
     held = Held(tmp_path, typist.network)
-    done = held("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
-    assert done.returncode == 0, done.stderr
     yield held
     done = held("release", "dev")
     assert done.returncode == 0, done.stderr
 
 
 def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
+    held.hold()
     check_three_runs(held)
     for host in held.network.hosts[:2]:
         assert host.run("ls", f"{STATE}/runs").split() == [folder_of_hold(held).name]
@@ -69,6 +73,8 @@ def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
 
 
 def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: Held) -> None:
+    share_home(held)
+    held.hold()
     held.kill_node(1)
     hold = folder_of_hold(held)
     wait_until(lambda: (hold / "nodes/1/1/ready").exists(), limit_s=START_LIMIT_S)

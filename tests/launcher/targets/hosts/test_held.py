@@ -1,0 +1,78 @@
+"""A keeper that has a held node start its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.contract.keeper_record import write_record
+from launcher.contract.process_stat import start_of
+from launcher.targets.hosts.program.held import HeldChild
+from launcher.targets.hosts.program.messages import HeldNode, KeeperSpec
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Path:
+    """The folder of a held node that lives, and takes nothing."""
+    for name in ("held", "node"):
+        (tmp_path / name).mkdir()
+    write_record(tmp_path / "held", {"pid": os.getpid(), "start": start_of(os.getpid())})
+    return tmp_path / "held"
+
+
+def ask(held: Path) -> HeldChild:
+    spec = KeeperSpec(
+        run_id="r",
+        node_index=0,
+        node_dir=str(held.parent / "node"),
+        argv=[],
+        cwd="/",
+        env={},
+        unset=[],
+        secrets={},
+        detached=False,
+        stop_grace_s=1,
+        held=HeldNode(
+            start_file=f"{held}/start",
+            request='{"task": "t"}',
+            end_file=f"{held}/end",
+            user_file=f"{held.parent}/user",
+            user="u",
+        ),
+    )
+    return HeldChild(spec, {"KEY": "secret"})
+
+
+def test_nobody_else_reads_what_a_held_node_is_asked(waiting: Path) -> None:
+    child = ask(waiting)
+    assert child.poll() is None
+    assert json.loads((waiting / "start").read_text()) == {"task": "t", "env": [["KEY", "secret"]]}
+    assert (waiting / "start").stat().st_mode & 0o077 == 0
+
+
+def test_a_node_that_is_ended_before_it_begins_does_not_begin(waiting: Path) -> None:
+    child = ask(waiting)
+    child.end(3.0)
+    assert child.poll() == 137
+    assert not (waiting / "start").exists()
+    assert json.loads((waiting / "end").read_text()) == {"run_id": "r", "grace_s": 3.0}
+
+
+def test_a_node_has_the_code_that_the_held_node_tells(waiting: Path) -> None:
+    child, node = ask(waiting), waiting.parent / "node"
+    write_record(node, {"pid": 1, "start": "of the fork"})
+    child.end(3.0)
+    assert child.poll() is None
+    write_record(node, {"pid": 1, "exit_code": 143})
+    assert child.poll() == 143
+
+
+def test_a_node_ends_with_the_held_node(waiting: Path) -> None:
+    child = ask(waiting)
+    write_record(waiting.parent / "node", {"pid": 1, "start": "of the fork"})
+    write_record(waiting, {"pid": os.getpid(), "start": "of another"})
+    assert child.poll() == 137
+    assert child.why == "its node of the hold has ended"
