@@ -96,13 +96,25 @@ class Companion:
             sys.stdout.flush()
 
     def open(
-        self, model: nn.Module, write: Write, describe: Describe, *, kind: str, seed: int
+        self,
+        model: nn.Module,
+        write: Write,
+        describe: Describe,
+        *,
+        kind: str,
+        seed: int,
+        world_size: int,
+        join: str = "Accelerator(cpu=not torch.cuda.is_available())",
     ) -> Checkpoint | None:
         """Takes the folder over, and gives the newest checkpoint; the process group must be there.
 
-        ``kind`` says which Trainer and model it is. Blocks. Ends the process for bad input.
+        ``kind`` says which Trainer and model it is, ``world_size`` how many processes it trains by,
+        ``join`` what a script types so that these are all. Blocks. Ends the process for bad input.
         """
         assert self.folder is not None
+        if self.env.world:
+            with ending():
+                check_joined(world_size, self.env.world.world_size, join)
         self.opened.add(self.folder)
         self._write, self._describe = write, describe
         settings = self._settings
@@ -195,6 +207,19 @@ class Companion:
             "global_batch_size": self.global_batch_size,
         }
         return self.saver.save_files(self.step, write, tensors=self._shapes, trainer=state)
+
+
+def check_joined(seen: int, started: int, join: str) -> None:
+    """Raises InputError if a Trainer sees another number of processes than were started.
+
+    Each would train weights of its own, and a resume would give all of them those of rank 0.
+    """
+    if seen != started:
+        raise InputError(
+            f"{started} processes were started, but {seen} of them train together: each would get "
+            "weights of its own",
+            join,
+        )
 
 
 def sync_files(folder: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """Runs a script with Hugging Face's Trainer by FSDP2 on CPUs; accelerate takes GPUs alone for it.
 
-    sharded.py STATE_DICT_TYPE SCRIPT [its arguments]
+sharded.py STATE_DICT_TYPE SCRIPT [its arguments]
 """
 
 from __future__ import annotations

@@ -198,3 +198,23 @@ def test_with_dropout_a_lost_worker_changes_no_bit_of_a_transformers_log(train):
     assert "goes on after step" in disturbed.output()
     assert len(disturbed.rows()) == 10
     assert disturbed.rows() == undisturbed.rows()
+
+
+@pytest.mark.parametrize(
+    ("example", "joins"),
+    [
+        ("lightning_trainer.py", "**read_world(),"),
+        ("accelerate_loop.py", "cpu=not torch.cuda.is_available()"),
+        ("transformers_trainer.py", "use_cpu=not torch.cuda.is_available(),"),
+    ],
+)
+def test_processes_that_would_each_train_by_itself_are_refused(train, tmp_path, example, joins):
+    text = Path(EXAMPLES, example).read_text()
+    pytest.importorskip(example.partition("_")[0], reason=f"{example} needs it")
+    assert joins in text
+    script = tmp_path / example
+    script.write_text(text.replace(joins, ""))
+    training = train("apart", [str(script)])
+    training.finish(training.start("--nproc-per-node", "2"), 2)
+    assert "2 processes were started, but 1 of them train together" in training.output()
+    assert not list((training.folder / "checkpoints").glob("step-*"))
