@@ -15,9 +15,7 @@ def refuse(router: server.Router, method: str) -> None:
         return handle(router, method)
     response = server.Response(router._request_handler)
     response.status = HTTPStatus.FORBIDDEN
-    told = (
-        "somebody does not have storage.objects.create access to the Google Cloud Storage object."
-    )
+    told = "somebody does not have storage.objects.create access to the object."
     response.json({"error": {"code": 403, "message": told}})
     return response.close()
 
