@@ -101,7 +101,9 @@ class TrainerContinuity(TrainerCallback):
             loader = self._load_data()
         finally:
             trainer.accelerator.prepare = prepare
-        cut = None if is_iterable(loader) else cut_loader(loader, self._companion, self._place)
+        # In one without an index the Trainer cannot seek.
+        has_index = not isinstance(loader.dataset, torch.utils.data.IterableDataset)
+        cut = cut_loader(loader, self._companion, self._place) if has_index else None
         if cut is None:
             self._companion.say(
                 f"the train loader reads {type(loader.dataset).__name__} in a way of its own: a "
@@ -174,8 +176,3 @@ class TrainerContinuity(TrainerCallback):
         names = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
         sums = {"loss": losses, **{name: getattr(trainer, name) for name in names}}
         (folder / SUMS_FILE).write_text(json.dumps(sums))
-
-
-def is_iterable(loader: Any) -> bool:
-    """Whether a data set has no index: the Trainer cannot seek in it."""
-    return isinstance(loader.dataset, torch.utils.data.IterableDataset)
