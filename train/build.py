@@ -185,7 +185,7 @@ def build_model(
     if config.compile:
         # In place, so that no name in a checkpoint changes. Module.compile does not look into a
         # model that is a Sequential itself.
-        model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
+        model.forward = torch.compile(model.forward)
     return model, pretrained
 
 
