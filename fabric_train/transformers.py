@@ -34,16 +34,12 @@ def with_continuity(trainer: T, folder: str | None = None, **options: Any) -> T:
     nothing is changed. ``train`` ends the process for bad input.
     """
     companion = Companion(Settings(folder=folder, **options))
-    if not companion.acts:
-        return trainer
-    if obstacle := find_obstacle(trainer, companion):
-        companion.say(f"{obstacle}: no checkpoints, no stop with a commit, no exact resume")
-        return trainer
-    trainer.add_callback(TrainerContinuity(trainer, companion))
+    if companion.may_act(lambda: find_obstacle(trainer)):
+        trainer.add_callback(TrainerContinuity(trainer, companion))
     return trainer
 
 
-def find_obstacle(trainer: Any, companion: Companion) -> str | None:
+def find_obstacle(trainer: Any) -> str | None:
     """Why the promises cannot be kept with this Trainer; None if they can."""
     if trainer.is_deepspeed_enabled or trainer.args.parallel_mode.value not in (
         "distributed",
@@ -52,8 +48,6 @@ def find_obstacle(trainer: Any, companion: Companion) -> str | None:
         return "the Trainer trains in another way than ddp, fsdp and one device"
     if trainer.accelerator.dataloader_config.split_batches or trainer.args.auto_find_batch_size:
         return "split_batches and auto_find_batch_size change what a batch is"
-    if companion.folder in companion.opened:
-        return f"a second training of one script with the checkpoints in {companion.folder}"
     return None
 
 

@@ -73,13 +73,9 @@ class ContinuityCallback(Callback):
         """Chooses the checkpoint to go on from, once there is a process group."""
         companion = self._companion
         fit: Any = trainer  # some of what it sets is not declared
-        if stage != "fit" or not companion.acts or fit.fast_dev_run:
+        if stage != "fit" or fit.fast_dev_run:
             return
-        obstacle = find_obstacle(trainer)
-        if companion.folder in companion.opened:
-            obstacle = f"a second fit of one script with the checkpoints in {companion.folder}"
-        if obstacle:
-            companion.say(f"{obstacle}: no checkpoints, no stop with a commit, no exact resume")
+        if not companion.may_act(lambda: find_obstacle(trainer)):
             return
         found = companion.open(
             pl_module,
