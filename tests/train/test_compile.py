@@ -19,9 +19,14 @@ def build_small(config: TrainConfig) -> nn.Module:
 
 
 @pytest.mark.cc
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_compiled_training_ends_with_the_same_bits_through_a_kill(tmp_path, monkeypatch, world):
-    row, compiled = Row(name="ddp"), tmp_path / "compiled"
+@pytest.mark.parametrize(
+    ("strategy", "world"),
+    [("ddp", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("ddp", "fsdp"))],
+)
+def test_a_compiled_training_ends_with_the_same_bits_through_a_kill(
+    tmp_path, monkeypatch, strategy, world
+):
+    row, compiled = Row(name=strategy), tmp_path / "compiled"
     monkeypatch.setattr(digits, "build_model", build_small)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
