@@ -34,6 +34,7 @@ def main(epochs: int, dropout: float) -> None:
         lambda: {"at": dict(at)},
         kind="waves",
         seed=0,
+        world_size=accelerator.num_processes,
     )
     at |= safe.state.get("at", {})  # safe
     # Not by accelerate, whose shares depend on the number of processes.

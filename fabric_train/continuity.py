@@ -12,7 +12,7 @@ from fabric_train.errors import DivergedError
 from fabric_train.ledger import Ledger
 from fabric_train.preemption import finish_before_exit
 from fabric_train.saver import Saver
-from fabric_train.state import TrainState, has_finite_weights
+from fabric_train.state import TrainState
 from fabric_train.watch import StepWatch
 from fabric_train.worker_env import WorkerEnv
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 CLOSE_LIMIT_S = 10.0
 """What a save in flight gets when the training ends with an error."""
 
-REMEDY = (
-    ", so no checkpoint of it was written. "
-    "Lower the learning rate (--lr) or warm up longer (--warmup_steps)"
-)
+REMEDY = " Lower the learning rate (--lr) or warm up longer (--warmup_steps)"
 
 
 class Continuity:
@@ -109,8 +106,7 @@ class Continuity:
         state = self._state
         check_finite(state.epoch_loss, state.step)
         # The last loss was computed before the last step, which may have spoilt the weights.
-        if not self._watch.hold_on_all(has_finite_weights(state.model)):
-            raise DivergedError(f"a weight is not a finite number after step {state.step}{REMEDY}")
+        self._watch.check_weights(state.model, state.step, REMEDY)
         return self.saver.save(
             state.step,
             state.model,
@@ -125,5 +121,8 @@ class Continuity:
 def check_finite(loss: float, step: int) -> float:
     """The loss; raises DivergedError if it is not finite."""
     if not math.isfinite(loss):
-        raise DivergedError(f"the training loss is {loss} after step {step}{REMEDY}")
+        raise DivergedError(
+            f"the training loss is {loss} after step {step}, so no checkpoint of it was written."
+            + REMEDY
+        )
     return loss

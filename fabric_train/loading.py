@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fabric_train.errors import InputError
 from fabric_train.trainers.loaders import (
+    EpochCut,
     Place,
     change_loader,
-    cut_epoch,
     find_order,
     find_source,
     set_epoch,
@@ -56,8 +56,14 @@ def share_loader(
     if order is None and source is None:
         loader, source = reread(loader)
     size = len(source if order is None else order)  # type: ignore[arg-type]
-    total = global_batch_size or (loader.batch_size or 1) * world_size
-    cut = cut_epoch(loader, size, total, rank=rank, world_size=world_size, seed=seed)
+    cut = EpochCut(
+        size=size,
+        global_batch_size=global_batch_size or (loader.batch_size or 1) * world_size,
+        rank=rank,
+        world_size=world_size,
+        drop_last=bool(loader.drop_last),
+        seed=seed,
+    )
     return change_loader(loader, order, cut, place)
 
 

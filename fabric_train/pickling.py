@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
+import os
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -15,14 +16,6 @@ from fabric_train.errors import InputError
 
 HANDED_OVER = ("dataset", "collate_fn", "worker_init_fn")
 """What a worker process gets of a loader."""
-
-
-class Nowhere:
-    """A file that keeps nothing: a data set may be as large as the memory."""
-
-    def write(self, content: Any) -> int:
-        """Takes everything."""
-        return len(content)
 
 
 def check_picklable(loader: DataLoader[Any]) -> None:
@@ -63,7 +56,9 @@ def find_unpicklable(
 ) -> tuple[str, Any, str] | None:
     """Place, value and reason of the innermost part that cannot be pickled; None if all can."""
     try:
-        ForkingPickler(Nowhere(), 2).dump(value)
+        # Kept nowhere, as a data set may be as large as the memory.
+        with open(os.devnull, "wb") as nowhere:
+            ForkingPickler(nowhere, 2).dump(value)
     except Exception as error:
         why = str(error).partition("\n")[0] or type(error).__name__
     else:

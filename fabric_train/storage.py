@@ -65,13 +65,13 @@ class Storage:
             self._put_bytes(b"", PROBE_FILE)
             self._fs.rm_file(f"{self._root}/{PROBE_FILE}")
             return self._fetch(store, found)
-        except (PermissionError, FileNotFoundError) as error:
-            raise InputError(
-                f"--storage {self.url} cannot be written to: {describe(error)}",
-                "make the bucket, or give these credentials the right to list, read, write and "
-                "delete in it",
-            ) from error
         except Exception as error:
+            if is_refused(error):
+                raise InputError(
+                    f"--storage {self.url} cannot be written to: {describe(error)}",
+                    "make the bucket, or give these credentials the right to list, read, write and "
+                    "delete in it",
+                ) from error
             if found is None:
                 raise OSError(f"{self.url} cannot be read: {describe(error)}") from error
             self._say(f"{self.url} cannot be read, and {found.path} is here: {describe(error)}")
@@ -215,6 +215,12 @@ class Storage:
         staged = f"{parent}/{STAGING_PREFIX}{last}"
         write(staged)
         self._fs.mv(staged, target)
+
+
+def is_refused(error: Exception) -> bool:
+    """Whether a server answers, and says no; gcsfs has an error of another kind for that."""
+    is_known = isinstance(error, PermissionError | FileNotFoundError)
+    return is_known or str(error).startswith("Forbidden: ") or getattr(error, "code", 0) == 401
 
 
 def all_protocols(fs: Any) -> tuple[str, ...]:

@@ -19,9 +19,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
-from fabric_train.errors import InputError
 from fabric_train.randomness import seed_generators
-from fabric_train.trainers.companion import Companion, Settings, ending
+from fabric_train.trainers.companion import Companion, Settings
 from fabric_train.trainers.loaders import cut_loader
 
 SUMS_FILE = "sums.json"
@@ -32,21 +31,15 @@ def with_continuity(trainer: T, folder: str | None = None, **options: Any) -> T:
     """The same Trainer, whose ``train`` commits, stops and resumes.
 
     Options are those of Lightning's ``ContinuityCallback``. With neither a folder nor the launcher
-    nothing is changed. Ends the process, as for bad input, where each process would train alone.
+    nothing is changed. ``train`` ends the process for bad input.
     """
     companion = Companion(Settings(folder=folder, **options))
-    if not companion.acts:
-        return trainer
-    if obstacle := find_obstacle(trainer, companion):
-        companion.say(f"{obstacle}: no checkpoints, no stop with a commit, no exact resume")
-        return trainer
-    with ending():
-        check_world(trainer.args.world_size, companion.env.world_size)
-    trainer.add_callback(TrainerContinuity(trainer, companion))
+    if companion.may_act(lambda: find_obstacle(trainer)):
+        trainer.add_callback(TrainerContinuity(trainer, companion))
     return trainer
 
 
-def find_obstacle(trainer: Any, companion: Companion) -> str | None:
+def find_obstacle(trainer: Any) -> str | None:
     """Why the promises cannot be kept with this Trainer; None if they can."""
     if trainer.is_deepspeed_enabled or trainer.args.parallel_mode.value not in (
         "distributed",
@@ -55,23 +48,7 @@ def find_obstacle(trainer: Any, companion: Companion) -> str | None:
         return "the Trainer trains in another way than ddp, fsdp and one device"
     if trainer.accelerator.dataloader_config.split_batches or trainer.args.auto_find_batch_size:
         return "split_batches and auto_find_batch_size change what a batch is"
-    if companion.folder in companion.opened:
-        return f"a second training of one script with the checkpoints in {companion.folder}"
     return None
-
-
-def check_world(seen: int, started: int) -> None:
-    """Raises InputError if the Trainer sees fewer processes than were started.
-
-    accelerate does not join processes without a GPU unless it is told to use the CPU. Each would
-    train weights of its own, and a resume would give all of them those of rank 0.
-    """
-    if seen < started:
-        raise InputError(
-            f"{started} processes were started, but the Trainer sees {seen}: each would train by "
-            "itself, as without a GPU they are joined only where the script says use_cpu",
-            "give TrainingArguments(use_cpu=not torch.cuda.is_available())",
-        )
 
 
 class TrainerContinuity(TrainerCallback):
@@ -92,6 +69,8 @@ class TrainerContinuity(TrainerCallback):
             lambda: {"stopped_early": self._is_stopped_early()},
             kind=f"transformers {type(trainer.model).__qualname__}",
             seed=trainer.args.data_seed or trainer.args.seed,
+            world_size=trainer.args.world_size,
+            join="TrainingArguments(use_cpu=not torch.cuda.is_available())",
         )
         if found is not None:
             resume_from_checkpoint = str(found.path)
@@ -116,7 +95,9 @@ class TrainerContinuity(TrainerCallback):
             loader = self._load_data()
         finally:
             trainer.accelerator.prepare = prepare
-        cut = None if is_iterable(loader) else cut_loader(loader, self._companion, self._place)
+        # In one without an index the Trainer cannot seek.
+        has_index = not isinstance(loader.dataset, torch.utils.data.IterableDataset)
+        cut = cut_loader(loader, self._companion, self._place) if has_index else None
         if cut is None:
             self._companion.say(
                 f"the train loader reads {type(loader.dataset).__name__} in a way of its own: a "
@@ -189,8 +170,3 @@ class TrainerContinuity(TrainerCallback):
         names = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
         sums = {"loss": losses, **{name: getattr(trainer, name) for name in names}}
         (folder / SUMS_FILE).write_text(json.dumps(sums))
-
-
-def is_iterable(loader: Any) -> bool:
-    """Whether a data set has no index: the Trainer cannot seek in it."""
-    return isinstance(loader.dataset, torch.utils.data.IterableDataset)

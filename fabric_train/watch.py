@@ -10,10 +10,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fabric_train.agreement import Agreement
 from fabric_train.commit import SaveResult
+from fabric_train.errors import DivergedError
 from fabric_train.ledger import Ledger, Loaded, Saved, SaveFailed, StopAgreed
 from fabric_train.preemption import Preemption, Wish
 from fabric_train.profiling import Profiler
 from fabric_train.saver import Saver
+from fabric_train.state import has_finite_weights
 from fabric_train.worker_env import WorkerEnv
 
 AGREE_EVERY_S = 0.25
@@ -76,9 +78,13 @@ class StepWatch:
         self._saver.close()
         return settled[1] if settled else None
 
-    def hold_on_all(self, holds: bool) -> bool:
-        """Whether it holds on all ranks; blocks."""
-        return self._agreement.hold_on_all(holds)
+    def check_weights(self, model: nn.Module, step: int, remedy: str = "") -> None:
+        """Raises DivergedError, on all ranks, if a weight of any rank is not finite; blocks."""
+        if not self._agreement.hold_on_all(has_finite_weights(model)):
+            raise DivergedError(
+                f"a weight is not a finite number after step {step}, so no checkpoint of it was "
+                f"written.{remedy}"
+            )
 
     def _answer(self, wish: Wish, step: int, save: Save) -> None:
         self._ledger.write(StopAgreed(step=step, reason=wish.name.lower()))

@@ -77,8 +77,9 @@ def _why_no_root(purpose: str, needed: dict[str, str]) -> str:
 
 
 def why_no_cc() -> str:
-    """Empty where a C compiler is there, for libraries that are preloaded into a process."""
-    return "" if shutil.which("cc") else "no program cc: apt-get install gcc libc6-dev"
+    """Empty where compilers are, for libraries that are preloaded, and for torch.compile."""
+    found = shutil.which("cc") and shutil.which("g++")
+    return "" if found else "no programs cc and g++: apt-get install gcc g++ libc6-dev"
 
 
 def why_no_gpu() -> str:

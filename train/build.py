@@ -183,7 +183,9 @@ def build_model(
         model = sync_batch_norm(model, fabric.device, fabric.world_size)
     model = convert_model(model, config.precision)
     if config.compile:
-        model.compile()  # in place, so that no name in a checkpoint changes
+        # In place, so that no name in a checkpoint changes. Module.compile does not look into a
+        # model that is a Sequential itself.
+        model.forward = torch.compile(model.forward)
     return model, pretrained
 
 

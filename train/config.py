@@ -78,7 +78,7 @@ class TrainConfig:
     """Stop when the validation loss has not fallen for so many epochs; counts over restarts. Needs
     `val_share`."""
     compile: bool = False
-    """Compile the model by torch.compile; the first steps of each start are slow."""
+    """Compile the model by torch.compile, on CPUs by g++; each start's first steps are slow."""
     checkpoint_activations: bool = False
     """Keep only the input of each block of `charlm`, and compute the rest again in the backward
     pass: less memory, a third more work, the same numbers."""

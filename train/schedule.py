@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 
 from train.config import TrainConfig
 
@@ -42,11 +41,6 @@ class Schedule:
         """The same schedule, of which a part up to ``stop_step`` is trained; None for no limit."""
         stops = [stop for stop in (self.max_steps, stop_step) if stop is not None]
         return dataclasses.replace(self, max_steps=min(stops, default=None))
-
-    @property
-    def batches_per_epoch(self) -> Fraction:
-        """Steps of one epoch; a fraction if an epoch ends within a step."""
-        return Fraction(self.epoch_samples, self.batch_size)
 
     @property
     def total_steps(self) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from fabric_train.errors import InputError
 from fabric_train.lightning.data import Data
 from fabric_train.lightning.kinds import is_a
 from fabric_train.lightning.logs import continue_logs, copy_logs, describe_logs
@@ -24,7 +23,6 @@ from fabric_train.retention import KEPT
 from fabric_train.trainers.companion import (
     Companion,
     Settings,
-    ending,
     leave_sigterm_to_us,
     parse_env,
 )
@@ -75,22 +73,18 @@ class ContinuityCallback(Callback):
         """Chooses the checkpoint to go on from, once there is a process group."""
         companion = self._companion
         fit: Any = trainer  # some of what it sets is not declared
-        if stage != "fit" or not companion.acts or fit.fast_dev_run:
+        if stage != "fit" or fit.fast_dev_run:
             return
-        obstacle = find_obstacle(trainer)
-        if companion.folder in companion.opened:
-            obstacle = f"a second fit of one script with the checkpoints in {companion.folder}"
-        if obstacle:
-            companion.say(f"{obstacle}: no checkpoints, no stop with a commit, no exact resume")
+        if not companion.may_act(lambda: find_obstacle(trainer)):
             return
-        with ending():
-            check_world(trainer, companion)
         found = companion.open(
             pl_module,
             self._write,
             self._describe,
             kind=f"lightning {type(pl_module).__qualname__}",
             seed=int(os.environ.get("PL_GLOBAL_SEED", 0)),
+            world_size=trainer.world_size,
+            join="Trainer(**fabric_train.lightning.read_world(), ...)",
         )
         self._trainer = trainer
         self._sums = EpochSums(trainer, companion.saver.ranks)
@@ -244,17 +238,6 @@ def find_obstacle(trainer: Trainer) -> str | None:
     if is_a(strategy.checkpoint_io, "AsyncCheckpointIO"):
         return "AsyncCheckpointIO writes after a checkpoint was committed"
     return None
-
-
-def check_world(trainer: Trainer, companion: Companion) -> None:
-    """Raises InputError where the Trainer has another world than the process was started in."""
-    world = companion.env.world
-    if world and (trainer.world_size, trainer.global_rank) != (world.world_size, world.rank):
-        raise InputError(
-            f"this is rank {world.rank} of {world.world_size}, but the Trainer has rank "
-            f"{trainer.global_rank} of {trainer.world_size}: each would train alone",
-            "Trainer(**fabric_train.lightning.read_world(), ...)",
-        )
 
 
 def keep_lightning_from_stopping(trainer: Trainer) -> None:

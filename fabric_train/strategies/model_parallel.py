@@ -240,8 +240,8 @@ def place_layers(model: nn.Module, placement: Placement, home: torch.device) -> 
             module._apply(mover(home), recurse=False)
     moves = 0
     for name, device in placement.items():
-        came_from = find_previous(model, name, placement) or home
-        goes_to = None if find_next(model, name, placement) else home
+        came_from = find_neighbour(model, name, placement, -1) or home
+        goes_to = None if find_neighbour(model, name, placement, 1) else home
         module = model.get_submodule(name)
         module.register_forward_pre_hook(take_to(device), with_kwargs=True)
         if goes_to is not None:
@@ -250,19 +250,10 @@ def place_layers(model: nn.Module, placement: Placement, home: torch.device) -> 
     return moves
 
 
-def find_next(model: nn.Module, name: str, placement: Placement) -> torch.device | None:
-    """The device of the placed layer that gets this one's output directly, in a Sequential."""
-    return find_neighbour(model, name, placement, 1)
-
-
-def find_previous(model: nn.Module, name: str, placement: Placement) -> torch.device | None:
-    """The device of the placed layer whose output this one gets directly, in a Sequential."""
-    return find_neighbour(model, name, placement, -1)
-
-
 def find_neighbour(
     model: nn.Module, name: str, placement: Placement, distance: int
 ) -> torch.device | None:
+    """The device of the placed layer that stands at this distance from one in a Sequential."""
     parent, _, own = name.rpartition(".")
     container = model.get_submodule(parent)
     if not isinstance(container, nn.Sequential):

@@ -18,14 +18,13 @@ from torch import nn
 from fabric_train.checkpoint import Checkpoint
 from fabric_train.commit import SaveResult
 from fabric_train.durable import sync_folder
-from fabric_train.errors import DivergedError, InputError
+from fabric_train.errors import InputError
 from fabric_train.ledger import Planned, TrainEnded, TrainStarted, open_ledger
 from fabric_train.lineage import FencedError
 from fabric_train.manifest import find_differences
 from fabric_train.preemption import PreemptedError, exit_on_sigterm, leave
 from fabric_train.retention import KEPT, Interval, Keep
 from fabric_train.saver import Saver
-from fabric_train.state import has_finite_weights
 from fabric_train.watch import StepWatch
 from fabric_train.worker_env import WORLD_VARIABLES, WorkerEnv, parse_worker_env
 
@@ -52,8 +51,7 @@ class Settings:
 class Companion:
     """The safety of one training that a Trainer runs; all ranks call the same, in the same order.
 
-    Made when the script begins, before there is a process group. Without the launcher and without
-    a folder it ``acts`` not at all.
+    Made when the script begins, before there is a process group.
     """
 
     opened: ClassVar[set[Path]] = set()
@@ -77,10 +75,16 @@ class Companion:
         self.found: Checkpoint | None = None
         self._read_loss: Callable[[], float] = lambda: math.nan
 
-    @property
-    def acts(self) -> bool:
-        """Whether there is a folder for checkpoints."""
-        return self.folder is not None
+    def may_act(self, find_obstacle: Callable[[], str | None]) -> bool:
+        """Whether there is a folder for checkpoints, and nothing in the way, which is told."""
+        if self.folder is None:
+            return False
+        obstacle = find_obstacle()
+        if self.folder in self.opened:
+            obstacle = f"a second training of one script with the checkpoints in {self.folder}"
+        if obstacle:
+            self.say(f"{obstacle}: no checkpoints, no stop with a commit, no exact resume")
+        return not obstacle
 
     @property
     def rank(self) -> int:
@@ -96,13 +100,25 @@ class Companion:
             sys.stdout.flush()
 
     def open(
-        self, model: nn.Module, write: Write, describe: Describe, *, kind: str, seed: int
+        self,
+        model: nn.Module,
+        write: Write,
+        describe: Describe,
+        *,
+        kind: str,
+        seed: int,
+        world_size: int,
+        join: str = "Accelerator(cpu=not torch.cuda.is_available())",
     ) -> Checkpoint | None:
         """Takes the folder over, and gives the newest checkpoint; the process group must be there.
 
-        ``kind`` says which Trainer and model it is. Blocks. Ends the process for bad input.
+        ``kind`` says which Trainer and model it is, ``world_size`` how many processes it trains by,
+        ``join`` what a script types so that these are all. Blocks. Ends the process for bad input.
         """
         assert self.folder is not None
+        if self.env.world:
+            with ending():
+                check_joined(world_size, self.env.world.world_size, join)
         self.opened.add(self.folder)
         self._write, self._describe = write, describe
         settings = self._settings
@@ -177,11 +193,7 @@ class Companion:
         self.ledger.write(TrainEnded(step=self.step))
 
     def _save(self, _block: bool) -> SaveResult | None:
-        if not self.watch.hold_on_all(has_finite_weights(self._model)):
-            raise DivergedError(
-                f"a weight is not a finite number after step {self.step}, "
-                "so no checkpoint of it was written"
-            )
+        self.watch.check_weights(self._model, self.step)
 
         def write(folder: Path) -> list[str]:
             # All have written, or all learn of it.
@@ -195,6 +207,19 @@ class Companion:
             "global_batch_size": self.global_batch_size,
         }
         return self.saver.save_files(self.step, write, tensors=self._shapes, trainer=state)
+
+
+def check_joined(seen: int, started: int, join: str) -> None:
+    """Raises InputError if a Trainer sees another number of processes than were started.
+
+    Each would train weights of its own, and a resume would give all of them those of rank 0.
+    """
+    if seen != started:
+        raise InputError(
+            f"{started} processes were started, but {seen} of them train together: each would get "
+            "weights of its own",
+            join,
+        )
 
 
 def sync_files(folder: Path) -> list[str]:

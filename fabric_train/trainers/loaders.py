@@ -42,7 +42,11 @@ Place = Callable[[], tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class EpochCut:
-    """How an epoch of ``size`` samples is cut: a rank's share of each global batch."""
+    """How an epoch of ``size`` samples is cut: a rank's share of each global batch.
+
+    Raises InputError where the ranks' shares would differ, with the numbers that work, and where
+    there is nothing to train on.
+    """
 
     size: int
     global_batch_size: int
@@ -50,6 +54,23 @@ class EpochCut:
     world_size: int
     drop_last: bool
     seed: int
+
+    def __post_init__(self) -> None:
+        total = self.global_batch_size
+        if total % self.world_size:
+            worlds = [n for n in range(1, total + 1) if total % n == 0]
+            raise InputError(
+                f"{self.world_size} processes cannot share the global batch of {total} samples "
+                "that this training began with",
+                "start " + ", ".join(map(str, worlds[:12])) + " processes",
+            )
+        if not len(self):
+            raise InputError(
+                f"the {self.size} samples are fewer than the global batch of {total}, and "
+                "drop_last leaves them out: there is nothing to train on",
+                "drop_last=False, or a batch_size of at most "
+                f"{max(1, self.size // self.world_size)}",
+            )
 
     @property
     def tail(self) -> int:
@@ -68,42 +89,6 @@ class EpochCut:
             return range(place, place + 1)
         shares = (samples * rank // self.world_size for rank in (self.rank, self.rank + 1))
         return range(*(start + share for share in shares))
-
-
-def check_cut(global_batch_size: int, world_size: int) -> None:
-    """Raises InputError, with the numbers that work, if the ranks' shares would differ."""
-    if global_batch_size % world_size:
-        worlds = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
-        raise InputError(
-            f"{world_size} processes cannot share the global batch of {global_batch_size} samples "
-            "that this training began with",
-            "start " + ", ".join(map(str, worlds[:12])) + " processes",
-        )
-
-
-def cut_epoch(
-    loader: DataLoader[Any], size: int, total: int, *, rank: int, world_size: int, seed: int
-) -> EpochCut:
-    """Cuts ``size`` samples into global batches of ``total``.
-
-    Raises InputError where the ranks' shares would differ, and where there is nothing to train on.
-    """
-    check_cut(total, world_size)
-    cut = EpochCut(
-        size=size,
-        global_batch_size=total,
-        rank=rank,
-        world_size=world_size,
-        drop_last=bool(loader.drop_last),
-        seed=seed,
-    )
-    if not len(cut):
-        raise InputError(
-            f"the {size} samples are fewer than the global batch of {total}, and drop_last leaves "
-            "them out: there is nothing to train on",
-            f"drop_last=False, or a batch_size of at most {max(1, size // world_size)}",
-        )
-    return cut
 
 
 class Batch(list[Any]):
@@ -254,13 +239,20 @@ def plan_cut(loader: DataLoader[Any], size: int, companion: Companion) -> EpochC
 
     The global batch is that of the first start, whatever the world is now.
     """
-    rank, world_size = companion.rank, companion.saver.ranks.size
+    world_size = companion.saver.ranks.size
     companion.agree_on_facts(
         samples=size, batch_size=loader.batch_size, drop_last=bool(loader.drop_last)
     )
     total = companion.state.get("global_batch_size") or (loader.batch_size or 1) * world_size
     with ending():
-        cut = cut_epoch(loader, size, total, rank=rank, world_size=world_size, seed=companion.seed)
+        cut = EpochCut(
+            size=size,
+            global_batch_size=total,
+            rank=companion.rank,
+            world_size=world_size,
+            drop_last=bool(loader.drop_last),
+            seed=companion.seed,
+        )
     companion.global_batch_size = total
     if 0 < cut.tail < world_size:
         companion.say(

@@ -30,14 +30,19 @@ ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests/fabric_train/programs/faulty.py"
 LIMIT_S = 400.0
 
+EXAMPLES, SHARDED = str(ROOT / "examples"), str(Path(__file__).with_name("sharded.py"))
+TRANSFORMERS = [f"{EXAMPLES}/transformers_trainer.py", "--dropout", "0", "--workers", "1"]
+
 SCRIPTS = {
-    "Trainer": ["lightning_trainer.py", "--dropout", "0", "--workers", "1"],
+    "Trainer": [f"{EXAMPLES}/lightning_trainer.py", "--dropout", "0", "--workers", "1"],
     "LightningCLI": [
-        "lightning_cli/main.py",
-        *("fit", "--config", str(ROOT / "examples/lightning_cli/config.yaml")),
+        f"{EXAMPLES}/lightning_cli/main.py",
+        *("fit", "--config", f"{EXAMPLES}/lightning_cli/config.yaml"),
     ],
-    "transformers": ["transformers_trainer.py", "--dropout", "0", "--workers", "1"],
-    "accelerate": ["accelerate_loop.py", "0"],
+    "transformers": TRANSFORMERS,
+    "transformers by fsdp": [SHARDED, "FULL_STATE_DICT", *TRANSFORMERS],
+    "transformers by fsdp, in parts": [SHARDED, "SHARDED_STATE_DICT", *TRANSFORMERS],
+    "accelerate": [f"{EXAMPLES}/accelerate_loop.py", "0"],
 }
 
 
@@ -47,7 +52,7 @@ class Training:
     def __init__(self, folder: Path, script: list[str]) -> None:
         folder.mkdir()
         self.folder = folder
-        self.command = [str(ROOT / "examples" / script[0]), *script[1:]]
+        self.command = script
         self.run = folder / "runs/latest"
         self.started: list[subprocess.Popen[str]] = []
 
@@ -146,12 +151,14 @@ def assert_close(found: list[dict[str, float]], expected: list[dict[str, float]]
         ("Trainer", "3"),
         pytest.param("LightningCLI", "4", marks=pytest.mark.slow),
         pytest.param("transformers", "1", marks=pytest.mark.slow),
+        pytest.param("transformers by fsdp", "1", marks=pytest.mark.slow),
+        pytest.param("transformers by fsdp, in parts", "3", marks=pytest.mark.slow),
         pytest.param("accelerate", "4", marks=pytest.mark.slow),
     ],
 )
 def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(train, name, resized):
-    if name in ("transformers", "accelerate"):
-        pytest.importorskip(name, reason=f"{name} is missing")
+    if (package := name.partition(" ")[0]) in ("transformers", "accelerate"):
+        pytest.importorskip(package, reason=f"{package} is missing")
     undisturbed = train("undisturbed", SCRIPTS[name])
     undisturbed.finish(undisturbed.start("--nproc-per-node", "2"))
     expected = undisturbed.rows()
@@ -184,10 +191,30 @@ def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(trai
 @pytest.mark.slow
 def test_with_dropout_a_lost_worker_changes_no_bit_of_a_transformers_log(train):
     pytest.importorskip("transformers", reason="transformers is missing")
-    script = ["transformers_trainer.py", "--epochs", "1"]
+    script = [f"{EXAMPLES}/transformers_trainer.py", "--epochs", "1"]
     undisturbed, disturbed = train("undisturbed", script), train("disturbed", script)
     undisturbed.finish(undisturbed.start("--nproc-per-node", "2"))
     disturbed.finish(disturbed.start("--nproc-per-node", "2", KILL="1:17", SLOW_S="0.1"))
     assert "goes on after step" in disturbed.output()
     assert len(disturbed.rows()) == 10
     assert disturbed.rows() == undisturbed.rows()
+
+
+@pytest.mark.parametrize(
+    ("example", "joins"),
+    [
+        ("lightning_trainer.py", "**read_world(),"),
+        ("accelerate_loop.py", "cpu=not torch.cuda.is_available()"),
+        ("transformers_trainer.py", "use_cpu=not torch.cuda.is_available(),"),
+    ],
+)
+def test_processes_that_would_each_train_by_itself_are_refused(train, tmp_path, example, joins):
+    text = Path(EXAMPLES, example).read_text()
+    pytest.importorskip(example.partition("_")[0], reason=f"{example} needs it")
+    assert joins in text
+    script = tmp_path / example
+    script.write_text(text.replace(joins, ""))
+    training = train("apart", [str(script)])
+    training.finish(training.start("--nproc-per-node", "2"), 2)
+    assert "2 processes were started, but 1 of them train together" in training.output()
+    assert not list((training.folder / "checkpoints").glob("step-*"))

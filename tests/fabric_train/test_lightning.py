@@ -208,7 +208,7 @@ def test_what_is_not_promised_is_told_and_the_training_goes_on(tmp_path, capfd, 
     again = ContinuityCallback(str(tmp_path / "checkpoints"))
     trainer = Trainer(max_epochs=1, logger=False, callbacks=[again], default_root_dir=tmp_path)
     trainer.fit(Model(), make_loader("shuffled"))
-    assert "a second fit of one script" in capfd.readouterr().out
+    assert "a second training of one script" in capfd.readouterr().out
     monkeypatch.delenv("CHECKPOINT_DIR", raising=False)
     trainer = Trainer(
         max_epochs=1, logger=False, callbacks=[ContinuityCallback()], default_root_dir=tmp_path

@@ -129,7 +129,7 @@ def test_processes_that_the_trainer_does_not_join_are_refused(tmp_path, capfd, m
     for name, value in {**ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit, match="2"):
-        with_continuity(trainer, str(tmp_path))
+        with_continuity(trainer, str(tmp_path)).train()
     told = capfd.readouterr().err
-    assert "2 processes were started, but the Trainer sees 1" in told
+    assert "2 processes were started, but 1 of them train together" in told
     assert "TrainingArguments(use_cpu=" in told

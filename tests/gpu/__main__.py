@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,6 +48,22 @@ HEAD = """# What was run on a GPU
 and no network. Packages that are missing come from the wheels in the folder, for this run alone.
 
 """
+UNRUN = """
+
+## Lines that never ran
+
+No line of this project has met a GPU. A dry run leaves these out, as a CPU has no stand-in:
+
+```text
+{}
+```
+
+Functions with lines for CUDA or its driver, which have met nothing but stand-ins in tests:
+
+```text
+{}
+```"""
+BRANCH = re.compile(r"(?<!not )torch\.cuda\.|is_cuda|== \"(cuda|nccl)\"|nvml|nvidia_smi")
 
 
 def find_missing() -> list[str]:
@@ -113,6 +130,20 @@ def find_unrun() -> list[str]:
     ]
 
 
+def find_branches() -> list[str]:
+    """The functions of the packages with lines for CUDA alone, by file."""
+    found = []
+    for room in ("fabric_train", "train", "launcher/agent", "launcher/doctor"):
+        for file in sorted((ROOT / room).rglob("*.py")):
+            function, names = "", []
+            for line in file.open():
+                function = named[1] if (named := re.match(r" *def (\w+)", line)) else function
+                if BRANCH.search(line) and function not in ("", *names):
+                    names.append(function)
+            found += [f"{file.relative_to(ROOT)}: {', '.join(names)}"] if names else []
+    return found
+
+
 def render_page(machine: str, rows: list[tuple[str, str, float, str]]) -> str:
     """The page."""
     where = "No GPU yet: the CPU stood in for CUDA, and gloo for NCCL" if DRY else "The machine"
@@ -129,10 +160,7 @@ def render_page(machine: str, rows: list[tuple[str, str, float, str]]) -> str:
         "\n".join(table),
     ]
     if DRY:
-        unrun = "\n".join(find_unrun())
-        parts.append("\n\n## Lines that never ran\n\nA CPU has no stand-in for them, ")
-        parts.append("or for what they do only with CUDA.\n")
-        parts.append(f"\n```text\n{unrun}\n```")
+        parts.append(UNRUN.format(*("\n".join(each()) for each in (find_unrun, find_branches))))
     return "".join(parts) + "\n"
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.gpu.__main__ import find_unrun, render_page
+from tests.gpu.__main__ import find_branches, find_unrun, render_page
 from tests.gpu.cases import CASES, ROOT
 from tests.training import clean_environment
 
@@ -37,4 +37,5 @@ def test_the_page_shows_each_result_and_the_lines_that_never_ran() -> None:
     assert "| restart | A killed CUDA worker is started again" in page
     assert "| failed | 3 | SIGSEGV |" in page
     assert any("set_device" in line for line in find_unrun())
+    assert "fabric_train/breakdown.py: _now" in find_branches()
     assert "make gpu GPU_PYTHON=python3 WHEELS=FOLDER" in page

@@ -63,7 +63,7 @@ def test_a_scaled_batch_grows_with_the_world_and_its_rate_by_the_rule(rule, fact
         lr=1.0, warmup_steps=0, reduction="scaled", lr_scaling=rule, scale_warmup_epochs=2
     )
     alone, four = plan(config), plan(config, world_size=4)
-    assert (four.batch_size, four.batches_per_epoch) == (384, 3.75)
+    assert (four.batch_size, four.epoch_samples / four.batch_size) == (384, 3.75)
     ratios = [four.lr_at(s) / alone.lr_at(4 * s) for s in range(12)]
     assert ratios[0] == 1
     assert ratios == sorted(ratios)

@@ -26,6 +26,7 @@ from train.loop import train as run_training
 
 boto3 = pytest.importorskip("boto3", reason="moto[s3] is missing")
 pytest.importorskip("s3fs")
+READ_ONLY_GCS = Path(__file__).parent / "programs/read_only_gcs.py"
 OPTIONS = ("--log_every=1", "--warmup_steps=3", "--loggers=csv,tensorboard")
 
 
@@ -95,8 +96,9 @@ class GcsServer:
         self._folder = folder
         self.start()
 
-    def start(self) -> None:
-        command = [sys.executable, "-m", "gcp_storage_emulator", "-d", str(self._folder), "start"]
+    def start(self, *program: str) -> None:
+        program = program or ("-m", "gcp_storage_emulator")
+        command = [sys.executable, *program, "-d", str(self._folder), "start"]
         command += ["--host", "127.0.0.1", "--port", self.port, "--default-bucket", "bucket"]
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -222,6 +224,21 @@ def test_a_bucket_without_rights_is_told_at_the_start(server, processes, finish)
     code, _, err = finish(processes.fork(*refused, ranks=2, **server.env))
     assert (code, "give these credentials the right" in err) == (2, True), err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_gcs_bucket_that_one_may_only_read_is_told_at_the_start(
+    gcs, processes, finish, has_checkpoint
+):
+    program = ("-m", "train", "--max_steps=2", "--checkpoint_dir=a")
+    if has_checkpoint:
+        assert finish(processes.fork(*program))[0] == 0
+    gcs.end()
+    gcs.start(str(READ_ONLY_GCS))
+    code, _, err = finish(processes.fork(*program, "--storage=gs://bucket/run", **gcs.env))
+    assert (code, "Traceback" in err) == (2, False), err
+    assert "--storage gs://bucket/run cannot be written to: Forbidden" in err
+    assert "give these credentials the right" in err
 
 
 def test_a_folder_gets_whole_files_alone_and_gives_them_back(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from fabric_train.errors import InputError
-from fabric_train.trainers.loaders import EpochCut, change_loader, check_cut, find_order
+from fabric_train.trainers.loaders import EpochCut, change_loader, find_order
 
 
 def change(loader: DataLoader, cut: EpochCut, epoch: int, first: int) -> DataLoader:
@@ -55,4 +55,4 @@ def test_a_sampler_for_one_rank_is_replaced_by_the_order_that_it_shares():
 
 def test_a_world_whose_shares_would_differ_is_refused_with_the_numbers_that_work():
     with pytest.raises(InputError, match=r"5 processes cannot share.* 24 (?s:.*)1, 2, 3, 4, 6, 8"):
-        check_cut(24, 5)
+        EpochCut(size=99, global_batch_size=24, rank=0, world_size=5, drop_last=False, seed=0)
