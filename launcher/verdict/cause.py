@@ -37,7 +37,11 @@ class FailureCause(enum.StrEnum):
     EXITED_EARLY = "exited-early", _FAILED, "let all ranks make the same number of steps"
     # collectives
     MISSING_COLLECTIVE = "missing-collective", _FAILED, "move it out of what only some ranks run"
-    MISMATCHED_COLLECTIVE = "mismatched-collective", _FAILED, "the same ones in one order"
+    MISMATCHED_COLLECTIVE = (
+        "mismatched-collective",
+        _FAILED,
+        "no branch by rank around either; as many batches on all ranks: drop_last, join()",
+    )
     SHAPE_MISMATCH_IN_COLLECTIVE = (
         "shape-mismatch-in-collective",
         _FAILED,

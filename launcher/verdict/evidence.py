@@ -25,9 +25,15 @@ from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
-from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
+from launcher.verdict.looks import (
+    find_last_looks,
+    read_frames,
+    read_seen,
+    tell_recorded,
+    tell_standing,
+)
 from launcher.verdict.places import name_nodes, node_in
-from launcher.verdict.rules.standstill import STANDS_S, Standing
+from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
 from launcher.verdict.scan import SETTING, find_telling, read_both, tell_both
 
 MOST_BYTES = 48 << 20
@@ -143,7 +149,9 @@ def read_run(
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
     waits_s = WAITS_S if looks is None else STANDS_S
-    reading.lines += tell_recorded(run, seen, logs, waits_s=waits_s, goes_on=outcome is None)
+    first = failure.first if failure else None
+    goes_on = outcome is None
+    reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=goes_on)
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
             reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
@@ -224,8 +232,12 @@ def _read_worker(
     rank = log.rank_on(log.node_index, nproc)
     place = LogLine(file="", number=0, text="", node=log.node_index, rank=rank)
     reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
+    before = len(reading.lines)
     for name in reversed(log.streams):
         reading.read(folder / name, replace(place, file=f"{log.folder}/{name}"))
+    if crashed_at := own_place(read_frames(folder)):
+        said = (replace(line, frame=line.frame or crashed_at) for line in reading.lines[before:])
+        reading.lines[before:] = said
 
 
 def _read_others(

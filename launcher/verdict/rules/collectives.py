@@ -51,6 +51,18 @@ _TIMEOUT = re.compile(
 )
 _LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*last enqueued (?:NCCL )?work: (?P<number>-?\d+)")
 
+_OTHER_SIZE = re.compile(r"op\.preamble\.length|enforce fail at .*nbytes")
+
+
+def join_places(lines: Sequence[LogLine]) -> Iterator[Meaning]:
+    """A rank that got data of a size it did not expect, from one at another line of the code."""
+    odd = next((x for x in lines if x.frame and _OTHER_SIZE.search(x.text)), None)
+    others = (x for x in lines if odd and x.raised and x.frame and x.rank != odd.rank)
+    if odd and (other := next((x for x in others if x.frame != odd.frame), None)):
+        told = " and ".join(f"{x.frame} (rank {x.rank})" for x in (odd, other))
+        line = replace(odd, text=f"two ranks are in different collectives: at {told}")
+        yield Meaning(cause=FailureCause.MISMATCHED_COLLECTIVE, weight=SURE, line=line)
+
 
 def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:
     """What the ranks' watchdogs say together: who is behind, or elsewhere. Pure."""

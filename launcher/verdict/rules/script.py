@@ -78,7 +78,7 @@ nan-loss sure
 nan-loss hint
   \bloss\b\W{0,4}(?:=|:|is)?\s*(?:tensor\()?[-+]?(?:nan|inf)\b
 uneven-batches sure
-  Detected at least one rank that exhausted inputs
+  Detected at least one rank that exhausted inputs|made fewer steps: it had ended before
 exited-early likely
   Connection closed by peer.*process group has been destroyed
 data-loader-worker-died likely
