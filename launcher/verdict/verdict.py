@@ -91,7 +91,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         state=evidence.state,
         reason=evidence.reason,
         cause=best.cause,
-        certainty=_judge_certainty(best, node, ordered),
+        certainty=_judge_certainty(best, node, ordered, first),
         what=line.text or best.cause.replace("-", " "),
         fix=decide_fix(best.cause, line.text).replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
@@ -152,20 +152,22 @@ def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
     return replace(line, frame=line.frame or next((x.frame for x in (*own, *same)), ""))
 
 
-def _judge_certainty(best: Meaning, node: int | None, found: Sequence[Meaning]) -> str:
-    """Certain is what cannot have followed from anything else, and nothing speaks against it.
+def _judge_certainty(
+    best: Meaning, node: int | None, found: Sequence[Meaning], first: WorkerEnd | None
+) -> str:
+    """Certain is a cause and a node that one piece of direct evidence holds, undisputed.
 
-    That is the word of a kernel, an engine or a scheduler, an exception that was raised, and what
-    the recorders of all ranks say together, of a node that is told and not guessed.
+    Direct is what the process that failed first raised, the word of a kernel, an engine or a
+    scheduler, and what the recorders of all ranks say together; its node is that of its own file
+    or prefix, or one that the run's plan names. All that is inferred is likely at most: by the
+    order of times, by a name in a line, by what follows from another failure.
     """
     if best.weight < Weight.LIKELY:
         return "unclear"
-    is_own = best.cause is FailureCause.SCRIPT_ERROR and best.line.is_own
     same = [one for one in found if one.cause is best.cause]
-    is_proved = any(
-        _proves(one) and node in (None, one.line.node) and not one.line.is_guessed for one in same
-    )
-    if not is_proved or best.also or (best.cause in FOLLOWS and not is_own):
+    is_direct = any(_is_direct(one, first) and node in (None, one.line.node) for one in same)
+    is_own = best.cause is FailureCause.SCRIPT_ERROR and best.line.is_own
+    if not is_direct or best.also or (best.cause in FOLLOWS and not is_own):
         return "likely"
     heaviest = {one.line.node for one in same if one.weight is best.weight} - {None}
     rivals = (
@@ -176,8 +178,10 @@ def _judge_certainty(best: Meaning, node: int | None, found: Sequence[Meaning]) 
     return "likely" if len(heaviest) > 1 or any(rivals) else "certain"
 
 
-def _proves(one: Meaning) -> bool:
-    return one.weight is Weight.ROOT or (one.weight is Weight.SURE and one.line.is_told)
+def _is_direct(one: Meaning, first: WorkerEnd | None) -> bool:
+    is_firsts = first is None or one.line.rank == first.rank
+    raised = one.weight is Weight.SURE and (one.line.joined or (one.line.raised and is_firsts))
+    return (one.weight is Weight.ROOT or raised) and not one.line.is_inferred
 
 
 def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ container-start root
   CreateContainer(?:Config)?Error|StartError|FailedMount|OCI runtime
   Unable to attach or mount volumes|Multi-Attach|unknown or invalid runtime name
   could not select device driver|enroot-\w+: failed|FailedCreatePodSandBox|bind source
-  execve\(\): \S+: No such file or directory|couldn't chdir|error mounting
+  container name .*in use|execve\(\): \S+: No such file or directory|couldn't chdir|error mounting
 wrong-architecture root
   exec format error|no matching manifest for
 no-room root
@@ -42,7 +42,9 @@ target-unreachable root
   The connection to the server \S+ was refused|ssh: connect to host \S+ port \d+: 
   kex_exchange_identification|(?:docker|kubectl|srun|sbatch|ssh): (?:command )?not found
   machine has no Slurm client|^error: .* (?:does not answer|gave no answer)|no matches for kind
-  slurm_receive_msgs|Application launch fail
+  slurm_receive_msgs|ssh_exchange_identification|Connection (?:reset|closed) by \S+ port 22$
+target-unreachable likely
+  Application launch fail
 time-limit root
   DUE TO TIME LIMIT|DeadlineExceeded|active .*longer than .*deadline|TERM_RUNLIMIT|\bState=TIMEOUT\b
   reached (?:its )?time limit|\bTIMEOUT +\d+:\d+|walltime .*exceeded|: the (?:time limit|deadline)$
@@ -62,7 +64,7 @@ node-lost likely
 preempted likely
   \bEvicted\b(?!.*low on resource)|TaintManagerEviction
 stopped-by-user likely
-  CANCELLED (?:AT|by) (?!.*DUE TO)|scancel:
+  CANCELLED (?:AT|by) (?!.*DUE TO)|scancel:|TERM_OWNER
 clock-jump root
   (?:expired|rewound|invalid job) credential|credential expired|clock skew too great
   its clock is \d+ s (?:ahead|behind)

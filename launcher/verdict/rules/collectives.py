@@ -20,7 +20,8 @@ missing-collective sure
 mismatched-collective sure
   {differ}(?!.*OpType=(\w+),.*OpType=\1\b)
   Mismatched collective detected(?:.*around rank (?P<rank>\d+))?
-  ranks? .* (?:is|are) in different collectives
+  ranks? .* (?:is|are) in different collectives|differs? across ranks
+  disagreement between rank\d+ and rank\d+
 shape-mismatch-in-collective sure
   ProcessGroup\w+::\w+: invalid tensor (?:size|type)|when verifying shape tensors
   appears not to match (?:sizes|strides|shape) of the same param in process
@@ -37,7 +38,8 @@ missing-collective likely
 deadlock likely
   watchdog got stuck for
 nccl-error likely
-  NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))
+  NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))|nccl(?:System|Internal)Error
+  NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
 straggler likely
   ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)|HW (?:Thermal )?Slowdown *: Active
   thermal throttling

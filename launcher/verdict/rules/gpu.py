@@ -21,7 +21,7 @@ gpu-fault root
   {xid}(?:79|119|120|61|62|56|57|69|109|110|154|158|121|38|42|46|54|122|123|125|143)\b
   fallen off the bus|GPU is lost|Unable to determine the device handle|RmInitAdapter failed
   GPU\b.*\brequires (?:a )?reset|severity=Uncorrect(?:ed|able) \(Fatal\)
-  amdgpu.*(?:reset begin|ring \S+ timeout|hang)
+  amdgpu.*(?:reset begin|ring \S+ timeout|hang)|GPU is probably locked
 driver-too-old root
   unsatisfied condition: (?:cuda|driver)
 driver-too-old sure
@@ -31,7 +31,7 @@ driver-too-old sure
   driver/library version mismatch|API mismatch: |forward compatibility was attempted on non
 wrong-architecture sure
   no kernel image is available|with CUDA capability sm_\d+ is not compatible|wrong ELF class
-  not defined for option 'gpu-name'
+  not defined for option 'gpu-name'|invalid device function
   only support(?:s|ed) .*(?:\w+ GPUs or newer|with compute capability)
 no-gpu sure
   CUDA driver initialization failed|Torch not compiled with CUDA|doesn't have NCCL built in
@@ -40,12 +40,13 @@ no-gpu sure
   libnvidia-ml\.so|nvidia-container-cli: .*(?:driver error|unknown device|no NVIDIA|not loaded)
   only supported with GPUs, no GPUs found|(?:CUDA|GPU) is not available
   couldn't communicate with the NVIDIA driver|nvidia-smi: (?:command )?not f|CUDA unknown error
-  You requested gpu: .*But your machine only has|(?:CUDA|GPU) is not available
+  You requested gpu: .*But your machine only has|Failed to initialize NVML|NVMLError
   cuda\.is_available\(\) is False
 cuda-assert sure
   Assertion `.+` failed
 cuda-assert likely
   (?:CUDA|HIP|Triton).*(?:illegal (?:memory access|instruction|address)|misaligned address)
+  Memory access fault by GPU
   (?:CUDNN|CUBLAS|CUSPARSE|CUFFT)_\w*(?:EXECUTION_FAILED|EXEC_FAILED|INTERNAL_ERROR)
 cuda-assert sign
   {xid}(?:13|31|32|43|45|68)\b|CUDA (?:driver |kernel )?(?:error|failure)\b

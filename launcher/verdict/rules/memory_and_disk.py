@@ -3,6 +3,7 @@
 from launcher.verdict.rules.rule import table
 
 RULES = table(r"""
+# Of GPUs: another process holds gigabytes, and this one less than one.
 gpu-busy sure
   CUDA-capable device\S* (?:is/)?are busy
   \bProcess \d+ has [\d.]+ GiB(?!.*(?:allocated memory|this process has) [\d.]+ GiB)
@@ -11,8 +12,8 @@ cuda-out-of-memory sure
 cuda-out-of-memory likely
   CU(?:BLAS|DNN)_STATUS_NOT_INITIALIZED
 host-out-of-memory root
-  out of memory.*: Kill(?:ed)? process|invoked oom-killer|systemd-oomd.*Killed
-  OOMKill(?:ed|ing)\b(?!\W+false)|detected \d+ oom.kill event|task \d+: Out Of Memory
+  out of memory.*: Kill(?:ed)? process|systemd-oomd.*Killed|oom.?kill(?!\w*\W+false)
+  task \d+: Out Of Memory
   job killed: \w*mem\b.*exceeded|exceeded (?:its container |step |job |virtual )*memory limit
   \bOUT_OF_ME|low on (?:resource: )?memory
 shm-too-small sure

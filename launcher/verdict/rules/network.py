@@ -26,7 +26,8 @@ port-taken sure
 dns sure
   can't resolve|\bSERVFAIL\b|NXDOMAIN|\[Errno -[235]\]|temporary failure in name resolution
   getaddrinfo fail|(?:name|host) (?:or service )?not (?:known|found)|unknown host|no such host
-  No address associated with hostname|could not resolve host|lookup .*i/o timeout
+  (?:unable to|could not) resolve \W?\w|can't find (?:an )?address|communications error to \S+#53
+  No address associated with hostname|lookup .*i/o timeout
 proxy sure
   ProxyError|from proxy
 wrong-interface sure
@@ -41,10 +42,11 @@ master-unreachable likely
   connect\(\) timed out\. Orig|Timed out initializing process group
   retrieving ncclUniqueId .*timeout
 master-unreachable sign
-  timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined
+  timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined|Connection refused
 firewall likely
   no route to host|connect(?:\(\))?\b.* (?:connection timed out|timed out|ETIMEDOUT|no route)
-  connectFullMesh failed|check the network and firew
+  connectFullMesh failed|check the network and firew|Network is unreachable
+  couldn't connect to 'https?:
 network-cut sign
   connection (?:was )?(?:reset|closed) by (?:remote )?peer|<EPIPE>
   remote process exited or there was a network error|Socket closed|link is down

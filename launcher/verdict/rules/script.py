@@ -14,12 +14,14 @@ RULES = table(r"""
 script-error sure
   ^(?:SyntaxError|IndentationError|TabError): |partially initialized module
   Expected to have finished reduction in the prior|does not require grad and does not have
-  [Dd]efault process group has not been initialized
+  [Dd]efault process group has not been initialized|attempt has been made to start a new process
+script-error sign
+  ChildFailedError|failed \(exitcode: \d|task \d+: Exited with exit code
 missing-module sure
   ^(?:ModuleNotFoundError: |\S*python[\d.]*: )?No module named '?(?P<package>\w+)
   Error while finding module specification for
   ^ImportError: (?!.*(?:version `|static TLS|numpy|compiled (?:using|against)))|PackageNotFoundError
-  has no torch\b
+  has no torch\b|No matching distribution found|Failed to find C compiler
 missing-module likely
   cannot open shared object
 version-mismatch sure
@@ -63,6 +65,7 @@ wrong-shapes sure
   Given groups=\d+, weight of size|expected .* to have \d+ channels|shape mismatch
   operands could not be broadcast
   loaded state dict (?:contains a parameter group that|has a different number)|size mismatch
+  missing key(?:\(s\))? in (?:checkpoint )?state_dict
 wrong-argument sure
   error: (?:unrecognized|ambiguous|the following arguments|one of the arguments|argument \S)
   Unknown command line flag|: (?:unrecognized|invalid|illegal) option\b
@@ -93,13 +96,15 @@ crashed likely
   \bexit ?code:? *[:=]? *(?:132|135|136|139)\b|double free|\bAssertion [`']\S.*' failed
   \bsegfault at [0-9a-f]+ ip\b|Process received signal
   task \d+: (?:Bus error|Aborted|Illegal|Floating)
+crashed sign
+  failed \(exitcode: -6\)
 killed likely
   failed liveness probe, will be restarted
 killed sign
   SignalException: Process \d+ got signal: (?:15|1|10|12)\b|exited on signal (?:9|15)\b
   received (?:15|SIGTERM|SIGHUP|Signals\.\w+) death signal|signal: killed
   ^\s*(?:\S+: line \d+: +\d+ )?Killed\b|task \d+: (?:Killed|Terminated)
-  \bexit ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID
+  \bexit ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID|failed \(exitcode: -(?:9|15)\)
 stopped-by-user likely
   ^KeyboardInterrupt\b|received Ctrl\+C|received (?:2|SIGINT|Signals\.SIGINT) death signal
   SignalException: Process \d+ got signal: 2\b
