@@ -104,7 +104,8 @@ killed sign
   SignalException: Process \d+ got signal: (?:15|1|10|12)\b|exited on signal (?:9|15)\b
   received (?:15|SIGTERM|SIGHUP|Signals\.\w+) death signal|signal: killed
   ^\s*(?:\S+: line \d+: +\d+ )?Killed\b|task \d+: (?:Killed|Terminated)
-  \bexit ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID|failed \(exitcode: -(?:9|15)\)
+  \bexit ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID
+  failed \(exitcode: -(?:9|15)\)
 stopped-by-user likely
   ^KeyboardInterrupt\b|received Ctrl\+C|received (?:2|SIGINT|Signals\.SIGINT) death signal
   SignalException: Process \d+ got signal: 2\b
