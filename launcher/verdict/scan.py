@@ -32,7 +32,7 @@ _TELLING = re.compile(
     rb"|require|not supported|unavailable|waiting|exit|clock|shm|bus |corrupt|truncated"
     rb"|has no|has \d|held by|in use|must |does not|doesn't|can't|not in|unknown|undefined|no such"
     rb"|segfault|segmentation|panic|lockup|power|dead|free|fork|assert|interface|bootstrap|expected"
-    rb"|manifest|plug|exceed|unrecog|blocked|\bpd\b|not enough|forbid|violat|access fault"
+    rb"|manifest|plug|exceed|valid|unrecog|blocked|\bpd\b|not enough|forbid|violat|access fault"
     rb"|multi-attach|out of|mount|pull|\boutof|remap|launch|nodelist|nproc|pending|num_local_procs"
     rb"|(?:node|group).rank|ntasks|data for node|attempt has"
 )

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from launcher.contract.reasons import Reason, RunState
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
-from launcher.verdict.cause import FOLLOWS, FailureCause, decide_fix
+from launcher.verdict.cause import FOLLOWS, FailureCause
 from launcher.verdict.evidence import Evidence
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
@@ -93,7 +93,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         cause=best.cause,
         certainty=_judge_certainty(best, node, ordered, first),
         what=line.text or best.cause.replace("-", " "),
-        fix=decide_fix(best.cause, line.text).replace("PACKAGE", best.package or "PACKAGE"),
+        fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node and first.host else line.pod,

@@ -40,7 +40,9 @@ def judge_line(line: LogLine) -> Meaning | None:
     """What a line means by the rules; None where it says nothing. Pure."""
     found: list[Meaning] = []
     text = f"{line.text}{_name_errors(line.text)}".lower()
-    most = SIGN if _WARNS.search(line.text) and not line.raised else ROOT  # it went on after it
+    # Of the machine, a worker's own output tells only by NCCL.
+    most = ROOT if line.rank is None or "nccl" in text else SURE
+    most = SIGN if _WARNS.search(line.text) and not line.raised else most  # it went on after it
     for rule in RULES:
         if told := rule.search.search(text):
             named = told.groupdict()
@@ -48,7 +50,7 @@ def judge_line(line: LogLine) -> Meaning | None:
             found.append(
                 Meaning(
                     cause=rule.cause,
-                    weight=min(rule.weight, most, ROOT if line.rank is None else rule.most),
+                    weight=min(rule.weight, most),
                     line=replace(line, node=node),
                     package=line.text[slice(*told.span("package"))] if "package" in named else "",
                     rank=int(named["rank"]) if named.get("rank") else None,
