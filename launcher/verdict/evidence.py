@@ -59,7 +59,7 @@ class Evidence:
     """All that a verdict rests on.
 
     ``state`` is the run's, empty for logs; ``lines`` are the telling ones, in the order of their
-    files; ``missing`` says what could not be read; ``now`` what a run that goes on does.
+    files; ``missing`` says what could not be read.
     ``is_placed``: the nodes of ``failure`` are known, and not guessed from ranks. ``only_node`` is
     the node of a run that has but one.
     """
@@ -72,7 +72,6 @@ class Evidence:
     lines: tuple[LogLine, ...] = ()
     standing: tuple[Standing, ...] = ()
     missing: tuple[str, ...] = ()
-    now: str = ""
     is_placed: bool = True
     only_node: int | None = None
     detail_node: int | None = None
@@ -176,7 +175,6 @@ def read_run(
         detail_node=told.node,
         standing=tuple(tell_standing(run, seen)),
         missing=(*missing, *reading.missing()),
-        now="" if outcome else tell_now(run, time.time()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
 
@@ -302,25 +300,3 @@ def _tell_of_nodes(
                 told = event.values.get("versions")
                 for what, which in told.items() if isinstance(told, dict) else ():
                     yield replace(line, text=f"{what} version {which}", joined=True)
-
-
-def tell_now(run: RunFolder, now: float) -> str:
-    """What a run that goes on does, by its nodes' ledgers; empty where they tell nothing."""
-    told = []
-    for node, incarnation in dict(run.incarnations()).items():
-        events = read_ledger(agent_ledger(run, node, incarnation))
-        for last in [event for event in events if event.name in _DOING][-1:]:
-            told.append(f"node {node} {_DOING[last.name]} since {max(0.0, now - last.at):.0f} s")
-    return "; ".join(told[:MOST_MISSING])
-
-
-_DOING = {
-    "agent-started": "starts",
-    "rendezvous-began": "waits for other nodes",
-    "workers-started": "trains, without a step that it reported,",
-    "first-step": "trains",
-    "hang": "ends a hang",
-    "gpu-wait": "waits for GPU memory",
-    "restart": "restarts",
-    "stop-requested": "stops",
-}

@@ -15,11 +15,6 @@ from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Meaning, Weight
 from launcher.verdict.stacks import name_ranks
 
-_OF_OTHERS = (
-    *(FailureCause.MISSING_COLLECTIVE, FailureCause.NETWORK_CUT, FailureCause.NCCL_ERROR),
-    FailureCause.MASTER_UNREACHABLE,
-)
-"""What a worker says of others."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
 
@@ -70,7 +65,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     begun_by = first
     if first:
         end = judge_end(first)
-        if first.cause == "hang" or first.is_collateral or end.cause in _OF_OTHERS:
+        if first.cause == "hang" or first.is_collateral:
             begun_by = None  # It only followed from what another one did.
         line = end.line if evidence.is_placed else replace(end.line, node=None)
         found.append(replace(end, line=line))
@@ -110,9 +105,6 @@ def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None
     """The rank and the node at fault, as far as they are known."""
     ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
-    is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT
-    if rank is None and ends and (is_its or line.text == ends[0].exception):
-        rank = ends[0].rank
     waits = best.cause is FailureCause.MISSING_COLLECTIVE or "clients joined" in line.text
     if waits and best.rank is None:
         # Those that came have given up; the one that had to be ended did not come.
@@ -191,7 +183,7 @@ def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:
 def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
     what = "nothing that was read tells why"
     if goes_on:
-        what = evidence.now or "no failure so far"
+        what = "no failure so far"
     elif evidence.state == RunState.SUCCEEDED.value:
         what = "it ended well"
     elif not evidence.state and not evidence.missing:

@@ -12,8 +12,8 @@ cuda-out-of-memory sure
 cuda-out-of-memory likely
   CU(?:BLAS|DNN)_STATUS_NOT_INITIALIZED
 host-out-of-memory root
-  out of memory.*: Kill(?:ed)? process|oom_reaper: reaped|systemd-oomd.*Killed|oom.?kill(?!\w*\W+false)
-  task \d+: Out Of Memory
+  out of memory.*: Kill(?:ed)? process|oom_reaper: reaped|systemd-oomd.*Killed
+  oom.?kill(?!\w*\W+false)|task \d+: Out Of Memory
   job killed: \w*mem\b.*exceeded|exceeded (?:its container |step |job |virtual )*memory limit
   \bOUT_OF_ME|low on (?:resource: )?memory
 shm-too-small sure
