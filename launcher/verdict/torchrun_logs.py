@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +16,7 @@ from launcher.runs.failure import decide_report
 from launcher.verdict.evidence import Evidence, LogReading, read_error_file
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.places import name_nodes, node_in
+from launcher.verdict.rules.all import OF_STARTERS
 
 MOST_FILES = 2000
 MOST_GPUS = 8
@@ -23,6 +25,8 @@ NO_LOGS = re.compile(
     r"\.(?:pt|pth|ckpt|bin|safetensors|np[yz]|gz|zip|tar|pyz?|so|pkl|png|jpe?g|ya?ml|md|toml)$"
 )
 _OF_RANK = re.compile(r"attempt_\d+/(?P<inner>\d+)/|[-_./]?rank[-_]?(?P<rank>\d+)\b")
+_FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)")
+_AGENT = re.compile(r"^[IWE]\d{4} [\d:.]+ (\d+) \S*torch/distributed")
 _WATCHDOG = re.compile(r"Watchdog caught collective|watchdog thread terminated")
 _ATTEMPT = re.compile(r"attempt_(\d+)/")
 
@@ -86,10 +90,35 @@ def _place_of(name: str) -> LogLine:
     )
 
 
-def _read_codes(reports: Iterable[str]) -> dict[int, tuple[int, int]]:
-    """The local rank and the exit code of each rank in torchrun's reports, the first one first."""
-    failures = (one for text in reports for one in parse_failures(text))
-    return {rank: (local, code) for rank, local, code in failures}
+@dataclass(frozen=True, kw_only=True)
+class _Code:
+    """How torchrun's report says that a rank ended; ``node`` is None where it does not tell."""
+
+    local_rank: int
+    code: int
+    node: int | None
+
+
+def _read_codes(reports: Iterable[str], lines: Iterable[LogLine]) -> dict[int, _Code]:
+    """By rank, those that failed first in front."""
+    found: dict[int, _Code] = {}
+    for text in reports:
+        failures = parse_failures(text)
+        nproc = 1 + max((local for _, local, _ in failures), default=0)
+        for rank, local, code in failures:
+            found[rank] = _Code(local_rank=local, code=code, node=_node_of(rank - local, nproc))
+    for line in lines if not found else ():  # It was ended before its report.
+        if told := _FAILED.search(line.text):
+            rank = int(told["rank"])
+            if not line.node:  # On another node its rank is not known.
+                found[rank] = _Code(local_rank=rank, code=int(told["code"]), node=line.node)
+    return found
+
+
+def _node_of(first: int, least: int) -> int | None:
+    """The node whose first rank this is, with ``least`` workers or more; None if several fit."""
+    fit = [node for node in range(1, first + 1) if first % node == 0 and first // node >= least]
+    return 0 if first == 0 else fit[0] if len(fit) == 1 else None
 
 
 def _judge(
@@ -97,35 +126,57 @@ def _judge(
 ) -> Evidence:
     """With the workers that failed, as ``runs.failure`` judges them."""
     lines = name_nodes(reading.lines, reports=reading.ends, by_file=by_file)
-    codes = _read_codes(reading.ends)
+    agents = {found[1] for line in lines if (found := _AGENT.search(line.text))}
+    if len(agents) == 1 and 0 in {line.rank for line in lines}:
+        # Rank 0 is on node 0, and so are all others of the same agent.
+        lines = [replace(line, node=line.node or 0) for line in lines]
+    codes = _read_codes(reading.ends, lines)
     said: dict[int, tuple[float, LogLine]] = {}
-    for order, line in enumerate(lines):
+    for order, line in enumerate(_with_ranks(lines, codes)):
         tells = line.raised or _WATCHDOG.search(line.text)
-        if tells and line.rank is not None:
+        if tells and line.rank is not None and line.text != "KeyboardInterrupt":
             kept = said.get(line.rank)
             if kept is None or not is_own_failure(kept[1].text):
                 said[line.rank] = (order, line)
+    interrupted = {
+        x.rank: None for x in lines if x.text == "KeyboardInterrupt" and x.rank is not None
+    }
     timed = all(line.at for _, line in said.values())
     ends = []
-    for order, rank in enumerate({**codes, **said}, len(lines)):
+    for order, rank in enumerate({**codes, **said, **interrupted}, len(lines)):
         at, line = said.get(rank, (order, LogLine(file="", number=0, text="")))
-        local_rank, code = codes.get(rank, (rank, 1))
-        asked = (code == -15 or rank not in codes) and not is_own_failure(line.text)
-        node = 0 if line.node is None and rank == local_rank < MOST_GPUS else line.node
+        end = codes.get(rank, _Code(local_rank=rank, code=1, node=line.node))
+        asked = (end.code == -15 or rank not in codes) and not is_own_failure(line.text)
+        node = end.node if line.node is None else line.node
         ends.append(
             WorkerEnd(
                 attempt=0,
                 rank=rank,
-                local_rank=local_rank,
+                local_rank=end.local_rank,
                 node_index=-1 if node is None else node,
-                exit_code=code,
+                exit_code=end.code,
                 failed_at=line.at if timed and line.at else at,
-                cause="terminated" if asked else "signal" if code < 0 else "exit",
-                exception=line.text or name_ending(code),
+                cause="terminated" if asked else "signal" if end.code < 0 else "exit",
+                exception=line.text or name_ending(end.code),
                 log=line.file,
             )
         )
+    ranks = {end.rank for end in ends}
+    if len(agents) <= 1 and (0 in ranks or (ranks and max(ranks) < MOST_GPUS)):
+        ends = [replace(end, node_index=max(0, end.node_index)) for end in ends]
     failure = decide_report(ends, ()) if ends else None
     return Evidence(
         subject=subject, failure=failure, lines=tuple(lines), missing=missing, is_placed=False
     )
+
+
+def _with_ranks(lines: Sequence[LogLine], codes: Mapping[int, _Code]) -> Iterator[LogLine]:
+    """The lines; an exception that no rank was named for is that of the one that ended with 1."""
+    named = {line.rank for line in lines if line.raised}
+    open_ranks = [rank for rank, end in codes.items() if end.code == 1 and rank not in named]
+    for line in lines:
+        nameless = line.raised and line.rank is None and not OF_STARTERS.search(line.text)
+        if nameless and open_ranks and is_own_failure(line.text):
+            yield replace(line, rank=open_ranks[0])
+        else:
+            yield line

@@ -105,6 +105,9 @@ def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None
     """The rank and the node at fault, as far as they are known."""
     ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
+    is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT
+    if rank is None and ends and (is_its or line.text == ends[0].exception):
+        rank = ends[0].rank
     waits = best.cause is FailureCause.MISSING_COLLECTIVE or "clients joined" in line.text
     if waits and best.rank is None:
         # Those that came have given up; the one that had to be ended did not come.

@@ -25,7 +25,7 @@ mismatched-collective sure
 shape-mismatch-in-collective sure
   ProcessGroup\w+::\w+: invalid tensor (?:size|type)|when verifying shape tensors
   appears not to match (?:sizes|strides|shape) of the same param in process
-  DDP expects same model across all ranks
+  DDP expects same model across all ranks|params? .*in process \d+ .*mismatch
 shape-mismatch-in-collective likely
   enforce fail at .*nbytes|{differ}.*OpType=(\w+),.*OpType=\1\b|sizes differ in \w+
   message truncated|NCCL WARN .*mismatch.*(?:count|size|bytes)
@@ -34,7 +34,7 @@ missing-collective likely
   errors while waiting for send/recv from rank (?P<rank>\d+)|has left out \w+ \d+
   in monitoredBarrier after|Watchdog caught collective operation timeout
   timed out waiting \d+ms for (?:recv|send) operation|Collective .*(?:timed out|timeout)
-  heartbeat monitor timed out
+  heartbeat monitor timed out|application timeout caused pair clos|FlightRecorder.*timeout
 deadlock likely
   watchdog got stuck for
 nccl-error likely
@@ -42,7 +42,7 @@ nccl-error likely
   NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
 straggler likely
   ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)|HW (?:Thermal )?Slowdown *: Active
-  thermal throttling
+  thermal throttling|StragglerDetection
 """,
     differ=_DIFFER,
 )

@@ -29,6 +29,7 @@ driver-too-old sure
   driver (?:on your system|version) is (?:too old|insufficient)
   unsupported display driver / cuda driver combination|with an unsupported toolchain
   driver/library version mismatch|API mismatch: |forward compatibility was attempted on non
+  NVIDIA driver.*(?:outdated|requires at least)|CUDA driver is too old
 wrong-architecture sure
   no kernel image is available|with CUDA capability sm_\d+ is not compatible|wrong ELF class
   not defined for option 'gpu-name'|invalid device function
@@ -41,7 +42,7 @@ no-gpu sure
   only supported with GPUs, no GPUs found|(?:CUDA|GPU) is not available
   couldn't communicate with the NVIDIA driver|nvidia-smi: (?:command )?not f|CUDA unknown error
   You requested gpu: .*But your machine only has|Failed to initialize NVML|NVMLError
-  cuda\.is_available\(\) is False
+  cuda\.is_available\(\) is False|nproc.per.node=?gpu.*(?:no|0) GPU|unresolvable CDI dev
 cuda-assert sure
   Assertion `.+` failed
 cuda-assert likely
@@ -52,11 +53,12 @@ cuda-assert sign
   {xid}(?:13|31|32|43|45|68)\b|CUDA (?:driver |kernel )?(?:error|failure)\b
 infiniband-fault root
   NET/IB.*async \w*\s*event.*(?:port error|fatal|catastrophic)|Cable (?:unplugged|error)
-  (?:mlx\d_|\bib\d).*(?:port.*down|link.*down)
+  (?:mlx\d_|\bib\d).*(?:port.*down|link.*down)|Physical state: (?:Disabled|Polling)
 infiniband-fault sure
   {ib}(?!.*mismatch).*(?:failed|failure|error|timed out|unable|invalid)
   Got completion (?:from peer|with (?:error|status))|IBV?_WC_\w+_ERR
-  retry (?:count(?:er)? )?exceeded
+  retry (?:count(?:er)? )?exceeded|RoCE.*GID.*(?:invalid|not found)|local work queue catastrophic
+  has no RDMA device
 """,
     xid=_XID,
     ib=_IB,

@@ -27,35 +27,43 @@ dns sure
   can't resolve|\bSERVFAIL\b|NXDOMAIN|\[Errno -[235]\]|temporary failure in name resolution
   getaddrinfo fail|(?:name|host) (?:or service )?not (?:known|found)|unknown host|no such host
   (?:unable to|could not) resolve \W?\w|can't find (?:an )?address|communications error to \S+#53
-  No address associated with hostname|lookup .*i/o timeout
+  No address associated with hostname|lookup .*i/o timeout|dns (?:lookup|resolution) failed
+  nodename nor servname|name does not resolve|server misbehaving|server can't find
 proxy sure
-  ProxyError|from proxy
+  ProxyError|from proxy|(?<!\[)\bproxy (?:server )?.{0,40}(?:refused|denied)
+  407 Proxy Authentication Required|Proxy CONNECT aborted|proxyconnect tcp
 wrong-interface sure
   no (?:usable |socket |listening )*interfaces? (?:name )?found|neither AF_INET\(2\) nor
   NCCL_SOCKET_IFNAME.*(?:no match|not found|invalid)|ifa != nullptr|unsupported gloo
+  (?:gloo|tensorpipe|\bTP\b).*(?:no such device|ioctl: )
 wrong-interface likely
   (?:socket\w*connect|connect(?:\(\))? to|connect).*{back}\S* (?:returned|failed)
-  bind.*cannot assign requested address
+  bind.*cannot assign requested address|Using the loopback address as fallback
 master-unreachable likely
   {store}(?:timed out|time-?out|failed to connect|no route|unreachable|refused|errno: 99)
   The connection to the C10d store has failed|RendezvousConnectionError|Timeout waiting for key: 
   connect\(\) timed out\. Orig|Timed out initializing process group
-  retrieving ncclUniqueId .*timeout
+  retrieving ncclUniqueId .*timeout|(?:cannot|can't) connect to the store
+  No more machines in the clust|EtcdConnectionFailed
 master-unreachable sign
   timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined|Connection refused
+  waiting for the (?:master|rendezvous)
 firewall likely
   no route to host|connect(?:\(\))?\b.* (?:connection timed out|timed out|ETIMEDOUT|no route)
   connectFullMesh failed|check the network and firew|Network is unreachable
-  couldn't connect to 'https?:
+  couldn't connect to 'https?:|administratively prohibited
 network-cut sign
   connection (?:was )?(?:reset|closed) by (?:remote )?peer|<EPIPE>
   remote process exited or there was a network error|Socket closed|link is down
 network-cut likely
   ^\[agent\] store-lost
 network-cut root
-  NIC Link is Down|NETDEV WATCHDOG: \S+ .*timed out
+  NIC Link is Down|NETDEV WATCHDOG: \S+ .*timed out|link status definitely|: lost carrier
 clock-jump likely
-  clocks? (?:jumped|skew|differ)|not yet valid
+  clocks? (?:jumped|skew|differ)|not yet valid|Token used before issued|clocksource: .*unstable
+  RequestTimeTooSkewed
+permission sure
+  socket has failed to \w+ .*<EACCES>
 """,
     store=_STORE,
     back=_BACK,
