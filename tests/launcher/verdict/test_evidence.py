@@ -18,6 +18,7 @@ from launcher.verdict.cause import FailureCause
 from launcher.verdict.evidence import read_run
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import Verdict, decide_verdict, render_line, render_verdict
+from tests.faults.corpus import find_fault
 
 TRACEBACK = """\
 [rank{rank}]: Traceback (most recent call last):
@@ -232,6 +233,20 @@ def test_another_size_in_a_collective_may_be_one_that_a_rank_has_left_out() -> N
     told = decide_verdict(read_stdin(io.BytesIO(traceback(1, said).encode())))
     assert told.cause is FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE
     assert told.certainty == "likely"
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("branch-by-rank-around-a-collective", "all_reduce 4 at train.py:15 (rank 0) and barrier"),
+        ("fewer-batches-and-then-a-metric", "at train.py:14 (rank 1) and train.py:12 (rank 0)"),
+        ("ddp-with-a-batch-more-on-rank-0", "rank 1 made fewer steps: it had ended before"),
+    ],
+)
+def test_ranks_that_went_apart_are_told_by_the_lines_of_the_script(fault: str, told: str) -> None:
+    verdict = decide_verdict(read_run(RunFolder(find_fault(fault).recording)))
+    assert told in verdict.what
+    assert "drop_last" in verdict.fix
 
 
 def test_the_line_that_ends_a_failed_run_names_the_fix() -> None:
