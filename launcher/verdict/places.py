@@ -105,12 +105,25 @@ def node_in(file: str) -> int | None:
 # -- what lines tell together ----------------------------------------------------------------------
 
 _POD = re.compile(r"(?:-(?P<role>master|worker))?-(?P<index>\d+)(?:-[a-z0-9]{5})?$")
+_HOST_OF_NODE = (
+    re.compile(r"^Node: +([\w.-]+)"),  # kubectl describe pod
+    re.compile(
+        r"^[a-z0-9-]+-\d+(?:-[a-z0-9]{5})? +\d+/\d+ .* (?:[\d.]+|<none>) +([a-z0-9][\w.-]+)"
+    ),  # get pods
+    re.compile(r"^ *host +: ([\w.-]+)"),  # torchrun's report
+    re.compile(r"Successfully assigned \S+ to ([\w.-]+)"),
+)
 _NPROC = re.compile(
     r"(?:\bnproc[_-]per[_-]node|ntasks[_-]per[_-]node|\blocal_?world_?size)[ =:]+(\d+)"
     r"|\blocalRanks (\d+)\b|Num procs: (\d+)$|local_procs=(\d+)",
     re.IGNORECASE,
 )
+_A_TASK_FOR_EACH = re.compile(r"ntasks[_-]per[_-]node[ =:]+(?:\d\d|[2-9])\b", re.IGNORECASE)
 _NODELIST = re.compile(r"(?<![A-Za-z])(?:NODELIST|NodeList)=([\w.,-]+)(?:\[([\d,-]+)\]([\w.-]*))?")
+_TASKS = re.compile(r"(?:on host |error: )([\w.-]+)(?:, \d+ tasks|: tasks?):? (\d+)(,|-)?")
+"""srun's: a host with its tasks, of which the first one tells enough."""
+_IN_ORDER = (re.compile(r"Data for node: ([\w.-]+)"), re.compile(r"'([\w.-]+)': \["))
+"""mpirun's map of a job, and DeepSpeed's: hosts in the order of nodes."""
 _NODE_RANK = re.compile(r"(?:node|group)[_-]rank[=: ]+(\d+)", re.IGNORECASE)
 _BOTH = re.compile(r"\brank (\d+) n[Rr]anks \d+ .*\b(?:localRank|cudaDev) (\d+)\b")
 _REPORTED = re.compile(r"host +: (\S+)\n[^\n]*\brank +: (\d+) \(local_rank: (\d+)\)")
@@ -131,8 +144,9 @@ def name_nodes(
     """
     nodes = _Nodes(lines, known, reports, by_file)
     placed = [nodes.name_rank(line) for line in lines]
-    for line in placed:
-        nodes.learn(line)
+    for _ in range(2):  # What one line teaches places another, which teaches more.
+        for line in placed:
+            nodes.learn(line)
     nodes.guess(placed)
     return nodes.place(placed)
 
@@ -154,19 +168,32 @@ class _Nodes:
         self._ranks: dict[int, set[int]] = defaultdict(set)  # by local rank
         both = [found for text in reports for found in _REPORTED.findall(text)]
         order: list[str] = []
+        firsts: dict[str, int] = {}  # tasks of srun, by host
+        is_each = False
         for line in lines:
             if found := _NPROC.search(line.text):
                 self._nproc = int(next(filter(None, found.groups())))
             if listed := _NODELIST.search(line.text):
                 order = list(_expand(*listed.groups("")))
+            for form in _IN_ORDER if "node" in line.text or "WORLD" in line.text else ():
+                order += [host for host in form.findall(line.text) if host not in order]
             if line.host and (pair := _BOTH.search(line.text)):
                 both.append((line.host, *pair.groups()))
+            is_each = is_each or _A_TASK_FOR_EACH.search(line.text) is not None
+            if tasks := _TASKS.search(line.text):
+                firsts[_short(tasks[1])] = int(tasks[2])
+                is_each = is_each or bool(tasks[3])
         self._add_pairs(both)
         for node, host in enumerate(order):
             self._known[_short(host)].add(node)
+        for host, first in firsts.items() if not is_each and not order else ():
+            self._known[host].add(first)
         for host, node in known.items():
             self._known[_short(host)] = {node}
-        self._label = self._judge_label(lines, len(order))
+        local_ranks = [line.local_rank or 0 for line in lines if by_file]
+        if not self._nproc and any(line.node for line in lines):
+            self._nproc = 1 + max(local_ranks, default=-1)
+        self._label = self._judge_label(lines, len(order), is_each)
         is_shifted = not any(x.rank == 0 and x.pod.endswith("-worker-0") for x in lines)
         self._shift = {"worker": int(is_shifted)}
 
@@ -186,13 +213,17 @@ class _Nodes:
             if self._nproc or not first:
                 self._known[host].add(first // (self._nproc or 1))
 
-    def _judge_label(self, lines: Sequence[LogLine], hosts: int) -> str:
+    def _judge_label(self, lines: Sequence[LogLine], hosts: int, is_each: bool) -> str:
         """Whether ``srun --label`` tells nodes or ranks: the field of a line that it is."""
-        most = 1 + max((line.task or 0 for line in lines), default=0)
-        if not most > hosts > 0:
-            return "node"
-        self._nproc = self._nproc if self._nproc > 1 else most // hosts
-        return "rank"
+        labelled = [line for line in lines if line.task is not None]
+        most = 1 + max((line.task or 0 for line in labelled), default=0)
+        both = {(line.task, line.rank) for line in labelled if line.rank is not None}
+        is_same = len(both) > 1 and all(task == rank for task, rank in both)
+        has_agents = any("torch/distributed/" in line.text for line in labelled)
+        if is_each or most > hosts > 0:
+            self._nproc = self._nproc if self._nproc > 1 else most // max(hosts, 1)
+            return "rank"
+        return "rank" if is_same and not has_agents and hosts != most else "node"
 
     def name_rank(self, line: LogLine) -> LogLine:
         """With what the label of srun and the local rank say, and the pod's name."""
@@ -222,7 +253,8 @@ class _Nodes:
             self._known[line.host or f"/{line.file}"].add(int(named[1]))
         if (node := self._node_of(line)) is None:
             return
-        for what in (line.rank, line.host, f"/{line.file}" if self._by_file else None):
+        hosts = [_short(m[1]) for form in _HOST_OF_NODE if (m := form.search(line.text))]
+        for what in (line.rank, line.host, f"/{line.file}" if self._by_file else None, *hosts):
             if what not in (None, ""):
                 self._known[what].add(node)
 

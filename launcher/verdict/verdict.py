@@ -119,7 +119,9 @@ def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None
     nodes = {end.node_index for end in ends if rank in (end.rank, None)}
     told = nodes.pop() if len(nodes) == 1 else -1
     node = line.node if told < 0 else told
-    return rank, evidence.only_node if node is None else node
+    if node is None:  # Everybody begins to count ranks on the first one.
+        node = 0 if rank == 0 else evidence.only_node
+    return rank, node
 
 
 def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:

@@ -42,7 +42,7 @@ not-allowed root
 not-allowed sure
   Permission denied \((?:publickey|password|gssapi|keyboard)|Host key verification failed
   does not accept any key of yours|Too many authentication failures|authentication failed
-  could not read Username|GatedRepoError|\bAccessDenied\b|Unable to locate credentials
+  could not read Username|gated ?repo|\bAccessDenied\b|Unable to locate credentials
   api_key not conf|Unauthorized\b|(?:Invalid|Expired) ?token|Protocol authentication
   SignatureDoesNotMatch|Repository not found|InvalidAccessKeyId|HTTP Error 40[13]
 target-unreachable root
