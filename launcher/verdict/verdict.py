@@ -15,6 +15,11 @@ from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Meaning, Weight
 from launcher.verdict.stacks import name_ranks
 
+_OF_OTHERS = (
+    *(FailureCause.MISSING_COLLECTIVE, FailureCause.NETWORK_CUT, FailureCause.NCCL_ERROR),
+    FailureCause.MASTER_UNREACHABLE,
+)
+"""What a worker says of others."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
 
@@ -65,7 +70,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     begun_by = first
     if first:
         end = judge_end(first)
-        if first.cause == "hang" or first.is_collateral:
+        if first.cause == "hang" or first.is_collateral or end.cause in _OF_OTHERS:
             begun_by = None  # It only followed from what another one did.
         line = end.line if evidence.is_placed else replace(end.line, node=None)
         found.append(replace(end, line=line))

@@ -40,9 +40,7 @@ def judge_line(line: LogLine) -> Meaning | None:
     """What a line means by the rules; None where it says nothing. Pure."""
     found: list[Meaning] = []
     text = f"{line.text}{_name_errors(line.text)}".lower()
-    # Of the machine, a worker's own output tells only by NCCL.
-    most = ROOT if line.rank is None or "nccl" in text else SURE
-    most = SIGN if _WARNS.search(line.text) and not line.raised else most  # it went on after it
+    most = SIGN if _WARNS.search(line.text) and not line.raised else ROOT  # it went on after it
     for rule in RULES:
         if told := rule.search.search(text):
             named = told.groupdict()
@@ -50,7 +48,7 @@ def judge_line(line: LogLine) -> Meaning | None:
             found.append(
                 Meaning(
                     cause=rule.cause,
-                    weight=min(rule.weight, most),
+                    weight=min(rule.weight, most, ROOT if line.rank is None else rule.most),
                     line=replace(line, node=node),
                     package=line.text[slice(*told.span("package"))] if "package" in named else "",
                     rank=int(named["rank"]) if named.get("rank") else None,

@@ -1,6 +1,6 @@
 """Nodes, containers, Kubernetes, Docker, Slurm, MPI, ssh: what engines and schedulers say."""
 
-from launcher.verdict.rules.rule import table
+from launcher.verdict.rules.rule import LIKELY, table
 
 RULES = table(
     r"""
@@ -84,4 +84,5 @@ clock-jump root
   (?:expired|rewound|invalid job) credential|credential expired|clock skew too great
   its clock is \d+ s (?:ahead|behind)
 """,
+    most=LIKELY,
 )

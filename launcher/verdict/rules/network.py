@@ -60,8 +60,8 @@ network-cut likely
 network-cut root
   NIC Link is Down|NETDEV WATCHDOG: \S+ .*timed out|link status definitely|: lost carrier
 clock-jump likely
-  clocks? (?:jumped|skew|differ|wrong)|not yet valid|Token used before issued|clocksource: .*unstable
-  RequestTimeTooSkewed
+  clocks? (?:jumped|skew|differ|wrong)|not yet valid|Token used before issued
+  RequestTimeTooSkewed|clocksource: .*unstable
 permission sure
   socket has failed to \w+ .*<EACCES>
 """,

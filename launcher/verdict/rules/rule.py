@@ -37,11 +37,13 @@ class LineRule:
     """``pattern`` is searched in a line, whatever the case of its letters.
 
     Its groups may be ``package``, which the fix names, and ``rank`` and ``node``, those at fault.
+    ``most``: what it weighs in a worker's own output.
     """
 
     cause: FailureCause
     weight: Weight
     pattern: str
+    most: Weight = ROOT
 
     @functools.cached_property
     def search(self) -> re.Pattern[str]:
@@ -67,7 +69,7 @@ class Meaning:
     also: frozenset[FailureCause] = frozenset()
 
 
-def table(text: str, **parts: str) -> tuple[LineRule, ...]:
+def table(text: str, most: Weight = ROOT, **parts: str) -> tuple[LineRule, ...]:
     """The rules of a family: below a cause and its weight the patterns that mean it.
 
     ``parts`` stand in patterns by their names in braces. Raises ``KeyError`` for an unknown word.
@@ -81,5 +83,7 @@ def table(text: str, **parts: str) -> tuple[LineRule, ...]:
             continue
         for name, part in parts.items():
             line = line.replace(f"{{{name}}}", part)
-        rules.append(LineRule(cause=causes[word], weight=Weight[weight.upper()], pattern=line[2:]))
+        rules.append(
+            LineRule(cause=causes[word], weight=Weight[weight.upper()], pattern=line[2:], most=most)
+        )
     return tuple(rules)

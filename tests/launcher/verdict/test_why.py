@@ -114,7 +114,7 @@ def test_of_a_run_of_another_user_that_goes_on_its_folder_tells() -> None:
         finally:
             os.seteuid(0)
         launcher("stop")
-    assert (told.state, told.what[:7]) == ("running", "node 0 ")
+    assert (told.state, told.what[:7]) == ("running", "no fail")
 
 
 def test_a_run_that_ended_well_has_no_verdict(launcher: Runner) -> None:
