@@ -47,7 +47,7 @@ MOST_LINES = 6000
 _OF_RANK = re.compile(r"\brank \d+: ")
 """In an agent's line: it repeats what a worker's own files tell."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-_SUBMITTED = LogLine(file=SUBMITTED_FILE, number=0, text="submitted, and no node has started")
+_SUBMITTED = LogLine(file=SUBMITTED_FILE, text="submitted, and no node has started")
 _WAITS = " waits in the queue:"
 _OF_ALL = re.compile(r"job \d+ waits")
 """An allocation; what an element of an array waits for is of its node."""
@@ -153,7 +153,7 @@ def read_run(
     reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=goes_on)
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
-            reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
+            reading.lines.append(LogLine(file=SETTING, text=f"{name} is set"))
     for log in logs:
         _read_worker(reading, run, log, plan)
     _read_others(reading, run, consoles, has_workers=bool(logs))
@@ -163,7 +163,7 @@ def read_run(
         missing.append("no log of a worker or a node")
     detail = outcome.detail if outcome else ""
     *placed, told = name_nodes(
-        [*reading.lines, LogLine(file=protocol.OUTCOME_FILE, number=0, text=detail)], hosts
+        [*reading.lines, LogLine(file=protocol.OUTCOME_FILE, text=detail)], hosts
     )
     return Evidence(
         subject=run.run_id,
@@ -228,7 +228,7 @@ def _read_worker(
     folder = run.path / log.folder
     nproc = plan.nodes[0].nproc_per_node if plan and plan.nodes else 1
     rank = log.rank_on(log.node_index, nproc)
-    place = LogLine(file="", number=0, text="", node=log.node_index, rank=rank)
+    place = LogLine(node=log.node_index, rank=rank)
     reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
     before = len(reading.lines)
     for name in reversed(log.streams):
@@ -244,14 +244,14 @@ def _read_others(
     """The logs of agents, of the launcher and of the target."""
     for node, path in consoles:
         before = len(reading.lines)
-        reading.read(path, LogLine(file=_inside(run, path), number=0, text="", node=node))
+        reading.read(path, LogLine(file=_inside(run, path), node=node))
         if has_workers:  # whose lines it holds too
             said = reading.lines[before:]
             own = [x for x in said if x.rank is None and not _OF_RANK.search(x.text)]
             reading.lines[before:] = own
     for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
         # The target's own logs, such as a batch script's, lie in a folder of its name.
-        place = LogLine(file=_inside(run, path), number=0, text="", node=node_in(path.name))
+        place = LogLine(file=_inside(run, path), node=node_in(path.name))
         reading.read(path, place)
 
 
@@ -286,13 +286,13 @@ def _tell_of_nodes(
         is_over = is_over or newest_wait.get(text.partition(":")[0], at) != at
         if newest.get(event.node_index, event.incarnation) == event.incarnation and not is_over:
             node = None if _OF_ALL.match(text) else event.node_index
-            yield LogLine(file=name, number=0, text=text, node=node, at=event.at)
+            yield LogLine(file=name, text=text, node=node, at=event.at)
     for node, said in nodes.items():
-        yield LogLine(file="the target", number=0, text=show_line(said), node=node)
+        yield LogLine(file="the target", text=show_line(said), node=node)
     for place in run.incarnations():
         path = agent_ledger(run, *place)
         events = read_ledger(path)
-        line = LogLine(file=_inside(run, path), number=0, text="", node=place[0])
+        line = LogLine(file=_inside(run, path), node=place[0])
         if jump_s := find_jump(events):
             yield replace(line, text=f"the clock jumped by {jump_s:+.0f} s")
         for event in events:

@@ -13,9 +13,9 @@ class LogLine:
     ``frame`` is the innermost place in the user's own code, ``is_own`` whether that raised it.
     """
 
-    file: str
-    number: int
-    text: str
+    file: str = ""
+    number: int = 0
+    text: str = ""
     node: int | None = None
     rank: int | None = None
     at: float = 0.0

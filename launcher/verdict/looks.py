@@ -79,7 +79,7 @@ def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
             frames = stacks.main_frames if stacks else ()
             if frames or one.state in ("D", "T"):
                 file = f"{place}/{STACKS.format(rank=one.rank)}"
-                line = LogLine(file=file, number=0, text="", node=node, rank=one.rank)
+                line = LogLine(file=file, node=node, rank=one.rank)
                 yield Standing(line=line, frames=frames, look=one)
 
 
@@ -120,7 +120,7 @@ def tell_recorded(
         if finding.kind == "slow" and not goes_on:
             continue
         rank = finding.ranks[0]
-        line = LogLine(file=files[rank], number=0, text=finding.text, node=nodes[rank], rank=rank)
+        line = LogLine(file=files[rank], text=finding.text, node=nodes[rank], rank=rank)
         yield replace(line, joined=True, frame=places.get(rank, ""))
 
 
