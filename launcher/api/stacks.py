@@ -19,6 +19,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.verdict.collectives import Mismatch, join_recorders
 from launcher.verdict.looks import Seen, find_last_looks, read_seen
+from launcher.verdict.rules.standstill import own_place
 from launcher.verdict.stacks import merge_stacks, name_ranks, render_group
 
 
@@ -96,7 +97,11 @@ def _tell(run: RunFolder, seen: Seen, rank: int | None, begun: RunStacks) -> Run
             for node, one in seen.looks.items()
         },
         stacks={r: one for r, one in seen.stacks.items() if rank in (None, r)},
-        findings=join_recorders({r: one for r, one in seen.traces.items() if one}, newest),
+        findings=join_recorders(
+            {r: one for r, one in seen.traces.items() if one},
+            newest,
+            places={r: own_place(one.main_frames) for r, one in seen.stacks.items()},
+        ),
     )
 
 

@@ -25,6 +25,9 @@ COLLECTIVES = "rank-{rank}.collectives.json"
 """What torch's flight recorder wrote, as torch writes it."""
 FAILED_COLLECTIVES = "collectives.json"
 """The same, in the folder of a worker that ended by an exception, such as a timeout of torch's."""
+CRASHED_STACKS = "crash.txt"
+"""What faulthandler wrote of a worker that crashed, after ``CRASH``, in the worker's folder."""
+CRASH = "Fatal Python error: "
 
 SPEEDSCOPE = "rank-{rank}.speedscope.json"
 """What py-spy recorded of a script that does not answer PROFILE_REQUEST."""
@@ -84,6 +87,11 @@ class RankStacks:
     taken_by: TakenBy = ""
     missing: str = ""
     threads: tuple[ThreadStack, ...] = ()
+
+    @property
+    def main_frames(self) -> tuple[Frame, ...]:
+        """The main thread's, its newest call first."""
+        return self.threads[0].frames if self.threads else ()
 
 
 @dataclass(frozen=True, kw_only=True)

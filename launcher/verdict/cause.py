@@ -6,7 +6,6 @@ Each has a section in docs/runbook.md or runbook-nodes.md, whose anchor is the c
 from __future__ import annotations
 
 import enum
-import re
 
 from launcher.contract.reasons import Reason
 
@@ -24,7 +23,7 @@ class FailureCause(enum.StrEnum):
     """What helps in most cases."""
 
     # the script
-    SCRIPT_ERROR = "script-error", _FAILED, "correct the line that raised it"
+    SCRIPT_ERROR = "script-error", _FAILED, "correct that line; nothing raised: look for exit()"
     WRONG_ARGUMENT = "wrong-argument", _INPUT, "correct the option; the program's --help lists them"
     MISSING_MODULE = "missing-module", _INPUT, "python -m pip install PACKAGE where the workers run"
     MISSING_FILE = "missing-file", _INPUT, "name a path that every node has, or mount it"
@@ -37,7 +36,11 @@ class FailureCause(enum.StrEnum):
     EXITED_EARLY = "exited-early", _FAILED, "let all ranks make the same number of steps"
     # collectives
     MISSING_COLLECTIVE = "missing-collective", _FAILED, "move it out of what only some ranks run"
-    MISMATCHED_COLLECTIVE = "mismatched-collective", _FAILED, "the same ones in one order"
+    MISMATCHED_COLLECTIVE = (
+        "mismatched-collective",
+        _FAILED,
+        "no branch by rank around either; as many batches on all ranks: drop_last, join()",
+    )
     SHAPE_MISMATCH_IN_COLLECTIVE = (
         "shape-mismatch-in-collective",
         _FAILED,
@@ -58,7 +61,7 @@ class FailureCause(enum.StrEnum):
     TOO_MANY_PROCESSES = "too-many-processes", _FAILED, "ulimit -u; the container's pids limit"
     CLOCK_JUMP = "clock-jump", _UNMET, "chronyc tracking on each node; start chronyd"
     # endings from outside
-    KILLED = "killed", Reason.KILLED, "find who sent it: dmesg -T tells of memory kills"
+    KILLED = "killed", Reason.KILLED, "find who sent it: a service, a person, or dmesg -T"
     CRASHED = "crashed", _FAILED, "faulthandler's stack in the log, or gdb with the core"
     STOPPED_BY_USER = "stopped-by-user", Reason.STOP_REQUESTED, "run it again, with --resume RUN"
     PREEMPTED = "preempted", Reason.PREEMPTED, "run it again, with --resume RUN"
@@ -104,27 +107,6 @@ class FailureCause(enum.StrEnum):
     def section(self) -> str:
         """The command that prints what the runbook tells of it."""
         return f"launcher docs {self}"
-
-
-_FIXES = (
-    # The kernel kills for memory by SIGKILL alone.
-    (
-        FailureCause.KILLED,
-        re.compile(r"\b(?:SIG(?:TERM|HUP|USR\d)|143)\b|signal:? 1[05]?\b", re.IGNORECASE),
-        "find who sent it: a scheduler, a service, a person or the script itself",
-    ),
-    (
-        FailureCause.SCRIPT_ERROR,
-        re.compile(r"^exit code \d"),
-        "nothing was raised: read its last lines; look for exit() and os._exit()",
-    ),
-)
-
-
-def decide_fix(cause: FailureCause, said: str) -> str:
-    """What helps in most cases, where ``said`` is how the verdict says what happened."""
-    other = (fix for one, form, fix in _FIXES if one is cause and form.search(said))
-    return next(other, cause.fix)
 
 
 _FOLLOWS = """

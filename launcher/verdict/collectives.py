@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from launcher.verdict.stacks import name_ranks
 
-Kind = Literal["different", "sizes", "missing", "slow"]
+Kind = Literal["different", "sizes", "left", "missing", "slow"]
 Like = tuple[object, ...]
 Key = TypeVar("Key", str, Like)
 WAITS_S = 1.0
 """A shorter wait is nothing to tell: ranks do not come at the same instant."""
 LEAST_CALLS, SLOW_SHARE = 20, 0.3
 """Whoever keeps the others waiting for such a share of so many collectives is a straggler."""
+LEAST_REPEATED = 3
+"""A collective that is entered so often is of each step."""
 SAME_SIZES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "_all_gather_base")
 """Collectives whose inputs must be of one size on all ranks."""
 DEFAULT = "0"
@@ -55,8 +57,14 @@ class ProcessGroup:
 
     name: str
     is_default: bool
+    places: Mapping[int, str]
     calls: dict[int, dict[int, Call]] = field(default_factory=dict)
     members: set[int] = field(default_factory=set)
+
+    def at(self, ranks: Iterable[int]) -> str:
+        """Where in the user's code these ranks stand: `` at train.py:30``, or nothing."""
+        told = sorted({self.places[rank] for rank in ranks if self.places.get(rank)})
+        return f" at {' and '.join(told)}" if told else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,23 +84,33 @@ class Mismatch:
 
 
 def join_recorders(
-    traces: Mapping[int, Mapping[str, Any]], now: float, *, waits_s: float = WAITS_S
+    traces: Mapping[int, Mapping[str, Any]],
+    now: float,
+    *,
+    waits_s: float = WAITS_S,
+    places: Mapping[int, str] = {},
+    left: Collection[int] = (),
 ) -> tuple[Mismatch, ...]:
     """What is wrong between the ranks, worst first; empty where nothing is.
 
     ``traces`` are what the recorders of these ranks wrote, and ``now`` is when, in seconds since
-    the epoch. A rank without a trace counts as unknown, not as missing.
+    the epoch. A rank without a trace counts as unknown, not as missing. ``places`` are the lines of
+    the user's code where ranks stand, and ``left`` are ranks that had ended well by then.
     """
     known = {rank for rank, trace in traces.items() if "entries" in trace}
     groups: dict[tuple[str, str], ProcessGroup] = {}
     for rank in sorted(known):
-        _add_trace(groups, rank, traces[rank])
-    found = [finding for one in groups.values() if (finding := _judge(one, known, now, waits_s))]
+        _add_trace(groups, rank, traces[rank], places)
+    judged = (_judge(one, known, now, waits_s, left) for one in groups.values())
+    found = [finding for finding in judged if finding]
     return tuple(sorted(found, key=lambda one: (one.kind in ("missing", "slow"), -one.waited_s)))
 
 
 def _add_trace(
-    groups: dict[tuple[str, str], ProcessGroup], rank: int, trace: Mapping[str, Any]
+    groups: dict[tuple[str, str], ProcessGroup],
+    rank: int,
+    trace: Mapping[str, Any],
+    places: Mapping[int, str],
 ) -> None:
     """Adds what a rank's recorder tells; nothing of what is no trace."""
     entries = trace["entries"]
@@ -114,7 +132,8 @@ def _add_trace(
             continue
         unnamed = "default" if id == DEFAULT else id
         name = unnamed if description in _UNNAMED else description
-        group = groups.setdefault((backend, id), ProcessGroup(name=name, is_default=id == DEFAULT))
+        group = ProcessGroup(name=name, is_default=id == DEFAULT, places=places)
+        group = groups.setdefault((backend, id), group)
         group.calls.setdefault(rank, {})[call.seq] = call
         group.members.update(_members(trace, id))
 
@@ -128,7 +147,9 @@ def _members(trace: Mapping[str, Any], group: str) -> tuple[int, ...]:
         return ()
 
 
-def _judge(group: ProcessGroup, known: set[int], now: float, waits_s: float) -> Mismatch | None:
+def _judge(
+    group: ProcessGroup, known: set[int], now: float, waits_s: float, left: Collection[int]
+) -> Mismatch | None:
     """What is wrong in one process group."""
     waiting = [call for own in group.calls.values() for call in own.values() if not call.is_over]
     waited_s = max((now - call.began_at for call in waiting), default=0.0)
@@ -136,7 +157,8 @@ def _judge(group: ProcessGroup, known: set[int], now: float, waits_s: float) -> 
         return _slow(group)
     seqs = sorted({seq for own in group.calls.values() for seq in own})
     found = next(filter(None, (_differ(group, seq) for seq in seqs)), None)
-    found = found or _missing(group, known, min(call.seq for call in waiting), waited_s)
+    seq = min(call.seq for call in waiting)
+    found = found or _missing(group, known, seq, waited_s) or _left(group, left, seq)
     return found and replace(found, waited_s=waited_s)
 
 
@@ -179,18 +201,24 @@ def _differ(group: ProcessGroup, seq: int) -> Mismatch | None:
     where = "" if group.name == "default" else f" of group {group.name}"
     if len(alike) == 2 and (found := _left_out(group, seq, alike)):
         late, call = found
-        text = f"{name_ranks(late)} {_have(late)} left out {call.op} {seq}{where}"
+        others = group.at(group.calls.keys() - set(late))
+        text = f"{name_ranks(late)} {_have(late)} left out {call.op} {seq}{others}{where}"
         return _find(group, "missing", text, late, call)
     odd = min(alike.values(), key=len)
     call = next(iter(calls.values()))
     if len(by_op := _by(calls, lambda one: one.op)) > 1:
-        told = " and ".join(f"{op} {seq} ({name_ranks(ranks)})" for op, ranks in by_op.items())
+        told = " and ".join(
+            f"{op} {seq}{group.at(ranks)} ({name_ranks(ranks)})" for op, ranks in by_op.items()
+        )
         text = f"{name_ranks(calls)} are in different collectives{where}: {told}"
         return _find(group, "different", text, odd, call)
     by_size = _by(calls, lambda one: _render_sizes(one.sizes))
     differ = by_size if len(by_size) > 1 else _by(calls, lambda one: ", ".join(one.dtypes))
-    told = ", ".join(f"{size} on {name_ranks(ranks)}" for size, ranks in differ.items())
-    return _find(group, "sizes", f"sizes differ in {call.op} {seq}{where}: {told}", odd, call)
+    told = ", ".join(
+        f"{size} on {name_ranks(ranks)}{group.at(ranks)}" for size, ranks in differ.items()
+    )
+    text = f"sizes differ in {call.op} {seq}{where}: {told}"
+    return _find(group, "sizes", text, odd, call)
 
 
 def _left_out(
@@ -225,9 +253,23 @@ def _missing(group: ProcessGroup, known: set[int], seq: int, waited_s: float) ->
     others = "all others wait" if len(there) > 1 else f"{name_ranks(there)} waits"
     text = (
         f"{name_ranks(late)} {_have(late)} not entered {call.op} {seq} "
-        f"({size}group {group.name}), {others} since {waited_s:.0f} s"
+        f"({size}group {group.name}), {others}{group.at(there)} since {waited_s:.0f} s"
     )
     return _find(group, "missing", text, late, call)
+
+
+def _left(group: ProcessGroup, left: Collection[int], seq: int) -> Mismatch | None:
+    """Ranks that have ended where the others do once more what they all did in each step."""
+    there = {rank: own for rank, own in group.calls.items() if seq in own}
+    call = next(own[seq] for own in there.values())
+    times = min(sum(c.like == call.like for c in own.values()) for own in there.values())
+    if not left or times < LEAST_REPEATED:
+        return None
+    text = (
+        f"{name_ranks(left)} made fewer steps: it had ended before {call.op} {seq}, which "
+        f"{name_ranks(there)} {_have(there)} entered{group.at(there)} as in each step before"
+    )
+    return _find(group, "left", text, left, call)
 
 
 def _have(ranks: Collection[int]) -> str:

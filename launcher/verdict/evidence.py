@@ -25,9 +25,15 @@ from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
-from launcher.verdict.looks import find_last_looks, read_seen, tell_recorded, tell_standing
+from launcher.verdict.looks import (
+    find_last_looks,
+    read_frames,
+    read_seen,
+    tell_recorded,
+    tell_standing,
+)
 from launcher.verdict.places import name_nodes, node_in
-from launcher.verdict.rules.standstill import STANDS_S, Standing
+from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
 from launcher.verdict.scan import SETTING, find_telling, read_both, tell_both
 
 MOST_BYTES = 48 << 20
@@ -41,7 +47,7 @@ MOST_LINES = 6000
 _OF_RANK = re.compile(r"\brank \d+: ")
 """In an agent's line: it repeats what a worker's own files tell."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-_SUBMITTED = LogLine(file=SUBMITTED_FILE, number=0, text="submitted, and no node has started")
+_SUBMITTED = LogLine(file=SUBMITTED_FILE, text="submitted, and no node has started")
 _WAITS = " waits in the queue:"
 _OF_ALL = re.compile(r"job \d+ waits")
 """An allocation; what an element of an array waits for is of its node."""
@@ -53,7 +59,7 @@ class Evidence:
     """All that a verdict rests on.
 
     ``state`` is the run's, empty for logs; ``lines`` are the telling ones, in the order of their
-    files; ``missing`` says what could not be read; ``now`` what a run that goes on does.
+    files; ``missing`` says what could not be read.
     ``is_placed``: the nodes of ``failure`` are known, and not guessed from ranks. ``only_node`` is
     the node of a run that has but one.
     """
@@ -66,7 +72,6 @@ class Evidence:
     lines: tuple[LogLine, ...] = ()
     standing: tuple[Standing, ...] = ()
     missing: tuple[str, ...] = ()
-    now: str = ""
     is_placed: bool = True
     only_node: int | None = None
     detail_node: int | None = None
@@ -143,10 +148,12 @@ def read_run(
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
     waits_s = WAITS_S if looks is None else STANDS_S
-    reading.lines += tell_recorded(run, seen, logs, waits_s=waits_s, goes_on=outcome is None)
+    first = failure.first if failure else None
+    goes_on = outcome is None
+    reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=goes_on)
     for name in {name for node in plan.nodes for name, _ in node.env} if plan else ():
         if name.lower() in _PROXIES:
-            reading.lines.append(LogLine(file=SETTING, number=0, text=f"{name} is set"))
+            reading.lines.append(LogLine(file=SETTING, text=f"{name} is set"))
     for log in logs:
         _read_worker(reading, run, log, plan)
     _read_others(reading, run, consoles, has_workers=bool(logs))
@@ -156,7 +163,7 @@ def read_run(
         missing.append("no log of a worker or a node")
     detail = outcome.detail if outcome else ""
     *placed, told = name_nodes(
-        [*reading.lines, LogLine(file=protocol.OUTCOME_FILE, number=0, text=detail)], hosts
+        [*reading.lines, LogLine(file=protocol.OUTCOME_FILE, text=detail)], hosts
     )
     return Evidence(
         subject=run.run_id,
@@ -168,7 +175,6 @@ def read_run(
         detail_node=told.node,
         standing=tuple(tell_standing(run, seen)),
         missing=(*missing, *reading.missing()),
-        now="" if outcome else tell_now(run, time.time()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
 
@@ -222,10 +228,14 @@ def _read_worker(
     folder = run.path / log.folder
     nproc = plan.nodes[0].nproc_per_node if plan and plan.nodes else 1
     rank = log.rank_on(log.node_index, nproc)
-    place = LogLine(file="", number=0, text="", node=log.node_index, rank=rank)
+    place = LogLine(node=log.node_index, rank=rank)
     reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
+    before = len(reading.lines)
     for name in reversed(log.streams):
         reading.read(folder / name, replace(place, file=f"{log.folder}/{name}"))
+    if crashed_at := own_place(read_frames(folder)):
+        said = (replace(line, frame=line.frame or crashed_at) for line in reading.lines[before:])
+        reading.lines[before:] = said
 
 
 def _read_others(
@@ -234,14 +244,14 @@ def _read_others(
     """The logs of agents, of the launcher and of the target."""
     for node, path in consoles:
         before = len(reading.lines)
-        reading.read(path, LogLine(file=_inside(run, path), number=0, text="", node=node))
+        reading.read(path, LogLine(file=_inside(run, path), node=node))
         if has_workers:  # whose lines it holds too
             said = reading.lines[before:]
             own = [x for x in said if x.rank is None and not _OF_RANK.search(x.text)]
             reading.lines[before:] = own
     for path in (run.path / protocol.LAUNCHER_LOG_FILE, *sorted(run.path.glob("*/*.log"))):
         # The target's own logs, such as a batch script's, lie in a folder of its name.
-        place = LogLine(file=_inside(run, path), number=0, text="", node=node_in(path.name))
+        place = LogLine(file=_inside(run, path), node=node_in(path.name))
         reading.read(path, place)
 
 
@@ -276,13 +286,13 @@ def _tell_of_nodes(
         is_over = is_over or newest_wait.get(text.partition(":")[0], at) != at
         if newest.get(event.node_index, event.incarnation) == event.incarnation and not is_over:
             node = None if _OF_ALL.match(text) else event.node_index
-            yield LogLine(file=name, number=0, text=text, node=node, at=event.at)
+            yield LogLine(file=name, text=text, node=node, at=event.at)
     for node, said in nodes.items():
-        yield LogLine(file="the target", number=0, text=show_line(said), node=node)
+        yield LogLine(file="the target", text=show_line(said), node=node)
     for place in run.incarnations():
         path = agent_ledger(run, *place)
         events = read_ledger(path)
-        line = LogLine(file=_inside(run, path), number=0, text="", node=place[0])
+        line = LogLine(file=_inside(run, path), node=place[0])
         if jump_s := find_jump(events):
             yield replace(line, text=f"the clock jumped by {jump_s:+.0f} s")
         for event in events:
@@ -290,25 +300,3 @@ def _tell_of_nodes(
                 told = event.values.get("versions")
                 for what, which in told.items() if isinstance(told, dict) else ():
                     yield replace(line, text=f"{what} version {which}", joined=True)
-
-
-def tell_now(run: RunFolder, now: float) -> str:
-    """What a run that goes on does, by its nodes' ledgers; empty where they tell nothing."""
-    told = []
-    for node, incarnation in dict(run.incarnations()).items():
-        events = read_ledger(agent_ledger(run, node, incarnation))
-        for last in [event for event in events if event.name in _DOING][-1:]:
-            told.append(f"node {node} {_DOING[last.name]} since {max(0.0, now - last.at):.0f} s")
-    return "; ".join(told[:MOST_MISSING])
-
-
-_DOING = {
-    "agent-started": "starts",
-    "rendezvous-began": "waits for other nodes",
-    "workers-started": "trains, without a step that it reported,",
-    "first-step": "trains",
-    "hang": "ends a hang",
-    "gpu-wait": "waits for GPU memory",
-    "restart": "restarts",
-    "stop-requested": "stops",
-}

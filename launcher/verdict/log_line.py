@@ -13,9 +13,9 @@ class LogLine:
     ``frame`` is the innermost place in the user's own code, ``is_own`` whether that raised it.
     """
 
-    file: str
-    number: int
-    text: str
+    file: str = ""
+    number: int = 0
+    text: str = ""
     node: int | None = None
     rank: int | None = None
     at: float = 0.0
@@ -30,12 +30,7 @@ class LogLine:
     """By torchrun's prefix, where no rank is told."""
     task: int | None = None
     """By the label of ``srun``: a node, or a rank where each rank is a task."""
-    is_guessed: bool = False
-    """Its node is only by the number in a host's name."""
+    is_inferred: bool = False
+    """Its node is by what other lines tell of its rank or host, not by its own file or prefix."""
     joined: bool = False
     """It is so at this moment: the recorders of all ranks say it together, or the kernel."""
-
-    @property
-    def is_told(self) -> bool:
-        """Whether it tells what has happened, and not only what somebody has printed."""
-        return self.raised or self.joined

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.worker_exit import read_error
+from launcher.agent.engine.stacks import parse_faulthandler
+from launcher.agent.worker_exit import read_error, read_tail
 from launcher.contract.look import (
+    CRASHED_STACKS,
     FAILED_COLLECTIVES,
     STACKS,
+    Frame,
     Look,
     RankStacks,
     look_dir,
@@ -20,8 +24,9 @@ from launcher.contract.look import (
     read_looks,
     read_stacks,
 )
+from launcher.contract.protocol import ERROR_FILE
 from launcher.contract.records import read_object
-from launcher.contract.worker_end import COLLATERAL
+from launcher.contract.worker_end import COLLATERAL, LEFT_EARLY, WorkerEnd
 from launcher.plan.torchrun import WorkerLog
 from launcher.runs.folder import RunFolder
 from launcher.verdict.collectives import join_recorders
@@ -71,42 +76,66 @@ def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
         place = str(seen.folders[node].relative_to(run.path))
         for one in look.ranks:
             stacks = seen.stacks.get(one.rank)
-            frames = stacks.threads[0].frames if stacks and stacks.threads else ()
+            frames = stacks.main_frames if stacks else ()
             if frames or one.state in ("D", "T"):
                 file = f"{place}/{STACKS.format(rank=one.rank)}"
-                line = LogLine(file=file, number=0, text="", node=node, rank=one.rank)
+                line = LogLine(file=file, node=node, rank=one.rank)
                 yield Standing(line=line, frames=frames, look=one)
 
 
 def tell_recorded(
-    run: RunFolder, seen: Seen, logs: Sequence[WorkerLog], *, waits_s: float, goes_on: bool
+    run: RunFolder,
+    seen: Seen,
+    logs: Sequence[WorkerLog],
+    first: WorkerEnd | None,
+    *,
+    waits_s: float,
+    goes_on: bool,
 ) -> Iterator[LogLine]:
     """What is wrong between the ranks' collectives, worst first; ``logs`` are of the workers.
 
     Ranks that wait for less than ``waits_s`` are no matter, and slow ones end no run. A worker
-    that ended by an exception has left its recorder's trace beside it.
+    that ended by an exception has left its recorder's trace beside it. ``first`` is the first that
+    failed, or that ended while the others needed it.
     """
     traces = {rank: trace for rank, trace in seen.traces.items() if trace}
     files = {rank: str(seen.folders[node].relative_to(run.path)) for rank, node in _nodes(seen)}
     nodes = dict(_nodes(seen))
+    places = {rank: own_place(one.main_frames) for rank, one in seen.stacks.items()}
     at = max((look.at for look in seen.looks.values()), default=0.0)
+    left = {first.rank: first} if first and first.cause == LEFT_EARLY else {}
+    for rank, end in left.items():
+        files[rank], nodes[rank] = end.log, end.node_index
     for log in logs:
         path, rank = run.path / log.folder / FAILED_COLLECTIVES, log.rank or 0
         if trace := read_object(path):
             if COLLATERAL.search(read_error(path.parent)):
                 _open_last(trace)
-            traces[rank], nodes[rank] = trace, log.node_index
+            traces[rank], nodes[rank], waits_s = trace, log.node_index, 0.0
+            places[rank] = own_place(read_frames(path.parent))
             files[rank] = f"{log.folder}/{FAILED_COLLECTIVES}"
             with contextlib.suppress(OSError):
                 at = max(at, path.stat().st_mtime)
-    for finding in join_recorders(traces, at, waits_s=waits_s):
+    for finding in join_recorders(traces, at, waits_s=waits_s, places=places, left=left):
         if finding.kind == "slow" and not goes_on:
             continue
         rank = finding.ranks[0]
-        line = LogLine(file=files[rank], number=0, text=finding.text, node=nodes[rank], rank=rank)
-        stacks = seen.stacks.get(rank)
-        frames = stacks.threads[0].frames if stacks and stacks.threads else ()
-        yield replace(line, joined=True, frame=own_place(frames))
+        line = LogLine(file=files[rank], text=finding.text, node=nodes[rank], rank=rank)
+        yield replace(line, joined=True, frame=places.get(rank, ""))
+
+
+_CALL = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+
+
+def read_frames(folder: Path) -> tuple[Frame, ...]:
+    """Where a worker's main thread was as it crashed, or raised; the newest call is first."""
+    for thread in parse_faulthandler(read_tail(folder / CRASHED_STACKS))[:1]:
+        return thread.frames
+    message = read_object(folder / ERROR_FILE).get("message")
+    info = message.get("extraInfo") if isinstance(message, dict) else None
+    told = str(info.get("py_callstack", "")) if isinstance(info, dict) else ""
+    calls = reversed(_CALL.findall(told))
+    return tuple(Frame(file=file, line=int(line), function=name) for file, line, name in calls)
 
 
 def _nodes(seen: Seen) -> Iterator[tuple[int, int]]:

@@ -163,7 +163,7 @@ class _Nodes:
     ) -> None:
         self._known: dict[int | str, set[int]] = defaultdict(set)
         self._by_file = by_file
-        self._guessed: set[str] = set()
+        self._given = frozenset(map(_short, known))
         self._nproc = 0
         self._ranks: dict[int, set[int]] = defaultdict(set)  # by local rank
         both = [found for text in reports for found in _REPORTED.findall(text)]
@@ -272,7 +272,6 @@ class _Nodes:
                 if len(set(numbers)) == len(hosts) and min(numbers) in (0, 1):
                     for host, number in zip(hosts, numbers, strict=True):
                         self._known[host].add(number - min(numbers))
-                    self._guessed |= hosts
                     break
 
     def place(self, lines: Sequence[LogLine]) -> list[LogLine]:
@@ -296,8 +295,8 @@ class _Nodes:
             if rank is None and line.local_rank is not None:
                 first = 0 if not node else node * self._nproc or None
                 rank = None if first is None else first + line.local_rank
-            guessed = line.node is None and not self._guessed.isdisjoint(names)
-            placed.append(replace(line, node=node, rank=rank, is_guessed=guessed))
+            inferred = line.node is None is not node and self._given.isdisjoint(names)
+            placed.append(replace(line, node=node, rank=rank, is_inferred=inferred))
         return placed
 
 

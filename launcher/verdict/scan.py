@@ -32,9 +32,9 @@ _TELLING = re.compile(
     rb"|require|not supported|unavailable|waiting|exit|clock|shm|bus |corrupt|truncated"
     rb"|has no|has \d|held by|in use|must |does not|doesn't|can't|not in|unknown|undefined|no such"
     rb"|segfault|segmentation|panic|lockup|power|dead|free|fork|assert|interface|bootstrap|expected"
-    rb"|manifest|plug|usage|exceed|valid|unrecog|blocked|\bpd\b|not enough|forbid|violat"
-    rb"|multi-attach|out of|mount|pull|\boutof|remap|dump|launch|nodelist|^node:|nproc|pending"
-    rb"|^ *host +:|(?:node|group).rank|ntasks|world info|data for node|num_local_procs"
+    rb"|manifest|plug|exceed|valid|unrecog|blocked|\bpd\b|not enough|forbid|violat|access fault"
+    rb"|multi-attach|out of|mount|pull|\boutof|remap|launch|nodelist|nproc|pending|num_local_procs"
+    rb"|(?:node|group).rank|ntasks|data for node|attempt has|^ *host +:|^node:|world info"
 )
 """In a line in lower case; what holds none of these is not looked at again."""
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<![A-Za-z\d])(?<![A-Za-z]-)\d[\d.:TZ,-]*")

@@ -48,14 +48,14 @@ def read_folder(folder: Path) -> Evidence:
 def read_file(path: Path) -> Evidence:
     """The evidence in one log; it raises nothing."""
     reading = LogReading(1)
-    reading.read(path, LogLine(file=path.name, number=0, text=""))
+    reading.read(path, LogLine(file=path.name))
     return _judge(str(path), reading, reading.missing())
 
 
 def read_stdin(stream: BinaryIO) -> Evidence:
     """The evidence in what comes on ``stream``, until its end."""
     reading = LogReading(1)
-    reading.add(stream, LogLine(file="stdin", number=0, text=""))
+    reading.add(stream, LogLine(file="stdin"))
     return _judge("stdin", reading, reading.missing())
 
 
@@ -80,8 +80,6 @@ def _place_of(name: str) -> LogLine:
     rank, inner = (found["rank"], found["inner"]) if found else (None, None)
     return LogLine(
         file=name,
-        number=0,
-        text="",
         pod=stem if "-master-" in stem or "-worker-" in stem else "",
         host="" if found or not numbered else numbered[-1],
         node=node_in(name),
@@ -144,7 +142,7 @@ def _judge(
     timed = all(line.at for _, line in said.values())
     ends = []
     for order, rank in enumerate({**codes, **said, **interrupted}, len(lines)):
-        at, line = said.get(rank, (order, LogLine(file="", number=0, text="")))
+        at, line = said.get(rank, (order, LogLine()))
         end = codes.get(rank, _Code(local_rank=rank, code=1, node=line.node))
         asked = (end.code == -15 or rank not in codes) and not is_own_failure(line.text)
         node = end.node if line.node is None else line.node

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from launcher.contract.reasons import Reason, RunState
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
-from launcher.verdict.cause import FOLLOWS, FailureCause, decide_fix
+from launcher.verdict.cause import FOLLOWS, FailureCause
 from launcher.verdict.evidence import Evidence
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
@@ -91,9 +91,9 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         state=evidence.state,
         reason=evidence.reason,
         cause=best.cause,
-        certainty=_judge_certainty(best, node, ordered),
+        certainty=_judge_certainty(best, node, ordered, first),
         what=line.text or best.cause.replace("-", " "),
-        fix=decide_fix(best.cause, line.text).replace("PACKAGE", best.package or "PACKAGE"),
+        fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node and first.host else line.pod,
@@ -124,7 +124,9 @@ def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None
     nodes = {end.node_index for end in ends if rank in (end.rank, None)}
     told = nodes.pop() if len(nodes) == 1 else -1
     node = line.node if told < 0 else told
-    return rank, evidence.only_node if node is None else node
+    if node is None:  # Everybody begins to count ranks on the first one.
+        node = 0 if rank == 0 else evidence.only_node
+    return rank, node
 
 
 def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
@@ -152,20 +154,22 @@ def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
     return replace(line, frame=line.frame or next((x.frame for x in (*own, *same)), ""))
 
 
-def _judge_certainty(best: Meaning, node: int | None, found: Sequence[Meaning]) -> str:
-    """Certain is what cannot have followed from anything else, and nothing speaks against it.
+def _judge_certainty(
+    best: Meaning, node: int | None, found: Sequence[Meaning], first: WorkerEnd | None
+) -> str:
+    """Certain is a cause and a node that one piece of direct evidence holds, undisputed.
 
-    That is the word of a kernel, an engine or a scheduler, an exception that was raised, and what
-    the recorders of all ranks say together, of a node that is told and not guessed.
+    Direct is what the process that failed first raised, the word of a kernel, an engine or a
+    scheduler, and what the recorders of all ranks say together; its node is that of its own file
+    or prefix, or one that the run's plan names. All that is inferred is likely at most: by the
+    order of times, by a name in a line, by what follows from another failure.
     """
     if best.weight < Weight.LIKELY:
         return "unclear"
-    is_own = best.cause is FailureCause.SCRIPT_ERROR and best.line.is_own
     same = [one for one in found if one.cause is best.cause]
-    is_proved = any(
-        _proves(one) and node in (None, one.line.node) and not one.line.is_guessed for one in same
-    )
-    if not is_proved or best.also or (best.cause in FOLLOWS and not is_own):
+    is_direct = any(_is_direct(one, first) and node in (None, one.line.node) for one in same)
+    is_own = best.cause is FailureCause.SCRIPT_ERROR and best.line.is_own
+    if not is_direct or best.also or (best.cause in FOLLOWS and not is_own):
         return "likely"
     heaviest = {one.line.node for one in same if one.weight is best.weight} - {None}
     rivals = (
@@ -176,8 +180,10 @@ def _judge_certainty(best: Meaning, node: int | None, found: Sequence[Meaning]) 
     return "likely" if len(heaviest) > 1 or any(rivals) else "certain"
 
 
-def _proves(one: Meaning) -> bool:
-    return one.weight is Weight.ROOT or (one.weight is Weight.SURE and one.line.is_told)
+def _is_direct(one: Meaning, first: WorkerEnd | None) -> bool:
+    is_firsts = first is None or one.line.rank == first.rank
+    raised = one.weight is Weight.SURE and (one.line.joined or (one.line.raised and is_firsts))
+    return (one.weight is Weight.ROOT or raised) and not one.line.is_inferred
 
 
 def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:
@@ -187,7 +193,7 @@ def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:
 def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
     what = "nothing that was read tells why"
     if goes_on:
-        what = evidence.now or "no failure so far"
+        what = "no failure so far"
     elif evidence.state == RunState.SUCCEEDED.value:
         what = "it ended well"
     elif not evidence.state and not evidence.missing:

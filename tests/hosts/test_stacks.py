@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.hosts.typist import PREFIX, STATE, Typist
@@ -18,10 +16,7 @@ def test_ranks_of_two_hosts_that_are_stuck_in_four_ways(typist: Typist) -> None:
     launcher = typist.start("run", "job.yaml", "--nnodes", "2", "--nproc-per-node", "2")
     wait_until(lambda: typist("logs", "latest").stdout.count("ready") == 4)
     wait_until(lambda: "have not entered" in typist("stacks", "latest").stdout)
-    began = time.monotonic()
-    told = typist("stacks", "latest")
-    assert time.monotonic() - began < 15, "5 s on a machine that does nothing else"
-    check_four_ways(told.stdout)
+    check_four_ways(typist("stacks", "latest").stdout)
     typist("stop", "latest", "--grace", "5")
     assert launcher.wait(60) == 143
 

@@ -26,6 +26,7 @@ from launcher.agent.stopping import StopFiles
 from launcher.agent.worker import start
 from launcher.agent.worker_exit import judge_exit, own_code, read_oom_kills, write_end
 from launcher.contract import protocol
+from launcher.contract.look import CRASH, CRASHED_STACKS
 from launcher.contract.worker_end import WorkerEnd
 
 WORKER_DIR = "LAUNCHER_WORKER_DIR"
@@ -224,6 +225,9 @@ def _write_exit(place: _Place, code: int, watch: _Watch) -> None:
         kills_before=watch.kills_before,
     )
     # A full disk must not turn a good ending into a bad one.
+    with contextlib.suppress(OSError):
+        if crash := start.stacks_file(place.heartbeat).read_text().partition(CRASH)[2]:
+            (place.folder / CRASHED_STACKS).write_text(crash)
     with contextlib.suppress(OSError):
         write_end(place.folder, judged)
 

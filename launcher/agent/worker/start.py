@@ -233,7 +233,7 @@ def _open_streams() -> None:
 
 
 def _show_crashes() -> None:
-    """Prints the Python stack of a segfault if the interpreter was told to do so."""
+    """Prints the Python stack of a crash if the interpreter was told to do so."""
     # torch switches it on in its forks, and a forked worker may have other variables than its
     # interpreter was started with.
     if os.environ.get("PYTHONFAULTHANDLER") or sys.flags.dev_mode:
@@ -248,11 +248,13 @@ def stacks_file(heartbeat: Path) -> Path:
 
 
 def _open_stacks() -> None:
-    """Python stacks on demand, also while a thread is stuck in C code."""
+    """Python stacks on demand, also while a thread is stuck in C code, and of a crash."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         file = stacks_file(Path(os.environ[protocol.HEARTBEAT])).open("w")
         _kept_open.append(file)
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=file)  # for ``why``, and not in what the script prints
 
 
 def _start_heartbeat() -> None:

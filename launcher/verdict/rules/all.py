@@ -72,6 +72,7 @@ def judge_lines(lines: Sequence[LogLine], standing: Sequence[Standing]) -> Itera
     yield from script.find_differences(lines)
     yield from filter(None, map(judge_line, lines))
     yield from collectives.join_ranks(lines)
+    yield from collectives.join_places(lines)
     yield from network.find_proxy(lines)
     yield from network.find_name(lines)
 
@@ -108,7 +109,6 @@ def judge_end(end: WorkerEnd) -> Meaning:
     """What the first failed worker's end means by itself. Pure."""
     line = LogLine(
         file=end.log,
-        number=0,
         text=end.exception,
         node=end.node_index,
         rank=end.rank,
@@ -141,7 +141,7 @@ def judge_reason(reason: Reason | None, detail: str, named: int | None) -> Itera
     """What the launcher's own word for a run's end means; ``named`` is a node by its host. Pure."""
     node = _NODE.search(detail)
     number = int(node["node"] or node["pod"]) if node else named
-    line = LogLine(file="outcome.json", number=0, text=detail or str(reason), node=number)
+    line = LogLine(file="outcome.json", text=detail or str(reason), node=number)
     told = judge_line(line) if detail else None
     if told and told.weight >= LIKELY:
         is_engines = told.weight is ROOT and not _OF_RANK.search(detail)

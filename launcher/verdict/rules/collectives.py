@@ -20,36 +20,29 @@ missing-collective sure
 mismatched-collective sure
   {differ}(?!.*OpType=(\w+),.*OpType=\1\b)
   Mismatched collective detected(?:.*around rank (?P<rank>\d+))?
-  ranks? .* (?:is|are) in different collectives
+  ranks? .* (?:is|are) in different collectives|differs? across ranks
+  disagreement between rank\d+ and rank\d+
 shape-mismatch-in-collective sure
   ProcessGroup\w+::\w+: invalid tensor (?:size|type)|when verifying shape tensors
   appears not to match (?:sizes|strides|shape) of the same param in process
   DDP expects same model across all ranks|params? .*in process \d+ .*mismatch
-# Or a rank has left one out, and is in the next of the same kind, which has another size.
 shape-mismatch-in-collective likely
-  op\.preamble\.length <= op\.nbytes|enforce fail at .*nbytes
-  {differ}.*OpType=(\w+),.*OpType=\1\b
-  sizes differ in \w+|received data size doesn't match expected size|message truncated
-  NCCL WARN .*mismatch.*(?:count|size|bytes)|MPI_ERR_TRUNCATE
-# It may compute, or wait for something else: its stack tells.
+  enforce fail at .*nbytes|{differ}.*OpType=(\w+),.*OpType=\1\b|sizes differ in \w+
+  message truncated|NCCL WARN .*mismatch.*(?:count|size|bytes)
 missing-collective likely
   ranks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+
-  errors while waiting for send/recv from rank (?P<rank>\d+)
-  has left out \w+ \d+|in monitoredBarrier after|Watchdog caught collective operation timeout
-  Some NCCL operations have failed or timed|timed out waiting \d+ms for (?:recv|send) operation
-  application timeout caused pair clos|Collective .*(?:timed out|timeout)|FlightRecorder.*timeout
-  heartbeat monitor timed out|Received a (?:global )?(?:dump|timeout) signal
+  errors while waiting for send/recv from rank (?P<rank>\d+)|has left out \w+ \d+
+  in monitoredBarrier after|Watchdog caught collective operation timeout
+  timed out waiting \d+ms for (?:recv|send) operation|Collective .*(?:timed out|timeout)
+  heartbeat monitor timed out|application timeout caused pair clos|FlightRecorder.*timeout
 deadlock likely
-  watchdog got stuck for|Could not acquire GIL within
+  watchdog got stuck for
 nccl-error likely
-  nccl(?:System|Internal)Error|ncclUnhandledCudaError|ncclInvalid(?:Usage|Argument)
-  unhandled (?:system|cuda) error|NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))
+  NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))|nccl(?:System|Internal)Error
   NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
-  NET/(?:Plugin|OFI).*(?:failed|error)
 straggler likely
-  ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)|straggler (?:detected|rank)
-  slow rank|StragglerDetection|SM clock .*below
-  HW (?:Thermal )?Slowdown *: Active|clock throttle|thermal throttling
+  ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)|HW (?:Thermal )?Slowdown *: Active
+  thermal throttling|StragglerDetection
 """,
     differ=_DIFFER,
 )
@@ -59,6 +52,18 @@ _TIMEOUT = re.compile(
     r"SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
 )
 _LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*last enqueued (?:NCCL )?work: (?P<number>-?\d+)")
+
+_OTHER_SIZE = re.compile(r"op\.preamble\.length|enforce fail at .*nbytes")
+
+
+def join_places(lines: Sequence[LogLine]) -> Iterator[Meaning]:
+    """A rank that got data of a size it did not expect, from one at another line of the code."""
+    odd = next((x for x in lines if x.frame and _OTHER_SIZE.search(x.text)), None)
+    others = (x for x in lines if odd and x.raised and x.frame and x.rank != odd.rank)
+    if odd and (other := next((x for x in others if x.frame != odd.frame), None)):
+        told = " and ".join(f"{x.frame} (rank {x.rank})" for x in (odd, other))
+        line = replace(odd, text=f"two ranks are in different collectives: at {told}")
+        yield Meaning(cause=FailureCause.MISMATCHED_COLLECTIVE, weight=SURE, line=line)
 
 
 def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:

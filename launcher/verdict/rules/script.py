@@ -14,122 +14,113 @@ RULES = table(r"""
 script-error sure
   ^(?:SyntaxError|IndentationError|TabError): |partially initialized module
   Expected to have finished reduction in the prior|does not require grad and does not have
-  [Dd]efault process group has not been initialized|Duplicate GPU detected : rank
+  [Dd]efault process group has not been initialized|attempt has been made to start a new process
 script-error sign
-  task \d+: Exited with exit code|ChildFailedError
+  ChildFailedError|failed \(exitcode: \d|task \d+: Exited with exit code
 missing-module sure
   ^(?:ModuleNotFoundError: |\S*python[\d.]*: )?No module named '?(?P<package>\w+)
   Error while finding module specification for
-  ^ImportError: (?!.*(?:version `|static TLS|numpy|compiled (?:using|against)))
-  error while loading shared libraries|^(?:ImportError|OSError): .*\.so\b.*: (?:undefined|cannot)
-  DistributionNotFound|VersionConflict|PackageNotFoundError|has no torch\b|error: init_(?:fs|im)
+  ^ImportError: (?!.*(?:version `|static TLS|numpy|compiled (?:using|against)))|PackageNotFoundError
+  has no torch\b|No matching distribution found|Failed to find C compiler|DistributionNotFound
+  VersionConflict
 missing-module likely
-  : undefined symbol: |cannot open shared object
+  cannot open shared object
 version-mismatch sure
   (?:NCCL|torch|CUDA|Python|driver|cuDNN) .*versions? .*(?:mismatch|differ|incompatib)
-  mismatch.*(?:NCCL|torch|Python) version|version mismatch.*(?:between|across)|the nodes differ in
-  nodes have different|torch is \S+ on most hosts, but|cuDNN version incompatib
-  were compiled with different CUDA|binary incompatibility
-  CUDA version \(.*\) mismatches the version that was used to compile PyTorch
+  mismatch.*(?:NCCL|torch|Python) version|the nodes differ in|nodes have different
+  torch is \S+ on most hosts, but|binary incompatibility
   compiled (?:using NumPy 1|against (?:NumPy )?(?:ABI|API) version)|static TLS block
-  Couldn't load custom C\+\+ ops|operator \S+::\w+ does not exist
-  version `(?:GLIBC|GLIBCXX|CXXABI|GOMP)_\S+' not found|unsupported pickle protocol
-  maximum supported version for reading is|requires a different Python
-  NCCL WARN .*(?:magic|unexpected .*(?:size|version))|bootstrap.*received \d+ bytes instead of
-  Message truncated : received \d+ bytes
+  operator \S+::\w+ does not exist|version `(?:GLIBC|GLIBCXX|CXXABI|GOMP)_\S+' not found
+  unsupported pickle protocol|maximum supported version for reading is
+  Message truncated : received \d+ bytes|NCCL WARN .*(?:magic|unexpected .*(?:size|version))
+  version mismatch.*(?:between|across)|were compiled with different CUDA
+  Couldn't load custom C\+\+ ops|requires a different Python
 code-mismatch sure
   (?:code|config(?:uration)?) (?:hash|version)?s? ?(?:differs?|mismatch).*(?:rank|node)
   (?:rank|node)s? .*(?:run|have) (?:different|other) (?:code|config)
 pickling sure
-  (?:can(?:'t|not)|can not|could not) pickle|(?<!Un)PicklingError
+  (?:can(?:'t|not)|can not|could not) pickle
   (?:Can't|cannot) get (?:local object|attribute '\w+' on <module '__(?:mp_)?main__')
 bad-data sure
-  PytorchStreamReader failed (?!.*locating file constants)|storage has wrong byte size
-  invalid magic number; corrupt|invalid load key|UnpicklingError|unexpected EOF
-  invalid header or archive is corrupted|failed finding central directory|Ran out of input
-  Weights only load failed|Failed to interpret file .* as a pickle|No data left in file
-  image file is truncated|cannot identify image|broken (?:data stream|PNG)|moov atom not f
-  SafetensorError(?!.*(?:No such|StorageFull))|HeaderTooLarge|InvalidHeaderDeserialization
-  MetadataIncompleteBuffer|BadZipFile|BadGzipFile
-  ^(?:zlib|lzma|_?csv|tarfile)\.\w*Error|Compressed file ended before|while decompressing|not a gzip
-  CRC (?:check )?fail|checksum\w* (?:mismatch|failed|does not match)|DataLossError
-  (?:corrupt(?:ed)?|truncated) (?:file|record|data|image|shard)|(?:file|record|shard) is corrupt
-  file signature not found|mmap length is greater than file
-  Parquet magic bytes|ArrowInvalid|deserialize thrift|Invalid data found when processing
+  UnpicklingError|unexpected EOF|invalid header or archive is corrupted
+  failed finding central directory|Ran out of input|Weights only load failed|image file is truncated
+  cannot identify image|SafetensorError(?!.*(?:No such|StorageFull))|BadZipFile|while decompressing
+  not a gzip|CRC (?:check )?fail|checksum\w* (?:mismatch|failed|does not match)
+  (?:corrupt(?:ed)?|truncated) (?:file|record|data|image|shard)|ArrowInvalid
+  Failed to interpret file .* as a pickle|Invalid data found when processing
+  (?:file|record|shard) is corrupt|mmap length is greater than file|InvalidHeaderDeserialization
+  Compressed file ended before|storage has wrong byte size|broken (?:data stream|PNG)
+  file signature not found|No data left in file|deserialize thrift|moov atom not f|DataLossError
 bad-data likely
-  JSONDecodeError|UnicodeDecodeError|TOMLDecodeError|^yaml\.\S*Error|EmptyDataError
-  Error tokenizing data|configparser\.\w+Error
+  JSONDecodeError|UnicodeDecodeError|Error tokenizing data|configparser\.\w+Error|TOMLDecodeError
+  ^yaml\.\S*Error|EmptyDataError
 disk-full likely
   No usable temporary directory
 missing-file sure
   ^(?!.*No usable temp).*(?:FileNotFoundError|(?:Is|Not)ADirectoryError|<ENOENT>)
   Parent directory \S+ does not exist|file into a non-existent directory|is not a local folder
-  does not appear to have a file|LocalEntryNotFound|RepositoryNotFo|DatasetNotFoundError
+  does not appear to have a file|^(?:error: |  )\S+: has no (?:/|python)
   ^(?:OSError|\S*HFValidationError): .*Can't load|could not access or execute an executable
-  unable to find the specified executable
-  ^(?:error: |  )\S+: has no (?:/|python)|^sbatch: error: Unable to open file
+  unable to find the specified executable|^sbatch: error: Unable to open file|DatasetNotFoundError
+  LocalEntryNotFound|RepositoryNotFo
 missing-file likely
   No such file or directory|(?:command )not found$|: not found$|NoSuch(?:Key|Bucket)
-  Lmod has detected the following error|Unable to locate a modulefile|not found on this machine
-  ; no such file|is not the folder of the other hosts|Couldn't find any class folder
-  Found 0 files in|pathspec '.*' did not match
+  not found on this machine|; no such file|is not the folder of the other hosts|Found 0 files in
+  Lmod has detected the following error|Unable to locate a modulefile|pathspec '.*' did not match
 permission sure
-  ^PermissionError: |<EPERM>|<EACCES>|<EROFS>|Read-only file system
+  <EPERM>|<EACCES>|<EROFS>|Read-only file system
 permission likely
   : Permission denied$
 wrong-shapes sure
-  mat1 and mat2 |mat1 dim 1 must match mat2|size mismatch for \S+: copying a param
-  Error\(s\) in loading state_dict|Missing key\(s\) in state_dict|size mismatch, m1
-  size of tensor a \(\d+\) must match|Expected input batch_size \(\d+\) to match
-  stack expects each tensor to be equal size|Sizes of tensors must match except in
-  shape '\[.+\]' is invalid for input of size|cannot reshape (?:array|tensor) of
+  mat1 and mat2 |Error\(s\) in loading state_dict|size of tensor a \(\d+\) must match
+  Expected input batch_size \(\d+\) to match|stack expects each tensor to be equal size
+  Sizes of tensors must match except in|shape '\[.+\]' is invalid for input of size
   Given groups=\d+, weight of size|expected .* to have \d+ channels|shape mismatch
-  Using a target size \(.*\) that is different to|operands could not be broadcast
+  operands could not be broadcast
   loaded state dict (?:contains a parameter group that|has a different number)|size mismatch
-  (?:normalized|expected input with) shape|input\.size\(-1\) must be equal
+  missing key(?:\(s\))? in (?:checkpoint )?state_dict
+  Using a target size \(.*\) that is different to|(?:normalized|expected input with) shape
+  cannot reshape (?:array|tensor) of|input\.size\(-1\) must be equal|mat1 dim 1 must match mat2
+  size mismatch, m1
 wrong-argument sure
   error: (?:unrecognized|ambiguous|the following arguments|one of the arguments|argument \S)
-  error: (?:parser key|unknown (?:shorthand )?flag)|Unknown command line flag
-  ^\S*(?:torchrun|launch\.py|run\.py): error: |: (?:unrecognized|invalid|illegal) option\b
-  ^error: (?:no such|missing|invalid value|got unexpected|unexpected) ?(?:option|argum|comm|for|e)
-  Could not consume arg|Unsupported nproc_per_node value|are not used by the HfArgumentParser
-  ConfigCompositionException|Could not override '|MissingMandatoryValue|error validating data
-  unknown field \"|strict decoding error
+  Unknown command line flag|: (?:unrecognized|invalid|illegal) option\b
+  Unsupported nproc_per_node value|are not used by the HfArgumentParser|Could not override '
+  strict decoding error|\bThe \w+ \"\S+\" is invalid:
   ^(?:sbatch|srun): error: (?:Invalid numeric|Batch script contains DOS|This does not)
-  \bThe \w+ \"\S+\" is invalid:
+  ConfigCompositionException|Could not consume arg|MissingMandatoryValue|error validating data
+  unknown field \"
 wrong-argument likely
-  namespaces? \"\S+\" not found|is no image's name
-# The launcher's own, which names the fix.
+  namespaces? \"\S+\" not found
 wrong-argument sign
   ^error: \S
 nan-loss sure
   ^(?!.*warn).*(?:Error|Exception)\b.*\b(?:nans?\b|non-?finite|not finite|diverged|infini)
-  ^(?!.*warn).*(?:Error|Exception)\b.*\b(?:loss|grad\w*|norm)\b.*\binf\b
   Loss is (?:nan|inf)\w*,? stopping|(?:minimum loss scale|loss scale already at minimum)
+  ^(?!.*warn).*(?:Error|Exception)\b.*\b(?:loss|grad\w*|norm)\b.*\binf\b
 nan-loss hint
   \bloss\b\W{0,4}(?:=|:|is)?\s*(?:tensor\()?[-+]?(?:nan|inf)\b
   probability tensor contains either `inf`, `nan`
 uneven-batches sure
-  Detected at least one rank that exhausted inputs
+  Detected at least one rank that exhausted inputs|made fewer steps: it had ended before
 exited-early likely
   Connection closed by peer.*process group has been destroyed
 data-loader-worker-died likely
   DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal|exited unexpectedly)
-  one of its workers has died|Pin memory thread exited unexpectedly
+  Pin memory thread exited unexpectedly
 data-stall likely
   DataLoader timed out after \d+ seconds|blocked for more than \d+ seconds
-  nfs: server \S+ not responding|lustre.*(?:connection .*lost|timed out|evicted)
-  <EIO>|<ENOTCONN>|<ESTALE>|Stale file handle|Transport endpoint is not|ceph: .*(?:hung|timeout)
-  data(?:loader| loading)? (?:is )?(?:stall|slow|the bottleneck)
+  nfs: server \S+ not responding|lustre.*(?:connection .*lost|timed out|evicted)|<EIO>|<ENOTCONN>
+  <ESTALE>|Transport endpoint is not|ceph: .*(?:hung|timeout)
 crashed likely
-  Fatal Python error: (?!.*init_)|segmentation fault|\(core dumped\)|caught signal 11\b
-  exited on signal (?:4|6|7|8|11)\b|Signal (?:4|7|8|11) \(SIG\w+\) received by PID
-  failed \(exitcode: -(?:4|7|8|11)\)|\bexit ?code:? *[:=]? *(?:132|135|136|139)\b|double free
-  stack smashing|free\(\): |malloc\w*\(\): |corrupted size vs|munmap_chunk\(\)
-  \bAssertion [`']\S.*' failed|\bsegfault at [0-9a-f]+ ip\b|Process received signal
+  Fatal Python error: (?!.*init_)|segmentation fault|caught signal 11\b
+  Signal (?:4|7|8|11) \(SIG\w+\) received by PID|failed \(exitcode: -(?:4|7|8|11)\)
+  \bexit ?code:? *[:=]? *(?:132|135|136|139)\b|double free|\bAssertion [`']\S.*' failed
+  \bsegfault at [0-9a-f]+ ip\b|Process received signal
   task \d+: (?:Bus error|Aborted|Illegal|Floating)|traps: .*(?:general prot|invalid opc)
+  corrupted size vs|munmap_chunk\(\)|malloc\w*\(\): |stack smashing
 crashed sign
-  terminate called after throwing
+  failed \(exitcode: -6\)
 killed likely
   failed liveness probe, will be restarted
 killed sign
@@ -137,9 +128,10 @@ killed sign
   received (?:15|SIGTERM|SIGHUP|Signals\.\w+) death signal|signal: killed
   ^\s*(?:\S+: line \d+: +\d+ )?Killed\b|task \d+: (?:Killed|Terminated)
   \bexit ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID
+  failed \(exitcode: -(?:9|15)\)
 stopped-by-user likely
   ^KeyboardInterrupt\b|received Ctrl\+C|received (?:2|SIGINT|Signals\.SIGINT) death signal
-  SignalException: Process \d+ got signal: 2\b|interrupt received|srun: interrupt
+  SignalException: Process \d+ got signal: 2\b
 """)
 
 _VERSIONS = {

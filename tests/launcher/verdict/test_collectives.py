@@ -65,6 +65,27 @@ def test_ranks_in_different_collectives_are_told() -> None:
     )
 
 
+def test_where_ranks_stand_in_the_code_is_told_with_what_they_are_in() -> None:
+    places = {0: "train.py:30", 1: "train.py:34"}
+    calls = (entry(40, retired=False), entry(40, "barrier", retired=False))
+    (finding,) = join_recorders(dict(enumerate(map(trace, calls))), NOW, places=places)
+    assert finding.text == (
+        "ranks 0-1 are in different collectives: all_reduce 40 at train.py:30 (rank 0) "
+        "and barrier 40 at train.py:34 (rank 1)"
+    )
+
+
+def test_a_rank_that_had_ended_made_fewer_steps_where_the_others_repeat_themselves() -> None:
+    def after(steps: int) -> list[tuple[str, tuple[int, ...]]]:
+        calls = [entry(seq) for seq in range(1, steps)] + [entry(steps, retired=False)]
+        found = join_recorders({0: trace(*calls)}, NOW, places={0: "train.py:8"}, left=(1,))
+        return [(finding.text, finding.ranks) for finding in found]
+
+    told = "rank 1 made fewer steps: it had ended before all_reduce 4, which rank 0 has entered"
+    assert after(4) == [(f"{told} at train.py:8 as in each step before", (1,))]
+    assert after(1) == []
+
+
 def test_sizes_that_differ_are_told_with_the_ranks_that_have_them() -> None:
     def gathers(rank: int) -> dict[str, Any]:
         sizes = [[1000]] if rank == 7 else [[1024]]

@@ -64,7 +64,7 @@ def test_a_local_rank_is_a_rank_where_torchruns_report_tells_of_both() -> None:
 def test_hosts_that_nothing_places_have_the_nodes_of_their_numbers() -> None:
     begun = [f"gpu{number}: exit of a step" for number in (1, 2, 3)]
     told = place(*begun, f"gpu3: {SAID}")
-    assert (told.node, told.is_guessed) == (2, True)
+    assert (told.node, told.is_inferred) == (2, True)
     assert place(*(line.replace("gpu", "cn4") for line in begun), f"cn43: {SAID}").node is None
 
 

@@ -91,7 +91,7 @@ def test_a_run_that_goes_on_is_told_to_and_a_part_of_its_folder_too(launcher: Ru
     run = launcher.folder / "runs" / launcher.run_ids()[0]
     wait_until(lambda: (run / "up-0").exists())
     told = launcher("why").stdout
-    assert told.startswith(f"{run.name} (running): node 0 ")
+    assert told == f"{run.name} (running): no failure so far\n"
     launcher("stop")
     part = launcher.folder / "a part"
     (part / "nodes/0").mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_of_a_run_of_another_user_that_goes_on_its_folder_tells() -> None:
         finally:
             os.seteuid(0)
         launcher("stop")
-    assert (told.state, told.what[:7]) == ("running", "node 0 ")
+    assert (told.state, told.what[:7]) == ("running", "no fail")
 
 
 def test_a_run_that_ended_well_has_no_verdict(launcher: Runner) -> None:

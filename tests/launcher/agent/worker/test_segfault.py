@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from launcher.agent.engine.stacks import parse_faulthandler
 from launcher.agent.worker_exit import read_ends
+from launcher.contract.look import CRASHED_STACKS
 from launcher.contract.protocol import ERROR_FILE
 from tests.launcher.agent.place import Place
 from tests.programs import run_program
@@ -43,6 +45,15 @@ def stack_under_torchrun(place: Place) -> list[tuple[str, ...]]:
     done = run_program([*argv, "script.py"], cwd=place.folder, env=env)
     assert done.returncode == 1
     return stack_of(done.stderr)
+
+
+def test_a_crash_leaves_its_python_stack_beside_the_log_and_not_in_it(place: Place) -> None:
+    place.write(CRASH)
+    place.plan(max_restarts=0)
+    assert place.run() == 1
+    assert "Fatal Python error" not in (place.rank() / "stderr").read_text()
+    (thread,) = parse_faulthandler((place.rank() / CRASHED_STACKS).read_text())
+    assert [frame.function for frame in thread.frames][-2:] == ["read_the_data", "<module>"]
 
 
 @pytest.mark.parametrize("start", ["fresh", "fork"])
