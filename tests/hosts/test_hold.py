@@ -16,8 +16,8 @@ from launcher.targets import process_table
 from launcher.targets.hosts.program.processes import KEEPER
 from tests.debugged import STOPS, debug_rank_1
 from tests.held import SUMS, TRAINS, check_three_runs, folder_of_hold, is_up
-from tests.hosts.test_endings import share_home
 from tests.hosts.places import Host
+from tests.hosts.test_endings import share_home
 from tests.hosts.typist import PREFIX, STATE, Typist
 from tests.waiting import wait_until
 
@@ -64,26 +64,24 @@ def containers_on(host: Host) -> list[str]:
     return host.docker("ps", "--quiet").split() if host.has_engine else []
 
 
-@pytest.fixture
-def held(typist: Typist, tmp_path: Path) -> Iterator[Held]:
+@pytest.fixture(params=RUNTIMES)
+def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Held]:
     held = Held(tmp_path, typist.network)
+    held.runtime = request.param
+    if held.runtime == "docker":
+        request.getfixturevalue("four_engines")
+        # The image may have to travel.
+        held.limit_s = 400.0
     yield held
     done = held("release", "dev")
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_three_runs_in_one_hold_of_hosts(
-    held: Held, runtime: str, request: pytest.FixtureRequest
-) -> None:
-    if runtime == "docker":
-        request.getfixturevalue("four_engines")
-    # The image may have to travel.
-    held.runtime, held.limit_s = runtime, 400.0
+def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
     held.hold()
     hosts = held.network.hosts[:2]
     before = [containers_on(host) for host in hosts]
-    assert all(before) == (runtime == "docker")
+    assert all(before) == (held.runtime == "docker")
     check_three_runs(held)
     assert [containers_on(host) for host in hosts] == before
     held.write(KEEPS)
