@@ -19,7 +19,7 @@ READY_FILE = "ready"
 touches it every ``ALIVE_S`` seconds."""
 START_REQUEST = ".start-request"
 """In a node's folder: the fields of ``StartRun``. The node removes it, and starts the run's node,
-whose record is then in that one's folder, and in the end has its exit code."""
+whose record is then in ``record_dir``, and in the end has its exit code."""
 END_REQUEST = ".end-request"
 """In a node's folder: the fields of ``EndRun``. The node removes it."""
 RENEW = "packages have changed"
@@ -48,12 +48,14 @@ class Ready:
 class StartRun:
     """One node of a run: the file of its task, and all else that its process is started with.
 
-    ``cwd`` and ``env``: as a new process has them; ``adds_env``: ``env`` is added to the node's
-    own. ``fresh``: in a new interpreter, not forked from the one that has imported torch.
+    Pids in the record are those that the node sees. ``cwd`` and ``env``: as a new process has them;
+    ``adds_env``: ``env`` is added to the node's own. ``fresh``: in a new interpreter, not forked
+    from the one that has imported torch.
     """
 
     task: str
     node_dir: str
+    record_dir: str
     cwd: str
     env: Env
     adds_env: bool = False

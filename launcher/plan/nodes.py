@@ -158,8 +158,10 @@ class NodePlanner:
         )
         # Runs in a hold see their own folders by the names outside.
         outside = [str(PurePosixPath(folders.run).parent)] if self._holds else []
-        if self._holds and not PurePosixPath(folders.checkpoints).is_relative_to(outside[0]):
-            outside.append(folders.checkpoints)
+        kept = PurePosixPath(folders.checkpoints)
+        if self._holds and not kept.is_relative_to(outside[0]):
+            # That of one run alone has its id: then the folder of all.
+            outside.append(str(kept.parent if kept.name == self._run_id else kept))
         held = (Mount(source=path, target=path) for path in outside)
         return (*own, *users, *held)
 

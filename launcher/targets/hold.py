@@ -10,11 +10,11 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from launcher.contract import protocol, typed
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import (
     END_REQUEST,
     OWNER_FILE,
@@ -27,9 +27,11 @@ from launcher.contract.hold import (
     User,
 )
 from launcher.contract.keeper_record import RECORD
+from launcher.contract.node_plan import Mount
 from launcher.contract.records import dump_record, parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
+from launcher.plan.nodes import absolute
 from launcher.runs.folder import RunFolder, write_atomically
 from launcher.targets.shared_folder import changed_at
 
@@ -173,7 +175,7 @@ class Hold:
         while waits:
             for index, one in asked.items():
                 # Listed: clients of network file systems then ask the server.
-                if RECORD in os.listdir(one.node_dir):
+                if RECORD in os.listdir(one.record_dir):
                     waits.pop(index, None)
                 elif sent.get(index) != (folder := self.folder(index)):
                     sent[index] = folder
@@ -212,6 +214,24 @@ def _write_private(path: Path, text: str) -> None:
         write_atomically(path, text)
     finally:
         os.umask(mask)
+
+
+def check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
+    """Raises ``KeyInputError`` for what the containers of a hold do not have."""
+    if held.image is None:
+        return
+    name, mounts = held.job_name, held.nodes[0].mounts
+    fix = f"{typed.command('release', name)}, and a hold of this job"
+    if job.image not in (None, held.image):
+        raise KeyInputError(("image",), f"{job.image}, but {name} holds {held.image}", fix)
+    for index, m in enumerate(job.mounts):
+        source = absolute(m.source, cwd)
+        if Mount(source=source, target=m.target, read_only=m.read_only) not in mounts:
+            raise KeyInputError(("mounts", index), f"{name} has not mounted {source}", fix)
+    folder = PurePosixPath(absolute(job.checkpoint_dir or root, cwd))
+    same = (m.source for m in mounts if m == Mount(source=m.source, target=m.source))
+    if not any(folder.is_relative_to(path) for path in same):
+        raise KeyInputError(("checkpoint_dir",), f"{name} has not mounted {folder}", fix)
 
 
 def is_hold(plan: LaunchPlan) -> bool:

@@ -16,13 +16,18 @@ from launcher.targets import process_table
 from launcher.targets.hosts.program.processes import KEEPER
 from tests.debugged import STOPS, debug_rank_1
 from tests.held import SUMS, TRAINS, check_three_runs, folder_of_hold, is_up
+from tests.hosts.places import Host
 from tests.hosts.test_endings import share_home
 from tests.hosts.typist import PREFIX, STATE, Typist
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
 
-ON = ("--on", "hosts", "--set", "hosts.runtime=python")
+RUNTIMES = ["python", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])]
+KEEPS = """
+import os, pathlib
+pathlib.Path(os.environ["CHECKPOINT_DIR"], "kept").touch()
+"""
 START_LIMIT_S = 120.0
 """For a node that imports torch, on a machine that does much else."""
 
@@ -30,11 +35,14 @@ START_LIMIT_S = 120.0
 class Held(Typist):
     """Types for a hold ``dev`` of two hosts."""
 
+    runtime = "python"
+
     def write(self, script: str, job: str = "", prefix: str = PREFIX) -> None:
         super().write(script)
 
     def hold(self) -> None:
-        done = self("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
+        words = ("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", "--on", "hosts")
+        done = self(*words, "--set", f"hosts.runtime={self.runtime}")
         assert done.returncode == 0, done.stderr
 
     def run_well(self) -> None:
@@ -52,9 +60,18 @@ class Held(Typist):
         os.kill(first, signal.SIGKILL)
 
 
-@pytest.fixture
-def held(typist: Typist, tmp_path: Path) -> Iterator[Held]:
+def containers_on(host: Host) -> list[str]:
+    return host.docker("ps", "--quiet").split() if host.has_engine else []
+
+
+@pytest.fixture(params=RUNTIMES)
+def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Held]:
     held = Held(tmp_path, typist.network)
+    held.runtime = request.param
+    if held.runtime == "docker":
+        request.getfixturevalue("four_engines")
+        # The image may have to travel.
+        held.limit_s = 400.0
     yield held
     done = held("release", "dev")
     assert done.returncode == 0, done.stderr
@@ -62,9 +79,18 @@ def held(typist: Typist, tmp_path: Path) -> Iterator[Held]:
 
 def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
     held.hold()
+    hosts = held.network.hosts[:2]
+    before = [containers_on(host) for host in hosts]
+    assert all(before) == (held.runtime == "docker")
     check_three_runs(held)
-    for host in held.network.hosts[:2]:
+    assert [containers_on(host) for host in hosts] == before
+    held.write(KEEPS)
+    assert held("run", "job.yaml", "--in", "dev").returncode == 0
+    for host in hosts:
         assert host.run("ls", f"{STATE}/runs").split() == [folder_of_hold(held).name]
+        kept = host.run("find", f"{STATE}/checkpoints", "-name", "kept").strip()
+        assert kept
+        host.run("rm", "-r", os.path.dirname(kept))
     held.write(STOPS)
     debug_rank_1(held, "--in", "dev")
     fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")

@@ -66,7 +66,7 @@ class Holder:
         self._there: set[Path] = set()
         """What they held before the run."""
         self._seen = 0.0, 0.0, ""
-        self._child, self._run_id, self._grace_s, self._node_dir = 0, "", 0.0, Path()
+        self._child, self._run_id, self._grace_s, self._record_dir = 0, "", 0.0, Path()
         self._kill_at: float | None = None
         self._idle_since, self._has_warned, self._is_ending = 0.0, False, False
 
@@ -162,7 +162,7 @@ class Holder:
                 with contextlib.suppress(OSError):
                     path.unlink()
             with contextlib.suppress(OSError):
-                write_record(self._node_dir, told)
+                write_record(self._record_dir, told)
         if END_REQUEST in asked:
             with contextlib.suppress(OSError, ValueError):
                 end = parse_record(EndRun, self._take(END_REQUEST))
@@ -187,7 +187,10 @@ class Holder:
             say(f"a run cannot be started here: {error}")
             return
         self._there = self._list_swept()
-        self._run_id, self._node_dir = dict(task.node.env)[protocol.RUN_ID], Path(asked.node_dir)
+        self._run_id, self._record_dir = (
+            dict(task.node.env)[protocol.RUN_ID],
+            Path(asked.record_dir),
+        )
         self._grace_s, self._kill_at, holder = task.settings.stop_grace_s, None, os.getpid()
         if pid := os.fork():
             self._child = pid
@@ -221,7 +224,7 @@ class Holder:
             os.chdir(asked.cwd)
         tempfile.tempdir = None
         own = os.getpid()
-        write_record(Path(asked.node_dir), {"pid": own, "start": start_of(own)})
+        write_record(Path(asked.record_dir), {"pid": own, "start": start_of(own)})
         if asked.fresh or _of_interpreter(before) != _of_interpreter(wanted):
             os.execv(sys.executable, (sys.executable, self._archive, asked.task))
         from launcher.agent.node import supervisor

@@ -10,17 +10,17 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.code.archive import unpack
 from launcher.contract import protocol, typed
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import Clock, SystemClock
-from launcher.contract.errors import InputError, KeyInputError, TargetError
+from launcher.contract.errors import InputError, TargetError
 from launcher.contract.hold import START_REQUEST, USER_FILE, StartRun
 from launcher.contract.keeper_record import read_record
-from launcher.contract.node_plan import Env, Mount, NodePlan
+from launcher.contract.node_plan import Env, NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
 from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target, Traits
@@ -31,7 +31,7 @@ from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts,
 from launcher.plan.target_settings import TargetSettings
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import env_of, render_agent_files, write_agent_files
-from launcher.targets.hold import Hold
+from launcher.targets.hold import Hold, check_reach
 from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_in_code, read_secrets
 from launcher.targets.shared_folder import MEET_DIR
@@ -106,7 +106,7 @@ class HeldTarget(Target):
             raise InputError("that run was in a hold, and none is named", "--in NAME, or --on")
         hold, cwd = self.hold, str(Path.cwd())
         plan, root = hold.plan, str(self._run_root.absolute())
-        _check_reach(job, plan, root, cwd)
+        check_reach(job, plan, root, cwd)
         run, given = f"{root}/{RUN_ID}", job.checkpoint_dir
         folders = Folders(
             run=run,
@@ -171,6 +171,7 @@ class HeldTarget(Target):
         return StartRun(
             task=f"{node.log_dir}/{protocol.NODE_TASK_FILE}",
             node_dir=node.log_dir,
+            record_dir=node.log_dir,
             cwd=node.workdir or "",
             env=(*(env_of(plan, node) if node.device_ids else node.env), *secrets),
             adds_env=True,
@@ -246,21 +247,3 @@ class HeldTarget(Target):
         held = self._hold_of(plan).plan
         target = self._open_target(held.target)
         return target.door(target.as_run(held), plan.nodes[node_index].node_index)
-
-
-def _check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
-    """Raises ``KeyInputError`` for what the containers of a hold do not have."""
-    if held.image is None:
-        return
-    name, mounts = held.job_name, held.nodes[0].mounts
-    fix = f"{typed.command('release', name)}, and a hold of this job"
-    if job.image not in (None, held.image):
-        raise KeyInputError(("image",), f"{job.image}, but {name} holds {held.image}", fix)
-    for index, m in enumerate(job.mounts):
-        source = absolute(m.source, cwd)
-        if Mount(source=source, target=m.target, read_only=m.read_only) not in mounts:
-            raise KeyInputError(("mounts", index), f"{name} has not mounted {source}", fix)
-    folder = PurePosixPath(absolute(job.checkpoint_dir or root, cwd))
-    same = (m.source for m in mounts if m == Mount(source=m.source, target=m.source))
-    if not any(folder.is_relative_to(path) for path in same):
-        raise KeyInputError(("checkpoint_dir",), f"{name} has not mounted {folder}", fix)

@@ -61,8 +61,10 @@ def find_held(hold: Hold, node: HostNode) -> messages.HeldNode:
     asked = StartRun(
         task=node.task.path,
         node_dir=node.spec.node_dir,
-        cwd=node.spec.cwd,
+        record_dir=f"{node.spec.node_dir}/.held",
+        cwd=node.node.workdir or "",
         env=(),
+        adds_env=hold.plan.image is not None,
         fresh=hold.fresh,
     )
     return messages.HeldNode(

@@ -161,11 +161,12 @@ def plan_facts(
     cwd: str,
     inner: str | None = None,
     terminal: bool = False,
+    names: Sequence[str | None] = (),
 ) -> TargetFacts:
     """What the planner is told of hosts: a machine of its own for each node.
 
     ``port`` is free on all of them; ``inner`` is the caller's folder in the code that is sent, None
-    where none is.
+    where none is. ``names`` are the names of the nodes in which those of the run are.
     """
     hosts, shared = own.hosts, shared_folder(job, cwd)
     runs = {host.name: run_dir_on(host, RUN_ID) for host in hosts}
@@ -185,6 +186,7 @@ def plan_facts(
         terminal=terminal,
         nodes=tuple(
             NodeFacts(
+                name=name,
                 machine=host,
                 folders=Folders(
                     run=runs[host.name],
@@ -192,9 +194,11 @@ def plan_facts(
                     checkpoints=shared or f"{host.state_dir}/{CHECKPOINTS_DIR}/{RUN_ID}",
                     cwd=f"{runs[host.name]}{caller}",
                     code=f"{runs[host.name]}/{CODE_DIR}",
+                    # Containers of a hold see these folders under their own names.
+                    in_container=own.hold != "",
                 ),
             )
-            for host in hosts
+            for host, name in zip(hosts, names or [None] * len(hosts), strict=True)
         ),
         own=own,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from launcher.contract import protocol
@@ -16,6 +17,7 @@ from launcher.targets.agent_files import (
 )
 from launcher.targets.docker_options import (
     DOCKER_RUN_ATTACHED,
+    PYTHON,
     Container,
     ContainerSettings,
     shared_options,
@@ -157,12 +159,14 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
     task_path = f"{node_dir}/{protocol.NODE_TASK_FILE}"
     inside = dict(node.env)[protocol.CHECKPOINT_DIR]
     checkpoint_dir = next((m.source for m in node.mounts if m.target == inside), inside)
-    in_container = plan.image is not None
-    argv = (
-        _docker_argv(plan, node, replace(own.containers, user=host.user))
-        if in_container
-        else start_argv(plan, node, host.python, f"{run_dir}/{protocol.AGENT_ARCHIVE}")
-    )
+    in_container, env = plan.image is not None, dict(env_of(plan, node))
+    starts_container = in_container and not own.hold
+    if starts_container:
+        argv, env = _docker_argv(plan, node, replace(own.containers, user=host.user)), {}
+    elif in_container:
+        argv = _docker_exec_argv(plan, node, env)
+    else:
+        argv = start_argv(plan, node, host.python, f"{run_dir}/{protocol.AGENT_ARCHIVE}")
     spec = KeeperSpec(
         run_id=plan.run_id,
         node_index=node.node_index,
@@ -170,10 +174,10 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
         argv=argv,
         # The planner gives nodes without a container a folder.
         cwd="/" if in_container else node.workdir or "/",
-        env={} if in_container else dict(env_of(plan, node)),
+        env=env,
         unset=() if in_container else protocol.STALE_VARIABLES,
         secrets={},
-        container=node.name if in_container else "",
+        container=node.name if starts_container else "",
         detached=plan.detached,
         stop_grace_s=plan.stop_grace_s,
     )
@@ -193,3 +197,11 @@ def _docker_argv(plan: LaunchPlan, node: NodePlan, own: ContainerSettings) -> tu
     container = Container(plan=plan, node=node, shared=tuple(shared))
     options = (word for option in container.options for word in option.words)
     return (*DOCKER_RUN_ATTACHED, *options, container.image, *container.arguments)
+
+
+def _docker_exec_argv(plan: LaunchPlan, node: NodePlan, env: Mapping[str, str]) -> tuple[str, ...]:
+    """By hand, in the container of a hold, which the launcher has fork it."""
+    values = (*(f"{name}={value}" for name, value in env.items()), *node.secrets)
+    options = (word for value in values for word in ("--env", value))
+    agent = start_argv(plan, node, PYTHON, protocol.CONTAINER_AGENT)
+    return ("docker", "exec", *options, node.name, *agent)

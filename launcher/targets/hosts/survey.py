@@ -29,6 +29,7 @@ from launcher.targets.hosts.ssh import Session, Ssh, joined
 from launcher.targets.machine import PORTS
 
 if TYPE_CHECKING:
+    from launcher.contract.node_plan import NodePlan
     from launcher.job.spec import JobSpec
     from launcher.plan.launch_plan import LaunchPlan
 
@@ -101,13 +102,19 @@ def read_held(ssh: Ssh, plan: LaunchPlan, job: JobSpec) -> tuple[HostsSettings, 
         what = f"nnodes is {job.nnodes}: a run in {plan.job_name} takes all of its {count} hosts"
         raise InputError(what, f"--nnodes {count}")
     held = zip(own.hosts, plan.nodes, strict=True)
-    found = tuple(replace(facts, device_ids=node.device_ids) for facts, node in held)
+    found = tuple(replace(facts, device_ids=_ids_in(plan, node)) for facts, node in held)
     hosts = [facts.host for facts in found]
     if folder and len(hosts) > 1:
         with ssh.sessions(hosts) as opened:
             sessions = [opened[host.name] for host in hosts]
             _check_met(hosts, meet(ssh, sessions, [()] * len(hosts), folder, called=()), folder)
-    return replace(own, hosts=found), random.SystemRandom().choice(PORTS)
+    return replace(own, hosts=found, hold=plan.run_id), random.SystemRandom().choice(PORTS)
+
+
+def _ids_in(held: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
+    # A container counts its GPUs from 0.
+    ids = node.device_ids
+    return ids if held.image is None else tuple(map(str, range(len(ids))))
 
 
 def _check_met(hosts: Sequence[Host], met: Reachability, folder: str | None) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.code.record import read_kept_code
 from launcher.contract import protocol, typed
-from launcher.contract.errors import InputError, LauncherError, TargetError
+from launcher.contract.errors import LauncherError, TargetError
 from launcher.contract.node_plan import NodePlan
 from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
@@ -31,7 +31,7 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.docker_options import enter_container, plan_containers
-from launcher.targets.hold import Hold, is_hold
+from launcher.targets.hold import Hold, check_reach
 from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
 from launcher.targets.hosts.images import provide_image, read_image
@@ -42,7 +42,13 @@ from launcher.targets.hosts.plan import (
     plan_facts,
     run_dir_on,
 )
-from launcher.targets.hosts.program.messages import AskLauncher, NodeSeen, StartNode, TakeLook
+from launcher.targets.hosts.program.messages import (
+    RUNS_DIR,
+    AskLauncher,
+    NodeSeen,
+    StartNode,
+    TakeLook,
+)
 from launcher.targets.hosts.render import HostNode, HostsArtifact, render_hosts
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh
@@ -95,7 +101,10 @@ class HostsTarget(Target):
             plan, self._inventory = self.hold.plan, None
             own, port = read_held(self._connect(plan), plan, job)
             image, version = plan.image, plan.torch_version
+            names = [node.name for node in plan.nodes]
+            check_reach(job, plan, f"{own.hosts[0].state_dir}/{RUNS_DIR}", str(Path.cwd()))
         else:
+            names = []
             inventory = self._inventory = self._inventory or read_inventory_of(job, **self._filters)
             hosts, port, notes = survey_hosts(self._connect(), inventory, job)
             self.notes += notes
@@ -118,10 +127,13 @@ class HostsTarget(Target):
             cwd=str(Path.cwd()),
             inner=find_caller(self.code.record, Path.cwd()) if self.code else None,
             terminal=sys.stderr.isatty(),
+            names=names,
         )
 
     def has_image(self, job: JobSpec) -> bool:
-        return job.hosts.runtime != "python" and self.hold is None
+        if self.hold is not None:
+            return self.hold.plan.image is not None
+        return job.hosts.runtime != "python"
 
     def _connect(self, plan: LaunchPlan | None = None) -> Ssh:
         """With the inventory that was given, or else the hosts of ``plan``."""
@@ -138,9 +150,6 @@ class HostsTarget(Target):
     def check(self, plan: LaunchPlan) -> None:
         if self.hold is not None:
             self.hold.enter(plan.run_id)
-        if plan.image is not None and is_hold(plan):
-            what = "hosts.runtime docker: nodes of hosts are held as processes alone"
-            raise InputError(what, "--set hosts.runtime=python")
         read_secrets(plan.nodes[0].secrets, os.environ)
         if self.code is not None:
             check_in_code(self.code)
@@ -214,7 +223,7 @@ class HostsTarget(Target):
             code = self._read_code(plan)
             agent = artifact.files.archive if artifact.files else None
             each(lambda node, session: nodes.prepare(plan, node, agent, code, session))
-            if plan.image is not None:
+            if plan.image is not None and self.hold is None:
                 image = read_image(plan.image)
                 each(lambda node, session: provide_image(image, session))
             self.is_sending = False

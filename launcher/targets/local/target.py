@@ -127,6 +127,7 @@ class LocalTarget(Target):
         return StartRun(
             task=f"{folder}/{protocol.NODE_TASK_FILE}",
             node_dir=folder,
+            record_dir=folder,
             cwd=process.cwd,
             env=tuple(_env_of(process).items()),
             fresh=self.hold is not None and self.hold.fresh,

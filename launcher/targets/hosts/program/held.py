@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.agent.atomic_write import write_atomically
-from launcher.contract.keeper_record import read_record
+from launcher.contract.keeper_record import RECORD, read_record
 from launcher.targets.hosts.program.node_state import read_state
 from launcher.targets.hosts.program.records import TYPE_CHECKING
 
@@ -29,11 +29,15 @@ class HeldChild:
 
     def __init__(self, spec: KeeperSpec, env: Mapping[str, str]) -> None:
         assert spec.held is not None
-        self._held, self._run_id, self._folder = spec.held, spec.run_id, Path(spec.node_dir)
-        self._own = read_record(self._folder)
+        self._held, self._run_id = spec.held, spec.run_id
         self._limit_at, self._show_at = time.monotonic() + TAKEN_LIMIT_S, 0.0
         self.why = ""
-        asked = {**json.loads(self._held.request), "env": list(env.items())}
+        asked = json.loads(self._held.request)
+        # A container has an environment of its own, and pids that say nothing here.
+        given = {**spec.env, **spec.secrets} if asked.get("adds_env") else env
+        asked["env"], self._record_dir = list(given.items()), Path(asked["record_dir"])
+        self._record_dir.mkdir(exist_ok=True)
+        (self._record_dir / RECORD).unlink(missing_ok=True)
         _write(self._held.user_file, self._held.user)
         _write(self._held.start_file, json.dumps(asked))
 
@@ -43,13 +47,13 @@ class HeldChild:
             self._show_at = now + SHOWN_S
             with suppress(OSError):
                 os.utime(self._held.user_file)
-        record = read_record(self._folder)
+        record = read_record(self._record_dir)
         if "exit_code" in record:
             # By the held node, whose child it was.
             return int(record["exit_code"])
         request = Path(self._held.start_file)
         is_there = read_state(request.parent).state == "running"
-        if is_there and (record not in ({}, self._own) or now < self._limit_at):
+        if is_there and (record or now < self._limit_at):
             return None
         request.unlink(missing_ok=True)
         self.why = f"its node of the hold {'does not answer' if is_there else 'has ended'}"

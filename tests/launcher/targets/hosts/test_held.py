@@ -23,21 +23,22 @@ def waiting(tmp_path: Path) -> Path:
     return tmp_path / "held"
 
 
-def ask(held: Path) -> HeldChild:
+def ask(held: Path, **more: object) -> HeldChild:
+    request = {"task": "t", "record_dir": str(held.parent / "node/own"), **more}
     spec = KeeperSpec(
         run_id="r",
         node_index=0,
         node_dir=str(held.parent / "node"),
         argv=[],
         cwd="/",
-        env={},
+        env={"NAME": "plain"},
         unset=[],
         secrets={},
         detached=False,
         stop_grace_s=1,
         held=HeldNode(
             start_file=f"{held}/start",
-            request='{"task": "t"}',
+            request=json.dumps(request),
             end_file=f"{held}/end",
             user_file=f"{held.parent}/user",
             user="u",
@@ -49,8 +50,20 @@ def ask(held: Path) -> HeldChild:
 def test_nobody_else_reads_what_a_held_node_is_asked(waiting: Path) -> None:
     child = ask(waiting)
     assert child.poll() is None
-    assert json.loads((waiting / "start").read_text()) == {"task": "t", "env": [["KEY", "secret"]]}
+    assert json.loads((waiting / "start").read_text())["env"] == [["KEY", "secret"]]
     assert (waiting / "start").stat().st_mode & 0o077 == 0
+
+
+def test_a_container_gets_no_variables_of_its_host(waiting: Path) -> None:
+    ask(waiting, adds_env=True)
+    assert json.loads((waiting / "start").read_text())["env"] == [["NAME", "plain"]]
+
+
+def test_an_earlier_start_says_nothing_of_this_one(waiting: Path) -> None:
+    own = waiting.parent / "node/own"
+    own.mkdir()
+    write_record(own, {"pid": 1, "exit_code": 1})
+    assert ask(waiting).poll() is None
 
 
 def test_a_node_that_is_ended_before_it_begins_does_not_begin(waiting: Path) -> None:
@@ -62,7 +75,7 @@ def test_a_node_that_is_ended_before_it_begins_does_not_begin(waiting: Path) -> 
 
 
 def test_a_node_has_the_code_that_the_held_node_tells(waiting: Path) -> None:
-    child, node = ask(waiting), waiting.parent / "node"
+    child, node = ask(waiting), waiting.parent / "node/own"
     write_record(node, {"pid": 1, "start": "of the fork"})
     child.end(3.0)
     assert child.poll() is None
@@ -72,7 +85,7 @@ def test_a_node_has_the_code_that_the_held_node_tells(waiting: Path) -> None:
 
 def test_a_node_ends_with_the_held_node(waiting: Path) -> None:
     child = ask(waiting)
-    write_record(waiting.parent / "node", {"pid": 1, "start": "of the fork"})
+    write_record(waiting.parent / "node/own", {"pid": 1, "start": "of the fork"})
     write_record(waiting, {"pid": os.getpid(), "start": "of another"})
     assert child.poll() == 137
     assert child.why == "its node of the hold has ended"
