@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from launcher.contract import protocol, typed
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import (
     END_REQUEST,
     OWNER_FILE,
@@ -27,9 +27,11 @@ from launcher.contract.hold import (
     User,
 )
 from launcher.contract.keeper_record import RECORD
+from launcher.contract.node_plan import Mount
 from launcher.contract.records import dump_record, parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
+from launcher.plan.nodes import absolute
 from launcher.runs.folder import RunFolder, write_atomically
 from launcher.targets.shared_folder import changed_at
 
@@ -212,6 +214,18 @@ def _write_private(path: Path, text: str) -> None:
         write_atomically(path, text)
     finally:
         os.umask(mask)
+
+
+def check_contained(job: JobSpec, held: LaunchPlan, cwd: str) -> None:
+    """Raises ``KeyInputError`` where the containers of a hold lack the job's image or mounts."""
+    name, mounts = held.job_name, held.nodes[0].mounts
+    fix = f"{typed.command('release', name)}, and a hold of this job"
+    if job.image not in (None, held.image):
+        raise KeyInputError(("image",), f"{job.image}, but {name} holds {held.image}", fix)
+    for index, m in enumerate(job.mounts):
+        source = absolute(m.source, cwd)
+        if Mount(source=source, target=m.target, read_only=m.read_only) not in mounts:
+            raise KeyInputError(("mounts", index), f"{name} has not mounted {source}", fix)
 
 
 def is_hold(plan: LaunchPlan) -> bool:

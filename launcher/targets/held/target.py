@@ -31,7 +31,7 @@ from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts,
 from launcher.plan.target_settings import TargetSettings
 from launcher.runs.folder import RunFolder, check_folder, make_folders
 from launcher.targets.agent_files import env_of, render_agent_files, write_agent_files
-from launcher.targets.hold import Hold
+from launcher.targets.hold import Hold, check_contained
 from launcher.targets.machine import PORTS
 from launcher.targets.preflight import check_in_code, read_secrets
 from launcher.targets.shared_folder import MEET_DIR
@@ -254,12 +254,7 @@ def _check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
         return
     name, mounts = held.job_name, held.nodes[0].mounts
     fix = f"{typed.command('release', name)}, and a hold of this job"
-    if job.image not in (None, held.image):
-        raise KeyInputError(("image",), f"{job.image}, but {name} holds {held.image}", fix)
-    for index, m in enumerate(job.mounts):
-        source = absolute(m.source, cwd)
-        if Mount(source=source, target=m.target, read_only=m.read_only) not in mounts:
-            raise KeyInputError(("mounts", index), f"{name} has not mounted {source}", fix)
+    check_contained(job, held, cwd)
     folder = PurePosixPath(absolute(job.checkpoint_dir or root, cwd))
     same = (m.source for m in mounts if m == Mount(source=m.source, target=m.source))
     if not any(folder.is_relative_to(path) for path in same):

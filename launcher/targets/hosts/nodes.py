@@ -55,8 +55,8 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
 
 def find_held(hold: Hold, node: HostNode) -> messages.HeldNode:
     """The held node that starts a run's node on the same host."""
-    held, run_dir = hold.plan.nodes[node.node.node_index], run_dir_on(node.host, hold.run.run_id)
-    folder = f"{run_dir}/{protocol.NODES_DIR}/{held.node_index}/{held.incarnation}"
+    held = hold.plan.nodes[node.node.node_index]
+    run_dir = dict(held.env)[protocol.RUN_DIR]
     assert node.task is not None, "a run in a hold has the agent"
     asked = StartRun(
         task=node.task.path,
@@ -66,9 +66,10 @@ def find_held(hold: Hold, node: HostNode) -> messages.HeldNode:
         fresh=hold.fresh,
     )
     return messages.HeldNode(
-        start_file=f"{folder}/{START_REQUEST}",
+        folder=f"{run_dir}/{protocol.NODES_DIR}/{held.node_index}",
+        start_file=START_REQUEST,
         request=dump_record(asked),
-        end_file=f"{folder}/{END_REQUEST}",
+        end_file=END_REQUEST,
         user_file=f"{run_dir}/{USER_FILE}",
         user=(hold.run.path / USER_FILE).read_text(),
     )

@@ -75,11 +75,12 @@ class HostFacts(MachineFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class HostsSettings(TargetSettings):
-    """``hosts`` are the machines by node index."""
+    """``hosts`` are the machines by node index; ``hold`` is a run whose nodes they are, if any."""
 
     hosts: tuple[HostFacts, ...]
     ssh_config: str | None
     containers: ContainerSettings
+    hold: str = ""
 
     @property
     def machines(self) -> tuple[MachineFacts, ...]:

@@ -247,8 +247,8 @@ class Session:
         try:
             self._talk = Conversation(argv, SSH_ENV)
         except (FileNotFoundError, PermissionError):
-            fix = "install OpenSSH's client"
-            raise TargetError("there is no ssh on this machine", fix) from None
+            fix = "install OpenSSH's client" if argv[0] == "ssh" else f"install {argv[0]}"
+            raise TargetError(f"there is no {argv[0]} on this machine", fix) from None
 
     def begin(self) -> None:
         """Waits for the host's first word. Raises ``TargetError``."""

@@ -65,7 +65,7 @@ class HostsTarget(Target):
     """Runs each node on a machine of an inventory."""
 
     name = TARGET
-    traits = Traits(sends_code=True, has_holds=True)
+    traits = Traits(sends_code=True, held_by=TARGET)
 
     def __init__(
         self,
