@@ -108,7 +108,8 @@ class EnteredTarget(HostsTarget):
             terminal=sys.stderr.isatty(),
         )
         place = f"the hold {plan.job_name} on {plan.target}"
-        return replace(facts, target=self.name, place=place)
+        machine = replace(facts.machine, loopback=None)
+        return replace(facts, target=self.name, place=place, machine=machine)
 
     def _connect(self, plan: LaunchPlan | None = None) -> Doors:
         if self._doors is None:

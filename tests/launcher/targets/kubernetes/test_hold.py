@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from launcher.contract import protocol
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.debugged import STOPS, debug_rank_1
-from tests.held import SUMS, check_three_runs, folder_of_hold
+from tests.held import JOB, SUMS, check_three_runs, folder_of_hold
 from tests.k8s.pods_on_docker import Pods
 from tests.launcher.cluster_run import INDEX
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
@@ -125,3 +125,35 @@ def test_runs_in_held_pods_make_none(held: Runner, server: FakeCluster, pods: Co
         assert (code, left) == (0, b"")
     held.write(STOPS)
     debug_rank_1(held, "--in", "dev")
+
+
+def test_a_lost_pod_of_a_hold_is_replaced(held: Runner, pods: Controller) -> None:
+    pods.lose(1)
+    pods.start(1)
+    wait_until(lambda: (folder_of_hold(held) / "nodes/1/1/ready").exists())
+    held.write(SUMS, JOB)
+    done = held("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
+    for job, words, what in (
+        ("", ["--nnodes", "1"], "a run in dev takes all of its 2 nodes"),
+        ("checkpoint_dir: /mnt\n", [], "checkpoint_dir: /mnt: nodes of dev do not see"),
+        ("mounts: [/usr:/data]\n", [], "mounts.0: dev has not mounted /usr"),
+        ("", ["--image", "other:1"], "image: other:1, but dev holds fabric-train:"),
+    ):
+        held.write(SUMS, JOB + job)
+        refused = held("run", "job.yaml", "--in", "dev", *words)
+        assert refused.returncode == 2
+        assert what in refused.stderr, refused.stderr
+    assert ", free" in held("status", "dev").stdout
+
+
+def test_a_hold_that_could_not_be_used_is_refused(server: FakeCluster, tmp_path: Path) -> None:
+    launcher = Runner(tmp_path)
+    refused = launcher(*HOLD, "--kind", "trainjob")
+    assert (refused.returncode, "--kind pytorchjob, jobset or job" in refused.stderr) == (2, True)
+    server.denied.add(("create", "pods/exec"))
+    refused = launcher(*HOLD)
+    assert refused.returncode == 2
+    assert "runs in a hold are started in its pods, and you may not" in refused.stderr
+    assert not [key for key in server.objects if key[0] == "jobs"]
