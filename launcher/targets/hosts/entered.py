@@ -6,6 +6,7 @@ All is as on hosts: the program of a host runs in each node, through its door in
 from __future__ import annotations
 
 import random
+import shlex
 import sys
 import threading
 from collections.abc import Callable
@@ -50,6 +51,10 @@ class Doors(Ssh):
 
     def argv(self, host: Host, *, terminal: bool = False) -> tuple[str, ...]:
         return (*self.door(self._index_of[host.name]).words, "sh", "-c")
+
+    def fetching(self, host: Host, folder: str) -> str:
+        enter = self.door(self._index_of[host.name]).words
+        return f"{shlex.join((*enter, 'tar', '-cC', folder, '.'))} | tar -x"
 
     def open(self, host: Host) -> Session:
         try:

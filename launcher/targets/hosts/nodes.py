@@ -18,7 +18,7 @@ from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session
+from launcher.targets.hosts.ssh import Session, Ssh
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -99,7 +99,9 @@ def end(
     session.call(asked, limit_s=grace_s + STOP_MARGIN_S)
 
 
-def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) -> list[str]:
+def bring_last(
+    ssh: Ssh, session: Session, plan: LaunchPlan, host: HostFacts, index: int
+) -> list[str]:
     """Copies what a run has written on a host here, and removes it there; returns notes.
 
     Checkpoints stay, and so does what the training wrote beside its code and is not copied here.
@@ -119,7 +121,7 @@ def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) 
     )
     notes = []
     if session.call(asked):
-        fetch = f"scp -r {host.name}:{folder} ."
+        fetch = ssh.fetching(host.host, folder)
         notes.append(f"{host.name} keeps what the training wrote beside its code: {fetch}")
     if is_new and brought.exists():
         notes.append(f"what the training wrote beside its code: {brought}")

@@ -107,6 +107,10 @@ class Ssh:
             host.name,
         )
 
+    def fetching(self, host: Host, folder: str) -> str:
+        """The command that brings a folder of a host here."""
+        return f"scp -r {host.name}:{folder} ."
+
     def open(self, host: Host) -> Session:
         """A conversation with a host. Raises ``TargetError`` with the fix."""
         # Anew: a folder of log-ins is gone with the last of them, and ssh then refuses to start.

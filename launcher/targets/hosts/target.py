@@ -447,7 +447,7 @@ class HostsTarget(Target):
 
         def bring(session: Session) -> None:
             try:
-                self.notes += nodes.bring_last(session, plan, *by_name[session.host.name])
+                self.notes += nodes.bring_last(ssh, session, plan, *by_name[session.host.name])
             except TargetError as error:
                 away[session.host.name] = error
 
