@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
     from launcher.plan.target_facts import TargetFacts
     from launcher.targets.held.target import HeldTarget
+    from launcher.targets.hosts.entered import EnteredTarget
     from launcher.targets.starter.node import StartedNode
 
 ROOMS = {
@@ -29,6 +30,7 @@ ROOMS = {
     "slurm": "launcher.targets.slurm.room:SlurmRoom",
     "starter": "launcher.targets.starter.room:StarterRoom",
     "held": "launcher.api.choose_target:HeldRoom",
+    "entered": "launcher.api.choose_target:EnteredRoom",
 }
 """Where each target's room is, as ``MODULE:CLASS``, or the target itself that needs none."""
 CONTAINERS, PROCESSES = "docker", "local"
@@ -71,8 +73,8 @@ def rooms() -> Iterator[Room]:
 
 def targets_of_jobs() -> list[str]:
     """The targets that ``--on`` of a job may name."""
-    # Commands of their own start the runs of ``starter``, and ``--in`` those of ``held``.
-    return [name for name in ROOMS if name not in ("starter", "held")]
+    # Commands of their own start the runs of ``starter``, and ``--in`` those in holds.
+    return [name for name in ROOMS if name not in ("starter", "held", "entered")]
 
 
 def name_here(environ: Mapping[str, str]) -> str | None:
@@ -109,6 +111,17 @@ class HeldRoom(Room):
         from launcher.targets.held.target import HeldTarget
 
         return HeldTarget(run_root, lambda name: open_target(name, run_root))
+
+
+class EnteredRoom(Room):
+    """Of runs in the nodes of a hold that do not see the run folders."""
+
+    name = "entered"
+
+    def open(self, run_root: Path, arguments: Namespace | None = None) -> EnteredTarget:
+        from launcher.targets.hosts.entered import EnteredTarget
+
+        return EnteredTarget(run_root, lambda name: open_target(name, run_root))
 
 
 def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) -> Choice:

@@ -32,9 +32,9 @@ def write_job(name: str) -> str:
 
 def check_hold(root: Path, name: str, target: Target) -> None:
     """Raises ``InputError`` where no hold of that name can be made on a target."""
-    if not target.traits.has_holds:
+    if not target.traits.held_by:
         what = f"--on {target.name}: nodes are not held there so far"
-        fix = "--on local, docker, hosts or slurm; elsewhere each run starts its own nodes"
+        fix = "another --on; there each run starts its own nodes"
         raise InputError(what, fix)
     try:
         run = find_hold(root, name)
@@ -73,7 +73,8 @@ def enter_hold(root: Path, name: str, target: Target, *, fresh: bool) -> Target:
     if (there := run.read_plan().target) != target.name:
         raise InputError(f"--in {name}: that hold is on {there}", f"--on {there}")
     hold = Hold(run, fresh=fresh)
-    target = open_target("held", root) if target.traits.held_see_runs else target
+    by = target.traits.held_by
+    target = target if by == target.name else open_target(by, root)
     target.hold, target.there = hold, hold.there
     return target
 

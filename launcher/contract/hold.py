@@ -17,6 +17,8 @@ LEASE_S = 60.0
 READY_FILE = "ready"
 """In a node's folder once it has imported torch, and takes runs: the fields of ``Ready``. The node
 touches it every ``ALIVE_S`` seconds."""
+READY_SAYS = "ready: "
+"""What the agent of a pod says then, and the same fields: nobody here sees its folder."""
 START_REQUEST = ".start-request"
 """In a node's folder: the fields of ``StartRun``. The node removes it, and starts the run's node,
 whose record is then in ``record_dir``, and in the end has its exit code."""

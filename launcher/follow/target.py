@@ -165,10 +165,8 @@ class Traits:
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
     fetches_code: bool = False
     """Whether nodes can get it from a git repository."""
-    has_holds: bool = False
-    """Whether nodes can be held for runs to come."""
-    held_see_runs: bool = False
-    """Whether held nodes see this machine's run folders, by the same paths."""
+    held_by: str = ""
+    """The target of runs in its holds; empty where nodes are not held for runs to come."""
     plans_offline: bool = False
     """Whether the job file says all that a plan needs, and nothing has to be asked."""
 

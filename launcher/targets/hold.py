@@ -220,6 +220,17 @@ def check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
     """Raises ``KeyInputError`` for what the containers of a hold do not have."""
     if held.image is None:
         return
+    check_contained(job, held, cwd)
+    name, mounts = held.job_name, held.nodes[0].mounts
+    fix = f"{typed.command('release', name)}, and a hold of this job"
+    folder = PurePosixPath(absolute(job.checkpoint_dir or root, cwd))
+    same = (m.source for m in mounts if m == Mount(source=m.source, target=m.source))
+    if not any(folder.is_relative_to(path) for path in same):
+        raise KeyInputError(("checkpoint_dir",), f"{name} has not mounted {folder}", fix)
+
+
+def check_contained(job: JobSpec, held: LaunchPlan, cwd: str) -> None:
+    """Raises ``KeyInputError`` where the containers of a hold lack the job's image or mounts."""
     name, mounts = held.job_name, held.nodes[0].mounts
     fix = f"{typed.command('release', name)}, and a hold of this job"
     if job.image not in (None, held.image):
@@ -228,10 +239,6 @@ def check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
         source = absolute(m.source, cwd)
         if Mount(source=source, target=m.target, read_only=m.read_only) not in mounts:
             raise KeyInputError(("mounts", index), f"{name} has not mounted {source}", fix)
-    folder = PurePosixPath(absolute(job.checkpoint_dir or root, cwd))
-    same = (m.source for m in mounts if m == Mount(source=m.source, target=m.source))
-    if not any(folder.is_relative_to(path) for path in same):
-        raise KeyInputError(("checkpoint_dir",), f"{name} has not mounted {folder}", fix)
 
 
 def is_hold(plan: LaunchPlan) -> bool:

@@ -95,7 +95,7 @@ def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
     debug_rank_1(held, "--in", "dev")
     fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")
     assert fewer.returncode == 2
-    assert "a run in dev takes all of its 2 hosts" in fewer.stderr
+    assert "a run in dev takes all of its 2 nodes" in fewer.stderr
 
 
 def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: Held) -> None:

@@ -43,7 +43,7 @@ def serve_exec(
     # Passed on while it runs: a person waits for it, and a pipe holds little.
     listener = threading.Thread(target=_show, args=(handler, program))
     listener.start()
-    code = program.wait(60)
+    code = program.wait(600)
     assert program.stderr is not None
     with contextlib.suppress(OSError):
         listener.join(10)
@@ -84,6 +84,9 @@ def _pass_on(
                 handler.connection.shutdown(socket.SHUT_RDWR)
                 program.kill()
                 return
+    # As a runtime ends the input of a program whose client has gone.
+    with contextlib.suppress(OSError):
+        program.stdin.close()
 
 
 def _read(stream: BinaryIO) -> tuple[int, bytes]:

@@ -31,6 +31,7 @@ from launcher.contract.hold import (
     END_REQUEST,
     LEASE_S,
     READY_FILE,
+    READY_SAYS,
     RENEW,
     START_REQUEST,
     USER_FILE,
@@ -56,6 +57,7 @@ class Holder:
 
     def __init__(self, task: NodeTask, run_dir: Path, archive: str) -> None:
         self._idle_limit_s, self._archive = task.settings.hold_idle_s, archive
+        self._tells = task.settings.tee
         self._poll_s = POLL_SHARED_S if task.settings.meet_dir else POLL_S
         self._address, self._folder = task.node.local_addr, Path(task.node.log_dir)
         self._user = run_dir / USER_FILE
@@ -82,6 +84,8 @@ class Holder:
         packages = _state_of_packages()
         ready = Ready(address=self._address, cpu_count=len(os.sched_getaffinity(0)))
         write_atomically(self._folder / READY_FILE, dump_record(ready))
+        if self._tells:
+            say(READY_SAYS + dump_record(ready))
         shown_at = self._idle_since = time.monotonic()
         while True:
             now = time.monotonic()

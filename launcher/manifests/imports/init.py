@@ -10,7 +10,7 @@ from textwrap import wrap
 from launcher.job.script import name_of
 from launcher.manifests.scripts.check import parse_script
 from launcher.manifests.scripts.data import saves_and_loads
-from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.ranks import TrainingScript
 from launcher.manifests.scripts.reading import argument, constant
 
 SECRETS = {
@@ -34,7 +34,7 @@ def render_job(command: Sequence[str], text: str, beside: Collection[str]) -> st
     return "".join(f"{line}\n" for line in _lines(list(command), script, beside))
 
 
-def _lines(command: list[str], script: Script, beside: Collection[str]) -> Iterator[str]:
+def _lines(command: list[str], script: TrainingScript, beside: Collection[str]) -> Iterator[str]:
     packages = {name.partition(".")[0] for name in script.imports.values()}
     yield "# Every key, with what it accepts: launcher docs job-file"
     yield ""
@@ -69,7 +69,7 @@ def _lines(command: list[str], script: Script, beside: Collection[str]) -> Itera
         yield "# resources: {shm: 8Gi}"
 
 
-def _options(script: Script) -> Iterator[str]:
+def _options(script: TrainingScript) -> Iterator[str]:
     """What ``argparse`` adds, with the defaults that are written out."""
     for call in script.calls("add_argument"):
         names = [str(constant(one)) for one in call.args]
@@ -81,7 +81,7 @@ def _options(script: Script) -> Iterator[str]:
             yield shown
 
 
-def _restarts(script: Script) -> Iterator[str]:
+def _restarts(script: TrainingScript) -> Iterator[str]:
     yield ""
     if all(saves_and_loads(script)):
         yield "# How often failed workers start again. CHECKPOINT_DIR in their environment is a"

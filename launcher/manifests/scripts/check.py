@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from launcher.manifests.checks.rules import Breach, Breaches
 from launcher.manifests.scripts import data, devices, lightning, processes
-from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.ranks import TrainingScript
 from launcher.manifests.scripts.reading import MAX_STEPS
 from launcher.manifests.scripts.rules import ScriptRule
 from launcher.yamlfile.problem import FileError, Origin
@@ -25,7 +25,7 @@ PYTHON = re.compile(
 )
 
 FAMILIES = (devices, data, processes, lightning)
-CHECKS: tuple[Callable[[Script], Breaches], ...] = tuple(
+CHECKS: tuple[Callable[[TrainingScript], Breaches], ...] = tuple(
     check
     for family in FAMILIES
     for name, check in vars(family).items()
@@ -48,7 +48,7 @@ def is_training_script(text: str, file: str) -> bool:
     return suffix in (".py", ".ipynb") or (is_open and bool(PYTHON.search(text)))
 
 
-def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> Script:
+def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> TrainingScript:
     """The tree of a script. Raises ``FileError`` where Python could not run it."""
     line, fix = 1, "name the script that is started"
     if NOTEBOOK.match(text[:MAX_BYTES]):
@@ -59,7 +59,7 @@ def parse_script(text: str, file: str, steps: int = MAX_STEPS) -> Script:
         what = "the file is empty"
     else:
         try:
-            return Script(text, file, steps)
+            return TrainingScript(text, file, steps)
         except SyntaxError as error:
             is_old = error.msg.startswith(PYTHON_2)
             version = "Python 2" if is_old else "not Python {}.{}".format(*sys.version_info)

@@ -7,7 +7,7 @@ import re
 from pathlib import PurePath
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.ranks import TrainingScript
 from launcher.manifests.scripts.reading import DEPTH, argument, constant, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
@@ -29,7 +29,7 @@ LOADS = re.compile(
 )
 
 
-def loaders(script: Script) -> list[ast.Call]:
+def loaders(script: TrainingScript) -> list[ast.Call]:
     """The calls that make a DataLoader of torch, all of whose arguments are written out."""
     return [call for call in script.calls("DataLoader", "torch") if not is_open(call)]
 
@@ -40,26 +40,26 @@ def given(call: ast.Call, name: str) -> ast.expr | None:
     return None if isinstance(found, ast.Constant) and found.value is None else found
 
 
-def splits_data(script: Script) -> bool:
+def splits_data(script: TrainingScript) -> bool:
     """Whether a library splits the data of the loaders over ranks, and counts the epochs."""
     used = script.frameworks
     return any(one not in HANDS_OVER or HANDS_OVER[one] in script.called for one in used)
 
 
-def _classes(script: Script, data: ast.expr | None) -> list[ast.ClassDef]:
+def _classes(script: TrainingScript, data: ast.expr | None) -> list[ast.ClassDef]:
     """The classes of this script that an expression makes objects of."""
     made = {script.name(one) for one in script.reach(data) if isinstance(one, ast.Call)}
     return [one for one in script.classes if one.name in made]
 
 
-def _is_trained_on(script: Script, call: ast.Call) -> bool:
+def _is_trained_on(script: TrainingScript, call: ast.Call) -> bool:
     """Whether a loop that goes backward takes its batches from this loader."""
     loops = [one for one in script.loops if isinstance(one, ast.For)]
     back = [loop for loop in loops if script.leads_to(loop, "backward", 0)]
     return any(one is call for loop in back for one in script.reach(loop.iter))
 
 
-def check_loader_without_sampler(script: Script) -> Breaches:
+def check_loader_without_sampler(script: TrainingScript) -> Breaches:
     """A loader for training whose batches are the same on every rank."""
     for call in [] if splits_data(script) else loaders(script):
         is_training = constant(given(call, "shuffle")) is True or _is_trained_on(script, call)
@@ -77,14 +77,14 @@ def check_loader_without_sampler(script: Script) -> Breaches:
         yield from script.hit(ScriptRule.LOADER_WITHOUT_SAMPLER, call, what, fix)
 
 
-def _is_split(script: Script, data: ast.AST) -> bool:
+def _is_split(script: TrainingScript, data: ast.AST) -> bool:
     """Whether a data set has to do with ranks."""
     words = {script.word(one) for one in script.reach(data)}
     is_part = bool(words & {"shard", "split_dataset_by_node", "get_world_size", "WORLD_SIZE"})
     return is_part or script.has_to_do_with_ranks(data)
 
 
-def check_sampler_with_shuffle(script: Script) -> Breaches:
+def check_sampler_with_shuffle(script: TrainingScript) -> Breaches:
     """A sampler and ``shuffle=True`` in one loader."""
     for call in loaders(script):
         sampler = given(call, "sampler")
@@ -94,7 +94,7 @@ def check_sampler_with_shuffle(script: Script) -> Breaches:
             yield from script.hit(ScriptRule.SAMPLER_WITH_SHUFFLE, call, what, fix)
 
 
-def check_no_set_epoch(script: Script) -> Breaches:
+def check_no_set_epoch(script: TrainingScript) -> Breaches:
     """A distributed sampler that shuffles, in epochs that it is never told of."""
     epochs = any("epoch" in shown(getattr(loop, "target", loop)) for loop in script.loops)
     if script.called.get("set_epoch") or not epochs or splits_data(script):
@@ -114,7 +114,7 @@ def _has_workers(call: ast.Call) -> bool:
     return workers is not None and constant(workers) != 0
 
 
-def check_worker_seeds(script: Script) -> Breaches:
+def check_worker_seeds(script: TrainingScript) -> Breaches:
     """Random numbers of a data set that loader workers repeat, or that no seed reaches."""
     seeds = [call for call in script.calls("seed") if script.root(call) in ("random", "numpy")]
     is_seeded = not seeds or any(script.called.get(name) for name in SEEDS)
@@ -137,7 +137,7 @@ def check_worker_seeds(script: Script) -> Breaches:
                 yield from script.hit(ScriptRule.WORKER_SEEDS, seeds[0], what, fix)
 
 
-def check_pickled_function(script: Script) -> Breaches:
+def check_pickled_function(script: TrainingScript) -> Breaches:
     """Lambdas and local functions that go to a process which is spawned."""
     sent = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
     starts = [*script.calls("set_start_method"), *script.calls("get_context")]
@@ -165,7 +165,7 @@ def check_pickled_function(script: Script) -> Breaches:
 # -- downloads ------------------------------------------------------------------------------------
 
 
-def check_download(script: Script) -> Breaches:
+def check_download(script: TrainingScript) -> Breaches:
     """A download by every rank, or by one rank for which the others do not wait."""
     for call in script.all_calls:
         is_data = script.root(call) in ("torchvision", "torchaudio", "torchtext")
@@ -189,7 +189,7 @@ def check_download(script: Script) -> Breaches:
             yield from script.hit(ScriptRule.DOWNLOAD_BY_ALL, call, what, fix)
 
 
-def _is_waited_for(script: Script, call: ast.Call) -> bool:
+def _is_waited_for(script: TrainingScript, call: ast.Call) -> bool:
     """Whether ranks wait for each other after a call, in its function."""
     later = [one for one in script.barriers if one.lineno > call.lineno]
     return any(script.is_beside(one, call) for one in later) or any(
@@ -200,13 +200,13 @@ def _is_waited_for(script: Script, call: ast.Call) -> bool:
 # -- checkpoints ----------------------------------------------------------------------------------
 
 
-def named(script: Script, name: str) -> list[ast.Call]:
+def named(script: TrainingScript, name: str) -> list[ast.Call]:
     """The calls of that full name, by line."""
     calls = script.calls(name.rpartition(".")[2])
     return [call for call in calls if script.name(call) == name]
 
 
-def check_save_by_all(script: Script) -> Breaches:
+def check_save_by_all(script: TrainingScript) -> Breaches:
     """``torch.save`` to a path that is the same for all ranks, by all of them."""
     for call in named(script, "torch.save"):
         path = argument(call, "f", 1)
@@ -218,7 +218,7 @@ def check_save_by_all(script: Script) -> Breaches:
             yield from script.hit(ScriptRule.SAVE_BY_ALL, call, what, fix)
 
 
-def check_load_without_weights_only(script: Script) -> Breaches:
+def check_load_without_weights_only(script: TrainingScript) -> Breaches:
     """``torch.load`` that does not say whether it may run code."""
     for call in named(script, "torch.load"):
         is_said = argument(call, "weights_only") or argument(call, "pickle_module", 2)
@@ -227,7 +227,7 @@ def check_load_without_weights_only(script: Script) -> Breaches:
             yield from script.hit(ScriptRule.LOAD_WITHOUT_WEIGHTS_ONLY, call, shown(call), fix)
 
 
-def check_relative_checkpoint(script: Script) -> Breaches:
+def check_relative_checkpoint(script: TrainingScript) -> Breaches:
     """A file that is saved and loaded again, in whatever folder the script is started."""
     loads = named(script, "torch.load")
     loaded = {_beginning(script, argument(call, "f", 0)) for call in loads}
@@ -240,7 +240,7 @@ def check_relative_checkpoint(script: Script) -> Breaches:
             yield from script.hit(ScriptRule.RELATIVE_CHECKPOINT, call, what, fix)
 
 
-def _beginning(script: Script, path: ast.AST | None, depth: int = DEPTH) -> str:
+def _beginning(script: TrainingScript, path: ast.AST | None, depth: int = DEPTH) -> str:
     """The text that a path begins with; empty where the script does not tell, or tells several."""
     while path is not None and not isinstance(path, ast.Constant):
         if isinstance(path, ast.JoinedStr):
@@ -256,13 +256,13 @@ def _beginning(script: Script, path: ast.AST | None, depth: int = DEPTH) -> str:
     return str(constant(path) or "")
 
 
-def saves_and_loads(script: Script) -> tuple[bool, bool]:
+def saves_and_loads(script: TrainingScript) -> tuple[bool, bool]:
     """Whether names of what is called look like writing a checkpoint, and like reading one."""
     names = {script.name(call) for call in script.all_calls}
     return any(map(SAVES.search, names)), any(map(LOADS.search, names))
 
 
-def check_no_checkpoint(script: Script) -> Breaches:
+def check_no_checkpoint(script: TrainingScript) -> Breaches:
     """A training loop in a script that writes no checkpoint, or that never reads one."""
     saves, loads = saves_and_loads(script)
     loops = [loop for loop in script.loops if script.leads_to(loop, "backward")]

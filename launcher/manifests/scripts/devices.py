@@ -6,7 +6,7 @@ import ast
 import re
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import Script
+from launcher.manifests.scripts.ranks import TrainingScript
 from launcher.manifests.scripts.reading import DEPTH, argument, constant, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
@@ -21,7 +21,7 @@ TAKES = {"to", "type_as", "cuda", "tolist", "item", "numpy", "size", "dim", "num
 """Of a tensor: what brings it to where it is used, and what is no tensor."""
 
 
-def device_words(script: Script) -> list[tuple[ast.Call, ast.expr]]:
+def device_words(script: TrainingScript) -> list[tuple[ast.Call, ast.expr]]:
     """Every expression that names a device, with its call: ``.to(x)``, ``device=x``."""
     found = []
     for name in ("to", "cuda", "set_device", "device"):
@@ -32,14 +32,14 @@ def device_words(script: Script) -> list[tuple[ast.Call, ast.expr]]:
     return found
 
 
-def sets_device(script: Script) -> bool:
+def sets_device(script: TrainingScript) -> bool:
     """Whether the process' GPU is chosen for all of it, by a library or a variable number."""
     calls = (*script.calls("set_device"), *script.calls("set_device_index"))
     is_chosen = any(call.args and constant(call.args[0]) is None for call in calls)
     return is_chosen or bool(script.frameworks)
 
 
-def chooses_by_rank(script: Script) -> bool:
+def chooses_by_rank(script: TrainingScript) -> bool:
     """Whether some device is made from a rank: ``f"cuda:{local_rank}"``, ``.to(rank)``."""
     for _, word in device_words(script):
         for one in script.reach(word, 2):
@@ -51,7 +51,7 @@ def chooses_by_rank(script: Script) -> bool:
     return False
 
 
-def check_first_gpu(script: Script) -> Breaches:
+def check_first_gpu(script: TrainingScript) -> Breaches:
     """``.cuda()``, ``"cuda"`` and ``"cuda:0"``, where no process has been given its own GPU."""
     is_set = sets_device(script)
     chooses = is_set or chooses_by_rank(script)
@@ -74,7 +74,7 @@ def check_first_gpu(script: Script) -> Breaches:
         yield from script.hit(ScriptRule.FIRST_GPU, first, what, SET_DEVICE)
 
 
-def check_rank_as_device(script: Script) -> Breaches:
+def check_rank_as_device(script: TrainingScript) -> Breaches:
     """The global rank where a node counts its own GPUs."""
     words = [word for _, word in device_words(script)]
     for call in script.wrapped_models:
@@ -89,7 +89,7 @@ def check_rank_as_device(script: Script) -> Breaches:
             yield from script.hit(ScriptRule.RANK_AS_DEVICE, word, what, LOCAL)
 
 
-def check_data_parallel(script: Script) -> Breaches:
+def check_data_parallel(script: TrainingScript) -> Breaches:
     """``nn.DataParallel``, unless it is the way out of a script that has DDP or ranks too."""
     for call in script.calls("DataParallel", "torch"):
         tests = [test for test, _ in script.conditions(call)]
@@ -99,7 +99,7 @@ def check_data_parallel(script: Script) -> Breaches:
             yield from script.hit(ScriptRule.DATA_PARALLEL, call, shown(call), fix)
 
 
-def check_nccl_without_device(script: Script) -> Breaches:
+def check_nccl_without_device(script: TrainingScript) -> Breaches:
     """NCCL where neither the group nor the process knows its GPU, and something needs it."""
     needs = script.barriers or any(name.endswith(("_object", "_list")) for name in script.called)
     if sets_device(script) or (chooses_by_rank(script) and not needs):
@@ -115,7 +115,7 @@ def check_nccl_without_device(script: Script) -> Breaches:
 # -- tensors of a module --------------------------------------------------------------------------
 
 
-def check_tensor_not_buffer(script: Script) -> Breaches:
+def check_tensor_not_buffer(script: TrainingScript) -> Breaches:
     """A tensor that a module makes at its start and uses later, where it may be on a GPU."""
     for one in script.classes:
         if not any(base.endswith(("nn.Module", ".LightningModule")) for base in script.bases(one)):
@@ -131,7 +131,7 @@ def check_tensor_not_buffer(script: Script) -> Breaches:
                 yield from script.hit(ScriptRule.TENSOR_NOT_BUFFER, node, what, fix)
 
 
-def _makes_tensor(script: Script, node: ast.expr, depth: int = 2 * DEPTH) -> bool:
+def _makes_tensor(script: TrainingScript, node: ast.expr, depth: int = 2 * DEPTH) -> bool:
     """Whether an expression makes a new tensor on the CPU."""
     inner: list[ast.expr] = []
     if isinstance(node, ast.BinOp):
@@ -151,7 +151,7 @@ def _makes_tensor(script: Script, node: ast.expr, depth: int = 2 * DEPTH) -> boo
     return depth > 0 and any(_makes_tensor(script, one, depth - 1) for one in inner)
 
 
-def _is_used_as_it_is(script: Script, one: ast.ClassDef, start: ast.AST, name: str) -> bool:
+def _is_used_as_it_is(script: TrainingScript, one: ast.ClassDef, start: ast.AST, name: str) -> bool:
     later = [
         node
         for node in ast.walk(one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import LIGHTNING, Script
+from launcher.manifests.scripts.ranks import LIGHTNING, TrainingScript
 from launcher.manifests.scripts.reading import constant, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
@@ -53,7 +53,7 @@ NAMES = {
 """What is imported from Lightning, or called there."""
 
 
-def check_lightning(script: Script) -> Breaches:
+def check_lightning(script: TrainingScript) -> Breaches:
     """Everything that Lightning has dropped, with what to write today."""
     found: list[tuple[ast.expr | ast.stmt, str, str | None]] = []
     for call in script.calls("Trainer", *LIGHTNING):

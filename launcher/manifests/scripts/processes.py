@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from launcher.manifests.checks.rules import Breaches
-from launcher.manifests.scripts.ranks import LIGHTNING, Script
+from launcher.manifests.scripts.ranks import LIGHTNING, TrainingScript
 from launcher.manifests.scripts.reading import argument, constant, is_open, shown
 from launcher.manifests.scripts.rules import ScriptRule
 
@@ -30,13 +30,13 @@ OPTIONS = re.compile(
 """In a condition: without that option, or under a launcher, it does not happen."""
 
 
-def is_optional(script: Script, node: ast.AST) -> bool:
+def is_optional(script: TrainingScript, node: ast.AST) -> bool:
     """Whether a node, or a call of its function, stands under an option."""
     callers = (test for call in script.callers(node) for test in script.conditions(call))
     return any(OPTIONS.search(ast.unparse(one)) for one, _ in (*script.conditions(node), *callers))
 
 
-def check_variables(script: Script) -> Breaches:
+def check_variables(script: TrainingScript) -> Breaches:
     """Variables that the launcher gives, or its address, set in the script."""
     for call in script.calls("init_process_group"):
         address = constant(argument(call, "init_method", 1))
@@ -54,7 +54,9 @@ def check_variables(script: Script) -> Breaches:
             yield from script.hit(ScriptRule.ADDRESS_SET, node, what, fix)
 
 
-def _set_variables(script: Script) -> Iterator[tuple[ast.stmt | ast.expr, ast.AST, ast.expr]]:
+def _set_variables(
+    script: TrainingScript,
+) -> Iterator[tuple[ast.stmt | ast.expr, ast.AST, ast.expr]]:
     """Where ``os.environ`` gets a value: the place, the name and the value."""
     for node in (one for one in script.nodes if isinstance(one, ast.Assign)):
         target = node.targets[0]
@@ -66,7 +68,7 @@ def _set_variables(script: Script) -> Iterator[tuple[ast.stmt | ast.expr, ast.AS
             yield from ((call, key, value) for key, value in pairs if key)
 
 
-def check_own_world(script: Script) -> Breaches:
+def check_own_world(script: TrainingScript) -> Breaches:
     """``mp.spawn``, or processes that join a group, in a script that is started for each GPU."""
     calls = [(call, argument(call, "fn", 0)) for call in script.calls("spawn", "torch")]
     for call in script.calls("Process"):
@@ -81,7 +83,7 @@ def check_own_world(script: Script) -> Breaches:
             yield from script.hit(ScriptRule.OWN_WORLD, call, what, fix)
 
 
-def check_world_size_of_node(script: Script) -> Breaches:
+def check_world_size_of_node(script: TrainingScript) -> Breaches:
     """The number of this node's GPUs, taken for the number of processes."""
     for call in script.calls("device_count"):
         above = script.parents[call]
@@ -96,7 +98,7 @@ def check_world_size_of_node(script: Script) -> Breaches:
 # -- who waits for whom ---------------------------------------------------------------------------
 
 
-def _waits_for_all(script: Script, call: ast.Call) -> bool:
+def _waits_for_all(script: TrainingScript, call: ast.Call) -> bool:
     """Whether all ranks have to make a call; not for one of a smaller group."""
     name = script.name(call)
     makers = {"torch"} if name.startswith("torch.distributed.") else set()
@@ -112,7 +114,7 @@ def _waits_for_all(script: Script, call: ast.Call) -> bool:
     )
 
 
-def check_some_ranks_only(script: Script) -> Breaches:
+def check_some_ranks_only(script: TrainingScript) -> Breaches:
     """A barrier or collective that only some ranks reach."""
     names = [name for name in script.called if any(one.fullmatch(name) for one in OF_ALL.values())]
     for name in names:
@@ -129,7 +131,7 @@ def check_some_ranks_only(script: Script) -> Breaches:
                 yield from script.hit(ScriptRule.SOME_RANKS_ONLY, call, what, fix)
 
 
-def check_group_destroyed_early(script: Script) -> Breaches:
+def check_group_destroyed_early(script: TrainingScript) -> Breaches:
     """The group's end in a function whose DDP model is still alive, or still used."""
     joins = script.calls("init_process_group")
     is_gloo = any(constant(argument(call, "backend", 0)) == "gloo" for call in joins)
@@ -152,7 +154,7 @@ def check_group_destroyed_early(script: Script) -> Breaches:
             yield from script.hit(ScriptRule.GROUP_DESTROYED_EARLY, call, what, fix)
 
 
-def check_fabric_cpu(script: Script) -> Breaches:
+def check_fabric_cpu(script: TrainingScript) -> Breaches:
     """``Fabric(accelerator="cpu")`` that does not say how many processes there are."""
     for call in script.calls("Fabric", *LIGHTNING):
         devices = argument(call, "devices", 2)

@@ -27,7 +27,7 @@ OTHERS = {"composer", "ray", "ignite", "colossalai", "fastai", "mmengine", "torc
 """Libraries that are asked for by their import alone."""
 
 
-class Script(ScriptTree):
+class TrainingScript(ScriptTree):
     """A script's tree, and what it says about ranks."""
 
     def has_to_do_with_ranks(self, node: ast.AST) -> bool:

@@ -62,7 +62,7 @@ class DockerTarget(Target):
     """Runs each node as a container of the engine that the docker command line would use."""
 
     name = "docker"
-    traits = Traits(sees_other_machines=False, has_holds=True, held_see_runs=True)
+    traits = Traits(sees_other_machines=False, held_by="held")
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:
         super().__init__()

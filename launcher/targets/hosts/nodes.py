@@ -18,7 +18,7 @@ from launcher.targets.hosts.plan import run_dir_on
 from launcher.targets.hosts.program import messages
 from launcher.targets.hosts.render import HostNode
 from launcher.targets.hosts.settings import HostFacts, HostsSettings
-from launcher.targets.hosts.ssh import Session
+from launcher.targets.hosts.ssh import Session, Ssh
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -56,21 +56,26 @@ def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
 def find_held(hold: Hold, node: HostNode) -> messages.HeldNode:
     """The held node that starts a run's node on the same host."""
     held, run_dir = hold.plan.nodes[node.node.node_index], run_dir_on(node.host, hold.run.run_id)
-    folder = f"{run_dir}/{protocol.NODES_DIR}/{held.node_index}/{held.incarnation}"
+    on_hosts = isinstance(hold.plan.own, HostsSettings)
+    if not on_hosts:
+        # The keeper is in the held node, as in a pod, and sees what that one sees.
+        run_dir = dict(held.env)[protocol.RUN_DIR]
+    adds_env = on_hosts and hold.plan.image is not None
     assert node.task is not None, "a run in a hold has the agent"
     asked = StartRun(
         task=node.task.path,
         node_dir=node.spec.node_dir,
         record_dir=f"{node.spec.node_dir}/.held",
-        cwd=node.node.workdir or "",
+        cwd=(node.node.workdir or "") if adds_env else node.spec.cwd,
         env=(),
-        adds_env=hold.plan.image is not None,
+        adds_env=adds_env,
         fresh=hold.fresh,
     )
     return messages.HeldNode(
-        start_file=f"{folder}/{START_REQUEST}",
+        folder=f"{run_dir}/{protocol.NODES_DIR}/{held.node_index}",
+        start_file=START_REQUEST,
         request=dump_record(asked),
-        end_file=f"{folder}/{END_REQUEST}",
+        end_file=END_REQUEST,
         user_file=f"{run_dir}/{USER_FILE}",
         user=(hold.run.path / USER_FILE).read_text(),
     )
@@ -100,7 +105,9 @@ def end(
     session.call(asked, limit_s=grace_s + STOP_MARGIN_S)
 
 
-def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) -> list[str]:
+def bring_last(
+    ssh: Ssh, session: Session, plan: LaunchPlan, host: HostFacts, index: int
+) -> list[str]:
     """Copies what a run has written on a host here, and removes it there; returns notes.
 
     Checkpoints stay, and so does what the training wrote beside its code and is not copied here.
@@ -120,7 +127,7 @@ def bring_last(session: Session, plan: LaunchPlan, host: HostFacts, index: int) 
     )
     notes = []
     if session.call(asked):
-        fetch = f"scp -r {host.name}:{folder} ."
+        fetch = ssh.fetching(host.host, folder)
         notes.append(f"{host.name} keeps what the training wrote beside its code: {fetch}")
     if is_new and brought.exists():
         notes.append(f"what the training wrote beside its code: {brought}")

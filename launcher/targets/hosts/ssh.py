@@ -107,6 +107,10 @@ class Ssh:
             host.name,
         )
 
+    def fetching(self, host: Host, folder: str) -> str:
+        """The command that brings a folder of a host here."""
+        return f"scp -r {host.name}:{folder} ."
+
     def open(self, host: Host) -> Session:
         """A conversation with a host. Raises ``TargetError`` with the fix."""
         # Anew: a folder of log-ins is gone with the last of them, and ssh then refuses to start.
@@ -247,8 +251,8 @@ class Session:
         try:
             self._talk = Conversation(argv, SSH_ENV)
         except (FileNotFoundError, PermissionError):
-            fix = "install OpenSSH's client"
-            raise TargetError("there is no ssh on this machine", fix) from None
+            fix = "install OpenSSH's client" if argv[0] == "ssh" else f"install {argv[0]}"
+            raise TargetError(f"there is no {argv[0]} on this machine", fix) from None
 
     def begin(self) -> None:
         """Waits for the host's first word. Raises ``TargetError``."""

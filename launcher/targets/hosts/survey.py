@@ -94,13 +94,10 @@ def _with_addresses(
 def read_held(ssh: Ssh, plan: LaunchPlan, job: JobSpec) -> tuple[HostsSettings, int | None]:
     """The hosts of a hold as they were when it was made, and a port that is most likely free.
 
-    Raises ``TargetError`` where they do not share the checkpoint folder of a job, if it has one,
-    and ``InputError`` for a job of fewer nodes: the others would count as idle.
+    Raises ``TargetError`` where they do not share the checkpoint folder of a job, if it has one.
     """
     own, folder = HostsSettings.of(plan), shared_folder(job, str(Path.cwd()))
-    if job.nnodes.max < (count := len(plan.nodes)):
-        what = f"nnodes is {job.nnodes}: a run in {plan.job_name} takes all of its {count} hosts"
-        raise InputError(what, f"--nnodes {count}")
+    check_takes_all(job, plan)
     held = zip(own.hosts, plan.nodes, strict=True)
     found = tuple(replace(facts, device_ids=_ids_in(plan, node)) for facts, node in held)
     hosts = [facts.host for facts in found]
@@ -115,6 +112,13 @@ def _ids_in(held: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
     # A container counts its GPUs from 0.
     ids = node.device_ids
     return ids if held.image is None else tuple(map(str, range(len(ids))))
+
+
+def check_takes_all(job: JobSpec, plan: LaunchPlan) -> None:
+    """Raises ``InputError`` for a job of fewer nodes than a hold: the others would be idle."""
+    if job.nnodes.max < (count := len(plan.nodes)):
+        what = f"nnodes is {job.nnodes}: a run in {plan.job_name} takes all of its {count} nodes"
+        raise InputError(what, f"--nnodes {count}")
 
 
 def _check_met(hosts: Sequence[Host], met: Reachability, folder: str | None) -> None:

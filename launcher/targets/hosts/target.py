@@ -71,7 +71,7 @@ class HostsTarget(Target):
     """Runs each node on a machine of an inventory."""
 
     name = TARGET
-    traits = Traits(sends_code=True, has_holds=True)
+    traits = Traits(sends_code=True, held_by=TARGET)
 
     def __init__(
         self,
@@ -456,7 +456,7 @@ class HostsTarget(Target):
 
         def bring(session: Session) -> None:
             try:
-                self.notes += nodes.bring_last(session, plan, *by_name[session.host.name])
+                self.notes += nodes.bring_last(ssh, session, plan, *by_name[session.host.name])
             except TargetError as error:
                 away[session.host.name] = error
 

@@ -23,6 +23,7 @@ from launcher.contract.reasons import NodeState
 from launcher.job.git_source import GitSource
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.docker_options import PYTHON
+from launcher.targets.hold import is_hold
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import PodView
 
@@ -204,7 +205,7 @@ def _render_program(plan: LaunchPlan, inner: str, run: Object) -> Object:
     mount = {"name": "code-parts", "mountPath": PARTS, "readOnly": True}
     if is_sent(plan):
         pattern, mount = kept_archive(plan), run
-        peers = [] if pods.run or not pods.probe_port else [node.name for node in plan.nodes]
+        peers = [] if pods.run or not _answers(plan) else [node.name for node in plan.nodes]
         urls = (f"http://{peer}:{pods.probe_port}/{Path(pattern).name}" for peer in peers)
         waiting = [str(pods.start_limit_s or "inf"), *urls]
     program = Path(__file__).with_name("unpack_code.py").read_text()
@@ -212,6 +213,11 @@ def _render_program(plan: LaunchPlan, inner: str, run: Object) -> Object:
     python = [PYTHON, "-I", "-X", "utf8", "-c", program]
     command = [*python, plan.code.hash, protocol.CONTAINER_CODE, inner, pattern, *waiting]
     return {"command": command, "volumeMounts": [mount]}
+
+
+def _answers(plan: LaunchPlan) -> bool:
+    """Whether a pod that runs gives its code to others. A held one waits for runs alone."""
+    return bool(PodSettings.of(plan).probe_port) and not is_hold(plan)
 
 
 def render_code_mount() -> Object:
@@ -260,7 +266,7 @@ class CodeSender:
         waiting = [p for p in there if p.preparing == CONTAINER and p.uid not in self._sent]
         has_code = any(pod.state is NodeState.RUNNING or pod.uid in self._sent for pod in there)
         settings = PodSettings.of(self._plan)
-        has_code = has_code and bool(settings.run or settings.probe_port)
+        has_code = has_code and bool(settings.run or _answers(self._plan))
         code = read_kept_code(Path(self._plan.run_dir)) if waiting and not has_code else None
         if code is None:
             return

@@ -15,6 +15,7 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import DiskFullError, name_exit_code
+from launcher.contract.hold import READY_FILE, READY_SAYS
 from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.reasons import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
@@ -96,6 +97,10 @@ class PodRecorder:
             key = f"{source.uid}/{source.restarts}/{stamp}/{text}"
             said = text.removeprefix(AGENT_SAYS)
             self._tell([(key, seconds_of(stamp), f"agent: {said}")], index, number)
+            if said.startswith(READY_SAYS):
+                path = self._run.node_dir(index, number) / READY_FILE
+                with contextlib.suppress(OSError, DiskFullError):
+                    write_atomically(path, said.removeprefix(READY_SAYS))
 
     def _save_container(self, source: LogSource, folder: Path, ending: Ending | None) -> None:
         """Saves which container's output lies in a node's folder, and its outcome there."""

@@ -15,6 +15,7 @@ from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version, read_archive
 from launcher.targets.docker_options import PYTHON
+from launcher.targets.hold import is_hold
 from launcher.targets.kubernetes.code import (
     render_code_mount,
     render_code_volumes,
@@ -183,7 +184,7 @@ def _render_container(plan: LaunchPlan, pods: PodSettings, name: str, env: Env) 
         "securityContext": _security(add=["IPC_LOCK"] if pods.rdma_devices else None),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(plan, pods),
-        **_probes(pods),
+        **_probes(plan, pods),
     }
 
 
@@ -251,12 +252,12 @@ def _resources(plan: LaunchPlan, pods: PodSettings) -> Object:
     return given(requests=wanted, limits=dict(wanted))
 
 
-def _probes(pods: PodSettings) -> Object:
+def _probes(plan: LaunchPlan, pods: PodSettings) -> Object:
     """No readiness probe: it would hide the pods' names, by which the nodes meet.
 
     An agent that waits for others counts as healthy, so no probe ends a rendezvous.
     """
-    if pods.probe_port is None:
+    if pods.probe_port is None or is_hold(plan):
         return {}
     get = {"httpGet": {"path": "/healthz", "port": "health"}}
     alive = {"periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10}

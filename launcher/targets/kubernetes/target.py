@@ -20,9 +20,16 @@ from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.targets.agent_files import is_own_image
+from launcher.targets.hold import is_hold
 from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
-from launcher.targets.kubernetes.code import CodeSender, check_sending, check_size, is_sent
+from launcher.targets.kubernetes.code import (
+    CodeSender,
+    check_exec,
+    check_sending,
+    check_size,
+    is_sent,
+)
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
 from launcher.targets.kubernetes.plan import PodSettings, describe_own_disks, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
@@ -45,6 +52,7 @@ class KubernetesTarget(Target):
         sends_code=True,
         fetches_code=True,
         plans_offline=True,
+        held_by="entered",
     )
 
     def __init__(
@@ -95,6 +103,11 @@ class KubernetesTarget(Target):
             )
         if is_sent(plan):
             check_sending(cluster)
+        if is_hold(plan):
+            check_exec(cluster, "runs in a hold are started in its pods")
+            if PodSettings.of(plan).kind == "trainjob":
+                what = "kubernetes.kind trainjob: its pods are not held"
+                raise InputError(what, "--kind pytorchjob, jobset or job")
         self.notes += render_losses(plan)
         if is_own_image(plan.image or "") and "/" not in (plan.image or ""):
             self.notes.append(

@@ -30,7 +30,8 @@ middle = {"BatchNorm": nn.BatchNorm1d(64), "dropout": nn.Dropout(0.3)}.get(case,
 model = nn.Sequential(nn.Linear(6, 64), middle, nn.Tanh(), nn.Linear(64, 1))
 optimizer = torch.optim.SGD(model.parameters(), 0.1 * (world if case == "learning rate" else 1))
 safe, at = Companion(Settings()), {"epoch": 0, "batch": 0, "step": 0}
-safe.open(model, lambda folder: (folder / "none").touch(), dict, kind="tiny", seed=0)
+none = lambda folder: (folder / "none").touch()
+safe.open(model, none, dict, kind="tiny", seed=0, world_size=world)
 samples = TensorDataset(inputs, inputs.sin().sum(1, keepdim=True))
 batch = 12 if case == "effective batch" else 12 // world
 loader = DataLoader(samples, batch, shuffle=True)

@@ -32,14 +32,16 @@ class HeldChild:
         self._held, self._run_id = spec.held, spec.run_id
         self._limit_at, self._show_at = time.monotonic() + TAKEN_LIMIT_S, 0.0
         self.why = ""
+        names = filter(str.isdigit, os.listdir(self._held.folder))
+        self._of_held = Path(self._held.folder, max(names, key=int, default="0"))
         asked = json.loads(self._held.request)
         # A container has an environment of its own, and pids that say nothing here.
         given = {**spec.env, **spec.secrets} if asked.get("adds_env") else env
         asked["env"], self._record_dir = list(given.items()), Path(asked["record_dir"])
         self._record_dir.mkdir(exist_ok=True)
         (self._record_dir / RECORD).unlink(missing_ok=True)
-        _write(self._held.user_file, self._held.user)
-        _write(self._held.start_file, json.dumps(asked))
+        _write(Path(self._held.user_file), self._held.user)
+        _write(self._of_held / self._held.start_file, json.dumps(asked))
 
     def poll(self) -> int | None:
         """Its exit code as in a shell; None while it runs, or is about to."""
@@ -51,8 +53,10 @@ class HeldChild:
         if "exit_code" in record:
             # By the held node, whose child it was.
             return int(record["exit_code"])
-        request = Path(self._held.start_file)
-        is_there = read_state(request.parent).state == "running"
+        request = self._of_held / self._held.start_file
+        # One that is a container's first process has no keeper: this process ends with it.
+        is_kept = bool(read_record(self._of_held))
+        is_there = not is_kept or read_state(self._of_held).state == "running"
         if is_there and (record or now < self._limit_at):
             return None
         request.unlink(missing_ok=True)
@@ -62,15 +66,18 @@ class HeldChild:
     def end(self, grace_s: float) -> None:
         """Has it ended, by force after the grace; where it has not begun, it will not."""
         self._limit_at = 0.0
-        _write(self._held.end_file, json.dumps({"run_id": self._run_id, "grace_s": grace_s}))
+        _write(
+            self._of_held / self._held.end_file,
+            json.dumps({"run_id": self._run_id, "grace_s": grace_s}),
+        )
 
 
-def _write(path: str, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     # A request holds secrets, and is gone once it is read.
     mask = os.umask(0o077)
     try:
         # Of a hold that has ended the folder is gone.
         with suppress(FileNotFoundError):
-            write_atomically(Path(path), text)
+            write_atomically(path, text)
     finally:
         os.umask(mask)

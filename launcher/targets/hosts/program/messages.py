@@ -94,11 +94,12 @@ class LeaseTaken(Record):
 class HeldNode(Record):
     """A node of a hold on this host, which starts others.
 
-    ``start_file``, in its folder, asks it to: ``request``, a JSON object, and the variables.
-    ``end_file`` asks it to end that one. ``user_file`` tells it of its ``user``, and is touched as
-    long as there is one.
+    ``folder`` has a folder of each incarnation. In the newest, ``start_file`` asks it to:
+    ``request``, a JSON object, and the variables; ``end_file`` asks it to end that one.
+    ``user_file`` tells it of its ``user``, and is touched as long as there is one.
     """
 
+    folder: str
     start_file: str
     request: str
     end_file: str

@@ -17,10 +17,10 @@ from launcher.targets.hosts.program.messages import HeldNode, KeeperSpec
 @pytest.fixture
 def waiting(tmp_path: Path) -> Path:
     """The folder of a held node that lives, and takes nothing."""
-    for name in ("held", "node"):
+    for name in ("0", "node"):
         (tmp_path / name).mkdir()
-    write_record(tmp_path / "held", {"pid": os.getpid(), "start": start_of(os.getpid())})
-    return tmp_path / "held"
+    write_record(tmp_path / "0", {"pid": os.getpid(), "start": start_of(os.getpid())})
+    return tmp_path / "0"
 
 
 def ask(held: Path, **more: object) -> HeldChild:
@@ -37,9 +37,10 @@ def ask(held: Path, **more: object) -> HeldChild:
         detached=False,
         stop_grace_s=1,
         held=HeldNode(
-            start_file=f"{held}/start",
+            folder=str(held.parent),
+            start_file="start",
             request=json.dumps(request),
-            end_file=f"{held}/end",
+            end_file="end",
             user_file=f"{held.parent}/user",
             user="u",
         ),
