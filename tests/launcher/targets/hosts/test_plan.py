@@ -109,6 +109,7 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
         image: str | None = None,
         inner: str | None = None,
         run_root: str = "/home/me/runs",
+        hold: str = "",
         detached: bool = False,
         **fields: Any,
     ) -> LaunchPlan:
@@ -119,6 +120,7 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
             hosts=found,
             ssh_config=None,
             containers=plan_containers(job, None),
+            hold=hold,
         )
         facts = plan_facts(
             job,
@@ -129,6 +131,7 @@ def make_host_plan(make_job: Callable[..., JobSpec]) -> Callable[..., LaunchPlan
             run_root=run_root,
             cwd="/home/me",
             inner=inner,
+            names=[f"{hold}-{index}" for index in range(len(found))] if hold else (),
         )
         place = CodePlace(root=Path("/home/me"), inner=inner or "", command=job.command)
         return plan_run(
@@ -270,6 +273,24 @@ def test_a_container_is_on_the_hosts_network_and_its_folders_are_mounts(
     assert f"type=bind,source={run_dir}/code,target=/launcher/code" in words
     assert "/home/gpu2/.launcher/checkpoints/digits-0a1b2c" in node.folders
     assert node.spec.container == "digits-0a1b2c-1"
+
+
+def test_a_run_in_held_containers_has_the_folders_of_their_hosts_and_starts_none(
+    make_host_plan: Callable[..., LaunchPlan],
+) -> None:
+    gpus = tuple(replace(each, device_ids=("0",)) for each in TWO)
+    plan = make_host_plan(gpus, image="fabric-train:cuda", inner="examples", hold="dev-1")
+    node = render_hosts(plan).nodes[1]
+    run_dir = "/home/gpu2/.launcher/runs/digits-0a1b2c"
+    words = list(node.spec.argv)
+    assert words[:2] == ["docker", "exec"]
+    assert words[-4:-2] == ["dev-1-1", "python3"]
+    assert words[-1] == f"{run_dir}/nodes/1/0/node-plan.json"
+    assert node.node.mounts == ()
+    assert node.node.workdir == f"{run_dir}/code/examples"
+    assert node.spec.env["CUDA_VISIBLE_DEVICES"] == "0"
+    assert node.spec.env["CHECKPOINT_DIR"] == "/home/gpu2/.launcher/checkpoints/digits-0a1b2c"
+    assert node.spec.container == ""
 
 
 def test_another_torch_is_named_with_its_host() -> None:
