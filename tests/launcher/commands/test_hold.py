@@ -277,10 +277,6 @@ def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher
         (["exec", "dev", "--node", "2", "--", "true"], "node 2: "),
         (["shell", "dev", "2"], "node 2: "),
         (["release", "none"], "no hold 'none' in "),
-        (
-            ["hold", "--name", "x", "--on", "kubernetes"],
-            "--on kubernetes: nodes are not held there",
-        ),
     ],
 )
 def test_wrong_input_is_refused(dev: Runner, words: list[str], what: str) -> None:

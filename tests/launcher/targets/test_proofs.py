@@ -236,4 +236,4 @@ def test_the_table_has_a_row_for_each_target() -> None:
     text = (ROOT / "docs/fault-tolerance.md").read_text()
     table = text[text.index("## What proves that a run has ended") :]
     for name in ROOMS:
-        assert f"\n| `{name}` |" in table
+        assert f"\n| `{name}` " in table
