@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader
 from fabric_train import ignore_sigterm
 loader = DataLoader(torch.arange(100_000), num_workers=2, worker_init_fn=ignore_sigterm)
 batches = iter(loader)
-next(batches)
+next(batches), next(batches)  # one from each process: both ignore the signal by now
 """
 
 
