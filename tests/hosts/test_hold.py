@@ -98,6 +98,7 @@ def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
     assert "a run in dev takes all of its 2 nodes" in fewer.stderr
 
 
+@pytest.mark.slow
 def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: Held) -> None:
     share_home(held)
     held.hold()

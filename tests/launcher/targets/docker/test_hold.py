@@ -60,6 +60,7 @@ def test_a_rank_of_a_run_in_held_containers_is_debugged(held: Runner) -> None:
     debug_rank_1(held, "--in", "dev")
 
 
+@pytest.mark.slow
 def test_a_lost_container_is_replaced_while_a_run_uses_it_and_while_idle(
     held: Runner, engine: Any
 ) -> None:
@@ -87,6 +88,7 @@ def test_what_held_containers_lack_is_refused(
     assert ", free" in held("status", "dev").stdout
 
 
+@pytest.mark.slow
 def test_a_hold_whose_launcher_is_killed_ends_by_its_limit(launcher: Runner, engine: Any) -> None:
     done = launcher(*HOLD, "--idle-limit", "3")
     assert done.returncode == 0, done.stderr

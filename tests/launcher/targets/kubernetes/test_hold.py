@@ -127,6 +127,7 @@ def test_runs_in_held_pods_make_none(held: Runner, server: FakeCluster, pods: Co
     debug_rank_1(held, "--in", "dev")
 
 
+@pytest.mark.slow
 def test_a_lost_pod_of_a_hold_is_replaced(held: Runner, pods: Controller) -> None:
     pods.lose(1)
     pods.start(1)
