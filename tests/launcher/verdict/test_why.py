@@ -20,11 +20,12 @@ from tests.waiting import wait_until
 TWO = PREFIX.replace("nproc_per_node: 1", "nproc_per_node: 2")
 LOCAL = ("run", "job.yaml", "--on", "local")
 ONE_RAISES = """\
-import os, time
-if os.environ["RANK"] == "1":
-    open("/data/nowhere/train.bin")
+import os, time; os.environ["RANK"] == "0" and open("up", "w")
+while os.environ["RANK"] == "1":
+    if os.path.exists("up"): open("/data/nowhere/train.bin")
 time.sleep(60)
 """
+"""Rank 1, once rank 0 has begun."""
 
 
 def last_line(text: str) -> str:
@@ -49,7 +50,8 @@ def test_why_tells_the_rank_that_failed_first_and_what_fell_with_it(launcher: Ru
     assert where == "  where: rank 1 on node 0, train.py:3"
     assert fix.endswith("launcher docs missing-file")
     assert fell == "  fell with it: rank 0"
-    assert "rank-1/error.json:4: FileNotFoundError" in launcher("why", "--evidence").stdout
+    # The traceback has a line that marks what failed.
+    assert "rank-1/error.json:5: FileNotFoundError" in launcher("why", "--evidence").stdout
 
 
 def test_a_killed_rank_is_likely_but_not_certainly_that(launcher: Runner) -> None:
