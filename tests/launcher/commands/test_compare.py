@@ -102,7 +102,7 @@ def test_one_that_fails_is_told_and_the_others_are_compared(launcher: Runner) ->
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["nproc_per_node", "1"]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=SLOW)])
 def test_an_interrupt_leaves_nothing(launcher: Runner, signum: signal.Signals) -> None:
     comparing = launcher.start(*COMPARE, "1,2", "--", "waits")
     wait_until((launcher.folder / "up").exists)
