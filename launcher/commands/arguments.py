@@ -34,7 +34,9 @@ def target_named(arguments: argparse.Namespace) -> str | None:
 
 def open_named(arguments: argparse.Namespace) -> Target | None:
     """The target that the options name, or that this process was given; None without either."""
-    name = target_named(arguments) or (None if arguments.again else name_here(os.environ))
+    name = target_named(arguments) or (
+        None if getattr(arguments, "again", None) else name_here(os.environ)
+    )
     return room_of(name).open(run_root(arguments), arguments) if name else None
 
 

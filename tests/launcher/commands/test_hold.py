@@ -351,3 +351,9 @@ with hold(name="py", on="local", nnodes=2, nproc_per_node=1) as nodes:
     )
     assert done.stdout.splitlines() == ["completed [0/0] sum 42 [1/1] sum 42"] * 2, done.stderr
     wait_until(lambda: not launcher.processes())
+
+
+def test_a_hold_needs_no_target_named(launcher: Runner) -> None:
+    done = launcher("hold", "--name", "plain", "--nnodes", "1", "--nproc-per-node", "1")
+    assert done.returncode == 0, done.stderr
+    assert launcher("release", "plain").returncode == 0
