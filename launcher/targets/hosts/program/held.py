@@ -32,8 +32,12 @@ class HeldChild:
         self._held, self._run_id = spec.held, spec.run_id
         self._limit_at, self._show_at = time.monotonic() + TAKEN_LIMIT_S, 0.0
         self.why = ""
-        names = filter(str.isdigit, os.listdir(self._held.folder))
-        self._of_held = Path(self._held.folder, max(names, key=int, default="0"))
+        names: list[str] = []
+        # Of a hold that has ended the folder is gone: the first look finds that.
+        with suppress(FileNotFoundError):
+            names = os.listdir(self._held.folder)
+        newest = max(filter(str.isdigit, names), key=int, default="0")
+        self._of_held = Path(self._held.folder, newest)
         asked = json.loads(self._held.request)
         # A container has an environment of its own, and pids that say nothing here.
         given = {**spec.env, **spec.secrets} if asked.get("adds_env") else env
@@ -56,7 +60,8 @@ class HeldChild:
         request = self._of_held / self._held.start_file
         # One that is a container's first process has no keeper: this process ends with it.
         is_kept = bool(read_record(self._of_held))
-        is_there = not is_kept or read_state(self._of_held).state == "running"
+        is_alive = not is_kept or read_state(self._of_held).state == "running"
+        is_there = self._of_held.is_dir() and is_alive
         if is_there and (record or now < self._limit_at):
             return None
         request.unlink(missing_ok=True)

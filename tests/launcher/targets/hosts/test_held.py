@@ -90,3 +90,10 @@ def test_a_node_ends_with_the_held_node(waiting: Path) -> None:
     write_record(waiting, {"pid": os.getpid(), "start": "of another"})
     assert child.poll() == 137
     assert child.why == "its node of the hold has ended"
+
+
+def test_a_node_ends_at_once_where_the_folder_of_its_hold_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    child = ask(tmp_path / "gone" / "0", record_dir=str(tmp_path / "node/own"))
+    assert child.poll() == 137
+    assert child.why == "its node of the hold has ended"
