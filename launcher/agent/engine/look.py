@@ -23,7 +23,7 @@ from launcher.agent.worker import recorder
 from launcher.contract import look
 from launcher.contract.clock import Clock
 from launcher.contract.look import Look, LookRequest, RankLook, RankStacks, Why
-from launcher.contract.process_stat import read_stat, wait_channel
+from launcher.contract.process_stat import is_stopped, read_stat, wait_channel
 from launcher.contract.records import dump_record, parse_record, read_object
 
 LIMIT_S = 4.0
@@ -116,13 +116,14 @@ class Looker:
         pids = {worker.rank: beats[worker.rank].pid for worker in workers}
         spied = PySpy(pids, native=native)
         self._wait(spied.are_done, end - (NATIVE_LEAVES_S if native else PY_SPY_LEAVES_S))
-        found = spied.read()
-        asked = {
-            worker.rank: Faulthandler(found[worker.rank], worker.stacks)
-            for worker in workers
-            if not found[worker.rank].taken_by
-        }
-        self._wait(lambda: all(one.is_done() for one in asked.values()), end)
+        # Nothing but py-spy can tell of a worker that a signal has stopped: it has the whole limit.
+        stopped = [rank for rank, pid in pids.items() if is_stopped(pid)]
+        found = {rank: spied.read(rank) for rank in pids if rank not in stopped}
+        files = {worker.rank: worker.stacks for worker in workers}
+        asked = {r: Faulthandler(one, files[r]) for r, one in found.items() if not one.taken_by}
+        self._wait(lambda: spied.are_done() and all(one.is_done() for one in asked.values()), end)
+        found |= {rank: spied.read(rank) for rank in stopped}
+        asked |= {r: Faulthandler(found[r], files[r]) for r in stopped if not found[r].taken_by}
         return found | {rank: one.read() for rank, one in asked.items()}
 
     def _take_collectives(

@@ -63,12 +63,9 @@ class PySpy:
         """Whether there is nothing more to wait for."""
         return all(run.poll() is not None for run, _, _ in self._runs.values())
 
-    def read(self) -> dict[int, RankStacks]:
-        """What each rank's said; those that are not done are killed. Does not wait."""
-        return {rank: self._read(rank, pid) for rank, pid in self._pids.items()}
-
-    def _read(self, rank: int, pid: int) -> RankStacks:
-        missing = self._missing
+    def read(self, rank: int) -> RankStacks:
+        """What one rank's said; it is killed where it is not done. Does not wait."""
+        pid, missing = self._pids[rank], self._missing
         if rank in self._runs:
             run, out, errors = self._runs[rank]
             code = run.poll()
