@@ -27,7 +27,6 @@ from launcher.contract import typed
 from launcher.contract.errors import ExitCode, TargetError
 from launcher.contract.protocol import LAUNCHER_LOG_FILE, OUTCOME_FILE
 from launcher.follow.console import Console
-from launcher.manifests.scripts.check import count_findings
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
@@ -185,6 +184,9 @@ def create_told(planned_run: PlannedRun, console: Console) -> RunFolder:
 
 def _note_after_start(planned_run: PlannedRun, runs: Path, note: Callable[[str], None]) -> None:
     _note_left_behind(planned_run.choice, runs, note)
+    # Here, as the nodes start meanwhile.
+    from launcher.manifests.scripts.check import count_findings
+
     job = planned_run.job
     script = Path(job.workdir or "", job.command[0])
     if script.suffix == ".py" and (count := count_findings(script)):

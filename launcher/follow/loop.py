@@ -33,8 +33,6 @@ from launcher.runs.folder import RunFolder, check_folder, full_disk
 from launcher.runs.node_outcomes import read_outcomes_of, read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.reason import decide_reason
-from launcher.verdict.evidence import read_run
-from launcher.verdict.verdict import decide_verdict, render_line
 
 POLL_S = 0.1
 """Seconds between two turns of a run whose nodes this process starts."""
@@ -322,6 +320,10 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
 
 def _judge(run: RunFolder, outcome: Outcome) -> str:
     try:
+        # A run that ends well needs none of it, and no run needs it before its first line.
+        from launcher.verdict.evidence import read_run
+        from launcher.verdict.verdict import decide_verdict, render_line
+
         return render_line(decide_verdict(read_run(run, outcome)))
     except Exception as error:
         # What scripts write may be anything, and a run's end must be recorded whatever it is.
