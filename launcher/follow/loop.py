@@ -348,4 +348,6 @@ def fold(run: RunFolder, target: Target, now: float) -> Outcome | None:
         return None
     if (end := target.find_end(run, plan)) is None:
         return None
+    if end.reason is Reason.LAUNCHER_LOST and is_stop_requested(run):
+        end = Outcome(reason=Reason.STOP_REQUESTED)
     return write_outcome(run, target.as_run(plan), end, now)

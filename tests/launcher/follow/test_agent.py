@@ -18,7 +18,7 @@ from launcher.follow.console import Console
 from launcher.follow.decide import FINISH_S
 from launcher.follow.loop import STORAGE_LIMIT_S, Follower, fold
 from launcher.follow.nodes import AWAY_LIMIT_S
-from launcher.follow.requests import request_scale, write_size
+from launcher.follow.requests import request_scale, request_stop, write_size
 from launcher.follow.target import LiveRun, NodeObservation, Observation, Target
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
@@ -210,6 +210,22 @@ def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(
     found = fold(run, target, 1.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.reason == "completed"
+
+
+@pytest.mark.parametrize(
+    ("is_asked", "reason"), [(False, "launcher-lost"), (True, "stop-requested")]
+)
+def test_who_finds_a_run_ended_while_another_terminal_stops_it_is_told_why(
+    tmp_path: Path, make_plan: MakePlan, is_asked: bool, reason: str
+) -> None:
+    plan = make_plan(nnodes=1, nproc_per_node=1, engine="agent")
+    run = RunFolder(tmp_path / plan.run_id)
+    run.create(plan, "", 0.0)
+    if is_asked:
+        request_stop(run, keep=False)
+    found = fold(run, ScriptedTarget(StoppedClock(), [(1, [""])]), 1.0)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.reason == reason
 
 
 class AwayTarget(ScriptedTarget):
