@@ -143,6 +143,8 @@ def read_run(
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     seen = read_seen(find_last_looks(run, newest.items()) if looks is None else looks)
+    if outcome is None and any(look.why == "hang" for look in seen.looks.values()):
+        failure = failure and _ended_for_a_hang(failure)
     hosts = _read_hosts(run, plan)
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
@@ -207,6 +209,12 @@ def _report_of_ends(run: RunFolder) -> FailureReport:
         ends = read_ends(folder.parent, run.path)
         found += (replace(end, node_index=log.node_index) for end in ends if end.log == log.folder)
     return decide_report(found, ())
+
+
+def _ended_for_a_hang(failure: FailureReport) -> FailureReport:
+    """Whoever has found a hang ends the workers; the outcome, that would say so, is not there."""
+    ends = [replace(x, cause="hang") if x.exit_code < 0 else x for x in failure.ranks]
+    return decide_report(ends, ())
 
 
 def _newest(logs: Sequence[WorkerLog]) -> Iterator[WorkerLog]:

@@ -114,9 +114,13 @@ def _read_codes(reports: Iterable[str], lines: Iterable[LogLine]) -> dict[int, _
 
 
 def _node_of(first: int, least: int) -> int | None:
-    """The node whose first rank this is, with ``least`` workers or more; None if several fit."""
+    """The node whose first rank this is, with ``least`` workers or more.
+
+    Where several fit, that of nodes with as many GPUs as a usual one may have.
+    """
     fit = [node for node in range(1, first + 1) if first % node == 0 and first // node >= least]
-    return 0 if first == 0 else fit[0] if len(fit) == 1 else None
+    usual = [node for node in fit if first // node <= MOST_GPUS]
+    return 0 if first == 0 else next(iter(usual or fit), None)
 
 
 def _judge(
@@ -163,8 +167,21 @@ def _judge(
     if len(agents) <= 1 and (0 in ranks or (ranks and max(ranks) < MOST_GPUS)):
         ends = [replace(end, node_index=max(0, end.node_index)) for end in ends]
     failure = decide_report(ends, ()) if ends else None
+    # A worker's own words name no node where there is but one.
+    is_one = (
+        len(agents) <= 1
+        and any(agents or line.raised or line.host or line.rank is not None for line in lines)
+        and not any(line.node or line.pod or (line.rank or 0) >= MOST_GPUS for line in lines)
+        and len({line.host for line in lines if line.host}) <= 1
+        and not any(end.node_index > 0 for end in ends)
+    )
     return Evidence(
-        subject=subject, failure=failure, lines=tuple(lines), missing=missing, is_placed=False
+        subject=subject,
+        failure=failure,
+        lines=tuple(lines),
+        missing=missing,
+        is_placed=False,
+        only_node=0 if is_one else None,
     )
 
 

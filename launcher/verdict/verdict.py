@@ -85,7 +85,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         return _nothing(evidence, first, goes_on=goes_on)
     best = ordered[0]
     line = _with_frame(best, ordered)
-    rank, node = _place(best, line, evidence)
+    rank, node = _place(best, line, evidence, ordered)
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
@@ -106,7 +106,9 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     )
 
 
-def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None, int | None]:
+def _place(
+    best: Meaning, line: LogLine, evidence: Evidence, ordered: Sequence[Meaning]
+) -> tuple[int | None, int | None]:
     """The rank and the node at fault, as far as they are known."""
     ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
@@ -124,6 +126,9 @@ def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None
     nodes = {end.node_index for end in ends if rank in (end.rank, None)}
     told = nodes.pop() if len(nodes) == 1 else -1
     node = line.node if told < 0 else told
+    if node is None and rank is None:  # Where it has ended a process, that is told of too.
+        ended = {x.line.node for x in ordered if x.cause in (best.cause, FailureCause.KILLED)}
+        node = min(ended) if len(ended := ended - {None}) == 1 else None
     if node is None:  # Everybody begins to count ranks on the first one.
         node = 0 if rank == 0 else evidence.only_node
     return rank, node

@@ -15,7 +15,7 @@ image-pull root
   server gave HTTP response to HTTPS client|Unable to find image '.*' locally$|unauthorized: auth
   ImageInspectError|name unknown:
 container-start root
-  CreateContainer(?:Config)?Error|StartError|FailedMount|OCI runtime
+  (?:Create|Run)Container\w*Error|ContainerCannotRun|StartError|FailedMount|OCI runtime
   Unable to attach or mount volumes|Multi-Attach|unknown or invalid runtime name
   could not select device driver|enroot-\w+: failed|FailedCreatePodSandBox|bind source
   container name .*in use|execve\(\): \S+: No such file or directory|couldn't chdir|error mounting
@@ -64,7 +64,7 @@ preempted root
   preempted (?:by|in order|to )|\bPreempting\b|instance-action
   DisruptionTarget(?!.*(?:TaintManager|PodGC))|spot (?:instance )?interruption
   imminent node shutdown|node/\S+ (?:cordoned|drained|evicted)|compute\.instances\.preempted
-  instance was preempted|PreemptionByScheduler|EvictionByEvictionAPI|TerminationByKubelet
+  \b(?:instance|node|vm)\b.{0,20} (?:is|was|been|being) preempted\b|PreemptionByScheduler|EvictionByEvictionAPI|TerminationByKubelet
   PREEMPTED +\d+:\d|reclaimed by
 node-lost root
   taint node\.kubernetes\.io/(?:unreachable|not-ready|out-of-service)|NodeNotReady|NodeLost

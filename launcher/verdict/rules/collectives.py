@@ -36,22 +36,22 @@ missing-collective likely
   timed out waiting \d+ms for (?:recv|send) operation|Collective .*(?:timed out|timeout)
   heartbeat monitor timed out|application timeout caused pair clos|FlightRecorder.*timeout
 deadlock likely
-  watchdog got stuck for
+  watchdog (?:got stuck for|hang\b)
 nccl-error likely
   NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))|nccl(?:System|Internal)Error
   NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
 straggler likely
   ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)|HW (?:Thermal )?Slowdown *: Active
-  thermal throttling|StragglerDetection
+  thermal throttling|straggler ?detection\b(?:.*\branks?\W+(?P<rank>\d+))?
 """,
     differ=_DIFFER,
 )
 
 _TIMEOUT = re.compile(
-    r"[Rr]ank (?P<rank>\d+)\].*caught collective operation timeout: WorkNCCL\("
+    r"(?:PG (?P<group>.*) )?[Rr]ank (?P<rank>\d+)\].*caught collective operation timeout: WorkNCCL\("
     r"SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
 )
-_LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*last enqueued (?:NCCL )?work: (?P<number>-?\d+)")
+_LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*[Ll]ast enqueued (?:NCCL )?work: (?P<number>-?\d+)")
 
 _OTHER_SIZE = re.compile(r"op\.preamble\.length|enforce fail at .*nbytes")
 
@@ -88,7 +88,11 @@ def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:
                 rank = min(r for r, (_, found) in seen.items() if found[what] == odd)
                 line = replace(seen[rank][0], rank=rank)
                 yield Meaning(cause=cause, weight=SURE, line=line)
-    awaited = max((int(found["number"]) for _, found in seen.values()), default=-1)
+    numbers = {rank: int(found["number"]) for rank, (_, found) in seen.items()}
+    awaited = max(numbers.values(), default=-1)
+    if len({found["group"] for _, found in seen.values()}) == 1:
+        odd = [rank for rank, number in numbers.items() if number < awaited]
+        last |= {rank: (seen[rank][0], numbers[rank]) for rank in odd if 2 * len(odd) < len(seen)}
     behind = [rank for rank, (_, number) in last.items() if number < awaited]
     if behind:  # It never came to the one that others have waited for.
         line = replace(last[behind[0]][0], rank=behind[0])

@@ -53,7 +53,7 @@ cuda-assert sign
   {xid}(?:13|31|32|43|45|68)\b|CUDA (?:driver |kernel )?(?:error|failure)\b
 infiniband-fault root
   NET/IB.*async \w*\s*event.*(?:port error|fatal|catastrophic)|Cable (?:unplugged|error)
-  (?:mlx\d_|\bib\d).*(?:port.*down|link.*down)|Physical state: (?:Disabled|Polling)
+  (?:mlx\d_(?!.* e(?:th|n)\w+:)|\bib\d).*(?:port.*down|link.*down)|Physical state: (?:Disabled|Polling)
 infiniband-fault sure
   {ib}(?!.*mismatch).*(?:failed|failure|error|timed out|unable|invalid)
   Got completion (?:from peer|with (?:error|status))|IBV?_WC_\w+_ERR

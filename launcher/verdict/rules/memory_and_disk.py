@@ -38,7 +38,7 @@ disk-full likely
   \. unexpected pos \d+ vs|requested and \d+ written
 too-many-files sure
   <EMFILE>|too many open files|received 0 items of ancdata|inotify (?:instance|watch) limit
-  file table overflow|<ENFILE>
+  file table overflow|file-max limit|<ENFILE>
 too-many-processes sure
   can't start new thread|BlockingIOError: .*<EAGAIN>|pthread_create failed
   (?:fork|thread|clone|process)\b.*resource temporarily unavailable|fork rejected by pids contr

@@ -30,14 +30,14 @@ dns sure
   No address associated with hostname|lookup .*i/o timeout|dns (?:lookup|resolution) failed
   nodename nor servname|name does not resolve|server misbehaving|server can't find
 proxy sure
-  ProxyError|from proxy|(?<!\[)\bproxy (?:server )?.{0,40}(?:refused|denied)
+  ProxyError|from proxy|Tunnel connection failed|(?<!\[)\bproxy (?:server )?.{0,40}(?:refused|denied)
   407 Proxy Authentication Required|Proxy CONNECT aborted|proxyconnect tcp
 wrong-interface sure
   no (?:usable |socket |listening )*interfaces? (?:name )?found|neither AF_INET\(2\) nor
-  NCCL_SOCKET_IFNAME.*(?:no match|not found|invalid)|ifa != nullptr|unsupported gloo
+  NCCL_SOCKET_IFNAME.*(?:no match|not found|invalid)|Unable to find (?:address|interface) for|unsupported gloo
   (?:gloo|tensorpipe|\bTP\b).*(?:no such device|ioctl: )
 wrong-interface likely
-  (?:socket\w*connect|connect(?:\(\))? to|connect).*{back}\S* (?:returned|failed)
+  ^(?!.*{store}).*\w*connect\w*\b.*{back}\S* (?:returned|failed|connection refused|.*timed out)
   bind.*cannot assign requested address|Using the loopback address as fallback
 master-unreachable likely
   {store}(?:timed out|time-?out|failed to connect|no route|unreachable|refused|errno: 99)
@@ -58,7 +58,7 @@ network-cut sign
 network-cut likely
   ^\[agent\] store-lost
 network-cut root
-  NIC Link is Down|NETDEV WATCHDOG: \S+ .*timed out|link status definitely|: lost carrier
+  (?:NIC|\be(?:th|n)\w+:) Link (?:is )?Down|NETDEV WATCHDOG: \S+ .*timed out|link status definitely|: lost carrier
 clock-jump likely
   clocks? (?:jumped|skew|differ|wrong)|not yet valid|Token used before issued
   RequestTimeTooSkewed|clocksource: .*unstable
@@ -82,13 +82,29 @@ def find_name(lines: Sequence[LogLine]) -> Iterator[Meaning]:
                 return
 
 
-_ASKED_BY_HTTP = re.compile(r"urlopen error|HTTPS?Connection|MaxRetryError|HTTP Error 50[234]")
+_EXPLAINED = (
+    (
+        FailureCause.PROXY,
+        re.compile(rf"^{SETTING}.*_proxy", re.IGNORECASE),
+        re.compile(r"urlopen error|HTTPS?Connection|MaxRetryError|HTTP Error (?:403|50[234])"),
+    ),
+    (
+        FailureCause.WRONG_INTERFACE,
+        re.compile(
+            r"Using the loopback address as fallback"
+            r"|NCCL INFO (?:Bootstrap|NET/\w+) ?: Using (?:\[\d+\])?(?:lo|docker|virbr|veth|br-|cni)"
+        ),
+        re.compile(r"[Gg]loo|NCCL|DistBackendError"),
+    ),
+)
+"""A cause, what is harmless by itself, and the exception that it then explains."""
 
 
-def find_proxy(lines: Sequence[LogLine]) -> Iterator[Meaning]:
-    """A request over HTTP that failed while a proxy was set for the workers. Pure."""
-    proxy = next((x for x in lines if x.file == SETTING and "_proxy" in x.text.lower()), None)
-    failed = (x for x in lines if x.raised and _ASKED_BY_HTTP.search(x.text))
-    if proxy and (line := next(failed, None)):
-        text = f"{line.text}; {proxy.text}"
-        yield Meaning(cause=FailureCause.PROXY, weight=LIKELY, line=replace(line, text=text))
+def find_explained(lines: Sequence[LogLine]) -> Iterator[Meaning]:
+    """What a worker raised, and a setting or choice beside it that leads to it. Pure."""
+    for cause, setting, pattern in _EXPLAINED:
+        why = next((x for x in lines if setting.search(f"{x.file}: {x.text}")), None)
+        failed = (x for x in lines if x.raised and pattern.search(x.text))
+        if why and (line := next(failed, None)):
+            line = replace(line, text=f"{line.text}; {why.text}")
+            yield Meaning(cause=cause, weight=LIKELY, line=line)

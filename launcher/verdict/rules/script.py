@@ -68,7 +68,7 @@ missing-file likely
   not found on this machine|; no such file|is not the folder of the other hosts|Found 0 files in
   Lmod has detected the following error|Unable to locate a modulefile|pathspec '.*' did not match
 permission sure
-  <EPERM>|<EACCES>|<EROFS>|Read-only file system
+  <EPERM>|<EACCES>|<EROFS>|Read-only file system|filesystem read-only
 permission likely
   : Permission denied$
 wrong-shapes sure
@@ -115,9 +115,10 @@ data-stall likely
 crashed likely
   Fatal Python error: (?!.*init_)|segmentation fault|caught signal 11\b
   Signal (?:4|7|8|11) \(SIG\w+\) received by PID|failed \(exitcode: -(?:4|7|8|11)\)
-  \bexit ?code:? *[:=]? *(?:132|135|136|139)\b|double free|\bAssertion [`']\S.*' failed
+  process (?P<rank>\d+) terminated with signal SIG(?:SEGV|ABRT|BUS|FPE|ILL)\b|double free
+  \bexit(?:ed with)? ?code:? *[:=]? *(?:132|135|136|139)\b|\bAssertion [`']\S.*' failed
   \bsegfault at [0-9a-f]+ ip\b|Process received signal
-  task \d+: (?:Bus error|Aborted|Illegal|Floating)|traps: .*(?:general prot|invalid opc)
+  (?:task \d+: |line \d+: +\d+ )(?:Bus error|Aborted|Illegal|Floating)|traps: .*(?:general prot|invalid opc)
   corrupted size vs|munmap_chunk\(\)|malloc\w*\(\): |stack smashing
 crashed sign
   failed \(exitcode: -6\)
@@ -125,9 +126,10 @@ killed likely
   failed liveness probe, will be restarted
 killed sign
   SignalException: Process \d+ got signal: (?:15|1|10|12)\b|exited on signal (?:9|15)\b
+  process (?P<rank>\d+) terminated with signal SIG(?:KILL|TERM)\b
   received (?:15|SIGTERM|SIGHUP|Signals\.\w+) death signal|signal: killed
   ^\s*(?:\S+: line \d+: +\d+ )?Killed\b|task \d+: (?:Killed|Terminated)
-  \bexit ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID
+  \bexit(?:ed with)? ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID
   failed \(exitcode: -(?:9|15)\)
 stopped-by-user likely
   ^KeyboardInterrupt\b|received Ctrl\+C|received (?:2|SIGINT|Signals\.SIGINT) death signal
@@ -154,11 +156,12 @@ def find_differences(lines: Sequence[LogLine]) -> Iterator[Meaning]:
         for line in lines:
             if (line.node, line.rank) != (None, None) and (found := pattern.search(line.text)):
                 told.setdefault(found[1].rstrip("."), []).append(line)
-        if len(told) > 1:
+        places = [{(x.node, x.rank if x.node is None else 0) for x in one} for one in told.values()]
+        if len(told) > 1 and not set.intersection(*places):
             line = min(reversed(told.values()), key=len)[0]
-            is_wrong = line.joined and what not in _MAY_DIFFER
+            is_wrong = what not in _MAY_DIFFER
             weight = SURE if is_wrong else SIGN if line.joined else LIKELY
             text = f"the nodes differ in {what}: {' and '.join(sorted(told))}"
             cause = FailureCause[f"{'CODE' if what == 'code' else 'VERSION'}_MISMATCH"]
-            line = replace(line, text=text, joined=is_wrong)
+            line = replace(line, text=text, joined=line.joined and is_wrong)
             yield Meaning(cause=cause, weight=weight, line=line)
