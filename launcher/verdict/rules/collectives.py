@@ -20,36 +20,38 @@ missing-collective sure
 mismatched-collective sure
   {differ}(?!.*OpType=(\w+),.*OpType=\1\b)
   Mismatched collective detected(?:.*around rank (?P<rank>\d+))?
-  ranks? .* (?:is|are) in different collectives|differs? across ranks
-  disagreement between rank\d+ and rank\d+
+  ranks? .* (?:is|are) in different collectives|disagreement between rank\d+ and rank\d+
+  differs? across ranks
 shape-mismatch-in-collective sure
-  ProcessGroup\w+::\w+: invalid tensor (?:size|type)|when verifying shape tensors
+  ProcessGroup\w+::\w+: invalid tensor (?:size|type)|DDP expects same model across all ranks
+  when verifying shape tensors|params? .*in process \d+ .*mismatch
   appears not to match (?:sizes|strides|shape) of the same param in process
-  DDP expects same model across all ranks|params? .*in process \d+ .*mismatch
 shape-mismatch-in-collective likely
-  enforce fail at .*nbytes|{differ}.*OpType=(\w+),.*OpType=\1\b|sizes differ in \w+
-  message truncated|NCCL WARN .*mismatch.*(?:count|size|bytes)
+  {differ}.*OpType=(\w+),.*OpType=\1\b
+  enforce fail at .*nbytes|sizes differ in \w+|NCCL WARN .*mismatch.*(?:count|size|bytes)
+  message truncated
 missing-collective likely
   ranks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+
-  errors while waiting for send/recv from rank (?P<rank>\d+)|has left out \w+ \d+
-  in monitoredBarrier after|Watchdog caught collective operation timeout
-  timed out waiting \d+ms for (?:recv|send) operation|Collective .*(?:timed out|timeout)
-  heartbeat monitor timed out|application timeout caused pair clos|FlightRecorder.*timeout
+  errors while waiting for send/recv from rank (?P<rank>\d+)
+  has left out \w+ \d+|FlightRecorder.*timeout
+  heartbeat monitor timed out|in monitoredBarrier after|Collective .*(?:timed out|timeout)
+  application timeout caused pair clos|timed out waiting \d+ms for (?:recv|send) operation
 deadlock likely
   watchdog (?:got stuck for|hang\b)
 nccl-error likely
-  NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))|nccl(?:System|Internal)Error
-  NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
+  NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))
+  nccl(?:System|Internal)Error|NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
 straggler likely
-  ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)|HW (?:Thermal )?Slowdown *: Active
-  thermal throttling|straggler ?detection\b(?:.*\branks?\W+(?P<rank>\d+))?
+  ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)
+  straggler ?detection\b(?:.*\branks?\W+(?P<rank>\d+))?
+  HW (?:Thermal )?Slowdown *: Active|thermal throttling
 """,
     differ=_DIFFER,
 )
 
 _TIMEOUT = re.compile(
-    r"(?:PG (?P<group>.*) )?[Rr]ank (?P<rank>\d+)\].*caught collective operation timeout: WorkNCCL\("
-    r"SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
+    r"(?:PG (?P<group>.*) )?[Rr]ank (?P<rank>\d+)\].*caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
 )
 _LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*[Ll]ast enqueued (?:NCCL )?work: (?P<number>-?\d+)")
 
