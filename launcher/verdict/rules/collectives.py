@@ -55,6 +55,13 @@ _TIMEOUT = re.compile(
 )
 _LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*[Ll]ast enqueued (?:NCCL )?work: (?P<number>-?\d+)")
 
+_DIFFERS = {
+    "group": None,
+    "number": None,
+    "kind": FailureCause.MISMATCHED_COLLECTIVE,
+    "size": FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE,
+}
+"""What the first of these means that is not the same in what the watchdogs say."""
 _OTHER_SIZE = re.compile(r"op\.preamble\.length|enforce fail at .*nbytes")
 
 
@@ -77,25 +84,19 @@ def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:
             seen.setdefault(int(found["rank"]), (line, found))
         if found := _LAST.search(line.text):
             last.setdefault(int(found["rank"]), (line, int(found["number"])))
-    if len({found["number"] for _, found in seen.values()}) == 1:
-        for what, cause in (
-            ("kind", FailureCause.MISMATCHED_COLLECTIVE),
-            ("size", FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE),
-        ):
-            told = Counter(found[what] for _, found in seen.values())
-            if len(told) > 1 and not (
-                what == "size" and len({f["kind"] for _, f in seen.values()}) > 1
-            ):
-                odd = min(told, key=lambda one: told[one])
-                rank = min(r for r, (_, found) in seen.items() if found[what] == odd)
-                line = replace(seen[rank][0], rank=rank)
-                yield Meaning(cause=cause, weight=SURE, line=line)
-    numbers = {rank: int(found["number"]) for rank, (_, found) in seen.items()}
-    awaited = max(numbers.values(), default=-1)
-    if len({found["group"] for _, found in seen.values()}) == 1:
-        odd = [rank for rank, number in numbers.items() if number < awaited]
-        last |= {rank: (seen[rank][0], numbers[rank]) for rank in odd if 2 * len(odd) < len(seen)}
-    behind = [rank for rank, (_, number) in last.items() if number < awaited]
-    if behind:  # It never came to the one that others have waited for.
-        line = replace(last[behind[0]][0], rank=behind[0])
-        yield Meaning(cause=FailureCause.MISSING_COLLECTIVE, weight=SURE, line=line)
+    awaited = max((int(found["number"]) for _, found in seen.values()), default=-1)
+    behind = [(rank, line) for rank, (line, number) in last.items() if number < awaited]
+    for what, cause in _DIFFERS.items():
+        told = Counter(found[what] for _, found in seen.values())
+        if len(told) < 2:
+            continue
+        odd = min(told, key=lambda one: told[one])
+        rank = min(rank for rank, (_, found) in seen.items() if found[what] == odd)
+        if what == "number" and 2 * told[odd] < len(seen) and int(odd) < awaited:
+            behind.append((rank, seen[rank][0]))
+        elif cause:
+            yield Meaning(cause=cause, weight=SURE, line=replace(seen[rank][0], rank=rank))
+        break  # Each group counts by itself, and of different ones the rest tells nothing.
+    for rank, line in behind[:1]:  # It never came to the one that others have waited for.
+        cause = FailureCause.MISSING_COLLECTIVE
+        yield Meaning(cause=cause, weight=SURE, line=replace(line, rank=rank))
