@@ -271,7 +271,8 @@ class _Nodes:
                 continue
             for column in zip(*map(_DIGITS.findall, hosts), strict=True):
                 numbers = list(map(int, column))
-                if len(set(numbers)) == len(hosts) and min(numbers) in (0, 1):
+                are_all = max(numbers) - min(numbers) < len(hosts) or min(numbers) in (0, 1)
+                if len(set(numbers)) == len(hosts) and are_all:
                     for host, number in zip(hosts, numbers, strict=True):
                         self._known[host].add(number - min(numbers))
                     break

@@ -7,9 +7,9 @@ RULES = table(
 image-pull root
   image \S+ (?:is not on this machine|could not be sent there)|Unable to find image '.*' locally$
   No such image|FATAL: +(?:Unable to (?:handle|build from)|could not open image|while making image)
-  ErrImage\w+|name unknown:|toomanyrequests
-  pull rate limit|ImagePullBackOff|InvalidImageName|ImageInspectError|pull access denied
-  unauthorized: auth|pyxis: .*(?:import docker image|image.*(?:not found|denied)|error code: 4\d\d)
+  ErrImage\w+|name unknown:|pull rate limit
+  toomanyrequests|ImagePullBackOff|InvalidImageName|ImageInspectError|unauthorized: auth
+  pull access denied|pyxis: .*(?:import docker image|image.*(?:not found|denied)|error code: 4\d\d)
   failed to pull (?:and unpack )?image(?!.*no space left)|server gave HTTP response to HTTPS client
   invalid reference format|no basic auth credentials|requested access to the resource is denied
 container-start root
@@ -39,14 +39,14 @@ not-allowed sure
   Permission denied \((?:publickey|password|gssapi|keyboard)|does not accept any key of yours
   Host key verification failed|Too many authentication failures|Unable to locate credentials
   authentication failed|could not read Username|(?:Invalid|Expired) ?token|Protocol authentication
-  gated ?repo|Unauthorized\b|\bAccessDenied\b
-  api_key not conf|SignatureDoesNotMatch|Repository not found|InvalidAccessKeyId|HTTP Error 40[13]
+  gated ?repo|Unauthorized\b|api_key not conf
+  \bAccessDenied\b|SignatureDoesNotMatch|Repository not found|InvalidAccessKeyId|HTTP Error 40[13]
 target-unreachable root
   Is the docker daemon running|kex_exchange_identification|launch failed: (?:Socket|Unable)
-  Unable to connect to the server: |no matches for kind|Connection (?:reset|closed) by \S+ port 22$
-  daemon has unexpectedly failed after launch|unable to reliably start one or more daemons
+  Unable to connect to the server: |no matches for kind|daemon has unexpectedly failed after launch
+  Connection (?:reset|closed) by \S+ port 22$|The connection to the server \S+ was refused
+  unable to reliably start one or more daemons|^error: .* (?:does not answer|gave no answer)
   slurm_load_\w+ err|slurm_receive_msgs
-  The connection to the server \S+ was refused|^error: .* (?:does not answer|gave no answer)
   ssh: connect to host \S+ port \d+: |(?:docker|kubectl|srun|sbatch|ssh): (?:command )?not found
   machine has no Slurm client|ssh_exchange_identification|Zero Bytes were transmitted|munge\.socket
 target-unreachable likely

@@ -37,9 +37,9 @@ no-gpu sure
   CUDA driver initialization failed|(?:CUDA|GPU) is not available|nproc.per.node=?gpu.*(?:no|0) GPU
   Torch not compiled with CUDA|nvidia-smi: (?:command )?not f|cuda\.is_available\(\) is False
   doesn't have NCCL built in|libcuda\.so\S* cannot op|CUDA unknown error|Failed to initialize NVML
-  attribute '_cuda_\w+'|Found no NVIDIA driver|No devices were found|invalid device ordinal
-  no CUDA-capable device|No (?:CUDA|HIP) GPUs are available|only supported with GPUs, no GPUs found
-  libnvidia-ml\.so|NVMLError
+  attribute '_cuda_\w+'|No devices were found|invalid device ordinal|no CUDA-capable device
+  Found no NVIDIA driver|No (?:CUDA|HIP) GPUs are available|only supported with GPUs, no GPUs found
+  libnvidia-ml\.so|NVMLError|cudaGetDeviceCount
   nvidia-container-cli: .*(?:driver error|unknown device|no NVIDIA|not loaded)|unresolvable CDI dev
   couldn't communicate with the NVIDIA driver|You requested gpu: .*But your machine only has
 cuda-assert sure

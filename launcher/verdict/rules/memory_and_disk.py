@@ -34,10 +34,10 @@ disk-full sure
 disk-full likely
   \. unexpected pos \d+ vs|requested and \d+ written
 too-many-files sure
-  <EMFILE>|<ENFILE>|too many open files
-  file table overflow|received 0 items of ancdata|inotify (?:instance|watch) limit|file-max limit
+  <EMFILE>|<ENFILE>|file table overflow
+  too many open files|received 0 items of ancdata|inotify (?:instance|watch) limit|file-max limit
 too-many-processes sure
-  can't start new thread|what\(\): +Resource temporarily unavailable|BlockingIOError: .*<EAGAIN>
-  fork rejected by pids contr|(?:fork|thread|clone|process)\b.*resource temporarily unavailable
+  can't start new thread|what\(\): +Resource temporarily unavailable|fork rejected by pids contr
+  BlockingIOError: .*<EAGAIN>|(?:fork|thread|clone|process)\b.*resource temporarily unavailable
   pthread_create failed|create new OS thread|cannot fork
 """)

@@ -24,10 +24,10 @@ port-taken sure
   <EADDRINUSE>|no free TCP port
   Only one usage of each socket|port is already allocated|\b\d+ is (?:already )?in use\b
 dns sure
-  can't resolve|\bSERVFAIL\b|unknown host|no such host|\[Errno -[235]\]
-  getaddrinfo fail|lookup .*i/o timeout|server misbehaving|server can't find|nodename nor servname
+  can't resolve|\bSERVFAIL\b|unknown host|no such host|getaddrinfo fail
+  \[Errno -[235]\]|lookup .*i/o timeout|server misbehaving|server can't find|name does not resolve
+  nodename nor servname|temporary failure in name resolution|No address associated with hostname
   NXDOMAIN|(?:name|host) (?:or service )?not (?:known|found)|(?:unable to|could not) resolve \W?\w
-  name does not resolve|temporary failure in name resolution|No address associated with hostname
   can't find (?:an )?address|communications error to \S+#53|dns (?:lookup|resolution) failed
 proxy sure
   ProxyError|(?<!\[)\bproxy (?:server )?.{0,40}(?:refused|denied)|407 Proxy Authentication Required
@@ -49,8 +49,8 @@ master-unreachable sign
   timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined|Connection refused
   waiting for the (?:master|rendezvous)
 firewall likely
-  no route to host|connectFullMesh failed
-  Network is unreachable|connect(?:\(\))?\b.* (?:connection timed out|timed out|ETIMEDOUT|no route)
+  no route to host|Network is unreachable
+  connectFullMesh failed|connect(?:\(\))?\b.* (?:connection timed out|timed out|ETIMEDOUT|no route)
   check the network and firew|couldn't connect to 'https?:|administratively prohibited
 network-cut sign
   connection (?:was )?(?:reset|closed) by (?:remote )?peer|<EPIPE>|Socket closed|link is down

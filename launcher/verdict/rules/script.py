@@ -109,8 +109,8 @@ data-stall likely
   <ESTALE>|ceph: .*(?:hung|timeout)
 crashed likely
   process (?P<rank>\d+) terminated with signal SIG(?:SEGV|ABRT|BUS|FPE|ILL)\b
-  Fatal Python error: (?!.*init_)|double free|Process received signal|\bAssertion [`']\S.*' failed
-  \bsegfault at [0-9a-f]+ ip\b|(?:task \d+: |line \d+: +\d+ )(?:Bus error|Aborted|Illegal|Floating)
+  Fatal Python error: (?!.*init_)|double free|Process received signal|\bsegfault at [0-9a-f]+ ip\b
+  \bAssertion [`']\S.*' failed|(?:task \d+: |line \d+: +\d+ )(?:Bus error|Aborted|Illegal|Floating)
   segmentation fault|caught signal 11\b|corrupted size vs|munmap_chunk\(\)|stack smashing
   malloc\w*\(\): |Signal (?:4|7|8|11) \(SIG\w+\) received by PID|failed \(exitcode: -(?:4|7|8|11)\)
   \bexit(?:ed with)? ?code:? *[:=]? *(?:132|135|136|139)\b|traps: .*(?:general prot|invalid opc)
