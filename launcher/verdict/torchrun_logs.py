@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -163,18 +163,8 @@ def _judge(
                 log=line.file,
             )
         )
-    ranks = {end.rank for end in ends}
-    if len(agents) <= 1 and (0 in ranks or (ranks and max(ranks) < MOST_GPUS)):
-        ends = [replace(end, node_index=max(0, end.node_index)) for end in ends]
     failure = decide_report(ends, ()) if ends else None
-    # A worker's own words name no node where there is but one.
-    is_one = (
-        len(agents) <= 1
-        and any(agents or line.raised or line.host or line.rank is not None for line in lines)
-        and not any(line.node or line.pod or (line.rank or 0) >= MOST_GPUS for line in lines)
-        and len({line.host for line in lines if line.host}) <= 1
-        and not any(end.node_index > 0 for end in ends)
-    )
+    is_one = _is_one(lines, agents) and not any(end.node_index > 0 for end in ends)
     return Evidence(
         subject=subject,
         failure=failure,
@@ -183,6 +173,14 @@ def _judge(
         is_placed=False,
         only_node=0 if is_one else None,
     )
+
+
+def _is_one(lines: Sequence[LogLine], agents: Collection[str]) -> bool:
+    """Whether workers or their machine tell it, and of no second one: nothing names a node then."""
+    hosts = {line.host for line in lines} - {""}
+    others = any(line.node or line.pod or (line.rank or 0) >= MOST_GPUS for line in lines)
+    is_told = hosts or agents or any(line.raised or line.rank is not None for line in lines)
+    return bool(is_told) and not others and len(hosts) < 2 and len(agents) < 2
 
 
 def _with_ranks(lines: Sequence[LogLine], codes: Mapping[int, _Code]) -> Iterator[LogLine]:

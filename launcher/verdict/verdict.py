@@ -196,19 +196,18 @@ def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:
 
 
 def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
-    what = "nothing that was read tells why"
-    if goes_on:
-        what = "no failure so far"
-    elif evidence.state == RunState.SUCCEEDED.value:
-        what = "it ended well"
-    elif not evidence.state and not evidence.missing:
-        what = "no line that was read tells of a failure"
+    has_failed = not goes_on and evidence.state != RunState.SUCCEEDED.value
+    what = "no failure so far" if goes_on else "it ended well"
+    if has_failed:
+        is_read = not evidence.state and not evidence.missing
+        told = "no line that was read tells of a failure"
+        what = told if is_read else "nothing that was read tells why"
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
         reason=evidence.reason,
         cause=FailureCause.UNKNOWN,
-        certainty="" if goes_on or evidence.state == RunState.SUCCEEDED.value else "unclear",
+        certainty="unclear" if has_failed else "",
         what=what,
         fix=FailureCause.UNKNOWN.fix,
         rank=first.rank if first else None,
