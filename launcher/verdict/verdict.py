@@ -127,8 +127,9 @@ def _place(
     told = nodes.pop() if len(nodes) == 1 else -1
     node = line.node if told < 0 else told
     if node is None and rank is None:  # Where it has ended a process, that is told of too.
-        ended = {x.line.node for x in ordered if x.cause in (best.cause, FailureCause.KILLED)}
-        node = min(ended) if len(ended := ended - {None}) == 1 else None
+        told_of = (best.cause, FailureCause.KILLED)
+        ended = {x.line.node for x in ordered if x.cause in told_of} - {None}
+        node = ended.pop() if len(ended) == 1 else None
     if node is None:  # Everybody begins to count ranks on the first one.
         node = 0 if rank == 0 else evidence.only_node
     return rank, node
