@@ -271,8 +271,9 @@ class _Nodes:
                 continue
             for column in zip(*map(_DIGITS.findall, hosts), strict=True):
                 numbers = list(map(int, column))
-                are_all = max(numbers) - min(numbers) < len(hosts) or min(numbers) in (0, 1)
-                if len(set(numbers)) == len(hosts) and are_all:
+                # A folder with a file of each host, and none left out, has them all.
+                are_all = self._by_file and max(numbers) - min(numbers) < len(hosts)
+                if len(set(numbers)) == len(hosts) and (are_all or min(numbers) in (0, 1)):
                     for host, number in zip(hosts, numbers, strict=True):
                         self._known[host].add(number - min(numbers))
                     break
