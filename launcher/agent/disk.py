@@ -74,12 +74,14 @@ def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
         return "a disk is full that nothing names; that of the run folder has room"
     mount = mount_of(full or run_dir)
     found = os.statvfs(mount)
-    size, free = (_bytes(blocks * found.f_frsize) for blocks in (found.f_blocks, found.f_bavail))
+    size, free = (
+        show_bytes(blocks * found.f_frsize) for blocks in (found.f_blocks, found.f_bavail)
+    )
     told = f"the disk at {mount} is full: {free} and {found.f_ffree} inodes free of {size}"
     # A run folder may have millions.
     entries = itertools.islice(_files(run_dir), 50_000)
     sizes = ((size, os.path.relpath(path, run_dir)) for path, size in entries if size)
-    largest = [f"{path} ({_bytes(size)})" for size, path in heapq.nlargest(LARGEST, sizes)]
+    largest = [f"{path} ({show_bytes(size)})" for size, path in heapq.nlargest(LARGEST, sizes)]
     return f"{told}; largest in the run folder: {', '.join(largest)}" if largest else told
 
 
@@ -97,7 +99,8 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
                 yield os.path.join(path, name), os.lstat(os.path.join(path, name)).st_size
 
 
-def _bytes(size: int) -> str:
+def show_bytes(size: int) -> str:
+    """For a person: ``4.0 MiB``."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

@@ -131,6 +131,20 @@ def read_error(folder: Path) -> str:
         return ""
 
 
+def read_traceback(path: Path) -> tuple[str, float]:
+    """The traceback in a worker's file of its exception, or its message, and when it was raised.
+
+    In seconds since the epoch; empty and 0 where nothing is told.
+    """
+    message = read_object(path).get("message")
+    told = message if isinstance(message, dict) else {}
+    info = told.get("extraInfo")
+    info = info if isinstance(info, dict) else {}
+    at = str(info.get("timestamp", ""))
+    text = str(info.get("py_callstack") or told.get("message", ""))
+    return text, float(at) if at.replace(".", "", 1).isdecimal() else 0.0
+
+
 def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
     """The end of a text that may be anything; empty where there is no such file."""
     try:

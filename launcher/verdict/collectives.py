@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from launcher.agent.disk import show_bytes
 from launcher.verdict.stacks import name_ranks
 
 Kind = Literal["different", "sizes", "left", "missing", "slow"]
@@ -290,9 +291,4 @@ def _render_sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
 
 def _render_bytes(call: Call) -> str:
     sizes = zip(call.sizes, (*call.dtypes, *[""] * len(call.sizes)), strict=False)
-    total: float = sum(math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in sizes)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if total < 1024 or unit == "GB":
-            break
-        total /= 1024
-    return f"{total:.0f} {unit}"
+    return show_bytes(sum(math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in sizes))

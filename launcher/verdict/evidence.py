@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.agent.worker_exit import read_ends
+from launcher.agent.worker_exit import read_ends, read_traceback
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.contract.reasons import Reason
-from launcher.contract.records import read_object
 from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.job.quantity import render_bytes
 from launcher.plan.launch_plan import LaunchPlan
@@ -143,6 +142,8 @@ def read_run(
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     seen = read_seen(find_last_looks(run, newest.items()) if looks is None else looks)
+    if outcome is None and any(look.why == "hang" for look in seen.looks.values()):
+        failure = failure and _ended_for_a_hang(failure)
     hosts = _read_hosts(run, plan)
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
@@ -209,6 +210,12 @@ def _report_of_ends(run: RunFolder) -> FailureReport:
     return decide_report(found, ())
 
 
+def _ended_for_a_hang(failure: FailureReport) -> FailureReport:
+    """Whoever has found a hang ends the workers; the outcome, that would say so, is not there."""
+    ends = [replace(x, cause="hang") if x.exit_code < 0 else x for x in failure.ranks]
+    return decide_report(ends, ())
+
+
 def _newest(logs: Sequence[WorkerLog]) -> Iterator[WorkerLog]:
     """Those of each node's last attempt."""
     last: dict[int, tuple[int, int]] = {}
@@ -257,17 +264,10 @@ def _read_others(
 
 def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:
     """The lines of the exception that a worker left, with the time at which it was raised."""
-    message = read_object(path).get("message")
-    if not isinstance(message, dict):
-        return []
-    more = message.get("extraInfo")
-    info = more if isinstance(more, dict) else {}
-    with contextlib.suppress(TypeError, ValueError):
-        place = replace(place, at=float(info.get("timestamp", 0)))
-    text = str(info.get("py_callstack") or message.get("message", ""))
-    place = replace(place, file=str(path.relative_to(root)))
+    text, at = read_traceback(path)
+    place = replace(place, file=str(path.relative_to(root)), at=at)
     found = list(find_telling(text.encode(errors="replace").split(b"\n"), place))
-    return [replace(line, at=place.at) for line in found if line.raised]
+    return [replace(line, at=at) for line in found if line.raised]
 
 
 def _tell_of_nodes(

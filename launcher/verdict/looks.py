@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.engine.stacks import parse_faulthandler
-from launcher.agent.worker_exit import read_error, read_tail
+from launcher.agent.worker_exit import read_error, read_tail, read_traceback
 from launcher.contract.look import (
     CRASHED_STACKS,
     FAILED_COLLECTIVES,
@@ -131,10 +131,7 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
     """Where a worker's main thread was as it crashed, or raised; the newest call is first."""
     for thread in parse_faulthandler(read_tail(folder / CRASHED_STACKS))[:1]:
         return thread.frames
-    message = read_object(folder / ERROR_FILE).get("message")
-    info = message.get("extraInfo") if isinstance(message, dict) else None
-    told = str(info.get("py_callstack", "")) if isinstance(info, dict) else ""
-    calls = reversed(_CALL.findall(told))
+    calls = reversed(_CALL.findall(read_traceback(folder / ERROR_FILE)[0]))
     return tuple(Frame(file=file, line=int(line), function=name) for file, line, name in calls)
 
 

@@ -59,15 +59,17 @@ def _short(host: str) -> str:
     return _DOMAIN.sub("", host)
 
 
-def _form(host: str) -> str:
+def form_of(host: str) -> str:
+    """What the names of such hosts look like: ``gpu#``."""
     return _DIGITS.sub("#", host)
 
 
-def find_forms(lines: Iterable[bytes]) -> frozenset[str]:
-    """What the names of hosts look like that begin lines, such as ``gpu#``."""
+def find_hosts(lines: Iterable[bytes]) -> frozenset[str]:
+    """The names of hosts that begin lines, such as ``gpu3``."""
     begun = (_HOST_FIRST.match(line.decode(errors="replace")) for line in lines)
-    found = Counter(_form(name[1] or name[2]) for name in begun if name)
-    return frozenset(form for form, times in found.items() if times >= LEAST_BEGUN)
+    names = [name[1] or name[2] for name in begun if name]
+    found = Counter(map(form_of, names))
+    return frozenset(name for name in names if found[form_of(name)] >= LEAST_BEGUN)
 
 
 def split_prefix(text: str, forms: frozenset[str] = frozenset()) -> tuple[str, dict[str, Any]]:
@@ -79,7 +81,7 @@ def split_prefix(text: str, forms: frozenset[str] = frozenset()) -> tuple[str, d
     while True:
         found = next(filter(None, (prefix.match(text) for prefix in _PREFIXES)), None)
         if found is None and forms and (found := _HOST_FIRST.match(text)):
-            found = found if _form(found[1] or found[2]) in forms else None
+            found = found if form_of(found[1] or found[2]) in forms else None
         if found is None:
             break
         told = {name: value for name, value in found.groupdict().items() if value}
@@ -263,13 +265,15 @@ class _Nodes:
         alike: dict[str, set[str]] = defaultdict(set)
         for line in lines:
             if line.host:
-                alike[_form(line.host)].add(line.host)
+                alike[form_of(line.host)].add(line.host)
         for hosts in alike.values():
             if len(hosts) < 2 or any(host in self._known for host in hosts):
                 continue
             for column in zip(*map(_DIGITS.findall, hosts), strict=True):
                 numbers = list(map(int, column))
-                if len(set(numbers)) == len(hosts) and min(numbers) in (0, 1):
+                # A folder with a file of each host, and none left out, has them all.
+                are_all = self._by_file and max(numbers) - min(numbers) < len(hosts)
+                if len(set(numbers)) == len(hosts) and (are_all or min(numbers) in (0, 1)):
                     for host, number in zip(hosts, numbers, strict=True):
                         self._known[host].add(number - min(numbers))
                     break

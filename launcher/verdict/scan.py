@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from launcher.verdict.log_line import LogLine
-from launcher.verdict.places import find_forms, split_prefix
+from launcher.verdict.places import find_hosts, form_of, split_prefix
 
 HEAD_BYTES, TAIL_BYTES = 1 << 20, 4 << 20
 """Read of a file that is longer than both; a failure tells itself at the end, settings before."""
@@ -22,19 +22,19 @@ MOST_LINES = 2000
 """Kept of one file: the first half of them and the last."""
 
 _TELLING = re.compile(
-    rb"^name:|traceback|error|exception|no module|low on|not responding|deadline|fail"
-    rb"|fatal|kill|abort|denied|refuse|unable|cannot|could not|not found"
-    rb"|no such|not available|invalid|illegal|time.?out|timed out|time limit|unreach|no route"
-    rb"|warn|xid|ecc |nvlink|nan\b|\binf\b|oom|out of memory|no space|quota|too many|mismatch"
-    rb"|already in use|signal|preempt|evict|cancelled|unschedulable|backoff|insufficient|taint"
-    rb"|nccl|net/|proxy|heartbeat|hang|stuck|stall|slow|straggl|unexpected|usage:|differ|skew"
-    rb"|interrupt|version|reset|closed|shutdown|unauthorized|lost|not ready|notready|down\b"
-    rb"|require|not supported|unavailable|waiting|exit|clock|shm|bus |corrupt|truncated"
-    rb"|has no|has \d|held by|in use|must |does not|doesn't|can't|not in|unknown|undefined|no such"
-    rb"|segfault|segmentation|panic|lockup|power|dead|free|fork|assert|interface|bootstrap|expected"
+    rb"^name:|traceback|error|exception|no module|low on|not responding|fail|fatal|kill|abort"
+    rb"|denied|refuse|unable|cannot|could not|not found|no such|not available|illegal|time.?out"
+    rb"|timed out|limit|core dumped|unreach|no route|warn|xid|ecc |nvlink|nan\b|\binf\b|oom"
+    rb"|no space|quota|too many|mismatch|signal|preempt|evict|cancelled|unschedulable|backoff"
+    rb"|insufficient|taint|nccl|net/|proxy|heartbeat|hang|stuck|stall|slow|straggl|usage:|differ"
+    rb"|skew|interrupt|version|reset|closed|shutdown|unauthorized|lost|not ?ready|down\b|require"
+    rb"|not supported|unavailable|waiting|exit|clock|shm|bus |corrupt|truncated|has no|has \d"
+    rb"|held by|in use|must |does not|doesn't|can't|not in|unknown|undefined|segfault"
+    rb"|segmentation|panic|lockup|power|dead|free|fork|assert|interface|bootstrap|expected"
     rb"|manifest|plug|exceed|valid|unrecog|blocked|\bpd\b|not enough|forbid|violat|access fault"
-    rb"|multi-attach|out of|mount|pull|\boutof|remap|launch|nodelist|nproc|pending|num_local_procs"
+    rb"|multi-attach|out.?of|mount|pull|remap|launch|nodelist|nproc|pending|num_local_procs"
     rb"|(?:node|group).rank|ntasks|data for node|attempt has|^ *host +:|^node:|world info"
+    rb"|terminat|broken|disconnect|pressure|no devices|reboot|disrupt|is full|read-only"
 )
 """In a line in lower case; what holds none of these is not looked at again."""
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<![A-Za-z\d])(?<![A-Za-z]-)\d[\d.:TZ,-]*")
@@ -93,8 +93,11 @@ def tell_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
     ``place`` says whose text it is, for lines that do not.
     """
     first, last = head.split(b"\n"), tail.split(b"\n")[1:]
-    forms = find_forms((*first[:MOST_LINES], *(last or first)[-MOST_LINES:]))
-    kept = list(find_telling(first, place, forms))
+    hosts = find_hosts((*first[:MOST_LINES], *(last or first)[-MOST_LINES:]))
+    forms = frozenset(map(form_of, hosts))
+    # A host that tells nothing still counts where nodes are numbered by their names.
+    kept = [replace(place, host=host) for host in sorted(hosts)]
+    kept += find_telling(first, place, forms)
     seen = {(line.raised, line.text) for line in kept}
     behind = find_telling(last, place, forms)
     kept += [replace(line, number=0) for line in behind if (line.raised, line.text) not in seen]
@@ -106,7 +109,7 @@ def find_telling(
     lines: Iterable[bytes], place: LogLine, forms: frozenset[str] = frozenset()
 ) -> Iterator[LogLine]:
     """The telling lines of a text, each with its place; those that differ by numbers alone once."""
-    traces: dict[LogLine, tuple[str, bool]] = {}
+    traces: dict[LogLine, tuple[str, bool, int]] = {}
     seen: set[tuple[object, ...]] = set()
     times: dict[LogLine, tuple[int, float]] = {}
     described = place.pod
@@ -120,17 +123,18 @@ def find_telling(
         pod = next(filter(None, told.groups())) if told else about[0] if about else described
         described = pod if told and told[1] else described
         who = replace(place, **{"pod": pod, **named})
-        at, is_own = traces.get(who, ("", False))
+        at, is_own, indent = traces.get(who, ("", False, 0))
+        inside = len(text) - len(text.lstrip())
         if _TRACEBACK in text:
-            traces[who] = ("", False)
+            traces[who] = ("", False, inside)
             continue
-        if who in traces and text.startswith((" ", "\t")):
+        if who in traces and inside > indent:
             if frame := _FRAME.match(text):
                 is_own = not LIBRARY.search(frame["file"])
                 own_at = place_of(frame["file"], int(frame["line"]))
-                traces[who] = (own_at if is_own else at, is_own)
+                traces[who] = (own_at if is_own else at, is_own, indent)
             continue
-        raised = who in traces and _RAISED.match(text) is not None
+        raised = who in traces and _RAISED.match(text[indent:]) is not None
         if raised:
             del traces[who]
         elif told_at := read_time(text):
@@ -144,7 +148,7 @@ def find_telling(
         yield replace(
             who,
             number=number,
-            text=_COLOUR.sub("", text[:MOST_CHARACTERS]),
+            text=_COLOUR.sub("", text[indent if raised else 0 : MOST_CHARACTERS]),
             at=place.at or (said_at if number - said_in < (NEAR_LINES if raised else 1) else 0.0),
             frame=at if raised else "",
             is_own=raised and is_own,

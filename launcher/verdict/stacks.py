@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from launcher.contract.look import Frame, RankStacks
+from launcher.verdict.scan import LIBRARY
 
 MOST_CALLS = 6
 """In one line; the stack follows it."""
@@ -14,7 +15,6 @@ MOST_SHOWN = 20
 """Calls of a stack below that line."""
 MOST_LIBRARY_CALLS = 2
 """Of those that lead from the script to where it stands."""
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 _WRAPPERS = ("c10d_logger.py",)
 """Files of torch that stand around each of its calls and tell nothing."""
 
@@ -68,7 +68,7 @@ def shorten(frames: Sequence[Frame]) -> str:
     in_library = 0
     for at, frame in enumerate(frames):
         file = PurePosixPath(frame.file).name
-        if any(part in frame.file for part in _LIBRARIES):
+        if LIBRARY.search(frame.file):
             in_library += 1
             # The newest one is told by its name.
             if at == 0 or file in _WRAPPERS or in_library > MOST_LIBRARY_CALLS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -114,9 +114,13 @@ def _read_codes(reports: Iterable[str], lines: Iterable[LogLine]) -> dict[int, _
 
 
 def _node_of(first: int, least: int) -> int | None:
-    """The node whose first rank this is, with ``least`` workers or more; None if several fit."""
+    """The node whose first rank this is, with ``least`` workers or more.
+
+    Where several fit, that of nodes with as many GPUs as a usual one may have.
+    """
     fit = [node for node in range(1, first + 1) if first % node == 0 and first // node >= least]
-    return 0 if first == 0 else fit[0] if len(fit) == 1 else None
+    usual = [node for node in fit if first // node <= MOST_GPUS]
+    return 0 if first == 0 else next(iter(usual or fit), None)
 
 
 def _judge(
@@ -159,13 +163,24 @@ def _judge(
                 log=line.file,
             )
         )
-    ranks = {end.rank for end in ends}
-    if len(agents) <= 1 and (0 in ranks or (ranks and max(ranks) < MOST_GPUS)):
-        ends = [replace(end, node_index=max(0, end.node_index)) for end in ends]
     failure = decide_report(ends, ()) if ends else None
+    is_one = _is_one(lines, agents) and not any(end.node_index > 0 for end in ends)
     return Evidence(
-        subject=subject, failure=failure, lines=tuple(lines), missing=missing, is_placed=False
+        subject=subject,
+        failure=failure,
+        lines=tuple(lines),
+        missing=missing,
+        is_placed=False,
+        only_node=0 if is_one else None,
     )
+
+
+def _is_one(lines: Sequence[LogLine], agents: Collection[str]) -> bool:
+    """Whether workers or their machine tell it, and of no second one: nothing names a node then."""
+    hosts = {line.host for line in lines} - {""}
+    others = any(line.node or line.pod or (line.rank or 0) >= MOST_GPUS for line in lines)
+    is_told = hosts or agents or any(line.raised or line.rank is not None for line in lines)
+    return bool(is_told) and not others and len(hosts) < 2 and len(agents) < 2
 
 
 def _with_ranks(lines: Sequence[LogLine], codes: Mapping[int, _Code]) -> Iterator[LogLine]:

@@ -85,7 +85,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         return _nothing(evidence, first, goes_on=goes_on)
     best = ordered[0]
     line = _with_frame(best, ordered)
-    rank, node = _place(best, line, evidence)
+    rank, node = _place(best, line, evidence, ordered)
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
@@ -106,7 +106,9 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     )
 
 
-def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None, int | None]:
+def _place(
+    best: Meaning, line: LogLine, evidence: Evidence, ordered: Sequence[Meaning]
+) -> tuple[int | None, int | None]:
     """The rank and the node at fault, as far as they are known."""
     ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
@@ -124,6 +126,10 @@ def _place(best: Meaning, line: LogLine, evidence: Evidence) -> tuple[int | None
     nodes = {end.node_index for end in ends if rank in (end.rank, None)}
     told = nodes.pop() if len(nodes) == 1 else -1
     node = line.node if told < 0 else told
+    if node is None and rank is None:  # Where it has ended a process, that is told of too.
+        told_of = (best.cause, FailureCause.KILLED)
+        ended = {x.line.node for x in ordered if x.cause in told_of} - {None}
+        node = ended.pop() if len(ended) == 1 else None
     if node is None:  # Everybody begins to count ranks on the first one.
         node = 0 if rank == 0 else evidence.only_node
     return rank, node
@@ -191,19 +197,18 @@ def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:
 
 
 def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
-    what = "nothing that was read tells why"
-    if goes_on:
-        what = "no failure so far"
-    elif evidence.state == RunState.SUCCEEDED.value:
-        what = "it ended well"
-    elif not evidence.state and not evidence.missing:
-        what = "no line that was read tells of a failure"
+    has_failed = not goes_on and evidence.state != RunState.SUCCEEDED.value
+    what = "no failure so far" if goes_on else "it ended well"
+    if has_failed:
+        is_read = not evidence.state and not evidence.missing
+        told = "no line that was read tells of a failure"
+        what = told if is_read else "nothing that was read tells why"
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
         reason=evidence.reason,
         cause=FailureCause.UNKNOWN,
-        certainty="" if goes_on or evidence.state == RunState.SUCCEEDED.value else "unclear",
+        certainty="unclear" if has_failed else "",
         what=what,
         fix=FailureCause.UNKNOWN.fix,
         rank=first.rank if first else None,

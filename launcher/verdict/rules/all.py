@@ -73,7 +73,7 @@ def judge_lines(lines: Sequence[LogLine], standing: Sequence[Standing]) -> Itera
     yield from filter(None, map(judge_line, lines))
     yield from collectives.join_ranks(lines)
     yield from collectives.join_places(lines)
-    yield from network.find_proxy(lines)
+    yield from network.find_explained(lines)
     yield from network.find_name(lines)
 
 

@@ -20,39 +20,48 @@ missing-collective sure
 mismatched-collective sure
   {differ}(?!.*OpType=(\w+),.*OpType=\1\b)
   Mismatched collective detected(?:.*around rank (?P<rank>\d+))?
-  ranks? .* (?:is|are) in different collectives|differs? across ranks
-  disagreement between rank\d+ and rank\d+
+  ranks? .* (?:is|are) in different collectives|disagreement between rank\d+ and rank\d+
+  differs? across ranks
 shape-mismatch-in-collective sure
-  ProcessGroup\w+::\w+: invalid tensor (?:size|type)|when verifying shape tensors
+  ProcessGroup\w+::\w+: invalid tensor (?:size|type)|DDP expects same model across all ranks
+  when verifying shape tensors|params? .*in process \d+ .*mismatch
   appears not to match (?:sizes|strides|shape) of the same param in process
-  DDP expects same model across all ranks|params? .*in process \d+ .*mismatch
 shape-mismatch-in-collective likely
-  enforce fail at .*nbytes|{differ}.*OpType=(\w+),.*OpType=\1\b|sizes differ in \w+
-  message truncated|NCCL WARN .*mismatch.*(?:count|size|bytes)
+  {differ}.*OpType=(\w+),.*OpType=\1\b
+  enforce fail at .*nbytes|sizes differ in \w+|NCCL WARN .*mismatch.*(?:count|size|bytes)
+  message truncated
 missing-collective likely
   ranks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+
-  errors while waiting for send/recv from rank (?P<rank>\d+)|has left out \w+ \d+
-  in monitoredBarrier after|Watchdog caught collective operation timeout
-  timed out waiting \d+ms for (?:recv|send) operation|Collective .*(?:timed out|timeout)
-  heartbeat monitor timed out|application timeout caused pair clos|FlightRecorder.*timeout
+  errors while waiting for send/recv from rank (?P<rank>\d+)
+  has left out \w+ \d+|FlightRecorder.*timeout
+  heartbeat monitor timed out|in monitoredBarrier after|Collective .*(?:timed out|timeout)
+  application timeout caused pair clos|timed out waiting \d+ms for (?:recv|send) operation
 deadlock likely
-  watchdog got stuck for
+  watchdog (?:got stuck for|hang\b)
 nccl-error likely
-  NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))|nccl(?:System|Internal)Error
-  NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
+  NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))
+  nccl(?:System|Internal)Error|NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
 straggler likely
-  ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)|HW (?:Thermal )?Slowdown *: Active
-  thermal throttling|StragglerDetection
+  ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)
+  straggler ?detection\b(?:.*\branks?\W+(?P<rank>\d+))?
+  HW (?:Thermal )?Slowdown *: Active|thermal throttling
 """,
     differ=_DIFFER,
 )
 
 _TIMEOUT = re.compile(
-    r"[Rr]ank (?P<rank>\d+)\].*caught collective operation timeout: WorkNCCL\("
-    r"SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
+    r"(?:PG (?P<group>.*) )?[Rr]ank (?P<rank>\d+)\].*caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+), NumelIn=(?P<size>\d+)"
 )
-_LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*last enqueued (?:NCCL )?work: (?P<number>-?\d+)")
+_LAST = re.compile(r"[Rr]ank (?P<rank>\d+)\].*[Ll]ast enqueued (?:NCCL )?work: (?P<number>-?\d+)")
 
+_DIFFERS = {
+    "group": None,
+    "number": None,
+    "kind": FailureCause.MISMATCHED_COLLECTIVE,
+    "size": FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE,
+}
+"""What the first of these means that is not the same in what the watchdogs say."""
 _OTHER_SIZE = re.compile(r"op\.preamble\.length|enforce fail at .*nbytes")
 
 
@@ -75,21 +84,19 @@ def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:
             seen.setdefault(int(found["rank"]), (line, found))
         if found := _LAST.search(line.text):
             last.setdefault(int(found["rank"]), (line, int(found["number"])))
-    if len({found["number"] for _, found in seen.values()}) == 1:
-        for what, cause in (
-            ("kind", FailureCause.MISMATCHED_COLLECTIVE),
-            ("size", FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE),
-        ):
-            told = Counter(found[what] for _, found in seen.values())
-            if len(told) > 1 and not (
-                what == "size" and len({f["kind"] for _, f in seen.values()}) > 1
-            ):
-                odd = min(told, key=lambda one: told[one])
-                rank = min(r for r, (_, found) in seen.items() if found[what] == odd)
-                line = replace(seen[rank][0], rank=rank)
-                yield Meaning(cause=cause, weight=SURE, line=line)
     awaited = max((int(found["number"]) for _, found in seen.values()), default=-1)
-    behind = [rank for rank, (_, number) in last.items() if number < awaited]
-    if behind:  # It never came to the one that others have waited for.
-        line = replace(last[behind[0]][0], rank=behind[0])
-        yield Meaning(cause=FailureCause.MISSING_COLLECTIVE, weight=SURE, line=line)
+    behind = [(rank, line) for rank, (line, number) in last.items() if number < awaited]
+    for what, cause in _DIFFERS.items():
+        told = Counter(found[what] for _, found in seen.values())
+        if len(told) < 2:
+            continue
+        odd = min(told, key=lambda one: told[one])
+        rank = min(rank for rank, (_, found) in seen.items() if found[what] == odd)
+        if what == "number" and 2 * told[odd] < len(seen) and int(odd) < awaited:
+            behind.append((rank, seen[rank][0]))
+        elif cause:
+            yield Meaning(cause=cause, weight=SURE, line=replace(seen[rank][0], rank=rank))
+        break  # Each group counts by itself, and of different ones the rest tells nothing.
+    for rank, line in behind[:1]:  # It never came to the one that others have waited for.
+        cause = FailureCause.MISSING_COLLECTIVE
+        yield Meaning(cause=cause, weight=SURE, line=replace(line, rank=rank))

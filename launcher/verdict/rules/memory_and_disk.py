@@ -12,35 +12,32 @@ cuda-out-of-memory sure
 cuda-out-of-memory likely
   CU(?:BLAS|DNN)_STATUS_NOT_INITIALIZED
 host-out-of-memory root
-  out of memory.*: Kill(?:ed)? process|oom_reaper: reaped|systemd-oomd.*Killed
-  oom.?kill(?!\w*\W+false)|task \d+: Out Of Memory|job killed: \w*mem\b.*exceeded
-  exceeded (?:its container |step |job |virtual )*memory limit|\bOUT_OF_ME
-  low on (?:resource: )?memory|MemoryPressure\b(?!.*False)|System OOM encountered
-  due to memory press|insufficientmemory|TERM_MEMLIMIT
+  out of memory.*: Kill(?:ed)? process|exceeded (?:its container |step |job |virtual )*memory limit
+  oom_reaper: reaped|\bOUT_OF_ME|due to memory press|insufficientmemory|TERM_MEMLIMIT
+  systemd-oomd.*Killed|oom.?kill(?!\w*\W+false)|task \d+: Out Of Memory|System OOM encountered
+  job killed: \w*mem\b.*exceeded|low on (?:resource: )?memory|MemoryPressure\b(?!.*False)
 shm-too-small sure
-  insufficient shared memory|out of shared memory
-  ^(?!.*too many open).*unable to (?:\w+ shared mem|.*</?torch_\S*>)
+  insufficient shared memory|shared memory segment /dev/shm/nccl|ftruncate failed.*(?:shm|no space)
+  out of shared memory
+  ^(?!.*too many open).*unable to (?:\w+ shared mem|.*</?torch_\S*>)|is not enough space for \S*shm
   no space left on device.*(?:/dev/shm|torch_\d|nccl-|'/(?:psm|mp|sem)[_-])|/dev/shm.*no space left
-  shared memory segment /dev/shm/nccl
   failed to (?:allocate|extend|create) .*(?:shared memory|/dev/shm/nccl-\S*)|posix_fallocate failed
-  ftruncate failed.*(?:shm|no space)|is not enough space for \S*shm
 host-out-of-memory sure
-  ^MemoryError\b|ArrayMemoryError|std::bad_alloc
-  ^(?!.*\bibv_)(?!.*static TLS).*Cannot allocate memory|heap out of memory
+  ^MemoryError\b|std::bad_alloc
+  ArrayMemoryError|^(?!.*\bibv_)(?!.*static TLS).*Cannot allocate memory|heap out of memory
 disk-full root
-  low on resource: ephemeral-storage|DiskPressure\b(?!.*False)
+  low on resource: ephemeral-storage|DiskPressure\b(?!.*False)|FreeDiskSpaceFailed
   ephemeral.* storage (?:usage exceeds|limit)|EmptyDir volume .* exceeds the limit
-  FreeDiskSpaceFailed
 disk-full sure
-  <ENOSPC>|<EDQUOT>|<EFBIG>|no space left on device|disk quota exceeded|file write failed
-  disk is full|Not enough free space to write|filesystem is full|no inodes
+  <ENOSPC>|<EDQUOT>|<EFBIG>|file write failed|disk is full|no inodes
+  no space left on device|disk quota exceeded|Not enough free space to write|filesystem is full
 disk-full likely
   \. unexpected pos \d+ vs|requested and \d+ written
 too-many-files sure
-  <EMFILE>|too many open files|received 0 items of ancdata|inotify (?:instance|watch) limit
-  file table overflow|<ENFILE>
+  <EMFILE>|<ENFILE>|file table overflow
+  too many open files|received 0 items of ancdata|inotify (?:instance|watch) limit|file-max limit
 too-many-processes sure
-  can't start new thread|BlockingIOError: .*<EAGAIN>|pthread_create failed
-  (?:fork|thread|clone|process)\b.*resource temporarily unavailable|fork rejected by pids contr
-  what\(\): +Resource temporarily unavailable|create new OS thread|cannot fork
+  can't start new thread|what\(\): +Resource temporarily unavailable|fork rejected by pids contr
+  BlockingIOError: .*<EAGAIN>|(?:fork|thread|clone|process)\b.*resource temporarily unavailable
+  pthread_create failed|create new OS thread|cannot fork
 """)

@@ -21,49 +21,48 @@ _BACK = r"\b(?:127\.\d+\.\d+\.\d+|172\.1[78]\.0\.\d+)"
 RULES = table(
     r"""
 port-taken sure
-  <EADDRINUSE>|Only one usage of each socket|no free TCP port|port is already allocated
-  \b\d+ is (?:already )?in use\b
+  <EADDRINUSE>|no free TCP port
+  Only one usage of each socket|port is already allocated|\b\d+ is (?:already )?in use\b
 dns sure
-  can't resolve|\bSERVFAIL\b|NXDOMAIN|\[Errno -[235]\]|temporary failure in name resolution
-  getaddrinfo fail|(?:name|host) (?:or service )?not (?:known|found)|unknown host|no such host
-  (?:unable to|could not) resolve \W?\w|can't find (?:an )?address|communications error to \S+#53
-  No address associated with hostname|lookup .*i/o timeout|dns (?:lookup|resolution) failed
-  nodename nor servname|name does not resolve|server misbehaving|server can't find
+  can't resolve|\bSERVFAIL\b|unknown host|no such host|getaddrinfo fail
+  \[Errno -[235]\]|lookup .*i/o timeout|server misbehaving|server can't find|name does not resolve
+  nodename nor servname|temporary failure in name resolution|No address associated with hostname
+  NXDOMAIN|(?:name|host) (?:or service )?not (?:known|found)|(?:unable to|could not) resolve \W?\w
+  can't find (?:an )?address|communications error to \S+#53|dns (?:lookup|resolution) failed
 proxy sure
-  ProxyError|from proxy|(?<!\[)\bproxy (?:server )?.{0,40}(?:refused|denied)
-  407 Proxy Authentication Required|Proxy CONNECT aborted|proxyconnect tcp
+  ProxyError|(?<!\[)\bproxy (?:server )?.{0,40}(?:refused|denied)|407 Proxy Authentication Required
+  from proxy|Tunnel connection failed|Proxy CONNECT aborted|proxyconnect tcp
 wrong-interface sure
   no (?:usable |socket |listening )*interfaces? (?:name )?found|neither AF_INET\(2\) nor
-  NCCL_SOCKET_IFNAME.*(?:no match|not found|invalid)|ifa != nullptr|unsupported gloo
-  (?:gloo|tensorpipe|\bTP\b).*(?:no such device|ioctl: )
+  NCCL_SOCKET_IFNAME.*(?:no match|not found|invalid)|unsupported gloo
+  Unable to find (?:address|interface) for|(?:gloo|tensorpipe|\bTP\b).*(?:no such device|ioctl: )
 wrong-interface likely
-  (?:socket\w*connect|connect(?:\(\))? to|connect).*{back}\S* (?:returned|failed)
+  ^(?!.*{store}).*\w*connect\w*\b.*{back}\S* (?:returned|failed|connection refused|.*timed out)
   bind.*cannot assign requested address|Using the loopback address as fallback
 master-unreachable likely
   {store}(?:timed out|time-?out|failed to connect|no route|unreachable|refused|errno: 99)
-  The connection to the C10d store has failed|RendezvousConnectionError|Timeout waiting for key: 
-  connect\(\) timed out\. Orig|Timed out initializing process group
-  retrieving ncclUniqueId .*timeout|(?:cannot|can't) connect to the store
-  No more machines in the clust|EtcdConnectionFailed
+  The connection to the C10d store has failed|(?:cannot|can't) connect to the store
+  RendezvousConnectionError|Timed out initializing process group|retrieving ncclUniqueId .*timeout
+  Timeout waiting for key: |connect\(\) timed out\. Orig|No more machines in the clust
+  EtcdConnectionFailed
 master-unreachable sign
   timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined|Connection refused
   waiting for the (?:master|rendezvous)
 firewall likely
-  no route to host|connect(?:\(\))?\b.* (?:connection timed out|timed out|ETIMEDOUT|no route)
-  connectFullMesh failed|check the network and firew|Network is unreachable
-  couldn't connect to 'https?:|administratively prohibited
+  no route to host|Network is unreachable
+  connectFullMesh failed|connect(?:\(\))?\b.* (?:connection timed out|timed out|ETIMEDOUT|no route)
+  check the network and firew|couldn't connect to 'https?:|administratively prohibited
 network-cut sign
-  connection (?:was )?(?:reset|closed) by (?:remote )?peer|<EPIPE>
-  remote process exited or there was a network error|Socket closed|link is down
+  connection (?:was )?(?:reset|closed) by (?:remote )?peer|<EPIPE>|Socket closed|link is down
+  remote process exited or there was a network error
 network-cut likely
   ^\[agent\] store-lost
 network-cut root
-  NIC Link is Down|NETDEV WATCHDOG: \S+ .*timed out|link status definitely|: lost carrier
+  (?:NIC|\be(?:th|n)\w+:) Link (?:is )?Down|NETDEV WATCHDOG: \S+ .*timed out|link status definitely
+  : lost carrier
 clock-jump likely
-  clocks? (?:jumped|skew|differ|wrong)|not yet valid|Token used before issued
-  RequestTimeTooSkewed|clocksource: .*unstable
-permission sure
-  socket has failed to \w+ .*<EACCES>
+  clocks? (?:jumped|skew|differ|wrong)|Token used before issued|clocksource: .*unstable
+  not yet valid|RequestTimeTooSkewed
 """,
     store=_STORE,
     back=_BACK,
@@ -82,13 +81,29 @@ def find_name(lines: Sequence[LogLine]) -> Iterator[Meaning]:
                 return
 
 
-_ASKED_BY_HTTP = re.compile(r"urlopen error|HTTPS?Connection|MaxRetryError|HTTP Error 50[234]")
+_EXPLAINED = (
+    (
+        FailureCause.PROXY,
+        re.compile(rf"^{SETTING}.*_proxy", re.IGNORECASE),
+        re.compile(r"urlopen error|HTTPS?Connection|MaxRetryError|HTTP Error (?:403|50[234])"),
+    ),
+    (
+        FailureCause.WRONG_INTERFACE,
+        re.compile(
+            r"Using the loopback address as fallback"
+            r"|NCCL INFO \S+ ?: Using (?:\[\d+\])?(?:lo|docker|virbr|veth|br-|cni)"
+        ),
+        re.compile(r"[Gg]loo|NCCL|DistBackendError"),
+    ),
+)
+"""A cause, what is harmless by itself, and the exception that it then explains."""
 
 
-def find_proxy(lines: Sequence[LogLine]) -> Iterator[Meaning]:
-    """A request over HTTP that failed while a proxy was set for the workers. Pure."""
-    proxy = next((x for x in lines if x.file == SETTING and "_proxy" in x.text.lower()), None)
-    failed = (x for x in lines if x.raised and _ASKED_BY_HTTP.search(x.text))
-    if proxy and (line := next(failed, None)):
-        text = f"{line.text}; {proxy.text}"
-        yield Meaning(cause=FailureCause.PROXY, weight=LIKELY, line=replace(line, text=text))
+def find_explained(lines: Sequence[LogLine]) -> Iterator[Meaning]:
+    """What a worker raised, and a setting or choice beside it that leads to it. Pure."""
+    for cause, setting, pattern in _EXPLAINED:
+        why = next((x for x in lines if setting.search(f"{x.file}: {x.text}")), None)
+        failed = (x for x in lines if x.raised and pattern.search(x.text))
+        if why and (line := next(failed, None)):
+            line = replace(line, text=f"{line.text}; {why.text}")
+            yield Meaning(cause=cause, weight=LIKELY, line=line)

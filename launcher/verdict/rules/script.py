@@ -12,29 +12,27 @@ from launcher.verdict.rules.rule import LIKELY, SIGN, SURE, Meaning, table
 
 RULES = table(r"""
 script-error sure
-  ^(?:SyntaxError|IndentationError|TabError): |partially initialized module
-  Expected to have finished reduction in the prior|does not require grad and does not have
-  [Dd]efault process group has not been initialized|attempt has been made to start a new process
+  ^(?:SyntaxError|IndentationError|TabError): |[Dd]efault process group has not been initialized
+  partially initialized module|does not require grad and does not have
+  Expected to have finished reduction in the prior|attempt has been made to start a new process
 script-error sign
   ChildFailedError|failed \(exitcode: \d|task \d+: Exited with exit code
 missing-module sure
   ^(?:ModuleNotFoundError: |\S*python[\d.]*: )?No module named '?(?P<package>\w+)
-  Error while finding module specification for
-  ^ImportError: (?!.*(?:version `|static TLS|numpy|compiled (?:using|against)))|PackageNotFoundError
-  has no torch\b|No matching distribution found|Failed to find C compiler|DistributionNotFound
-  VersionConflict
+  Error while finding module specification for|PackageNotFoundError|No matching distribution found
+  ^ImportError: (?!.*(?:version `|static TLS|numpy|compiled (?:using|against)))|VersionConflict
+  has no torch\b|Failed to find C compiler|DistributionNotFound
 missing-module likely
   cannot open shared object
 version-mismatch sure
   (?:NCCL|torch|CUDA|Python|driver|cuDNN) .*versions? .*(?:mismatch|differ|incompatib)
-  mismatch.*(?:NCCL|torch|Python) version|the nodes differ in|nodes have different
-  torch is \S+ on most hosts, but|binary incompatibility
-  compiled (?:using NumPy 1|against (?:NumPy )?(?:ABI|API) version)|static TLS block
-  operator \S+::\w+ does not exist|version `(?:GLIBC|GLIBCXX|CXXABI|GOMP)_\S+' not found
-  unsupported pickle protocol|maximum supported version for reading is
-  Message truncated : received \d+ bytes|NCCL WARN .*(?:magic|unexpected .*(?:size|version))
-  version mismatch.*(?:between|across)|were compiled with different CUDA
-  Couldn't load custom C\+\+ ops|requires a different Python
+  mismatch.*(?:NCCL|torch|Python) version|NCCL WARN .*(?:magic|unexpected .*(?:size|version))
+  the nodes differ in
+  nodes have different|Message truncated : received \d+ bytes|version mismatch.*(?:between|across)
+  torch is \S+ on most hosts, but|compiled (?:using NumPy 1|against (?:NumPy )?(?:ABI|API) version)
+  binary incompatibility|static TLS block|unsupported pickle protocol|requires a different Python
+  operator \S+::\w+ does not exist|were compiled with different CUDA|Couldn't load custom C\+\+ ops
+  version `(?:GLIBC|GLIBCXX|CXXABI|GOMP)_\S+' not found|maximum supported version for reading is
 code-mismatch sure
   (?:code|config(?:uration)?) (?:hash|version)?s? ?(?:differs?|mismatch).*(?:rank|node)
   (?:rank|node)s? .*(?:run|have) (?:different|other) (?:code|config)
@@ -42,54 +40,51 @@ pickling sure
   (?:can(?:'t|not)|can not|could not) pickle
   (?:Can't|cannot) get (?:local object|attribute '\w+' on <module '__(?:mp_)?main__')
 bad-data sure
-  UnpicklingError|unexpected EOF|invalid header or archive is corrupted
-  failed finding central directory|Ran out of input|Weights only load failed|image file is truncated
-  cannot identify image|SafetensorError(?!.*(?:No such|StorageFull))|BadZipFile|while decompressing
-  not a gzip|CRC (?:check )?fail|checksum\w* (?:mismatch|failed|does not match)
-  (?:corrupt(?:ed)?|truncated) (?:file|record|data|image|shard)|ArrowInvalid
-  Failed to interpret file .* as a pickle|Invalid data found when processing
-  (?:file|record|shard) is corrupt|mmap length is greater than file|InvalidHeaderDeserialization
-  Compressed file ended before|storage has wrong byte size|broken (?:data stream|PNG)
-  file signature not found|No data left in file|deserialize thrift|moov atom not f|DataLossError
+  UnpicklingError|unexpected EOF|Ran out of input|ArrowInvalid|moov atom not f|DataLossError
+  invalid header or archive is corrupted|Failed to interpret file .* as a pickle|deserialize thrift
+  failed finding central directory|(?:file|record|shard) is corrupt|InvalidHeaderDeserialization
+  Weights only load failed|broken (?:data stream|PNG)|file signature not found|No data left in file
+  image file is truncated|cannot identify image|BadZipFile|while decompressing|CRC (?:check )?fail
+  SafetensorError(?!.*(?:No such|StorageFull))|checksum\w* (?:mismatch|failed|does not match)
+  not a gzip
+  (?:corrupt(?:ed)?|truncated) (?:file|record|data|image|shard)|Invalid data found when processing
+  mmap length is greater than file|Compressed file ended before|storage has wrong byte size
 bad-data likely
   JSONDecodeError|UnicodeDecodeError|Error tokenizing data|configparser\.\w+Error|TOMLDecodeError
   ^yaml\.\S*Error|EmptyDataError
 disk-full likely
   No usable temporary directory
 missing-file sure
-  ^(?!.*No usable temp).*(?:FileNotFoundError|(?:Is|Not)ADirectoryError|<ENOENT>)
-  Parent directory \S+ does not exist|file into a non-existent directory|is not a local folder
-  does not appear to have a file|^(?:error: |  )\S+: has no (?:/|python)
+  ^(?!.*No usable temp).*(?:FileNotFoundError|(?:Is|Not)ADirectoryError|<ENOENT>)|RepositoryNotFo
+  Parent directory \S+ does not exist|is not a local folder|^sbatch: error: Unable to open file
+  file into a non-existent directory|does not appear to have a file|DatasetNotFoundError
+  ^(?:error: |  )\S+: has no (?:/|python)|unable to find the specified executable
   ^(?:OSError|\S*HFValidationError): .*Can't load|could not access or execute an executable
-  unable to find the specified executable|^sbatch: error: Unable to open file|DatasetNotFoundError
-  LocalEntryNotFound|RepositoryNotFo
+  LocalEntryNotFound
 missing-file likely
-  No such file or directory|(?:command )not found$|: not found$|NoSuch(?:Key|Bucket)
-  not found on this machine|; no such file|is not the folder of the other hosts|Found 0 files in
-  Lmod has detected the following error|Unable to locate a modulefile|pathspec '.*' did not match
+  No such file or directory|: not found$|Unable to locate a modulefile|pathspec '.*' did not match
+  (?:command )not found$|is not the folder of the other hosts|Lmod has detected the following error
+  NoSuch(?:Key|Bucket)|not found on this machine|; no such file|Found 0 files in
 permission sure
-  <EPERM>|<EACCES>|<EROFS>|Read-only file system
+  <EPERM>|<EACCES>|<EROFS>|Read-only file system|filesystem read-only
 permission likely
   : Permission denied$
 wrong-shapes sure
-  mat1 and mat2 |Error\(s\) in loading state_dict|size of tensor a \(\d+\) must match
-  Expected input batch_size \(\d+\) to match|stack expects each tensor to be equal size
-  Sizes of tensors must match except in|shape '\[.+\]' is invalid for input of size
-  Given groups=\d+, weight of size|expected .* to have \d+ channels|shape mismatch
-  operands could not be broadcast
-  loaded state dict (?:contains a parameter group that|has a different number)|size mismatch
-  missing key(?:\(s\))? in (?:checkpoint )?state_dict
-  Using a target size \(.*\) that is different to|(?:normalized|expected input with) shape
-  cannot reshape (?:array|tensor) of|input\.size\(-1\) must be equal|mat1 dim 1 must match mat2
-  size mismatch, m1
+  mat1 and mat2 |loaded state dict (?:contains a parameter group that|has a different number)
+  size of tensor a \(\d+\) must match|Sizes of tensors must match except in|shape mismatch
+  Error\(s\) in loading state_dict|cannot reshape (?:array|tensor) of|mat1 dim 1 must match mat2
+  Expected input batch_size \(\d+\) to match|Using a target size \(.*\) that is different to
+  stack expects each tensor to be equal size|size mismatch|(?:normalized|expected input with) shape
+  shape '\[.+\]' is invalid for input of size|missing key(?:\(s\))? in (?:checkpoint )?state_dict
+  Given groups=\d+, weight of size|expected .* to have \d+ channels|operands could not be broadcast
+  input\.size\(-1\) must be equal
 wrong-argument sure
   error: (?:unrecognized|ambiguous|the following arguments|one of the arguments|argument \S)
-  Unknown command line flag|: (?:unrecognized|invalid|illegal) option\b
-  Unsupported nproc_per_node value|are not used by the HfArgumentParser|Could not override '
-  strict decoding error|\bThe \w+ \"\S+\" is invalid:
+  Unknown command line flag|strict decoding error|Could not consume arg|MissingMandatoryValue
+  : (?:unrecognized|invalid|illegal) option\b|are not used by the HfArgumentParser|unknown field \"
+  Unsupported nproc_per_node value|\bThe \w+ \"\S+\" is invalid:|ConfigCompositionException
+  Could not override '|error validating data
   ^(?:sbatch|srun): error: (?:Invalid numeric|Batch script contains DOS|This does not)
-  ConfigCompositionException|Could not consume arg|MissingMandatoryValue|error validating data
-  unknown field \"
 wrong-argument likely
   namespaces? \"\S+\" not found
 wrong-argument sign
@@ -109,29 +104,29 @@ data-loader-worker-died likely
   DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal|exited unexpectedly)
   Pin memory thread exited unexpectedly
 data-stall likely
-  DataLoader timed out after \d+ seconds|blocked for more than \d+ seconds
-  nfs: server \S+ not responding|lustre.*(?:connection .*lost|timed out|evicted)|<EIO>|<ENOTCONN>
-  <ESTALE>|Transport endpoint is not|ceph: .*(?:hung|timeout)
+  DataLoader timed out after \d+ seconds|lustre.*(?:connection .*lost|timed out|evicted)|<ENOTCONN>
+  blocked for more than \d+ seconds|nfs: server \S+ not responding|<EIO>|Transport endpoint is not
+  <ESTALE>|ceph: .*(?:hung|timeout)
 crashed likely
-  Fatal Python error: (?!.*init_)|segmentation fault|caught signal 11\b
-  Signal (?:4|7|8|11) \(SIG\w+\) received by PID|failed \(exitcode: -(?:4|7|8|11)\)
-  \bexit ?code:? *[:=]? *(?:132|135|136|139)\b|double free|\bAssertion [`']\S.*' failed
-  \bsegfault at [0-9a-f]+ ip\b|Process received signal
-  task \d+: (?:Bus error|Aborted|Illegal|Floating)|traps: .*(?:general prot|invalid opc)
-  corrupted size vs|munmap_chunk\(\)|malloc\w*\(\): |stack smashing
+  process (?P<rank>\d+) terminated with signal SIG(?:SEGV|ABRT|BUS|FPE|ILL)\b
+  Fatal Python error: (?!.*init_)|double free|Process received signal|\bsegfault at [0-9a-f]+ ip\b
+  \bAssertion [`']\S.*' failed|(?:task \d+: |line \d+: +\d+ )(?:Bus error|Aborted|Illegal|Floating)
+  segmentation fault|caught signal 11\b|corrupted size vs|munmap_chunk\(\)|stack smashing
+  malloc\w*\(\): |Signal (?:4|7|8|11) \(SIG\w+\) received by PID|failed \(exitcode: -(?:4|7|8|11)\)
+  \bexit(?:ed with)? ?code:? *[:=]? *(?:132|135|136|139)\b|traps: .*(?:general prot|invalid opc)
 crashed sign
   failed \(exitcode: -6\)
 killed likely
   failed liveness probe, will be restarted
 killed sign
-  SignalException: Process \d+ got signal: (?:15|1|10|12)\b|exited on signal (?:9|15)\b
-  received (?:15|SIGTERM|SIGHUP|Signals\.\w+) death signal|signal: killed
-  ^\s*(?:\S+: line \d+: +\d+ )?Killed\b|task \d+: (?:Killed|Terminated)
-  \bexit ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID
-  failed \(exitcode: -(?:9|15)\)
+  process (?P<rank>\d+) terminated with signal SIG(?:KILL|TERM)\b
+  SignalException: Process \d+ got signal: (?:15|1|10|12)\b|^\s*(?:\S+: line \d+: +\d+ )?Killed\b
+  exited on signal (?:9|15)\b|signal: killed|failed \(exitcode: -(?:9|15)\)
+  received (?:15|SIGTERM|SIGHUP|Signals\.\w+) death signal|task \d+: (?:Killed|Terminated)
+  \bexit(?:ed with)? ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID
 stopped-by-user likely
-  ^KeyboardInterrupt\b|received Ctrl\+C|received (?:2|SIGINT|Signals\.SIGINT) death signal
-  SignalException: Process \d+ got signal: 2\b
+  ^KeyboardInterrupt\b|received Ctrl\+C
+  received (?:2|SIGINT|Signals\.SIGINT) death signal|SignalException: Process \d+ got signal: 2\b
 """)
 
 _VERSIONS = {
@@ -154,11 +149,12 @@ def find_differences(lines: Sequence[LogLine]) -> Iterator[Meaning]:
         for line in lines:
             if (line.node, line.rank) != (None, None) and (found := pattern.search(line.text)):
                 told.setdefault(found[1].rstrip("."), []).append(line)
-        if len(told) > 1:
+        places = [{(x.node, x.rank if x.node is None else 0) for x in one} for one in told.values()]
+        if len(told) > 1 and not set.intersection(*places):
             line = min(reversed(told.values()), key=len)[0]
-            is_wrong = line.joined and what not in _MAY_DIFFER
+            is_wrong = what not in _MAY_DIFFER
             weight = SURE if is_wrong else SIGN if line.joined else LIKELY
             text = f"the nodes differ in {what}: {' and '.join(sorted(told))}"
             cause = FailureCause[f"{'CODE' if what == 'code' else 'VERSION'}_MISMATCH"]
-            line = replace(line, text=text, joined=is_wrong)
+            line = replace(line, text=text, joined=line.joined and is_wrong)
             yield Meaning(cause=cause, weight=weight, line=line)

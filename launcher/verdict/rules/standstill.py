@@ -78,27 +78,25 @@ def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
 def _kind_of(frames: Sequence[Frame]) -> str:
     if any(_KINDS["data"].search(frame.file) for frame in frames):
         return "data"  # also in the user's own dataset, which the loader has called
-    above = []
-    for frame in frames:
-        if not LIBRARY.search(frame.file):
-            break
-        above.append(frame.file)
-    kinds = (k for k, files in _KINDS.items() if any(map(files.search, above)))
+    called, _ = _split(frames)
+    kinds = (k for k, files in _KINDS.items() if any(files.search(one.file) for one in called))
     return next(kinds, "code")
+
+
+def _split(frames: Sequence[Frame]) -> tuple[Sequence[Frame], str]:
+    """What the user's code has called, the newest first, and its own innermost line."""
+    at = next((n for n, one in enumerate(frames) if not LIBRARY.search(one.file)), len(frames))
+    own = [place_of(one.file, one.line) for one in frames[at : at + 1]]
+    return frames[:at], "".join(own)
 
 
 def own_place(frames: Sequence[Frame]) -> str:
     """The innermost line of the user's own code, such as ``train.py:12``; empty for none."""
-    own = (f for f in frames if not LIBRARY.search(f.file))
-    return next((place_of(frame.file, frame.line) for frame in own), "")
+    return _split(frames)[1]
 
 
 def _name(one: Standing) -> str:
     """The last call that the user's code made, and where: ``all_reduce <- train.py:24``."""
-    called = ""
-    for frame in one.frames:
-        if not LIBRARY.search(frame.file):
-            place = place_of(frame.file, frame.line)
-            return f"{called} <- {place}" if called else place
-        called = called if frame.function.endswith("wrapper") else frame.function
-    return called
+    called, place = _split(one.frames)
+    names = [frame.function for frame in called if not frame.function.endswith("wrapper")]
+    return " <- ".join(filter(None, (*names[-1:], place)))

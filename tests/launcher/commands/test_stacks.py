@@ -66,7 +66,7 @@ def test_stacks_name_the_rank_that_the_others_wait_for(launcher: Runner) -> None
 
     wait_until(is_told, lambda: "\n".join(said))
     assert said[1].startswith(
-        "rank 1 has not entered all_reduce 1 (4 kB, group default), rank 0 waits"
+        "rank 1 has not entered all_reduce 1 (3.9 KiB, group default), rank 0 waits"
     )
     assert any(line.startswith("rank 0: all_reduce <- train.py:") for line in said)
     assert any(line.startswith("rank 1: waits_for_a_lock <- train.py:") for line in said)

@@ -36,7 +36,7 @@ def test_the_rank_that_has_not_entered_a_collective_is_named() -> None:
     )
     (finding,) = found
     assert finding.text == (
-        "rank 5 has not entered all_reduce 812 (4 MB, group default), all others wait since 94 s"
+        "rank 5 has not entered all_reduce 812 (4.0 MiB, group default), all others wait since 94 s"
     )
     assert (finding.kind, finding.ranks, finding.seq, finding.op) == (
         "missing",
