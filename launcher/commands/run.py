@@ -24,7 +24,7 @@ from launcher.commands.debug import read_debugging
 from launcher.commands.job_named import planned
 from launcher.commands.printed_commands import options_of_job
 from launcher.contract import typed
-from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.errors import TargetError
 from launcher.contract.protocol import LAUNCHER_LOG_FILE, OUTCOME_FILE
 from launcher.follow.console import Console
 from launcher.manifests.scripts.check import count_findings
@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     planned_run = planned(arguments, purpose=purpose)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
-        return _run_in_background(planned_run, Console(sys.stderr))
+        _run_in_background(planned_run, Console(sys.stderr))
+        return 0
     if arguments.live:
         # Without it a run needs nothing of what the screen imports.
         from launcher.commands.top import has_terminal, load_screen
@@ -56,11 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_here(arguments, planned_run, console, port)
 
 
-def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
+def _run_in_background(planned_run: PlannedRun, console: Console) -> None:
     run = _start_in_background(planned_run, console)
     console.note(f"detached; see: {typed.command('logs', '--follow', run.run_id)}")
     print(run.run_id, flush=True)
-    return int(ExitCode.OK)
 
 
 def _start_in_background(planned_run: PlannedRun, console: Console) -> RunFolder:
@@ -89,7 +89,7 @@ def _run_live(
     screen(run, 1.0, functools.partial(pass_on, signal.SIGINT)).run()
     if run.launcher_pid() is not None:
         console.note(f"the run goes on; see: {typed.command('logs', '--follow', run.run_id)}")
-        return int(ExitCode.OK)
+        return 0
     outcome = run.read_outcome()
     if outcome is None:
         raise TargetError(
