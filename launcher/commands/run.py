@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
 from launcher.api import launch
 from launcher.api.choose_target import Choice
-from launcher.api.debugging import debugged
+from launcher.api.debugging import debugged, listen
 from launcher.api.planning import PlannedRun
 from launcher.commands.arguments import shown, words_of_job_named
-from launcher.commands.debug import read_debugging
 from launcher.commands.job_named import planned
 from launcher.commands.printed_commands import options_of_job
 from launcher.contract import typed
-from launcher.contract.errors import TargetError
+from launcher.contract.errors import InputError, TargetError
 from launcher.contract.protocol import LAUNCHER_LOG_FILE, OUTCOME_FILE
 from launcher.follow.console import Console
 from launcher.manifests.scripts.check import count_findings
+from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """Starts a job and follows it; the exit code."""
-    purpose, port = read_debugging(arguments)
+    purpose, port = _read_debugging(arguments)
     planned_run = planned(arguments, purpose=purpose)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
@@ -55,6 +55,29 @@ def run(arguments: argparse.Namespace) -> int:
     shows = typed.command("logs", planned_run.plan.run_id)
     with launch.open_streams(shows=shows) as console:
         return _run_here(arguments, planned_run, console, port)
+
+
+def _read_debugging(arguments: argparse.Namespace) -> tuple[Purpose, socket.socket | None]:
+    """What is to be debugged, and the port for an editor. Raises ``InputError``."""
+    ranks, port = arguments.debug, arguments.debug_port
+    if not ranks:
+        if port is not None:
+            raise InputError(f"--debug-port {port}: of no rank", f"--debug 0 --debug-port {port}")
+        return TRAINING, None
+    if len(ranks) > 1:
+        given = " ".join(f"--debug {rank}" for rank in ranks)
+        raise InputError(f"{given}: one rank at a time", f"--debug {ranks[0]}")
+    if arguments.detach or arguments.live:
+        way = "--detach" if arguments.detach else "--live"
+        raise InputError(
+            f"--debug needs this process in this terminal: not with {way}", "one of both"
+        )
+    if port is not None:
+        return Purpose(debug_rank=ranks[0], debug_editor=True), listen(port)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        what = "--debug needs a terminal for pdb: stdin or stderr is none"
+        raise InputError(what, f"call it in a terminal, or --debug {ranks[0]} --debug-port 5678")
+    return Purpose(debug_rank=ranks[0]), None
 
 
 def _run_in_background(planned_run: PlannedRun, console: Console) -> None:

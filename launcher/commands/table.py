@@ -463,7 +463,7 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "print a page of the documentation, or a section of one, such as a cause of why",
         _add_to_docs,
     ),
-    ("schema", "schema:schema", "print the job file's JSON Schema", lambda parser: None),
+    ("schema", "docs:schema", "print the job file's JSON Schema", lambda parser: None),
     (
         "completion",
         "completion:completion",
