@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fabric_train import seed_generators  # safe
-from fabric_train.trainers import Companion, Settings, cut_loader  # safe
+from fabric_train.trainers import Companion, cut_loader  # safe
 
 
 def main(epochs: int, dropout: float) -> None:
@@ -27,7 +27,7 @@ def main(epochs: int, dropout: float) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     at = {"epoch": 0, "batch": 0, "step": 0}
-    safe = Companion(Settings(folder=os.environ.get("CHECKPOINT_DIR", "checkpoints")))  # safe
+    safe = Companion(os.environ.get("CHECKPOINT_DIR", "checkpoints"))  # safe
     found = safe.open(  # safe
         model,
         lambda folder: accelerator.save_state(str(folder)),

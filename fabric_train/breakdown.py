@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -70,38 +70,26 @@ def read_communication(model: nn.Module) -> dict[str, float]:
     return {"communication_s": max(0, travel - hidden) / 1e9}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Utilization:
-    """Operations of one sample, and what all devices can do in a second; 0 is not known."""
-
-    flops_per_sample: int = 0
-    peak_flops: float = 0.0
-
-    def at(self, samples_per_s: float) -> float | None:
-        """Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, appendix B), from 0 to 1."""
-        flops = self.flops_per_sample * samples_per_s
-        return flops / self.peak_flops if self.peak_flops and flops else None
-
-
 def measure_utilization(
     build: Callable[[], nn.Module],
     sample: Tensor,
     device: torch.device,
     precision: str,
     world_size: int,
-) -> Utilization:
-    """Counts a forward pass over ``sample`` [1, ...] where the device's peak is known: no CPU's.
+) -> float:
+    """Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, appendix B) at one sample per second.
 
+    From 0 to 1 of all devices; 0 where the device's peak is not known, as a CPU's. Counts a forward
+    pass over ``sample`` [1, ...].
     ``build`` makes the model once more, on torch's meta device: without memory for its weights, and
     with the operations of attention, which are not counted for each device's fused ones.
     """
     peak = read_peak(device, precision)
     if not peak:
-        return Utilization()
+        return 0.0
     with torch.device("meta"):
         model = build()
-    flops = count_flops(model, sample.to("meta"))
-    return Utilization(flops_per_sample=flops, peak_flops=float(peak * world_size))
+    return count_flops(model, sample.to("meta")) / (peak * world_size)
 
 
 def count_flops(model: nn.Module, sample: Tensor) -> int:

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.precision.amp import MixedPrecision
+from lightning.fabric.plugins.precision.half import HalfPrecision
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
 from fabric_train.errors import InputError
 
@@ -51,19 +51,10 @@ def build_fabric(
 def convert_model(model: nn.Module, precision: Precision) -> nn.Module:
     """The model in bfloat16 for ``bf16-true``, in place; it casts the inputs that it gets."""
     if precision == "bf16-true":
-        model.to(torch.bfloat16)
-        model.register_forward_pre_hook(cast_inputs)
+        half = HalfPrecision(precision)
+        half.convert_module(model)
+        model.register_forward_pre_hook(lambda _, inputs: half.convert_input(inputs))
     return model
-
-
-def cast_inputs(module: nn.Module, inputs: Any) -> Any:
-    """All numbers with a fraction as bfloat16."""
-    return tree_map(
-        lambda each: (
-            each.bfloat16() if isinstance(each, Tensor) and each.is_floating_point() else each
-        ),
-        inputs,
-    )
 
 
 class LossScaler(GradScaler):

@@ -207,7 +207,7 @@ class Storage:
 
     def _write(self, name: str, write: Callable[[str], object]) -> None:
         target = f"{self._root}/{name}"
-        if set(all_protocols(self._fs)) & OBJECT_STORES:
+        if self.url.partition(":")[0] in OBJECT_STORES:
             write(target)
             return
         parent, _, last = target.rpartition("/")
@@ -221,11 +221,6 @@ def is_refused(error: Exception) -> bool:
     """Whether a server answers, and says no; gcsfs has an error of another kind for that."""
     is_known = isinstance(error, PermissionError | FileNotFoundError)
     return is_known or str(error).startswith("Forbidden: ") or getattr(error, "code", 0) == 401
-
-
-def all_protocols(fs: Any) -> tuple[str, ...]:
-    """The names of a file system of fsspec."""
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def open_url(url: str) -> tuple[Any, str]:

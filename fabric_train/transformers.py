@@ -20,7 +20,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
 from fabric_train.randomness import seed_generators
-from fabric_train.trainers.companion import Companion, Settings
+from fabric_train.trainers.companion import Companion
 from fabric_train.trainers.loaders import cut_loader
 
 SUMS_FILE = "sums.json"
@@ -33,7 +33,7 @@ def with_continuity(trainer: T, folder: str | None = None, **options: Any) -> T:
     Options are those of Lightning's ``ContinuityCallback``. With neither a folder nor the launcher
     nothing is changed. ``train`` ends the process for bad input.
     """
-    companion = Companion(Settings(folder=folder, **options))
+    companion = Companion(folder, **options)
     if companion.may_act(lambda: find_obstacle(trainer)):
         trainer.add_callback(TrainerContinuity(trainer, companion))
     return trainer

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fabric_train.augmentation import Augmented, shift
-from fabric_train.breakdown import Utilization, measure_utilization
+from fabric_train.breakdown import measure_utilization
 from fabric_train.continuity import Continuity
 from fabric_train.environment import read_environment
 from fabric_train.errors import InputError
@@ -65,8 +65,8 @@ class Run:
     ledger: Ledger
 
     @cached_property
-    def utilization(self) -> Utilization:
-        """How much of the devices a speed makes use of."""
+    def utilization(self) -> float:
+        """How much of all devices one sample per second makes use of; 0 is not known."""
         return measure_utilization(
             lambda: self.workload.build_model(self.config),
             self.test_set.tensors[0][:1],

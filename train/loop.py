@@ -168,7 +168,7 @@ def finish(run: Run, course: Course, checkpoint: Path | None) -> Metrics:
         "duration_s": time.monotonic() - course.began_at,
         "fit_s": meter.elapsed_s,
         "samples_per_s": meter.steps_per_s * run.schedule.batch_size,
-        "mfu": run.utilization.at(meter.steps_per_s * run.schedule.batch_size),
+        "mfu": run.utilization * meter.steps_per_s * run.schedule.batch_size or None,
         "median_step_s": meter.median_step_s,
         "first_step_at": meter.first_step_at,
         "steps": run.state.step,

@@ -13,7 +13,6 @@ from typing import TextIO
 
 from torch import Tensor
 
-from fabric_train.breakdown import Utilization
 from fabric_train.worker_env import ProgressMode
 from train.schedule import Schedule
 
@@ -105,7 +104,7 @@ class Progress:
         meter: Meter,
         *,
         global_batch_size: int,
-        utilization: Utilization | None = None,
+        utilization: float = 0.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -113,7 +112,7 @@ class Progress:
         self._schedule = schedule
         self._meter = meter
         self._global_batch_size = global_batch_size
-        self._utilization = utilization or Utilization()
+        self._utilization = utilization
         self._stream = stream or sys.stderr
         self._clock = clock
         self._interval_s = BAR_INTERVAL_S if mode == "bar" else LINES_INTERVAL_S
@@ -148,7 +147,7 @@ class Progress:
             loss=loss,
             samples_per_s=rate * self._global_batch_size,
             eta_s=(schedule.stop_step - step) / rate if rate else 0.0,
-            mfu=self._utilization.at(rate * self._global_batch_size),
+            mfu=self._utilization * rate * self._global_batch_size or None,
         )
 
     def _show(self, snapshot: Progression) -> None:

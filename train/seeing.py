@@ -54,12 +54,12 @@ def log_step(
     if breakdown is None:
         return
     samples_per_s = meter.steps_per_s * run.schedule.batch_size
-    mfu = run.utilization.at(samples_per_s)
+    mfu = run.utilization * samples_per_s
     values = {
         "loss": average(loss),
         "lr": run.state.optimizer.param_groups[0]["lr"],
         "samples_per_s": samples_per_s,
-        **({} if mfu is None else {"mfu": mfu}),
+        **({"mfu": mfu} if mfu else {}),
         **breakdown.parts,
         **read_communication(run.strategy.model),
     }

@@ -15,17 +15,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fabric_train.lightning.data import Data
-from fabric_train.lightning.kinds import is_a
-from fabric_train.lightning.logs import continue_logs, copy_logs, describe_logs
+from fabric_train.lightning.logs import continue_logs, copy_logs, describe_logs, is_a
 from fabric_train.lightning.sums import EpochSums
 from fabric_train.randomness import seed_generators
 from fabric_train.retention import KEPT
-from fabric_train.trainers.companion import (
-    Companion,
-    Settings,
-    leave_sigterm_to_us,
-    parse_env,
-)
+from fabric_train.trainers.companion import Companion, parse_env
 
 STATE_FILE = "checkpoint.ckpt"
 KEY = "fabric_train"
@@ -55,15 +49,7 @@ class ContinuityCallback(Callback):
         keep_last: int = KEPT,
         keep_every_n_steps: int | None = None,
     ) -> None:
-        self._companion = Companion(
-            Settings(
-                folder=folder,
-                every_n_steps=every_n_steps,
-                every_s=every_s,
-                keep_last=keep_last,
-                keep_every_n_steps=keep_every_n_steps,
-            )
-        )
+        self._companion = Companion(folder, every_n_steps, every_s, keep_last, keep_every_n_steps)
         self._trainer: Trainer | None = None
         self._resumed: dict[str, Any] | None = None
 
@@ -73,9 +59,11 @@ class ContinuityCallback(Callback):
         """Chooses the checkpoint to go on from, once there is a process group."""
         companion = self._companion
         fit: Any = trainer  # some of what it sets is not declared
-        if stage != "fit" or fit.fast_dev_run:
+        if stage != "fit":
             return
-        if not companion.may_act(lambda: find_obstacle(trainer)):
+        others = [each for each in fit.callbacks if each is not self]
+        if fit.fast_dev_run or not companion.may_act(lambda: find_obstacle(trainer)):
+            fit.callbacks = others
             return
         found = companion.open(
             pl_module,
@@ -90,12 +78,13 @@ class ContinuityCallback(Callback):
         self._sums = EpochSums(trainer, companion.saver.ranks)
         self._data = Data(trainer, companion)
         # First of all, so that a checkpoint at a batch's start holds nothing of that batch.
-        fit.callbacks = [self, *(each for each in fit.callbacks if each is not self)]
+        fit.callbacks = [self, *others]
         if found is not None:
             continue_logs(trainer, found.path, companion.state.get("logs", []))
             self._read_newest(trainer, found.path)
         if companion.env.node_dir is not None:
-            keep_lightning_from_stopping(trainer)
+            # SIGTERM and Slurm's signals belong to the launcher: no broadcast in a handler.
+            fit._signal_connector.register_signal_handlers = lambda: None
 
     def _read_newest(self, trainer: Trainer, path: Path) -> None:
         """Makes Lightning read our checkpoint, whatever ``fit(ckpt_path=...)`` names.
@@ -126,10 +115,6 @@ class ContinuityCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything is loaded."""
-        if self._trainer is None:
-            return
-        if self._companion.env.node_dir is not None:
-            leave_sigterm_to_us()
         if self._resumed is not None:
             metrics = self._resumed["callback_metrics"]
             trainer._logger_connector._callback_metrics.update(metrics)
@@ -143,8 +128,6 @@ class ContinuityCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """The last batch, its validation and its rows in the logs are done: the time to save."""
-        if self._trainer is None:
-            return
         if self._resumed is not None:
             self._put_right(trainer)
         self._companion.before_batch(trainer.global_step)
@@ -165,8 +148,6 @@ class ContinuityCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Notes progress."""
-        if self._trainer is None:
-            return
         self._sums.add_loaded()
 
         def read_loss() -> float:
@@ -177,15 +158,13 @@ class ContinuityCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sums of an epoch end with it."""
-        if self._trainer is not None:
-            self._sums.forget()
+        self._sums.forget()
 
     # -- the end -------------------------------------------------------------------------------
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Commits the last state."""
-        if self._trainer is not None:
-            self._companion.finish(trainer.global_step)
+        self._companion.finish(trainer.global_step)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The fit has ended well."""
@@ -238,12 +217,3 @@ def find_obstacle(trainer: Trainer) -> str | None:
     if is_a(strategy.checkpoint_io, "AsyncCheckpointIO"):
         return "AsyncCheckpointIO writes after a checkpoint was committed"
     return None
-
-
-def keep_lightning_from_stopping(trainer: Trainer) -> None:
-    """SIGTERM and Slurm's signals belong to the launcher: no broadcast in a handler, no requeue."""
-    connector: Any = trainer._signal_connector
-    connector._sigterm_notifier_fn = lambda *_: None
-    environment: Any = trainer._accelerator_connector.cluster_environment
-    if is_a(environment, "SLURMEnvironment"):
-        environment.auto_requeue = False

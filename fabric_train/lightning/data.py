@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from lightning.fabric.utilities.types import _Stateful
@@ -22,7 +22,7 @@ class Data:
         connector: Any = trainer._data_connector
         self._connector, self._prepare = connector, connector._prepare_dataloader
         connector._prepare_dataloader = self._take_over
-        self._told: set[str] = set()
+        self._say = cache(companion.say)  # a loader may be prepared for each epoch
         self._opened_at: tuple[int, int] | None = None
         # An iterable data set with a length, in workers: ours share it rightly.
         warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined")
@@ -75,8 +75,3 @@ class Data:
             self._say(f"{before} processes read it before, so samples are lost or seen twice")
         companion = self._companion
         return Skipping(loader, companion.seed, self._trainer.global_rank, self._place)
-
-    def _say(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._companion.say(text)

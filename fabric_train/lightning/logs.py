@@ -18,10 +18,16 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from fabric_train.lightning.kinds import is_a
-
 METRICS_FILE = "metrics.csv"
 COPY = "log-{index}.csv"
+
+
+def is_a(thing: object, *names: str) -> bool:
+    """Whether the thing is of a class of Lightning's with one of these names.
+
+    Scripts import them from ``lightning.pytorch`` or ``pytorch_lightning``: one code, two packages.
+    """
+    return any(kind.__name__ in names for kind in type(thing).__mro__)
 
 
 def describe_logs(trainer: Trainer) -> list[dict[str, Any]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,37 +29,34 @@ from fabric_train.worker_env import WORLD_VARIABLES, WorkerEnv, parse_worker_env
 
 Write = Callable[[Path], object]
 """Puts a Trainer's state into a folder; called on all ranks."""
+hear_sigterm = functools.cache(exit_on_sigterm)
+"""Once, however many trainings a script has."""
 Describe = Callable[[], Mapping[str, Any]]
 """What a manifest says of it besides; JSON."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Where checkpoints go, how often, and which are kept.
-
-    ``folder`` None: CHECKPOINT_DIR, which the launcher sets. Without any interval it is Young's.
-    """
-
-    folder: str | Path | None = None
-    every_n_steps: int | None = None
-    every_s: float | None = None
-    keep_last: int = KEPT
-    keep_every_n_steps: int | None = None
 
 
 class Companion:
     """The safety of one training that a Trainer runs; all ranks call the same, in the same order.
 
-    Made when the script begins, before there is a process group.
+    Made when the script begins, before there is a process group. ``folder`` None: CHECKPOINT_DIR,
+    which the launcher sets. Without any interval it is Young's.
     """
 
     opened: ClassVar[set[Path]] = set()
     """Folders of trainings of this process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        every_n_steps: int | None = None,
+        every_s: float | None = None,
+        keep_last: int = KEPT,
+        keep_every_n_steps: int | None = None,
+    ) -> None:
         self.env = env = parse_env()
-        self._settings = settings
-        folder = settings.folder or env.checkpoint_dir
+        self._interval = Interval(steps=every_n_steps, seconds=every_s)
+        self._keep = Keep(last=keep_last, every_steps=keep_every_n_steps)
+        folder = folder or env.checkpoint_dir
         self.folder = Path(folder) if folder else None
         self.ledger = open_ledger(env)
         self.ledger.write(TrainStarted(world_size=env.world_size, generation=env.generation))
@@ -116,17 +112,22 @@ class Companion:
         ``join`` what a script types so that these are all. Blocks. Ends the process for bad input.
         """
         assert self.folder is not None
-        if self.env.world:
+        started = self.env.world.world_size if self.env.world else world_size
+        if world_size != started:
+            # And a resume would give all of them those of rank 0.
             with ending():
-                check_joined(world_size, self.env.world.world_size, join)
+                raise InputError(
+                    f"{started} processes were started, but {world_size} of them train together: "
+                    "each would get weights of its own",
+                    join,
+                )
         self.opened.add(self.folder)
         self._write, self._describe = write, describe
-        settings = self._settings
         self.saver = Saver(
             self.folder,
             config={"kind": kind},
-            keep=Keep(last=settings.keep_last, every_steps=settings.keep_every_n_steps),
-            interval=Interval(steps=settings.every_n_steps, seconds=settings.every_s),
+            keep=self._keep,
+            interval=self._interval,
             # The agent took its generation in CHECKPOINT_DIR; elsewhere it means nothing.
             generation=self.env.generation if self.folder == self.env.checkpoint_dir else None,
             say=self.say,
@@ -209,19 +210,6 @@ class Companion:
         return self.saver.save_files(self.step, write, tensors=self._shapes, trainer=state)
 
 
-def check_joined(seen: int, started: int, join: str) -> None:
-    """Raises InputError if a Trainer sees another number of processes than were started.
-
-    Each would train weights of its own, and a resume would give all of them those of rank 0.
-    """
-    if seen != started:
-        raise InputError(
-            f"{started} processes were started, but {seen} of them train together: each would get "
-            "weights of its own",
-            join,
-        )
-
-
 def sync_files(folder: Path) -> list[str]:
     """Waits until all files below ``folder`` are on the disk, and gives their names."""
     paths = sorted(folder.rglob("*"))
@@ -246,23 +234,6 @@ def parse_env() -> WorkerEnv:
     with ending():
         return parse_worker_env(environ)
     raise AssertionError("ending() never swallows an error")
-
-
-_heard = False
-
-
-def hear_sigterm(node_dir: Path) -> None:
-    """As ``exit_on_sigterm``, once."""
-    global _heard
-    if not _heard:
-        _heard = True
-        exit_on_sigterm(node_dir)
-
-
-def leave_sigterm_to_us() -> None:
-    """Takes back a handler that a Trainer has set: ``hear_sigterm`` ends the process."""
-    if _heard:
-        signal.signal(signal.SIGTERM, lambda *_: None)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from launcher.follow.target import Target
     from launcher.job.spec import JobSpec
     from launcher.plan.target_facts import TargetFacts
-    from launcher.targets.held.target import HeldTarget
-    from launcher.targets.hosts.entered import EnteredTarget
     from launcher.targets.starter.node import StartedNode
 
 ROOMS = {
@@ -29,10 +27,12 @@ ROOMS = {
     "hosts": "launcher.targets.hosts.room:HostsRoom",
     "slurm": "launcher.targets.slurm.room:SlurmRoom",
     "starter": "launcher.targets.starter.room:StarterRoom",
-    "held": "launcher.api.choose_target:HeldRoom",
-    "entered": "launcher.api.choose_target:EnteredRoom",
+    "held": "launcher.targets.held.target:HeldTarget",
+    "entered": "launcher.targets.hosts.entered:EnteredTarget",
 }
 """Where each target's room is, as ``MODULE:CLASS``, or the target itself that needs none."""
+OF_HOLDS = ("held", "entered")
+"""Targets of runs in the nodes of a hold, which are those of another target."""
 CONTAINERS, PROCESSES = "docker", "local"
 """Where a job may run that names no target."""
 
@@ -53,8 +53,10 @@ def room_of(name: str) -> Room:
         fix = f"did you mean --on {close}?" if close else f"one of: {', '.join(targets_of_jobs())}"
         raise InputError(f"--on {name}: no such target", fix)
     named = ROOMS[name]
-    room: Room = load(named)() if named.endswith("Room") else Room(name, named)
-    return room
+    if named.endswith("Room"):
+        room: Room = load(named)()
+        return room
+    return (HoldRoom if name in OF_HOLDS else Room)(name, named)
 
 
 def load(named: str) -> Any:
@@ -74,7 +76,7 @@ def rooms() -> Iterator[Room]:
 def targets_of_jobs() -> list[str]:
     """The targets that ``--on`` of a job may name."""
     # Commands of their own start the runs of ``starter``, and ``--in`` those in holds.
-    return [name for name in ROOMS if name not in ("starter", "held", "entered")]
+    return [name for name in ROOMS if name not in ("starter", *OF_HOLDS)]
 
 
 def name_here(environ: Mapping[str, str]) -> str | None:
@@ -102,26 +104,12 @@ def open_target(name: str, run_root: Path) -> Target:
     return room_of(name).open(run_root)
 
 
-class HeldRoom(Room):
-    """Of runs in the nodes of a hold, which are those of another target."""
+class HoldRoom(Room):
+    """One of ``OF_HOLDS``."""
 
-    name = "held"
-
-    def open(self, run_root: Path, arguments: Namespace | None = None) -> HeldTarget:
-        from launcher.targets.held.target import HeldTarget
-
-        return HeldTarget(run_root, lambda name: open_target(name, run_root))
-
-
-class EnteredRoom(Room):
-    """Of runs in the nodes of a hold that do not see the run folders."""
-
-    name = "entered"
-
-    def open(self, run_root: Path, arguments: Namespace | None = None) -> EnteredTarget:
-        from launcher.targets.hosts.entered import EnteredTarget
-
-        return EnteredTarget(run_root, lambda name: open_target(name, run_root))
+    def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
+        target: Target = load(self.opens)(run_root, lambda name: open_target(name, run_root))
+        return target
 
 
 def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) -> Choice:

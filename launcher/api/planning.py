@@ -22,9 +22,8 @@ from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.job.values import IN_IMAGE
 from launcher.plan.agent_task import TRAINING, Purpose
-from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.nnodes import decide_nnodes
-from launcher.plan.run_id import new_run_id
 from launcher.runs.folder import RunFolder, find_run
 
 if TYPE_CHECKING:

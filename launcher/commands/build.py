@@ -11,7 +11,7 @@ from launcher.code.place import CodePlace, find_code
 from launcher.code.record import read_code
 from launcher.commands.arguments import run_root
 from launcher.contract import typed
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import InputError
 from launcher.follow.signals import raise_on_signals
 from launcher.job import script
 from launcher.job.file import read_job
@@ -23,8 +23,8 @@ NO_SCRIPT = ("SCRIPT",)
 """Where none is named: what is to be typed in the end."""
 
 
-def build(arguments: argparse.Namespace) -> int:
-    """Builds the image; the exit code."""
+def build(arguments: argparse.Namespace) -> None:
+    """Builds the image."""
     tag = arguments.tag
     check_tag(tag, pushes=arguments.push)
     wheels = read_wheels(Path(arguments.wheelhouse)) if arguments.wheelhouse else ()
@@ -53,7 +53,6 @@ def build(arguments: argparse.Namespace) -> int:
     words = [arguments.job] if arguments.job and not is_script(arguments.job) else place.command
     _note(f"to run it: {typed.command('run', *words, '--image', tag, '--code', 'image')}")
     print(tag)
-    return int(ExitCode.OK)
 
 
 def _find_code(arguments: argparse.Namespace) -> CodePlace:

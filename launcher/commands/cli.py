@@ -72,7 +72,7 @@ def _run_command(
             text, code = made if isinstance(made, tuple) else ("", made)
             if text:  # else stdout may be closed, or its disk full
                 sys.stdout.write(text)
-            return int(code)
+            return int(code or 0)
     except LauncherError as error:
         return _tell(_placed(error, arguments))
     except KeyboardInterrupt:
@@ -85,7 +85,7 @@ def _run_command(
         # The reader of our output has gone (`launcher ps | head`): not an error of ours.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.OK)
+        return 0
     except OSError as error:
         return _tell(_of_system(error))
 

@@ -17,14 +17,12 @@ from argcomplete import completers
 from argcomplete.shell_integration import shellcode
 
 from launcher.api.choose_target import targets_of_jobs
-from launcher.contract.errors import ExitCode
 
 
-def completion(arguments: argparse.Namespace) -> int:
-    """Prints what the shell is to read; the exit code."""
+def completion(arguments: argparse.Namespace) -> None:
+    """Prints what the shell is to read."""
     # Without bash's own offer of files, where an argument is no file.
     sys.stdout.write(shellcode(["launcher"], use_defaults=False, shell=arguments.shell))
-    return int(ExitCode.OK)
 
 
 def complete(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""``docs``: a page of the documentation, or a section of one, which hints of messages name."""
+"""``docs``: a page of the documentation, or a section; ``schema``: the job file's JSON Schema."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.contract import typed
 from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import InputError
+from launcher.job.schema import render_schema
 
 INSTALLED = Path(__file__).parent / "pages"
 PAGES = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "docs"
@@ -36,6 +37,11 @@ def docs(arguments: argparse.Namespace) -> tuple[str, int]:
     raise InputError(
         f"{arguments.page}: no such page or section", f"{fix}{typed.command('docs')} lists them"
     )
+
+
+def schema(_: argparse.Namespace) -> tuple[str, int]:
+    """The schema; the exit code."""
+    return render_schema(), 0
 
 
 def _sections(page: str) -> list[tuple[str, str]]:

@@ -11,13 +11,13 @@ from launcher.api.resizing import join_run
 from launcher.commands.arguments import is_job_named, run_root
 from launcher.commands.job_named import read_job
 from launcher.contract import typed
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import InputError
 from launcher.runs.folder import find_run
 from launcher.targets.by_hand import plan_by_hand, render_by_hand
 
 
-def env(arguments: argparse.Namespace) -> int:
-    """Prints the settings of a node; the exit code."""
+def env(arguments: argparse.Namespace) -> None:
+    """Prints the settings of a node."""
     if is_job_named(arguments) == (arguments.join is not None):
         both = "both were given" if is_job_named(arguments) else "none was given"
         raise InputError(
@@ -28,7 +28,7 @@ def env(arguments: argparse.Namespace) -> int:
         joined, index = join_run(find_run(run_root(arguments), arguments.join))
         target = open_target(joined.target, run_root(arguments))
         sys.stdout.write(target.render(joined, (index,)).shell_to_join())
-        return int(ExitCode.OK)
+        return
     job = read_job(arguments)
     plan = plan_by_hand(
         job,
@@ -39,4 +39,3 @@ def env(arguments: argparse.Namespace) -> int:
         cwd=str(Path.cwd()),
     )
     sys.stdout.write(render_by_hand(plan, arguments.node_rank))
-    return int(ExitCode.OK)

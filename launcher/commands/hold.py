@@ -14,12 +14,11 @@ from launcher.commands.job_named import read_job
 from launcher.commands.run import create_told
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode
 from launcher.follow.console import Console
 from launcher.plan.agent_task import Purpose
 
 
-def hold(arguments: argparse.Namespace) -> int:
+def hold(arguments: argparse.Namespace) -> None:
     """Starts nodes that wait, and returns once they do."""
     root, opened = run_root(arguments), open_named(arguments)
     if opened:
@@ -39,10 +38,8 @@ def hold(arguments: argparse.Namespace) -> int:
     limit = f"after {arguments.idle_limit / 60:g} min without a run"
     console.note(f"{arguments.name} is ready: {use}; it ends {limit}, or by: {end}")
     print(run.run_id, flush=True)
-    return int(ExitCode.OK)
 
 
-def release(arguments: argparse.Namespace) -> int:
+def release(arguments: argparse.Namespace) -> None:
     """Ends a hold."""
     print(release_hold(run_root(arguments), arguments.name), file=sys.stderr)
-    return int(ExitCode.OK)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.api.choose_target import targets_of_jobs
 from launcher.contract import typed
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import InputError
 from launcher.job.script import check_script
 from launcher.manifests.check import MAX_FILE_BYTES, STDIN_NAME
 from launcher.manifests.imports.draft import render_draft
@@ -18,8 +18,8 @@ from launcher.manifests.imports.read import import_text
 from launcher.yamlfile.source import decode_text, read_text
 
 
-def import_job(arguments: argparse.Namespace) -> int:
-    """Prints or writes the job file for a launch line, a script or a manifest; the exit code."""
+def import_job(arguments: argparse.Namespace) -> None:
+    """Prints or writes the job file for a launch line, a script or a manifest."""
     given, extra = arguments.file, arguments.extra
     if given is None:
         if not extra:
@@ -43,11 +43,10 @@ def import_job(arguments: argparse.Namespace) -> int:
         write_new(Path(arguments.output), text)
         told = [line[2:] for line in text.splitlines() if line.startswith("#")]
         print(*told, sep="\n", file=sys.stderr)
-    return int(ExitCode.OK)
 
 
-def init(arguments: argparse.Namespace) -> int:
-    """Writes ``job.yaml`` for a script, and prints the next three commands; the exit code."""
+def init(arguments: argparse.Namespace) -> None:
+    """Writes ``job.yaml`` for a script, and prints the next three commands."""
     check_script(arguments.script)
     folder = Path(arguments.script)
     script = folder / "__main__.py" if folder.is_dir() else folder
@@ -62,7 +61,6 @@ def init(arguments: argparse.Namespace) -> int:
         (("run", str(output), "--on", "TARGET"), f"elsewhere: {', '.join(targets_of_jobs())}"),
     ):
         print(f"{typed.command(*words)}  # {why}")
-    return int(ExitCode.OK)
 
 
 def write_new(path: Path, text: str) -> None:

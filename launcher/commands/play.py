@@ -15,7 +15,7 @@ from launcher.follow.signals import raise_on_signals
 from launcher.manifests.play import Machine, Play, plan_play
 from launcher.manifests.player import LABEL, Player
 from launcher.manifests.source import Together, Value, object_name, parse_manifest
-from launcher.plan.run_id import new_run_id
+from launcher.plan.launch_plan import new_run_id
 from launcher.targets.docker.engine import Engine
 from launcher.targets.docker.target import has_nvidia
 from launcher.targets.machine import read_gpus

@@ -8,10 +8,10 @@ import sys
 from launcher.api.profile import take_profile
 from launcher.commands.runs import find
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.errors import TargetError
 
 
-def profile(arguments: argparse.Namespace) -> int:
+def profile(arguments: argparse.Namespace) -> None:
     """Prints the files that were written, and why others were not."""
     run = find(arguments)
     told = take_profile(run, SystemClock(), steps=arguments.steps, seconds=arguments.seconds)
@@ -24,4 +24,3 @@ def profile(arguments: argparse.Namespace) -> int:
             f"no rank of {run.run_id} was profiled: {'; '.join(why) or 'no worker has begun'}"
         )
     sys.stderr.write("".join(f"{line}\n" for line in why))
-    return int(ExitCode.OK)

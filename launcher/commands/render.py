@@ -7,11 +7,10 @@ import shlex
 import sys
 
 from launcher.commands.job_named import planned
-from launcher.contract.errors import ExitCode
 
 
-def render(arguments: argparse.Namespace) -> int:
-    """Prints what would be run; the exit code."""
+def render(arguments: argparse.Namespace) -> None:
+    """Prints what would be run."""
     planned_run = planned(arguments, preview=True)
     choice, plan = planned_run.choice, planned_run.plan
     made_by = shlex.join(["launcher", *sys.argv[1:]])
@@ -19,4 +18,3 @@ def render(arguments: argparse.Namespace) -> int:
     for note in choice.target.notes:
         print(f"note: {note}", file=sys.stderr)
     sys.stdout.write(plan.to_json() if arguments.json else text)
-    return int(ExitCode.OK)

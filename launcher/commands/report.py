@@ -13,7 +13,7 @@ from launcher.commands.arguments import run_root
 from launcher.commands.runs import find
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import InputError
 from launcher.runs.folder import RunFolder
 from launcher.runs.page import render_page
 from launcher.runs.particulars import Particulars, read_particulars
@@ -23,7 +23,7 @@ from launcher.verdict.evidence import read_run
 from launcher.verdict.verdict import decide_verdict, render_verdict
 
 
-def report(arguments: argparse.Namespace) -> int:
+def report(arguments: argparse.Namespace) -> None:
     """Tells what happened to a run."""
     if arguments.with_run and not arguments.html:
         raise InputError("--with goes with --html", "add --html FILE, or leave --with out")
@@ -42,7 +42,6 @@ def report(arguments: argparse.Namespace) -> int:
         print(json.dumps(reports[0].to_jsonable(), indent=2))
     else:
         sys.stdout.write(render_postmortem(reports[0]))
-    return int(ExitCode.OK)
 
 
 def _find(arguments: argparse.Namespace) -> RunFolder:

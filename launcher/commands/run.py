@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
 from launcher.api import launch
 from launcher.api.choose_target import Choice
-from launcher.api.debugging import debugged
+from launcher.api.debugging import debugged, listen
 from launcher.api.planning import PlannedRun
 from launcher.commands.arguments import shown, words_of_job_named
-from launcher.commands.debug import read_debugging
 from launcher.commands.job_named import planned
 from launcher.commands.printed_commands import options_of_job
 from launcher.contract import typed
-from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.errors import InputError, TargetError
 from launcher.contract.protocol import LAUNCHER_LOG_FILE, OUTCOME_FILE
 from launcher.follow.console import Console
+from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """Starts a job and follows it; the exit code."""
-    purpose, port = read_debugging(arguments)
+    purpose, port = _read_debugging(arguments)
     planned_run = planned(arguments, purpose=purpose)
     if arguments.detach:
         # Its output goes to a file, which is never full for a while, and a fork takes no threads.
-        return _run_in_background(planned_run, Console(sys.stderr))
+        _run_in_background(planned_run, Console(sys.stderr))
+        return 0
     if arguments.live:
         # Without it a run needs nothing of what the screen imports.
         from launcher.commands.top import has_terminal, load_screen
@@ -55,11 +56,33 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_here(arguments, planned_run, console, port)
 
 
-def _run_in_background(planned_run: PlannedRun, console: Console) -> int:
+def _read_debugging(arguments: argparse.Namespace) -> tuple[Purpose, socket.socket | None]:
+    """What is to be debugged, and the port for an editor. Raises ``InputError``."""
+    ranks, port = arguments.debug, arguments.debug_port
+    if not ranks:
+        if port is not None:
+            raise InputError(f"--debug-port {port}: of no rank", f"--debug 0 --debug-port {port}")
+        return TRAINING, None
+    if len(ranks) > 1:
+        given = " ".join(f"--debug {rank}" for rank in ranks)
+        raise InputError(f"{given}: one rank at a time", f"--debug {ranks[0]}")
+    if arguments.detach or arguments.live:
+        way = "--detach" if arguments.detach else "--live"
+        raise InputError(
+            f"--debug needs this process in this terminal: not with {way}", "one of both"
+        )
+    if port is not None:
+        return Purpose(debug_rank=ranks[0], debug_editor=True), listen(port)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        what = "--debug needs a terminal for pdb: stdin or stderr is none"
+        raise InputError(what, f"call it in a terminal, or --debug {ranks[0]} --debug-port 5678")
+    return Purpose(debug_rank=ranks[0]), None
+
+
+def _run_in_background(planned_run: PlannedRun, console: Console) -> None:
     run = _start_in_background(planned_run, console)
     console.note(f"detached; see: {typed.command('logs', '--follow', run.run_id)}")
     print(run.run_id, flush=True)
-    return int(ExitCode.OK)
 
 
 def _start_in_background(planned_run: PlannedRun, console: Console) -> RunFolder:
@@ -88,7 +111,7 @@ def _run_live(
     screen(run, 1.0, functools.partial(pass_on, signal.SIGINT)).run()
     if run.launcher_pid() is not None:
         console.note(f"the run goes on; see: {typed.command('logs', '--follow', run.run_id)}")
-        return int(ExitCode.OK)
+        return 0
     outcome = run.read_outcome()
     if outcome is None:
         raise TargetError(

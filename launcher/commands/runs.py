@@ -39,7 +39,7 @@ PAGE_FILE = "report.html"
 """In a run's folder: what the index of ``ps --html`` leads to."""
 
 
-def ps(arguments: argparse.Namespace) -> int:
+def ps(arguments: argparse.Namespace) -> None:
     """Lists runs."""
 
     def note(line: str) -> None:
@@ -65,7 +65,6 @@ def ps(arguments: argparse.Namespace) -> int:
                 where = shlex.quote(str(Path(live.run_dir).parent))
                 see = f"{typed.program()} status {live.run_id} --runs {where}"
                 print(f"{live.run_id} runs here; see: {see}")
-    return int(ExitCode.OK)
 
 
 def _write_index(file: str, rows: Sequence[ListedRun], root: Path) -> None:
@@ -79,7 +78,7 @@ def _write_index(file: str, rows: Sequence[ListedRun], root: Path) -> None:
     write_page(file, render_index(tell_columns(rows), links, str(root)))
 
 
-def status(arguments: argparse.Namespace) -> int:
+def status(arguments: argparse.Namespace) -> None:
     """Shows one run and its nodes."""
     run = find(arguments)
     status = read_status(run)
@@ -89,7 +88,6 @@ def status(arguments: argparse.Namespace) -> int:
         sys.stdout.write(render_status(status))
     if status.unseen:
         raise TargetError(status.unseen, status.fix)
-    return int(ExitCode.OK)
 
 
 def logs(arguments: argparse.Namespace) -> int:
@@ -110,14 +108,14 @@ def logs(arguments: argparse.Namespace) -> int:
         return int(ExitCode.INTERRUPTED)
     outcome = read_state(run, run.read_plan())[1] if arguments.follow else None
     if outcome is None or outcome.exit_code == ExitCode.OK:
-        return int(ExitCode.OK)
+        return 0
     ended = f"{outcome.state}, {outcome.reason}, exit code {outcome.exit_code}"
     told = f"launcher: {run.run_id}: {ended}; see: {typed.command('report', run.run_id)}"
     print(told, file=sys.stderr)
     return outcome.exit_code
 
 
-def stop(arguments: argparse.Namespace) -> int:
+def stop(arguments: argparse.Namespace) -> None:
     """Ends a run."""
     run, others = _find_to_stop(arguments)
     said = stop_run(run, arguments.grace, keep=arguments.keep)
@@ -125,7 +123,6 @@ def stop(arguments: argparse.Namespace) -> int:
     for other in others:
         told = f"{other.run_id} still runs; end it: {typed.command('stop', other.run_id)}"
         print(told, file=sys.stderr)
-    return int(ExitCode.OK)
 
 
 def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFolder]]:
@@ -138,11 +135,10 @@ def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFol
     return going_on[-1], going_on[:-1]
 
 
-def scale(arguments: argparse.Namespace) -> int:
+def scale(arguments: argparse.Namespace) -> None:
     """Changes the number of nodes of a run."""
     said = scale_run(find(arguments), arguments.nodes)
     print(said, file=sys.stderr)
-    return int(ExitCode.OK)
 
 
 def find(arguments: argparse.Namespace) -> RunFolder:

@@ -9,10 +9,10 @@ import sys
 from launcher.api.stacks import render_stacks, take_stacks
 from launcher.commands.runs import find
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode, TargetError
+from launcher.contract.errors import TargetError
 
 
-def stacks(arguments: argparse.Namespace) -> int:
+def stacks(arguments: argparse.Namespace) -> None:
     """Shows the stacks of all ranks, and which rank is missing in a collective."""
     run = find(arguments)
     told = take_stacks(run, SystemClock(), rank=arguments.rank, native=arguments.native)
@@ -23,4 +23,3 @@ def stacks(arguments: argparse.Namespace) -> int:
     if not told.looks:
         why = "; ".join(f"node {index}: {said}" for index, said in told.silent.items())
         raise TargetError(f"no node of {run.run_id} could be looked at: {why or 'none is there'}")
-    return int(ExitCode.OK)

@@ -55,8 +55,8 @@ def add_command(
 ) -> None:
     """A command called ``name``, which the function ``handler`` (``MODULE:NAME``) does.
 
-    The function takes the arguments and returns the exit code, and before it what is to be printed
-    where it does not print itself. ``add_arguments`` gives the command's parser what it takes.
+    The function takes the arguments and returns the exit code, None for 0, and before it what is to
+    be printed where it does not print itself. ``add_arguments`` gives the parser what it takes.
     """
     parser: ArgumentParser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(handler=handler, options=parser._option_string_actions)
@@ -463,7 +463,7 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "print a page of the documentation, or a section of one, such as a cause of why",
         _add_to_docs,
     ),
-    ("schema", "schema:schema", "print the job file's JSON Schema", lambda parser: None),
+    ("schema", "docs:schema", "print the job file's JSON Schema", lambda parser: None),
     (
         "completion",
         "completion:completion",

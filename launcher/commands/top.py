@@ -9,24 +9,23 @@ from typing import TYPE_CHECKING
 
 from launcher.commands.runs import find
 from launcher.contract.clock import SystemClock
-from launcher.contract.errors import ExitCode, InputError
+from launcher.contract.errors import InputError
 from launcher.screen.snapshot import read_snapshot, render_snapshot
 
 if TYPE_CHECKING:
     from launcher.screen.app import RunScreen
 
 
-def top(arguments: argparse.Namespace) -> int:
+def top(arguments: argparse.Namespace) -> None:
     """Shows a run until it is left; where there is no terminal, once."""
     run = find(arguments)
     if arguments.json or not has_terminal():
         seen = read_snapshot(run, SystemClock().wall())
         told = json.dumps(seen.to_jsonable(), indent=2) if arguments.json else render_snapshot(seen)
         print(told)
-        return int(ExitCode.OK)
+        return
     run.read_plan()
     load_screen("top", "launcher top | cat")(run, arguments.interval).run()
-    return int(ExitCode.OK)
 
 
 def has_terminal() -> bool:

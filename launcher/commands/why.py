@@ -10,7 +10,6 @@ from pathlib import Path
 from launcher.api.why import read_named_run, read_path
 from launcher.commands.arguments import run_root
 from launcher.commands.runs import find
-from launcher.contract.errors import ExitCode
 from launcher.runs.folder import RunFolder
 from launcher.verdict.evidence import Evidence
 from launcher.verdict.torchrun_logs import read_stdin
@@ -19,14 +18,13 @@ from launcher.verdict.verdict import decide_verdict, render_verdict
 STDIN = "-"
 
 
-def why(arguments: argparse.Namespace) -> int:
+def why(arguments: argparse.Namespace) -> None:
     """Tells why a run failed or stands still."""
     told = decide_verdict(_read(arguments))
     if arguments.json:
         print(json.dumps(told.to_jsonable(), indent=2))
     else:
         sys.stdout.write(render_verdict(told, evidence=arguments.evidence))
-    return int(ExitCode.OK)
 
 
 def _read(arguments: argparse.Namespace) -> Evidence:

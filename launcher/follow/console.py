@@ -11,12 +11,12 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.follow.lines import LineBlock
 from launcher.follow.output_buffer import OutputBuffer
-from launcher.follow.prefix import paint_prefix
 from launcher.follow.tails import Stream
 
 PROGRESS_INTERVAL_S = 5.0
 """How often a progress update becomes a plain line where no terminal is attached."""
 
+WORKER_COLOURS = (36, 33, 35, 32, 34, 31)
 DEBUGGER, PROMPTS = "debugger", ("(Pdb) ", "(com) ")
 
 
@@ -150,3 +150,14 @@ class Console:
         goes_on = "" if self.is_ending else "; the run goes on"
         shows = f"; its output: {self._shows}" if self._shows else ""
         self.note(f"stdout takes no more ({why}){goes_on}{shows}")
+
+
+def prefix_of(node_index: int, rank: int | None) -> str:
+    """``[node/rank]``; the node's agent has no rank."""
+    return f"[{node_index}/{'agent' if rank is None else rank}]"
+
+
+def paint_prefix(prefix: str, colour_key: int) -> str:
+    """The prefix in the colour of a rank or a node; bold for the launcher, whose key is -1."""
+    code = 1 if colour_key < 0 else WORKER_COLOURS[colour_key % len(WORKER_COLOURS)]
+    return f"\x1b[{code}m{prefix}\x1b[0m"

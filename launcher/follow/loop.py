@@ -14,9 +14,8 @@ from launcher.agent.stopping import StopFiles
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import DiskFullError, InputError, LauncherError, TargetError
 from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
-from launcher.follow.console import Console
+from launcher.follow.console import Console, prefix_of
 from launcher.follow.nodes import FOLDER_REMOVED
-from launcher.follow.prefix import prefix_of
 from launcher.follow.requests import (
     count_nodes,
     count_returned,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -238,6 +239,11 @@ def plan_replacement(plan: LaunchPlan, node_index: int) -> LaunchPlan:
         for node in plan.nodes
     )
     return replace(plan, nodes=nodes)
+
+
+def new_run_id(job_name: str) -> str:
+    """``digits-3f9a01``: the job's name and six hexadecimal digits by chance."""
+    return f"{job_name}-{os.urandom(3).hex()}"
 
 
 def parse_plan(text: str) -> LaunchPlan:

@@ -23,8 +23,7 @@ from launcher.doctor.run import (
 from launcher.follow.requests import count_nodes
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, plan_run
-from launcher.plan.run_id import new_run_id
+from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 
 
 def diagnose_nodes(job: JobSpec, target: Target, limit_s: float) -> Iterator[Finding]:

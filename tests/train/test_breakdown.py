@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 
-import pytest
 import torch
 from torch import nn
 
 from fabric_train.breakdown import (
     Breakdown,
-    Utilization,
     count_flops,
     measure_utilization,
     read_communication,
@@ -82,7 +80,7 @@ def test_operations_are_counted_where_a_devices_peak_is_known(monkeypatch):
     model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.Dropout(0.5), nn.Linear(20, 5))
     assert count_flops(model, torch.ones(1, 10)) == 3 * 2 * (10 * 20 + 20 * 5)
     sample, device = torch.ones(1, 10), torch.device("cpu")
-    assert measure_utilization(lambda: model, sample, device, "32-true", 2).at(100.0) is None
+    assert measure_utilization(lambda: model, sample, device, "32-true", 2) == 0
     monkeypatch.setattr("fabric_train.breakdown.read_peak", lambda device, precision: 450_000)
     for name, workload in WORKLOADS.items():
         build, config = workload.build_model, TrainConfig()
@@ -96,6 +94,5 @@ def test_operations_are_counted_where_a_devices_peak_is_known(monkeypatch):
         )
         real = count_flops(build(config), samples.tensors[0][:1])
         # The CPU's fused attention is not counted.
-        assert used.flops_per_sample > real if name == "charlm" else used.flops_per_sample == real
-        assert used.peak_flops == 900_000
-    assert Utilization(flops_per_sample=1800, peak_flops=9e5).at(100.0) == pytest.approx(0.2)
+        flops = round(used * 900_000)
+        assert flops > real if name == "charlm" else flops == real

@@ -17,9 +17,8 @@ from launcher.contract.records import parse_record
 from launcher.doctor import judge, run
 from launcher.doctor.finding import Finding, Status, failed, warning
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan, plan_run
+from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.rendezvous import plan_backend
-from launcher.plan.run_id import new_run_id
 from launcher.targets.hosts import doctor_judge
 from launcher.targets.hosts.doctor_judge import HostAnswer
 from launcher.targets.hosts.images import read_image

@@ -16,6 +16,7 @@ from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
+from launcher.contract.records import read_object
 from launcher.follow.requests import write_size
 from launcher.follow.target import Observation
 from launcher.plan.launch_plan import LaunchPlan
@@ -378,10 +379,7 @@ def is_same(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
 
 def read_told(run_dir: Path) -> dict[str, Any]:
     """What ``write_cluster`` has left; empty where nothing did."""
-    with contextlib.suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads((run_dir / CLUSTER_FILE).read_text())
-        return found
-    return {}
+    return read_object(run_dir / CLUSTER_FILE)
 
 
 def read_cluster(run_dir: Path, **given: str) -> Cluster | None:

@@ -11,8 +11,7 @@ from launcher.code.record import PackedCode, read_code
 from launcher.contract.errors import LauncherError, TargetError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.job.spec import JobSpec
-from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.run_id import new_run_id
+from launcher.plan.launch_plan import LaunchPlan, new_run_id
 from launcher.targets.kubernetes.api import (
     FORBIDDEN,
     ApiError,

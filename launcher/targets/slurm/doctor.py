@@ -16,8 +16,7 @@ from launcher.contract.errors import LauncherError
 from launcher.doctor.finding import Finding, Status, failed, is_fit, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.job.values import NodeRange
-from launcher.plan.launch_plan import plan_run
-from launcher.plan.run_id import new_run_id
+from launcher.plan.launch_plan import new_run_id, plan_run
 from launcher.targets.diagnosis import diagnose_nodes
 from launcher.targets.slurm.client import SlurmError, fix_of_refusal, run_command, try_script
 from launcher.targets.slurm.script import render_script

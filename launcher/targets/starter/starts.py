@@ -17,6 +17,7 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.contract.reasons import Reason
+from launcher.contract.records import read_object
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.starter.starters import NodePlace, plain
@@ -68,9 +69,9 @@ class StartFiles:
         """
         began = clock.monotonic()
         while True:
-            waited_s, told = clock.monotonic() - began, _read(self.ready)
-            error = told.get("error") if told else None
-            if told is not None and error is None:
+            waited_s, told = clock.monotonic() - began, read_object(self.ready)
+            error = told.get("error")
+            if told and error is None:
                 return self.run.read_plan()
             if isinstance(error, dict) and waited_s > STALE_LIMIT_S:
                 raise InputError(
@@ -150,10 +151,3 @@ def request_stop(run: RunFolder) -> None:
     """Asks the agents of all starts to stop; those that ended do not hear it."""
     for ready in (run.path / STARTS_DIR).glob("*.json"):
         write_atomically(ready.with_suffix(".stop"), Reason.STOP_REQUESTED.value)
-
-
-def _read(path: Path) -> dict[str, object] | None:
-    with contextlib.suppress(OSError, ValueError):
-        told = json.loads(path.read_text())
-        return told if isinstance(told, dict) else None
-    return None

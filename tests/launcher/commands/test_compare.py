@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-from fabric_train.trainers import Companion, Settings, cut_loader
+from fabric_train.trainers import Companion, cut_loader
 
 case, world = sys.argv[1], int(os.environ["WORLD_SIZE"])
 if case == "one fails" and world == 2:
@@ -29,7 +29,7 @@ inputs = torch.randn(96, 6)
 middle = {"BatchNorm": nn.BatchNorm1d(64), "dropout": nn.Dropout(0.3)}.get(case, nn.Identity())
 model = nn.Sequential(nn.Linear(6, 64), middle, nn.Tanh(), nn.Linear(64, 1))
 optimizer = torch.optim.SGD(model.parameters(), 0.1 * (world if case == "learning rate" else 1))
-safe, at = Companion(Settings()), {"epoch": 0, "batch": 0, "step": 0}
+safe, at = Companion(), {"epoch": 0, "batch": 0, "step": 0}
 none = lambda folder: (folder / "none").touch()
 safe.open(model, none, dict, kind="tiny", seed=0, world_size=world)
 samples = TensorDataset(inputs, inputs.sin().sum(1, keepdim=True))
