@@ -38,7 +38,7 @@ class Held(Typist):
     runtime = "python"
 
     def write(self, script: str, job: str = "", prefix: str = PREFIX) -> None:
-        super().write(script)
+        super().write(script, prefix=prefix.replace("python", self.runtime))
 
     def hold(self) -> None:
         words = ("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", "--on", "hosts")
@@ -96,6 +96,10 @@ def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
     fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")
     assert fewer.returncode == 2
     assert "a run in dev takes all of its 2 nodes" in fewer.stderr
+    other = "docker" if held.runtime == "python" else "python"
+    refused = held("run", "job.yaml", "--in", "dev", "--set", f"hosts.runtime={other}")
+    assert refused.returncode == 2
+    assert f"hosts.runtime: {other}, but the nodes of dev are {held.runtime}" in refused.stderr
 
 
 @pytest.mark.slow
@@ -107,8 +111,11 @@ def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: He
     wait_until(lambda: (hold / "nodes/1/1/ready").exists(), limit_s=START_LIMIT_S)
     held.run_well()
     held.write(TRAINS)
-    running = held.start("run", "job.yaml", "--in", "dev")
+    running = held.start("run", "job.yaml", "--in", "dev", "--nnodes", "1:2")
     wait_until(lambda: is_up(held, "up-0-0", "up-1-0"), limit_s=START_LIMIT_S)
+    refused = held("scale", "latest", "1")
+    assert refused.returncode == 2
+    assert "keeps its nodes" in refused.stderr
     # A run takes no lease: the hold has them.
     hosts = json.loads(held("hosts", "--json").stdout)
     assert {lease["run_id"] for host in hosts for lease in host["leases"]} == {hold.name}
