@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract.errors import InputError
+from launcher.contract.errors import DiskFullError, InputError
 from launcher.runs.folder import RunFolder
 from launcher.targets.hold import Hold
 from tests.debugged import STOPS, Terminal, debug_rank_1
@@ -200,6 +201,20 @@ def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev: Runner) -> None:
     assert user.run_id == "second"
     other.leave()
     assert Hold(other.run).read_user() is None
+
+
+def test_a_hold_on_a_full_disk_is_not_taken(dev: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = Hold(RunFolder(next((dev.folder / "runs").glob("dev-*"))))
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        with pytest.raises(DiskFullError, match="the disk at .* is full"):
+            hold.enter("first")
+    hold.leave()
+    assert hold.read_user() is None
 
 
 def test_a_run_in_a_hold_restarts_its_workers(dev: Runner) -> None:
