@@ -69,8 +69,8 @@ def check_known(
     command, words = arguments.command, _one_line(" ".join(unknown))
     if command == "render" and unknown[0].partition("=")[0] == "--in":
         what = f"{words}: held nodes fork a run, and start nothing that could be rendered"
-        own = (word for word in given if word not in unknown)
-        raise InputError(what, f"as on nodes of its own: {typed.command(*own)}")
+        others = (word for word in given if word not in unknown)
+        raise InputError(what, f"as on nodes of its own: {typed.command(*others)}")
     option = _option_meant(unknown[0], arguments.options)
     meant = f"did you mean {option}? " if option else ""
     if command not in TAKES_TRAINING:

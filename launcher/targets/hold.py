@@ -123,7 +123,9 @@ class Hold:
             # Without a buffer, which a full disk would leave to be written later.
             os.pwrite(self._file.fileno(), text.encode(), 0)
         except OSError as error:
-            raise full_disk(self.run.path) if disk.is_full(error) else error
+            if disk.is_full(error):
+                raise full_disk(self.run.path) from error
+            raise
 
     def touch(self) -> None:
         """Shows that the run's launcher lives; cheap."""

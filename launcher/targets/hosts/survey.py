@@ -95,8 +95,8 @@ def _with_addresses(
 def read_held(ssh: Ssh, plan: LaunchPlan, job: JobSpec) -> tuple[HostsSettings, int | None]:
     """The hosts of a hold as they were when it was made, and a port that is most likely free.
 
-    Raises ``TargetError`` where they do not share the checkpoint folder of a job, if it has one, and
-    ``InputError`` for a job that they cannot run.
+    Raises ``TargetError`` where they do not share the checkpoint folder of a job, if it has one,
+    and ``InputError`` for a job that they cannot run.
     """
     own, folder = HostsSettings.of(plan), shared_folder(job, str(Path.cwd()))
     check_takes_all(job, plan)

@@ -211,7 +211,7 @@ def test_a_hold_on_a_full_disk_is_not_taken(dev: Runner, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", refuse)
-        with pytest.raises(DiskFullError, match="the disk at .* is full"):
+        with pytest.raises(DiskFullError, match=r"the disk at .* is full"):
             hold.enter("first")
     hold.leave()
     assert hold.read_user() is None
