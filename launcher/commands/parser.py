@@ -67,6 +67,10 @@ def check_known(
     if not unknown:
         return
     command, words = arguments.command, _one_line(" ".join(unknown))
+    if command == "render" and unknown[0].partition("=")[0] == "--in":
+        what = f"{words}: held nodes fork a run, and start nothing that could be rendered"
+        others = (word for word in given if word not in unknown)
+        raise InputError(what, f"as on nodes of its own: {typed.command(*others)}")
     option = _option_meant(unknown[0], arguments.options)
     meant = f"did you mean {option}? " if option else ""
     if command not in TAKES_TRAINING:

@@ -100,7 +100,7 @@ def _read_number(path: Path, key: str) -> int | None:
 def check_scale(plan: LaunchPlan, nodes: int, *, own_checkpoints: bool = False) -> None:
     """Raises ``InputError`` where a run of this plan cannot have ``nodes`` nodes."""
     if plan.own is not None and plan.own.keeps_nodes:
-        raise InputError(f"{plan.run_id} is one job, which keeps its nodes", plan.own.keeps_nodes)
+        raise InputError(f"{plan.run_id} keeps its nodes", plan.own.keeps_nodes)
     low, high = plan.nodes[0].min_nodes, plan.nodes[0].max_nodes
     if plan.agent is None or not plan.is_elastic:
         raise InputError(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
+from launcher.agent import disk
 from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.contract.hold import (
@@ -32,7 +33,7 @@ from launcher.contract.records import dump_record, parse_record
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.nnodes import NodesThere
 from launcher.plan.nodes import absolute
-from launcher.runs.folder import RunFolder, write_atomically
+from launcher.runs.folder import RunFolder, full_disk, write_atomically
 from launcher.targets.shared_folder import changed_at
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Hold:
         return None
 
     def enter(self, run_id: str) -> None:
-        """Takes it for a run. Raises ``InputError`` naming the run that has it.
+        """Takes it for a run. Raises ``InputError`` naming the run that has it, ``DiskFullError``.
 
         The lock lasts as long as this process, or one that was forked from it.
         """
@@ -117,10 +118,14 @@ class Hold:
 
     def _write(self, text: str) -> None:
         assert self._file is not None
-        self._file.truncate(0)
-        self._file.seek(0)
-        self._file.write(text)
-        self._file.flush()
+        try:
+            os.ftruncate(self._file.fileno(), 0)
+            # Without a buffer, which a full disk would leave to be written later.
+            os.pwrite(self._file.fileno(), text.encode(), 0)
+        except OSError as error:
+            if disk.is_full(error):
+                raise full_disk(self.run.path) from error
+            raise
 
     def touch(self) -> None:
         """Shows that the run's launcher lives; cheap."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DOCKER_IMAGE
-from tests.hosts.places import Network
+from tests.hosts.places import Host, Network
 from tests.hosts.typist import Typist
 
 
@@ -41,6 +41,17 @@ def four_engines(four_hosts: Network) -> Network:
     subprocess.run(["docker", "--host", socket, "load", "-q"], stdin=save.stdout, check=True)
     assert save.wait() == 0
     return four_hosts
+
+
+@pytest.fixture
+def small_disk(four_hosts: Network) -> Iterator[Host]:
+    """The second host, with a state folder that holds 8 MiB."""
+    host = four_hosts.hosts[1]
+    host.run("mkdir", "-p", "/root/.launcher")
+    host.run("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/root/.launcher")
+    yield host
+    # A host that was swept has been started anew, without it.
+    host.run("umount", "/root/.launcher", check=False)
 
 
 @pytest.fixture

@@ -330,6 +330,12 @@ class Network:
         """Cuts this machine off from all hosts, or joins them again."""
         sh("ip", "-n", self.switch, "link", "set", "client", "up" if up else "down")
 
+    def slow_client(self, rate: str = "") -> None:
+        """Limits what this machine sends to all hosts, such as to ``8mbit``, or ends that."""
+        argv = ("tc", "qdisc", "replace" if rate else "del", "dev", self.label, "root")
+        limit = ("tbf", "rate", rate, "burst", "64kb", "latency", "400ms") if rate else ()
+        sh(*argv, *limit)
+
     def _write_client_files(self) -> None:
         lines = []
         known = []

@@ -51,17 +51,6 @@ while True:
 """
 
 
-@pytest.fixture
-def small_disk(four_hosts: Network) -> Iterator[Host]:
-    """The second host, with a state folder that holds 8 MiB."""
-    host = four_hosts.hosts[1]
-    host.run("mkdir", "-p", "/root/.launcher")
-    host.run("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/root/.launcher")
-    yield host
-    # A host that was swept has been started anew, without it.
-    host.run("umount", "/root/.launcher", check=False)
-
-
 def test_a_host_whose_disk_is_full_is_named_before_anything_starts(
     small_disk: Host, typist: Typist
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from launcher.targets import process_table
 from launcher.targets.hosts.program.processes import KEEPER
 from tests.debugged import STOPS, debug_rank_1
 from tests.held import SUMS, TRAINS, check_three_runs, folder_of_hold, is_up
-from tests.hosts.places import Host
+from tests.hosts.places import Host, Network
 from tests.hosts.test_endings import share_home
 from tests.hosts.typist import PREFIX, STATE, Typist
 from tests.waiting import wait_until
@@ -38,7 +39,7 @@ class Held(Typist):
     runtime = "python"
 
     def write(self, script: str, job: str = "", prefix: str = PREFIX) -> None:
-        super().write(script)
+        super().write(script, prefix=prefix.replace("python", self.runtime))
 
     def hold(self) -> None:
         words = ("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", "--on", "hosts")
@@ -96,6 +97,10 @@ def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
     fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")
     assert fewer.returncode == 2
     assert "a run in dev takes all of its 2 nodes" in fewer.stderr
+    other = "docker" if held.runtime == "python" else "python"
+    refused = held("run", "job.yaml", "--in", "dev", "--set", f"hosts.runtime={other}")
+    assert refused.returncode == 2
+    assert f"hosts.runtime: {other}, but the nodes of dev are {held.runtime}" in refused.stderr
 
 
 @pytest.mark.slow
@@ -107,8 +112,11 @@ def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: He
     wait_until(lambda: (hold / "nodes/1/1/ready").exists(), limit_s=START_LIMIT_S)
     held.run_well()
     held.write(TRAINS)
-    running = held.start("run", "job.yaml", "--in", "dev")
+    running = held.start("run", "job.yaml", "--in", "dev", "--nnodes", "1:2")
     wait_until(lambda: is_up(held, "up-0-0", "up-1-0"), limit_s=START_LIMIT_S)
+    refused = held("scale", "latest", "1")
+    assert refused.returncode == 2
+    assert "keeps its nodes" in refused.stderr
     # A run takes no lease: the hold has them.
     hosts = json.loads(held("hosts", "--json").stdout)
     assert {lease["run_id"] for host in hosts for lease in host["leases"]} == {hold.name}
@@ -129,3 +137,52 @@ def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: He
     # and nobody what torch has in memory where all that knew of it was killed.
     assert held("stop", lost).returncode == 0
     held.network.hosts[1].run("sh", "-c", "rm -f /dev/shm/sem.mp-*")
+
+
+@pytest.mark.slow
+def test_code_that_does_not_arrive_ends_the_run_alone(
+    small_disk: Host, held: Held, four_hosts: Network
+) -> None:
+    held.hold()
+    held.write("print('never')")
+    data = held.folder / "data.bin"
+    # The archive has room there, what is unpacked has not.
+    data.write_bytes(os.urandom(5 << 20))
+    full = held("run", "job.yaml", "--in", "dev")
+    assert full.returncode == 3, full.stderr
+    assert "gpu2: No space left on device" in full.stderr
+    assert "make room there" in full.stderr
+    assert small_disk.run("ls", f"{STATE}/runs").split() == [folder_of_hold(held).name]
+    data.unlink()
+    held.run_well()
+
+
+@pytest.mark.slow
+def test_a_network_that_is_cut_while_code_is_sent_ends_the_run_alone(
+    held: Held, four_hosts: Network
+) -> None:
+    held.hold()
+    held.write("print('never')")
+    data = held.folder / "data.bin"
+    data.write_bytes(os.urandom(40 << 20))
+    # Two copies of it take 80 s.
+    four_hosts.slow_client("8mbit")
+    try:
+        running = held.start("run", "job.yaml", "--in", "dev")
+        latest = held.folder / "runs/latest/submitted.json"
+        wait_until(lambda: latest.exists() and not latest.parent.name.startswith("dev"))
+        time.sleep(5.0)
+        assert running.poll() is None
+        four_hosts.set_client_link(up=False)
+        _, told = running.communicate(timeout=100)
+    finally:
+        four_hosts.set_client_link(up=True)
+        four_hosts.slow_client()
+    assert running.returncode == 3, told
+    assert b"gpu1: ssh ended with exit code 255 and no word, as where the network" in told
+    data.unlink()
+    # The hold's own launcher finds its nodes again.
+    held.run_well()
+    for host in four_hosts.hosts[:2]:
+        assert host.run("ls", f"{STATE}/runs").split() == [folder_of_hold(held).name]
+        host.run("sh", "-c", f"for f in {STATE}/code/*.tar.gz; do gzip -t $f || exit; done")

@@ -147,3 +147,16 @@ def test_first_lines_may_take_long_and_may_fail(site: Site, cluster: Cluster) ->
     failing = "./launcher run job.yaml --set 'slurm.setup=[echo no such module, exit 3]'"
     code, out, err = site.finish("salloc", "--nodes=1", "sh", "-c", failing)
     assert (code, "no such module" in err) == (1, True), err
+
+
+def test_a_hold_in_an_allocation_has_its_nodes(site: Site, cluster: Cluster) -> None:
+    site.launcher.write(SUM, JOB)
+    lines = (
+        "./launcher hold --name dev --nproc-per-node 1 && ./launcher run job.yaml --in dev; "
+        "./launcher release dev; srun --ntasks-per-node=1 echo still mine"
+    )
+    code, out, err = site.finish("salloc", "--nodes=2", "sh", "-c", lines)
+    assert code == 0, err
+    assert {"[0/0] sum 2 of node 0", "[1/1] sum 2 of node 1"} <= set(out.splitlines()), err
+    assert out.count("still mine") == 2
+    assert cluster.calls["sbatch"] == 0

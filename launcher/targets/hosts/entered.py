@@ -52,6 +52,9 @@ class Doors(Ssh):
     def argv(self, host: Host, *, terminal: bool = False) -> tuple[str, ...]:
         return (*self.door(self._index_of[host.name]).words, "sh", "-c")
 
+    def entering(self, host: Host) -> str:
+        return typed.command("shell", self._held.run_id, str(self._index_of[host.name]))
+
     def fetching(self, host: Host, folder: str) -> str:
         enter = self.door(self._index_of[host.name]).words
         return f"{shlex.join((*enter, 'tar', '-cC', folder, '.'))} | tar -x"
@@ -60,9 +63,7 @@ class Doors(Ssh):
         try:
             return super().open(host)
         except TargetError as error:
-            index = str(self._index_of[host.name])
-            fix = typed.command("exec", self._held.run_id, "--node", index, "--", "true")
-            raise TargetError(error.what, f"to try: {fix}") from error
+            raise TargetError(error.what, f"to try: {self.entering(host)}") from error
 
     def disconnect(self, host: Host) -> bool:
         """As ``Ssh.disconnect``: none is shared."""

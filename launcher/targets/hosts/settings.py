@@ -85,3 +85,8 @@ class HostsSettings(TargetSettings):
     @property
     def machines(self) -> tuple[MachineFacts, ...]:
         return self.hosts
+
+    @property
+    def keeps_nodes(self) -> str:
+        # A node that the run has given up would be idle there, and end by the hold's limit.
+        return "run it without --in, on nodes of its own" if self.hold else ""

@@ -107,6 +107,10 @@ class Ssh:
             host.name,
         )
 
+    def entering(self, host: Host) -> str:
+        """The command with which a person looks into a host."""
+        return f"ssh {host.name}"
+
     def fetching(self, host: Host, folder: str) -> str:
         """The command that brings a folder of a host here."""
         return f"scp -r {host.name}:{folder} ."
@@ -125,7 +129,7 @@ class Ssh:
         return self._open(host, argv)
 
     def _open(self, host: Host, argv: tuple[str, ...]) -> Session:
-        session = Session(host, argv, self.machines.get(host.name, ""))
+        session = Session(host, argv, self.machines.get(host.name, ""), self.entering(host))
         self._opening.add(session)
         try:
             if self._is_interrupted:
@@ -245,9 +249,11 @@ def make_control_dir() -> Path:
 class Session:
     """One conversation with the program on a host; for one thread at a time."""
 
-    def __init__(self, host: Host, argv: tuple[str, ...], machine: str = "") -> None:
-        """``machine`` is the one that must answer, empty for any."""
-        self.host, self._machine = host, machine
+    def __init__(
+        self, host: Host, argv: tuple[str, ...], machine: str = "", entering: str = ""
+    ) -> None:
+        """``machine`` is the one that must answer, empty for any; ``entering`` leads there."""
+        self.host, self._machine, self._entering = host, machine, entering
         try:
             self._talk = Conversation(argv, SSH_ENV)
         except (FileNotFoundError, PermissionError):
@@ -317,7 +323,7 @@ class Session:
                 frame = None
         if frame and isinstance(refusal := frame[0], Refusal):
             what = "make room" if re.search(FULL, refusal.error) else "correct it"
-            fix = refusal.fix or f"{what} there (ssh {self.host.name}), then the same command"
+            fix = refusal.fix or f"{what} there ({self._entering}), then the same command"
             raise TargetError(f"{self.host.name}: {refusal.error}", fix)
         return frame or self._fail()
 

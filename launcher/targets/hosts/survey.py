@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract import typed
+from launcher.contract.errors import InputError, KeyInputError, TargetError
 from launcher.plan.rendezvous import plan_backend
 from launcher.targets.agent_files import OWN_IMAGE
 from launcher.targets.hosts.inventory import Inventory
@@ -94,10 +95,12 @@ def _with_addresses(
 def read_held(ssh: Ssh, plan: LaunchPlan, job: JobSpec) -> tuple[HostsSettings, int | None]:
     """The hosts of a hold as they were when it was made, and a port that is most likely free.
 
-    Raises ``TargetError`` where they do not share the checkpoint folder of a job, if it has one.
+    Raises ``TargetError`` where they do not share the checkpoint folder of a job, if it has one,
+    and ``InputError`` for a job that they cannot run.
     """
     own, folder = HostsSettings.of(plan), shared_folder(job, str(Path.cwd()))
     check_takes_all(job, plan)
+    _check_runtime(job, plan, own.hosts[0].runtime)
     held = zip(own.hosts, plan.nodes, strict=True)
     found = tuple(replace(facts, device_ids=_ids_in(plan, node)) for facts, node in held)
     hosts = [facts.host for facts in found]
@@ -119,6 +122,13 @@ def check_takes_all(job: JobSpec, plan: LaunchPlan) -> None:
     if job.nnodes.max < (count := len(plan.nodes)):
         what = f"nnodes is {job.nnodes}: a run in {plan.job_name} takes all of its {count} nodes"
         raise InputError(what, f"--nnodes {count}")
+
+
+def _check_runtime(job: JobSpec, plan: LaunchPlan, runtime: str) -> None:
+    if "runtime" in job.hosts.model_fields_set and job.hosts.runtime != runtime:
+        what = f"{job.hosts.runtime}, but the nodes of {plan.job_name} are {runtime}"
+        fix = f"leave it out, or {typed.command('release', plan.job_name)}, and a hold of this job"
+        raise KeyInputError(("hosts", "runtime"), what, fix)
 
 
 def _check_met(hosts: Sequence[Host], met: Reachability, folder: str | None) -> None:

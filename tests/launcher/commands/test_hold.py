@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.contract.errors import InputError
+from launcher.contract.errors import DiskFullError, InputError
 from launcher.runs.folder import RunFolder
 from launcher.targets.hold import Hold
 from tests.debugged import STOPS, Terminal, debug_rank_1
@@ -202,6 +203,20 @@ def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev: Runner) -> None:
     assert Hold(other.run).read_user() is None
 
 
+def test_a_hold_on_a_full_disk_is_not_taken(dev: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = Hold(RunFolder(next((dev.folder / "runs").glob("dev-*"))))
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        with pytest.raises(DiskFullError, match=r"the disk at .* is full"):
+            hold.enter("first")
+    hold.leave()
+    assert hold.read_user() is None
+
+
 def test_a_run_in_a_hold_restarts_its_workers(dev: Runner) -> None:
     script = "import os\nif os.environ['LAUNCHER_NODE_ATTEMPT'] == '0': os._exit(3)\nprint('on')\n"
     dev.write(script, JOB + "max_restarts: 2\n")
@@ -271,6 +286,7 @@ def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher
     [
         (["run", "job.yaml", "--in", "none"], "no hold 'none' in "),
         (["run", "job.yaml", "--fresh"], "--fresh: of no hold"),
+        (["render", "job.yaml", "--in", "dev"], "--in dev: held nodes fork a run, and start"),
         (["run", "job.yaml", "--in", "dev", "--on", "docker"], "--in dev: that hold is on local"),
         (["run", "job.yaml", "--in", "dev", "--nnodes", "3"], "the hold dev has 2"),
         (["hold", "--name", "dev", *ON], "--name dev: that hold is there already"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from launcher.contract import protocol
 from launcher.runs.folder import RunFolder
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.debugged import STOPS, debug_rank_1
-from tests.held import JOB, SUMS, check_three_runs, folder_of_hold
+from tests.held import JOB, SUMS, TRAINS, check_three_runs, folder_of_hold, is_up
 from tests.k8s.pods_on_docker import Pods
 from tests.launcher.cluster_run import INDEX
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
@@ -147,6 +150,39 @@ def test_a_lost_pod_of_a_hold_is_replaced(held: Runner, pods: Controller) -> Non
         assert refused.returncode == 2
         assert what in refused.stderr, refused.stderr
     assert ", free" in held("status", "dev").stdout
+
+
+@pytest.mark.slow
+def test_a_pod_that_is_lost_while_a_run_uses_it(held: Runner, pods: Controller) -> None:
+    held.write(TRAINS, JOB + "max_restarts: 2\n")
+    process = held.start("run", "job.yaml", "--in", "dev")
+    wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
+    pods.lose(1)
+    # A cluster may have no place for it yet.
+    time.sleep(12.0)
+    pods.start(1)
+    # The run goes on in the hold's next pod.
+    latest = held.folder / "runs/latest"
+    wait_until(lambda: [*latest.glob("up-1-[1-9]*")], lambda: held("logs", "-v").stderr)
+    run = latest.resolve().name
+    for _, container in pods.running.values():
+        container.exec_run(["touch", f"/launcher/run/held/runs/{run}/go"])
+    out, told = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    assert out.count(b"trained") == 2, out
+    # Nobody reads the log of the next pod, which has the place of the one before it.
+    hold = folder_of_hold(held)
+    launcher = RunFolder(hold).launcher_pid()
+    assert launcher is not None
+    os.kill(launcher, signal.SIGKILL)
+    pods.lose(1)
+    held.write(SUMS, JOB)
+    refused = held("run", "job.yaml", "--in", "dev")
+    assert f"error: node 1 of {hold.name} does not run" in refused.stderr, refused.stderr
+    pods.start(1)
+    done = held("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
 
 
 def test_a_hold_that_could_not_be_used_is_refused(server: FakeCluster, tmp_path: Path) -> None:
