@@ -31,7 +31,7 @@ from benchmarks.why import why
 BENCHMARKS: dict[str, Benchmark] = {
     "start": Benchmark(trials=starts, limit_s=300),
     "own-script": Benchmark(trials=own_scripts, limit_s=180),
-    "again": Benchmark(trials=agains, limit_s=180),
+    "again": Benchmark(trials=agains, limit_s=120),
     "render": Benchmark(trials=renders, limit_s=60),
     "help": Benchmark(trials=helps, limit_s=60),
     "answers": Benchmark(trials=answers, limit_s=60),

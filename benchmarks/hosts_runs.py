@@ -7,7 +7,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -49,33 +49,40 @@ def start_launcher(given: str) -> float:
 
 
 def start_torchrun(inventory: Inventory) -> float:
-    """The same by ``for host in ...; do ssh host torchrun ... & done; wait``.
-
-    The code must lie on the hosts where it lies here, and their clocks be right.
-    """
-    hosts = inventory.hosts[:NODES]
+    """The same by ``loop_over``. The code must lie on the hosts where it lies here, and their
+    clocks be right."""
     run_dir = f"/tmp/launcher-bench-{random.randrange(10**9)}"
-    address = _address(inventory, hosts[0])
-    port = random.choice(PORTS)
-    lines = [
-        shlex.join((*_ssh(inventory, host), _torchrun(host, rank, address, port, run_dir))) + " &"
-        for rank, host in enumerate(hosts)
-    ]
-    ran = run(("sh", "-c", "\n".join([*lines, "wait"])))
-    first = _ssh(inventory, hosts[0])
+    before = f"mkdir -p {run_dir} && cd {shlex.quote(str(ROOT))} && export RUN_DIR={run_dir}"
+    ran = run(loop_over(inventory, ("-m", "train", *TRAINING), before))
+    first = _ssh(inventory, inventory.hosts[0])
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         metrics = read((*first, f"cat {run_dir}/metrics.json; rm -r {run_dir}"))
         (Path(folder) / "metrics.json").write_text(metrics)
         return read_first_step(Path(folder)) - ran.started_at
 
 
-def _torchrun(host: Host, rank: int, address: str, port: int, run_dir: str) -> str:
+def loop_over(
+    inventory: Inventory, command: Sequence[str], before: str, stdin: str = "/dev/null"
+) -> tuple[str, ...]:
+    """``for host in ...; do ssh host 'before && torchrun command' & done; wait``, written out.
+
+    Each host's shell reads the file ``stdin`` of this machine.
+    """
+    hosts = inventory.hosts[:NODES]
+    address, port = _address(inventory, hosts[0]), random.choice(PORTS)
+    lines = []
+    for rank, host in enumerate(hosts):
+        there = f"{before} && {_torchrun(host, rank, address, port)} {shlex.join(command)}"
+        lines.append(f"{shlex.join((*_ssh(inventory, host), there))} <{shlex.quote(stdin)} &")
+    return ("sh", "-c", "\n".join([*lines, "wait"]))
+
+
+def _torchrun(host: Host, rank: int, address: str, port: int) -> str:
     python = host.python or sys.executable
     words = [python, "-m", "torch.distributed.run", "--nnodes", str(NODES), "--node-rank"]
     words += [str(rank), "--nproc-per-node", "1", "--master-addr", address]
-    words += ["--master-port", str(port), "-m", "train", *TRAINING]
-    variables = f"RUN_DIR={run_dir} OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1"
-    return f"mkdir -p {run_dir} && cd {shlex.quote(str(ROOT))} && {variables} {shlex.join(words)}"
+    words += ["--master-port", str(port)]
+    return f"OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 {shlex.join(words)}"
 
 
 def stop_launcher(given: str, nodes: int) -> float:

@@ -39,8 +39,13 @@ def own_scripts() -> Generator[Trial]:
 
 def by_hand(docker: str) -> float:
     """What one types for a script in a container: its folder mounted, torchrun started there."""
-    words = ("--rm", "--volume", "{folder}:/code", "--workdir", "/code", "--entrypoint", "torchrun")
-    return first_line((docker, "run", *words, IMAGE, "--standalone", *ONE, "x.py"))
+    return first_line((docker, "run", *in_container("{folder}"), "x.py"))
+
+
+def in_container(folder: str) -> tuple[str, ...]:
+    """The words after ``docker run`` and before a script of that folder."""
+    there = ("--volume", f"{folder}:/code", "--workdir", "/code", "--entrypoint", "torchrun")
+    return ("--rm", *there, IMAGE, "--standalone", *ONE)
 
 
 def first_line(argv: Sequence[str]) -> float:

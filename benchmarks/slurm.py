@@ -52,7 +52,7 @@ SHORTEST = """\
 #!/bin/bash
 #SBATCH --nodes={nodes} --ntasks-per-node=1 --exclusive --output={folder}/log
 srun torchrun --nnodes={nodes} --nproc-per-node=1 --rdzv-backend=c10d \\
-  --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$(hostname):{port} -m train {training}
+  --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$(hostname):{port} {command}
 """
 ELASTIC = """\
 #!/bin/bash
@@ -121,7 +121,7 @@ def start_launcher(cluster: Cluster) -> float:
     """Seconds from the launcher's start to the end of the first optimizer step."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as runs:
         job = ("run", "jobs/digits.yaml", *_options(runs, str(NODES)), "--", *TRAINING)
-        ran = run((*find_launcher(), *job), _environment(cluster))
+        ran = run((*find_launcher(), *job), environment_of(cluster))
         first_step_at = read_first_step(Path(runs) / "latest")
         cluster.wait_idle()
         return first_step_at - ran.started_at
@@ -130,11 +130,10 @@ def start_launcher(cluster: Cluster) -> float:
 def start_by_hand(cluster: Cluster) -> float:
     """The same by the shortest batch script, with the same training arguments."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        script = SHORTEST.format(
-            nodes=NODES, folder=folder, port=free_port(), training=shlex.join(TRAINING)
-        )
+        command = shlex.join(("-m", "train", *TRAINING))
+        script = SHORTEST.format(nodes=NODES, folder=folder, port=free_port(), command=command)
         Path(folder, "job.sh").write_text(script)
-        environment = {**_environment(cluster), "RUN_DIR": folder}
+        environment = {**environment_of(cluster), "RUN_DIR": folder}
         try:
             ran = run(("sbatch", "--wait", f"{folder}/job.sh"), environment)
         except BenchmarkError as error:
@@ -149,11 +148,11 @@ def lose_launcher(cluster: Cluster, kind: str) -> float:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         options = (*_options(f"{folder}/runs", f"1:{NODES}", kind), "--set", "start=fork")
         words = (*find_launcher(), "run", str(SCRIPT), *options, "--detach", "--")
-        run((*words, f"{folder}/told", str(BUSY)), _environment(cluster))
+        run((*words, f"{folder}/told", str(BUSY)), environment_of(cluster))
         try:
             return _lose(cluster, Path(folder), "runs/latest/slurm/*.started")
         finally:
-            run((*find_launcher(), "stop", "--runs", f"{folder}/runs"), _environment(cluster))
+            run((*find_launcher(), "stop", "--runs", f"{folder}/runs"), environment_of(cluster))
             cluster.mend()
 
 
@@ -171,7 +170,7 @@ def lose_by_hand(cluster: Cluster, conf: Mapping[str, str]) -> float:
             command=shlex.join((str(SCRIPT), f"{folder}/told", str(BUSY))),
         )
         Path(folder, "job.sh").write_text(script)
-        run(("sbatch", f"{folder}/job.sh"), _environment(cluster))
+        run(("sbatch", f"{folder}/job.sh"), environment_of(cluster))
         try:
             return _lose(cluster, Path(folder), "nodes")
         finally:
@@ -186,9 +185,9 @@ def submit_many(cluster: Cluster) -> float:
         # What would start would have to be ended.
         later = ("--set", "slurm.extra=[--begin=now+1hour]", "--detach")
         job = ("run", "jobs/digits.yaml", *options, *later)
-        ran = run((*find_launcher(), *job), _environment(cluster))
+        ran = run((*find_launcher(), *job), environment_of(cluster))
         # Not by scancel alone: the launcher in the background must end before its folder goes.
-        run((*find_launcher(), "stop", "latest", "--runs", runs), _environment(cluster))
+        run((*find_launcher(), "stop", "latest", "--runs", runs), environment_of(cluster))
         cluster.wait_idle()
         return ran.duration_s
 
@@ -199,7 +198,7 @@ def _options(runs: str, nnodes: str, kind: str = "allocation") -> tuple[str, ...
     return ("--on", "slurm", "--runs", runs, "--nnodes", nnodes, "--nproc-per-node", "1", *slurm)
 
 
-def _environment(cluster: Cluster) -> dict[str, str]:
+def environment_of(cluster: Cluster) -> dict[str, str]:
     """Of both sides: the cluster's commands, and torchrun beside this interpreter."""
     path = f"{Path(find_torchrun()[0]).parent}:{cluster.env['PATH']}"
     conf = {"SLURM_CONF": cluster.env["SLURM_CONF"], "PATH": path}
