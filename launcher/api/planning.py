@@ -55,7 +55,7 @@ class PlannedRun:
         def fill(folder: Path) -> None:
             (folder / protocol.JOB_FILE).write_text(text_of(self.job))
             if code is not None:
-                write_code(folder, code, folder.parent / protocol.LATEST_LINK)
+                write_code(folder, code)
 
         try:
             if self.copy and code:

@@ -8,45 +8,71 @@ import io
 import os
 import posixpath
 import tarfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 from launcher.code.files import CodeFile, unreadable
 
+LARGE_BYTES = 1 << 18
+"""A file of so many has a part of the archive for itself."""
+FILES_PER_PART = 16
+"""How many small ones share a part, in the mean."""
+
 
 def pack(root: Path, files: Iterable[CodeFile]) -> bytes:
     """A gzipped tar without times and owners, in the order of the files.
 
-    Leaves out links that lead out of the code. Raises ``InputError`` for a
-    file that cannot be read.
+    It is gzipped in parts that begin at the same files each time, so that a changed file changes
+    the bytes of its own part alone. Leaves out links that lead out of the code. Raises
+    ``InputError`` for a file that cannot be read.
     """
-    packed = io.BytesIO()
-    with (
-        # Times change with every checkout, and the hash is to say what the files say.
-        gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1, mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for file in files:
-            if file.link is None:
-                _add_file(archive, root / file.name, file)
-            elif not leads_out(file):
-                info = tarfile.TarInfo(file.name)
-                info.type, info.linkname = tarfile.SYMTYPE, file.link
-                archive.addfile(info)
-    return packed.getvalue()
+    parts, part, was_large = [], list[bytes](), False
+    for file in files:
+        is_large = file.size >= LARGE_BYTES
+        if is_large or was_large or zlib.crc32(os.fsencode(file.name)) % FILES_PER_PART == 0:
+            parts.append(b"".join(part))
+            part = []
+        part.append(_entry(root / file.name, file))
+        was_large = is_large
+    parts.append(b"".join((*part, bytes(2 * tarfile.BLOCKSIZE))))
+    # Without a time: the hash is to say what the files say.
+    return b"".join(gzip.compress(one, 1, mtime=0) for one in parts if one)
 
 
-def _add_file(archive: tarfile.TarFile, path: Path, file: CodeFile) -> None:
-    try:
-        # At once, as the file may change in the meantime.
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise unreadable(error) from None
+def _entry(path: Path, file: CodeFile) -> bytes:
+    """Of one file in the tar; empty where it is left out."""
     info = tarfile.TarInfo(file.name)
-    info.size, info.mode = len(content), 0o755 if file.is_executable else 0o644
-    archive.addfile(info, io.BytesIO(content))
+    content = b""
+    if file.link is not None:
+        if leads_out(file):
+            return b""
+        info.type, info.linkname = tarfile.SYMTYPE, file.link
+    else:
+        try:
+            # At once, as the file may change in the meantime.
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise unreadable(error) from None
+        info.size, info.mode = len(content), 0o755 if file.is_executable else 0o644
+    header = info.tobuf(tarfile.PAX_FORMAT, tarfile.ENCODING, "surrogateescape")
+    return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+def common_ends(old: bytes, new: bytes) -> tuple[int, int]:
+    """How many bytes two archives have in common at their start, and after that at their end."""
+    start = _common(old, new)
+    return start, _common(old[start:][::-1], new[start:][::-1])
+
+
+def _common(one: bytes, other: bytes) -> int:
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def names_in(data: bytes) -> frozenset[str]:

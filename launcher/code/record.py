@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from launcher.code.archive import hash_of, leads_out, names_in, pack
+from launcher.code.archive import common_ends, hash_of, leads_out, names_in, pack
 from launcher.code.files import CodeFile, list_files
 from launcher.code.git import find_repository, read_git
 from launcher.code.place import CodePlace
+from launcher.contract.protocol import LATEST_LINK
 from launcher.contract.records import read_object
 
 ARCHIVE_FILE = "code.tar.gz"
@@ -37,25 +39,52 @@ class CodeRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Change:
+    """An archive as another one: its first ``start`` bytes, ``data``, and its last ``end`` bytes.
+
+    ``base`` is the hash of the other one.
+    """
+
+    base: str
+    start: int
+    end: int
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
 class PackedCode:
-    """``data`` is the archive, ``names`` are its files; ``diff`` is what git has not committed."""
+    """``data`` is the archive, ``names`` are its files; ``diff`` is what git has not committed.
+
+    ``earlier`` is the folder of the run before, whose code may be much the same.
+    """
 
     record: CodeRecord
     data: bytes
     names: frozenset[str]
     diff: bytes = b""
     notes: tuple[str, ...] = ()
+    earlier: Path | None = None
 
     @property
     def hash(self) -> str:
         return self.record.hash
+
+    @functools.cached_property
+    def change(self) -> Change | None:
+        """What it has other than the earlier code; None where there is none."""
+        if self.earlier is None or (earlier := read_kept_code(self.earlier)) is None:
+            return None
+        start, end = common_ends(earlier.data, self.data)
+        changed = self.data[start : len(self.data) - end]
+        return Change(base=earlier.hash, start=start, end=end, data=changed)
 
 
 def read_code(place: CodePlace, run_root: Path) -> PackedCode:
     """Reads and packs the code. Raises ``InputError`` where it is too much, or unreadable."""
     code = pack_code(place, list_files(place.root, run_root))
     commit, is_dirty, diff = _read_commit(place.root)
-    return replace(code, record=replace(code.record, commit=commit, is_dirty=is_dirty), diff=diff)
+    record = replace(code.record, commit=commit, is_dirty=is_dirty)
+    return replace(code, record=record, diff=diff, earlier=(run_root / LATEST_LINK).resolve())
 
 
 def pack_code(place: CodePlace, files: list[CodeFile]) -> PackedCode:
@@ -91,18 +120,15 @@ def _read_commit(root: Path) -> tuple[str | None, bool, bytes]:
     return head.decode().strip(), bool(diff or new), diff
 
 
-def write_code(folder: Path, code: PackedCode, earlier: Path | None = None) -> None:
-    """Keeps the code in a run's folder.
-
-    ``earlier`` is the folder of another run: an equal archive there is linked, not written again.
-    """
+def write_code(folder: Path, code: PackedCode) -> None:
+    """Keeps the code in a run's folder. An equal archive of an earlier run is linked."""
     (folder / RECORD_FILE).write_text(json.dumps(asdict(code.record), indent=2) + "\n")
     if code.diff:
         (folder / DIFF_FILE).write_bytes(code.diff)
     archive = folder / ARCHIVE_FILE
-    if earlier is not None and (known := read_record(earlier)) and known.hash == code.hash:
+    if code.earlier and (known := read_record(code.earlier)) and known.hash == code.hash:
         with contextlib.suppress(OSError):
-            os.link(earlier / ARCHIVE_FILE, archive)
+            os.link(code.earlier / ARCHIVE_FILE, archive)
             return
     archive.write_bytes(code.data)
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from launcher.targets.hold import Hold
 
 STOP_MARGIN_S = 20.0
+SENDING_LIMIT_S = 600.0
+"""How long code may take."""
 
 
 def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
@@ -170,7 +172,11 @@ def _send_code(hash: str, node: HostNode, code: PackedCode | None, session: Sess
         what = f"{node.host.name}: the run's code is gone from there, and from the run's folder"
         raise TargetError(what, "start the job anew")
     asked = messages.StoreCode(state_dir=state_dir, hash=hash)
-    session.call(asked, code.data, limit_s=600.0)
+    if change := code.change:
+        part = asked.having(base=change.base, start=change.start, end=change.end)
+        if session.call(part, change.data, limit_s=SENDING_LIMIT_S):
+            return
+    session.call(asked, code.data, limit_s=SENDING_LIMIT_S)
 
 
 def hosts_of(plan: LaunchPlan) -> list[tuple[HostFacts, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -241,7 +242,7 @@ class TestRecord:
         two.mkdir()
         code = read(tmp_path / "code")
         write_code(one, code)
-        write_code(two, code, one)
+        write_code(two, replace(code, earlier=one))
         assert (one / ARCHIVE_FILE).samefile(two / ARCHIVE_FILE)
 
 

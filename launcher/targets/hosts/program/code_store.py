@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tarfile
@@ -33,14 +34,23 @@ def has_code(asked: HasCode) -> bool:
     return True
 
 
-def store_code(asked: StoreCode, archive: bytes) -> None:
+def store_code(asked: StoreCode, archive: bytes) -> bool:
     """Keeps an archive of code by its hash, and removes the oldest ones."""
+    if asked.base:
+        try:
+            base = Path(_archive(asked.state_dir, asked.base)).read_bytes()
+        except OSError:
+            return False
+        archive = base[: asked.start] + archive + base[len(base) - asked.end :]
+        if hashlib.sha256(archive).hexdigest() != asked.hash:
+            return False
     path = Path(_archive(asked.state_dir, asked.hash))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, archive)
     kept = sorted(path.parent.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
     for old in kept[:-KEPT_ARCHIVES]:
         old.unlink(missing_ok=True)
+    return True
 
 
 def prepare_run(asked: PrepareRun, agent: bytes) -> None:

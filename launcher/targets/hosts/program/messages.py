@@ -161,11 +161,18 @@ class HasCode(HostRequest[bool]):
     hash: str
 
 
-class StoreCode(HostRequest[None]):
-    """Keeps the archive that comes with the message."""
+class StoreCode(HostRequest[bool]):
+    """Keeps the archive that comes with the message.
+
+    With a ``base``, the first ``start`` bytes and the last ``end`` bytes are those of the archive
+    of that hash. False where that one is not there, or not as it was.
+    """
 
     state_dir: str
     hash: str
+    base: str = ""
+    start: int = 0
+    end: int = 0
 
 
 class PrepareRun(HostRequest[None]):

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.code.archive import pack
+from launcher.code.archive import common_ends, hash_of, pack
 from launcher.code.files import list_files
 from launcher.contract import protocol
 from launcher.targets.hosts.connection import HostCopy
@@ -136,6 +136,32 @@ def test_code_that_a_run_is_about_to_use_is_not_the_next_to_be_removed(tmp_path:
     code_store.store_code(StoreCode(state_dir=str(tmp_path), hash="new"), b"")
     assert is_there("h0")
     assert not is_there("h1")
+
+
+def test_code_that_changed_in_one_file_is_kept_from_that_and_from_the_archive_before(
+    tmp_path: Path,
+) -> None:
+    source, state = tmp_path / "source", str(tmp_path)
+    source.mkdir()
+    (source / "weights.bin").write_bytes(os.urandom(1 << 20))
+    for number in range(100):
+        (source / f"m{number}.py").write_text("pass")
+    packed = [pack(source, list_files(source, tmp_path / "runs"))]
+    (source / "m50.py").write_text("print('edited')")
+    packed.append(pack(source, list_files(source, tmp_path / "runs")))
+    start, end = common_ends(*packed)
+    changed = packed[1][start : len(packed[1]) - end]
+    assert len(changed) < 5000
+
+    hashes = [hash_of(data) for data in packed]
+    asked = StoreCode(state_dir=state, hash=hashes[1], base=hashes[0], start=start, end=end)
+    assert not code_store.store_code(asked, changed), "the archive before is not there"
+    assert code_store.store_code(StoreCode(state_dir=state, hash=hashes[0]), packed[0])
+    assert code_store.store_code(asked, changed)
+    before, kept = (tmp_path / f"code/{hash}.tar.gz" for hash in hashes)
+    assert kept.read_bytes() == packed[1]
+    before.write_bytes(packed[0][:-1])
+    assert not code_store.store_code(asked, changed), "the archive before is cut"
 
 
 def test_hosts_with_one_home_make_a_run_ready_at_the_same_time(tmp_path: Path) -> None:
