@@ -17,7 +17,7 @@ from benchmarks.own_script import ONE
 from benchmarks.start import TRAINING, read_first_step, start_torchrun
 from benchmarks.trials import Trial, compare
 
-TEXT = "import time, torch; print({number}, time.time(), flush=True)\n"
+TEXT = 'import time, torch; print(f"{number} {{time.time()}}", flush=True)\n'
 NUMBERS = itertools.count(1)
 PLACES: tuple[tuple[Callable[[Path], AbstractContextManager[Place]], Goal], ...] = (
     (local, Goal(of="ratio", most=0.35)),

@@ -110,6 +110,8 @@ def kubernetes(folder: Path) -> Iterator[Place]:
         raise BenchmarkError(f"there is {reason}; fix: .ci/setup")
     with closing(FakeCluster()) as server, closing(Controller(server, folder, NAME)):
         server.lets_anybody_in = True
+        # The pods' own folders lie beside the script, and are no code.
+        (folder / ".launcherignore").write_text("cluster/\n")
         config = server.write_kubeconfig(folder / "kubeconfig")
         yield Place(
             what=f"kubernetes, {NODES} pods",
