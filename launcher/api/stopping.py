@@ -74,9 +74,10 @@ def stop_run(
         kept.end(target.notes, keep=True)
         request_stop(run, keep=True)
     else:
-        # Who finds the run ended meanwhile, such as one who follows it, is told why.
-        with contextlib.suppress(OSError):
-            request_stop(run, keep=False)
+        if run.read_outcome() is None:
+            # Another terminal that follows the run may find its end first, and reads this.
+            with contextlib.suppress(OSError):
+                request_stop(run, keep=False)
         target.stop(run.run_id, grace_s)
     outcome = read_outcome_now(run, plan)
     if outcome is None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from launcher.code.files import CodeFile, unreadable
 
 LARGE_BYTES = 1 << 18
-"""A file of so many has a part of the archive for itself."""
+"""A file of this size or larger is a part of the archive by itself."""
 FILES_PER_PART = 16
-"""How many small ones share a part, in the mean."""
+"""How many smaller files share a part, on average."""
 
 
 def pack(root: Path, files: Iterable[CodeFile]) -> bytes:
@@ -41,7 +41,7 @@ def pack(root: Path, files: Iterable[CodeFile]) -> bytes:
 
 
 def _entry(path: Path, file: CodeFile) -> bytes:
-    """Of one file in the tar; empty where it is left out."""
+    """The bytes of one file in the tar; empty where it is left out."""
     info = tarfile.TarInfo(file.name)
     content = b""
     if file.link is not None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from launcher.contract.records import read_object
 ARCHIVE_FILE = "code.tar.gz"
 RECORD_FILE = "code.json"
 DIFF_FILE = "code.diff"
+_COMPARING = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +71,15 @@ class PackedCode:
     def hash(self) -> str:
         return self.record.hash
 
-    @functools.cached_property
+    @property
     def change(self) -> Change | None:
-        """What it has other than the earlier code; None where there is none."""
+        """What differs from the earlier code; None where no earlier code is kept."""
+        # Threads of many hosts ask at once, and a comparison takes several times the archive.
+        with _COMPARING:
+            return self._change
+
+    @functools.cached_property
+    def _change(self) -> Change | None:
         if self.earlier is None or (earlier := read_kept_code(self.earlier)) is None:
             return None
         start, end = common_ends(earlier.data, self.data)

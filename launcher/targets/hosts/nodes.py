@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STOP_MARGIN_S = 20.0
 SENDING_LIMIT_S = 600.0
-"""How long code may take."""
+"""How long it may take to send the code."""
 
 
 def take(plan: LaunchPlan, node: HostNode, session: Session) -> None:
