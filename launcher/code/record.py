@@ -57,7 +57,7 @@ class Change:
 class PackedCode:
     """``data`` is the archive, ``names`` are its files; ``diff`` is what git has not committed.
 
-    ``earlier`` is the folder of the run before, whose code may be much the same.
+    ``earlier`` is the folder of an earlier run, whose code may be the same or much of it.
     """
 
     record: CodeRecord
@@ -73,18 +73,23 @@ class PackedCode:
 
     @property
     def change(self) -> Change | None:
-        """What differs from the earlier code; None where no earlier code is kept."""
+        """What differs from the earlier code; None where nothing does, or none is kept."""
         # Threads of many hosts ask at once, and a comparison takes several times the archive.
         with _COMPARING:
             return self._change
 
     @functools.cached_property
     def _change(self) -> Change | None:
-        if self.earlier is None or (earlier := read_kept_code(self.earlier)) is None:
+        record = read_record(self.earlier) if self.earlier else None
+        if self.earlier is None or record is None or record.hash == self.hash:
             return None
-        start, end = common_ends(earlier.data, self.data)
+        try:
+            earlier = (self.earlier / ARCHIVE_FILE).read_bytes()
+        except OSError:
+            return None
+        start, end = common_ends(earlier, self.data)
         changed = self.data[start : len(self.data) - end]
-        return Change(base=earlier.hash, start=start, end=end, data=changed)
+        return Change(base=record.hash, start=start, end=end, data=changed)
 
 
 def read_code(place: CodePlace, run_root: Path) -> PackedCode:
@@ -165,4 +170,5 @@ def read_kept_code(folder: Path) -> PackedCode | None:
         data=data,
         names=names_in(data),
         diff=diff.read_bytes() if diff.exists() else b"",
+        earlier=folder,
     )

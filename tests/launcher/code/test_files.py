@@ -271,3 +271,25 @@ def test_the_code_may_be_in_the_folder_of_the_runs(tmp_path: Path) -> None:
     for name in ("train.py", "train-0a1b2c/plan.json", "train-0a1b2c/artifact.sh"):
         write(tmp_path / name)
     assert [file.name for file in list_files(tmp_path, tmp_path)] == ["train.py"]
+
+
+def test_what_changed_is_told_against_the_run_before(tmp_path: Path) -> None:
+    place = CodePlace(root=tmp_path / "code", inner="", command=("train.py",))
+    runs = tmp_path / "runs"
+    write(place.root / "train.py", "1")
+    for name in ("one", "two"):
+        (runs / name).mkdir(parents=True)
+    first = read_code(place, runs)
+    assert first.change is None
+    write_code(runs / "one", first)
+    (runs / "latest").symlink_to("one")
+    assert read_code(place, runs).change is None, "nothing changed"
+    write(place.root / "train.py", "2")
+    second = read_code(place, runs)
+    write_code(runs / "two", second)
+    change = second.change
+    assert change is not None
+    assert change.base == first.hash
+    kept = first.data
+    whole = kept[: change.start] + change.data + kept[len(kept) - change.end :]
+    assert whole == second.data
