@@ -21,6 +21,7 @@ from launcher.plan.torchrun import WorkerLog
 from launcher.runs.failure import decide_report, read_report
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, SUBMITTED_FILE, RunFolder
 from launcher.runs.ledger import agent_ledger, find_jump, read_ledger
+from launcher.runs.node_outcomes import read_node_outcome
 from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
@@ -169,7 +170,7 @@ def read_run(
     return Evidence(
         subject=run.run_id,
         state=outcome.state if outcome else state,
-        reason=outcome.reason if outcome else None,
+        reason=outcome.reason if outcome else _reason_so_far(run, newest),
         detail=detail,
         failure=failure,
         lines=tuple(placed),
@@ -178,6 +179,14 @@ def read_run(
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
+
+
+def _reason_so_far(run: RunFolder, newest: Mapping[int, int]) -> Reason | None:
+    """Without an outcome: whether somebody stopped the run, or took its nodes away."""
+    if (run.path / protocol.STOP_RUN_FILE).exists():
+        return Reason.STOP_REQUESTED
+    ends = filter(None, (read_node_outcome(run, *node) for node in newest.items()))
+    return next((x.reason for x in ends if x.reason is Reason.PREEMPTED), None)
 
 
 def _read_hosts(run: RunFolder, plan: LaunchPlan | None) -> dict[str, int]:

@@ -35,7 +35,7 @@ class Verdict:
     subject: str
     state: str
     reason: Reason | None
-    """What the run's record says of its end; None where there is none."""
+    """What the run's record says of its end, or of who is to end it; None where it says nothing."""
     cause: FailureCause
     certainty: str
     what: str

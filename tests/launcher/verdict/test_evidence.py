@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,14 @@ def test_half_a_run_without_its_plan_has_a_verdict_that_says_what_is_missing(
     assert (told.node, told.rank, told.place) == (0, 1, "train.py:12")
     assert told.fell == (0,)
     assert "plan.json is not there" in told.missing
+
+
+@pytest.mark.parametrize("fault", ["stopped-from-another-terminal", "slurm-time-limit"])
+def test_a_stop_is_told_also_where_the_run_left_no_outcome(fault: str, tmp_path: Path) -> None:
+    shutil.copytree(find_fault(fault).recording, tmp_path / fault)
+    (tmp_path / fault / "outcome.json").unlink()
+    told = decide_verdict(read_run(RunFolder(tmp_path / fault)))
+    assert told.cause.value == find_fault(fault).cause
 
 
 def test_an_empty_folder_has_a_verdict(tmp_path: Path) -> None:
