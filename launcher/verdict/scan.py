@@ -34,7 +34,7 @@ _TELLING = re.compile(
     rb"|manifest|plug|exceed|valid|unrecog|blocked|\bpd\b|not enough|forbid|violat|access fault"
     rb"|multi-attach|out.?of|mount|pull|remap|launch|nodelist|nproc|pending|num_local_procs"
     rb"|(?:node|group).rank|ntasks|data for node|attempt has|^ *host +:|^node:|world info"
-    rb"|terminat|broken|disconnect|pressure|no devices|reboot|disrupt|is full|read-only"
+    rb"|terminat|broken|disconnect|pressure|no devices|reboot|disrupt|is full|read-only|n't |fallen"
 )
 """In a line in lower case; what holds none of these is not looked at again."""
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<![A-Za-z\d])(?<![A-Za-z]-)\d[\d.:TZ,-]*")

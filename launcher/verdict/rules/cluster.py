@@ -6,6 +6,7 @@ RULES = table(
     r"""
 image-pull root
   image \S+ (?:is not on this machine|could not be sent there)|Unable to find image '.*' locally$
+  manifest (?:for \S+ not found|unknown)|https://\S+/v2/\S*: .*(?:timeout|x509|refused)
   No such image|FATAL: +(?:Unable to (?:handle|build from)|could not open image|while making image)
   ErrImage\w+|name unknown:|pull rate limit
   toomanyrequests|ImagePullBackOff|InvalidImageName|ImageInspectError|unauthorized: auth
@@ -18,6 +19,7 @@ container-start root
   StartError|FailedMount|OCI runtime|bind source
   Unable to attach or mount volumes|execve\(\): \S+: No such file or directory|FailedPostStartHook
   Multi-Attach|enroot-\w+: failed|couldn't chdir|error mounting|FailedAttach|spank plugin
+  executable file not found in \$PATH|MountVolume\.\w+ failed|response from daemon: network \S+ not
   FailedCreatePodSandBox|references non-existent|cannot start container|Prolog (?:error|fail)
 wrong-architecture root
   exec format error|no matching manifest for|does not match the (?:detected host|spec)
@@ -26,6 +28,7 @@ no-room root
   \bUnschedulable\b|exceeded quota|\bOutOf\w+pu\b|partition not av|BadConstraints|NotTriggerS
   insufficient (?:cpu|memory|nvidia|unused)|Requested node configuration is not available
   Requested time limit is invalid|not enough .*(?:slots|resources)|node count specification invalid
+  didn't trigger scale-up|Node didn't have enough resource
   ReqNodeNotAvail|more processors requested than permitted|Memory required by task is not available
   (?:pending|\bPD\b|reason=|in the queue).*\b(?:Resources|Priority|QOS\w+|Assoc\w+|Max\w+Per\w+)\b
 no-room sign
@@ -38,6 +41,7 @@ not-allowed root
 not-allowed sure
   Permission denied \((?:publickey|password|gssapi|keyboard)|does not accept any key of yours
   Host key verification failed|Too many authentication failures|Unable to locate credentials
+  DefaultCredentialsError|An error occurred \(403\)|violates PodSecurity
   authentication failed|could not read Username|(?:Invalid|Expired) ?token|Protocol authentication
   gated ?repo|Unauthorized\b|api_key not conf
   \bAccessDenied\b|SignatureDoesNotMatch|Repository not found|InvalidAccessKeyId|HTTP Error 40[13]
@@ -46,7 +50,7 @@ target-unreachable root
   Unable to connect to the server: |no matches for kind|daemon has unexpectedly failed after launch
   Connection (?:reset|closed) by \S+ port 22$|The connection to the server \S+ was refused
   unable to reliably start one or more daemons|^error: .* (?:does not answer|gave no answer)
-  slurm_load_\w+ err|slurm_receive_msgs
+  slurm_load_\w+ err|slurm_receive_msgs|contact slurm controller
   ssh: connect to host \S+ port \d+: |(?:docker|kubectl|srun|sbatch|ssh): (?:command )?not found
   machine has no Slurm client|ssh_exchange_identification|Zero Bytes were transmitted|munge\.socket
 target-unreachable likely
@@ -64,6 +68,7 @@ preempted root
 node-lost root
   \bnode (?P<node>\d+) is lost\b
   taint node\.kubernetes\.io/(?:unreachable|not-ready|out-of-service)|NodeNotReady|DUE TO NODE FAIL
+  NodeStatusUnknown|self-detected stall on CPU
   NodeLost|Kubelet stopped posting node status|node failure on|node\(s\) (?:were|had) unreachable
   \bNODE_FAIL|Kernel panic|soft lockup|DeletionByPodGC|hard LOCKUP
   has been rebooted|nodes? \S+ (?:are |is )?(?:not responding|went down|failure|still not ready)

@@ -29,7 +29,7 @@ shape-mismatch-in-collective sure
 shape-mismatch-in-collective likely
   {differ}.*OpType=(\w+),.*OpType=\1\b
   enforce fail at .*nbytes|sizes differ in \w+|NCCL WARN .*mismatch.*(?:count|size|bytes)
-  message truncated
+  message truncated|op\.preamble\.length
 missing-collective likely
   ranks? (?P<rank>\d+)\S* ha(?:s|ve) not entered \w+ \d+
   errors while waiting for send/recv from rank (?P<rank>\d+)
@@ -40,6 +40,7 @@ deadlock likely
   watchdog (?:got stuck for|hang\b)
 nccl-error likely
   NCCL error(?: \d+| in)?:(?!.*remote ?(?:pro|err))
+  ncclInvalidUsage
   nccl(?:System|Internal)Error|NCCL WARN (?!.*(?:NCCL_|MTU|Using|libibv|by (?:remote )?peer))
 straggler likely
   ranks? (?P<rank>\d+)[-\d, ]* (?:is|are) (?:a straggler|slow)

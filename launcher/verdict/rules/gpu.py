@@ -32,7 +32,7 @@ driver-too-old sure
 wrong-architecture sure
   no kernel image is available|only support(?:s|ed) .*(?:\w+ GPUs or newer|with compute capability)
   with CUDA capability sm_\d+ is not compatible|wrong ELF class|not defined for option 'gpu-name'
-  invalid device function
+  invalid device function|not supported in this architecture
 no-gpu sure
   CUDA driver initialization failed|(?:CUDA|GPU) is not available|nproc.per.node=?gpu.*(?:no|0) GPU
   Torch not compiled with CUDA|nvidia-smi: (?:command )?not f|cuda\.is_available\(\) is False

@@ -8,7 +8,7 @@ gpu-busy sure
   CUDA-capable device\S* (?:is/)?are busy
   \bProcess \d+ has [\d.]+ GiB(?!.*(?:allocated memory|this process has) [\d.]+ GiB)
 cuda-out-of-memory sure
-  \b(?:CUDA|HIP|XPU|MPS)\b.{0,25}out of memory|\w+_ALLOC_FAILED
+  \b(?:CUDA|HIP|XPU|MPS)\b.{0,25}out of memory|\w+_ALLOC_FAILED|RESOURCE_EXHAUSTED: |to CUDA \w+lloc
 cuda-out-of-memory likely
   CU(?:BLAS|DNN)_STATUS_NOT_INITIALIZED
 host-out-of-memory root
@@ -29,15 +29,15 @@ disk-full root
   low on resource: ephemeral-storage|DiskPressure\b(?!.*False)|FreeDiskSpaceFailed
   ephemeral.* storage (?:usage exceeds|limit)|EmptyDir volume .* exceeds the limit
 disk-full sure
-  <ENOSPC>|<EDQUOT>|<EFBIG>|file write failed|disk is full|no inodes
+  ^(?!.*inotify).*<ENOSPC>|<EDQUOT>|<EFBIG>|file write failed|disk is full|no inodes
   no space left on device|disk quota exceeded|Not enough free space to write|filesystem is full
 disk-full likely
-  \. unexpected pos \d+ vs|requested and \d+ written
+  \. unexpected pos \d+ vs|requested and \d+ written|basic_ios::clear
 too-many-files sure
   <EMFILE>|<ENFILE>|file table overflow
   too many open files|received 0 items of ancdata|inotify (?:instance|watch) limit|file-max limit
 too-many-processes sure
   can't start new thread|what\(\): +Resource temporarily unavailable|fork rejected by pids contr
   BlockingIOError: .*<EAGAIN>|(?:fork|thread|clone|process)\b.*resource temporarily unavailable
-  pthread_create failed|create new OS thread|cannot fork
+  pthread_create failed|create new OS thread|cannot fork|OMP: Error #34
 """)

@@ -21,17 +21,18 @@ _BACK = r"\b(?:127\.\d+\.\d+\.\d+|172\.1[78]\.0\.\d+)"
 RULES = table(
     r"""
 port-taken sure
-  <EADDRINUSE>|no free TCP port
+  <EADDRINUSE>|no free TCP port|address already in use|another process is utilizing it
   Only one usage of each socket|port is already allocated|\b\d+ is (?:already )?in use\b
 dns sure
   can't resolve|\bSERVFAIL\b|unknown host|no such host|getaddrinfo fail
   \[Errno -[235]\]|lookup .*i/o timeout|server misbehaving|server can't find|name does not resolve
   nodename nor servname|temporary failure in name resolution|No address associated with hostname
-  NXDOMAIN|(?:name|host) (?:or service )?not (?:known|found)|(?:unable to|could not) resolve \W?\w
+  NXDOMAIN|(?:name|host) (?:or service )?not (?:known|found)
+  (?:unable to|could not) resolve (?!proxy)\W?\w
   can't find (?:an )?address|communications error to \S+#53|dns (?:lookup|resolution) failed
 proxy sure
   ProxyError|(?<!\[)\bproxy (?:server )?.{0,40}(?:refused|denied)|407 Proxy Authentication Required
-  from proxy|Tunnel connection failed|Proxy CONNECT aborted|proxyconnect tcp
+  resolve proxy|from proxy|Tunnel connection failed|Proxy CONNECT aborted|proxyconnect tcp
 wrong-interface sure
   no (?:usable |socket |listening )*interfaces? (?:name )?found|neither AF_INET\(2\) nor
   NCCL_SOCKET_IFNAME.*(?:no match|not found|invalid)|unsupported gloo
@@ -47,16 +48,16 @@ master-unreachable likely
   EtcdConnectionFailed
 master-unreachable sign
   timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined|Connection refused
-  waiting for the (?:master|rendezvous)
+  waiting for the (?:master|rendezvous)|failed to recv, got 0 bytes|^RuntimeError: Socket Timeout
 firewall likely
   no route to host|Network is unreachable
   connectFullMesh failed|connect(?:\(\))?\b.* (?:connection timed out|timed out|ETIMEDOUT|no route)
   check the network and firew|couldn't connect to 'https?:|administratively prohibited
 network-cut sign
   connection (?:was )?(?:reset|closed) by (?:remote )?peer|<EPIPE>|Socket closed|link is down
-  remote process exited or there was a network error
+  remote process (?:exited or there was a network error|exiting prematurely)
 network-cut likely
-  ^\[agent\] store-lost
+  ^\[agent\] store-lost|(?:Read|Write) error \[\S+\]:\d+: .*(?:timed out|No route)
 network-cut root
   (?:NIC|\be(?:th|n)\w+:) Link (?:is )?Down|NETDEV WATCHDOG: \S+ .*timed out|link status definitely
   : lost carrier

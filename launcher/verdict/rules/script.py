@@ -46,7 +46,7 @@ bad-data sure
   Weights only load failed|broken (?:data stream|PNG)|file signature not found|No data left in file
   image file is truncated|cannot identify image|BadZipFile|while decompressing|CRC (?:check )?fail
   SafetensorError(?!.*(?:No such|StorageFull))|checksum\w* (?:mismatch|failed|does not match)
-  not a gzip
+  not a gzip|tarfile\.ReadError|MDB_CORRUPTED
   (?:corrupt(?:ed)?|truncated) (?:file|record|data|image|shard)|Invalid data found when processing
   mmap length is greater than file|Compressed file ended before|storage has wrong byte size
 bad-data likely
@@ -56,6 +56,7 @@ disk-full likely
   No usable temporary directory
 missing-file sure
   ^(?!.*No usable temp).*(?:FileNotFoundError|(?:Is|Not)ADirectoryError|<ENOENT>)|RepositoryNotFo
+  NotFound: 404 
   Parent directory \S+ does not exist|is not a local folder|^sbatch: error: Unable to open file
   file into a non-existent directory|does not appear to have a file|DatasetNotFoundError
   ^(?:error: |  )\S+: has no (?:/|python)|unable to find the specified executable
@@ -83,7 +84,8 @@ wrong-argument sure
   Unknown command line flag|strict decoding error|Could not consume arg|MissingMandatoryValue
   : (?:unrecognized|invalid|illegal) option\b|are not used by the HfArgumentParser|unknown field \"
   Unsupported nproc_per_node value|\bThe \w+ \"\S+\" is invalid:|ConfigCompositionException
-  Could not override '|error validating data
+  Could not override '|error validating data|^\S*Config(?:Key|Attribute)Error
+  error: (?:Parser key|No such option)|Key \W?\S+\W? is not expected
   ^(?:sbatch|srun): error: (?:Invalid numeric|Batch script contains DOS|This does not)
 wrong-argument likely
   namespaces? \"\S+\" not found
@@ -106,11 +108,12 @@ data-loader-worker-died likely
 data-stall likely
   DataLoader timed out after \d+ seconds|lustre.*(?:connection .*lost|timed out|evicted)|<ENOTCONN>
   blocked for more than \d+ seconds|nfs: server \S+ not responding|<EIO>|Transport endpoint is not
-  <ESTALE>|ceph: .*(?:hung|timeout)
+  I/O error, dev \w+|<ESTALE>|ceph: .*(?:hung|timeout)
 crashed likely
   process (?P<rank>\d+) terminated with signal SIG(?:SEGV|ABRT|BUS|FPE|ILL)\b
   Fatal Python error: (?!.*init_)|double free|Process received signal|\bsegfault at [0-9a-f]+ ip\b
   \bAssertion [`']\S.*' failed|(?:task \d+: |line \d+: +\d+ )(?:Bus error|Aborted|Illegal|Floating)
+  (?:Illegal instruction|Bus error|Aborted|exception) \(core dumped\)|free\(\): invalid
   segmentation fault|caught signal 11\b|corrupted size vs|munmap_chunk\(\)|stack smashing
   malloc\w*\(\): |Signal (?:4|7|8|11) \(SIG\w+\) received by PID|failed \(exitcode: -(?:4|7|8|11)\)
   \bexit(?:ed with)? ?code:? *[:=]? *(?:132|135|136|139)\b|traps: .*(?:general prot|invalid opc)
@@ -125,7 +128,7 @@ killed sign
   received (?:15|SIGTERM|SIGHUP|Signals\.\w+) death signal|task \d+: (?:Killed|Terminated)
   \bexit(?:ed with)? ?code:? *[:=]? *(?:137|143)\b|Signal (?:9|15) \(SIG\w+\) received by PID
 stopped-by-user likely
-  ^KeyboardInterrupt\b|received Ctrl\+C
+  ^(?:\^C)?KeyboardInterrupt\b|received Ctrl\+C
   received (?:2|SIGINT|Signals\.SIGINT) death signal|SignalException: Process \d+ got signal: 2\b
 """)
 
