@@ -32,9 +32,9 @@ from launcher.verdict.looks import (
     tell_recorded,
     tell_standing,
 )
-from launcher.verdict.places import name_nodes, node_in
+from launcher.verdict.places import STAMP, name_nodes, node_in
 from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
-from launcher.verdict.scan import SETTING, find_telling, read_both, tell_both
+from launcher.verdict.scan import SETTING, find_telling, read_both, strip_colours, tell_both
 
 MOST_BYTES = 48 << 20
 """Read of all logs together; each has its share, from both ends."""
@@ -106,10 +106,11 @@ class LogReading:
 
     def add(self, file: BinaryIO, place: LogLine) -> None:
         """Adds the telling lines of an open file or pipe. Raises ``OSError``."""
-        head, tail, passed_over = read_both(file, self._share)
+        *both, passed_over = read_both(file, self._share)
+        head, tail = map(strip_colours, both)
         found = tell_both(head, tail, place)
         self.lines += found[: MOST_LINES - len(self.lines)]
-        self.ends.append((tail or head)[-END_BYTES:].decode(errors="replace"))
+        self.ends.append(STAMP.sub("", (tail or head)[-END_BYTES:].decode(errors="replace")))
         if passed_over:
             self._unread.append(f"{render_bytes(passed_over)}B in the middle of {place.file}")
 

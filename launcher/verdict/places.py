@@ -22,7 +22,15 @@ MOST_HOSTS = 2000
 
 # -- what stands before a line ---------------------------------------------------------------------
 
+STAMP = re.compile(
+    r"^(?P<at>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)) (?:std(?:out|err) [FP] )?"
+    # Not of a journal, whose lines go on with a host and a program.
+    r"(?![\w.-]+ [\w./-]+(?:\[\d+\])?: )",
+    re.MULTILINE,
+)
+"""The time that ``kubectl logs --timestamps`` and ``docker logs -t`` put before each line."""
 _PREFIXES = (
+    STAMP,
     re.compile(r"\[(?P<node>\d+)/(?P<rank>\d+)\] ?"),  # the launcher's
     re.compile(r"\[?rank(?P<rank>\d+)\]?: ?"),  # torch's
     re.compile(r"\[[a-z]\w*?(?P<local_rank>\d+)\]: ?"),  # torchrun's, by the name of a role
@@ -66,7 +74,7 @@ def form_of(host: str) -> str:
 
 def find_hosts(lines: Iterable[bytes]) -> frozenset[str]:
     """The names of hosts that begin lines, such as ``gpu3``."""
-    begun = (_HOST_FIRST.match(line.decode(errors="replace")) for line in lines)
+    begun = (_HOST_FIRST.match(STAMP.sub("", line.decode(errors="replace"))) for line in lines)
     names = [name[1] or name[2] for name in begun if name]
     found = Counter(map(form_of, names))
     return frozenset(name for name in names if found[form_of(name)] >= LEAST_BEGUN)
@@ -75,7 +83,7 @@ def find_hosts(lines: Iterable[bytes]) -> frozenset[str]:
 def split_prefix(text: str, forms: frozenset[str] = frozenset()) -> tuple[str, dict[str, Any]]:
     """A line without what was put before it, and what this names, by the fields of ``LogLine``.
 
-    The innermost wins. ``forms`` are those of hosts that begin lines.
+    The innermost wins; ``at`` is a text. ``forms`` are those of hosts that begin lines.
     """
     named: dict[str, Any] = {}
     while True:

@@ -17,7 +17,7 @@ HEAD_BYTES, TAIL_BYTES = 1 << 20, 4 << 20
 """Read of a file that is longer than both; a failure tells itself at the end, settings before."""
 MOST_CHARACTERS = 2000
 """Of a line."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m|\r$", re.MULTILINE)
 MOST_LINES = 2000
 """Kept of one file: the first half of them and the last."""
 
@@ -87,6 +87,11 @@ def read_both(file: BinaryIO, most_bytes: int) -> tuple[bytes, bytes, int]:
     return (head, tail, passed_over) if passed_over else (head + tail, b"", 0)
 
 
+def strip_colours(text: bytes) -> bytes:
+    """Without what a terminal was told: colours, and the carriage return of each line."""
+    return _COLOUR.sub(b"", text) if b"\x1b" in text or b"\r\n" in text else text
+
+
 def tell_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
     """The telling lines of a text's begin and end: the first and last that say something new.
 
@@ -117,7 +122,8 @@ def find_telling(
         is_telling = _TELLING.search(raw.lower()) is not None
         if not (is_telling or traces) or b"frame #" in raw[:60]:
             continue  # The frames of C++ name every function that was called.
-        text, named = split_prefix(raw.decode(errors="backslashreplace").rstrip("\r"), forms)
+        text, named = split_prefix(raw.decode(errors="backslashreplace"), forms)
+        stamp = named.pop("at", "")
         told = _POD_NAMED.search(text)
         about = None if told or described else _POD_OF_ROLE.search(text)
         pod = next(filter(None, told.groups())) if told else about[0] if about else described
@@ -137,7 +143,7 @@ def find_telling(
         raised = who in traces and _RAISED.match(text[indent:]) is not None
         if raised:
             del traces[who]
-        elif told_at := read_time(text):
+        elif told_at := read_time(stamp or text):
             times[who] = (number, told_at)
         key = (who, raised, _NUMBERS.sub("", text))
         # After the exception of a DataLoader's worker its own traceback follows.
@@ -148,7 +154,7 @@ def find_telling(
         yield replace(
             who,
             number=number,
-            text=_COLOUR.sub("", text[indent if raised else 0 : MOST_CHARACTERS]),
+            text=text[indent if raised else 0 : MOST_CHARACTERS],
             at=place.at or (said_at if number - said_in < (NEAR_LINES if raised else 1) else 0.0),
             frame=at if raised else "",
             is_own=raised and is_own,

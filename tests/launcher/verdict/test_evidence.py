@@ -288,6 +288,29 @@ def test_a_log_without_a_failure_says_so(tmp_path: Path) -> None:
     assert "no line that was read tells of a failure" in told.what
 
 
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [("2026-11-26T10:00:00.123456789Z ", ""), ("2026-11-26T10:00:00Z stderr F ", "\r"),
+     ("\x1b[31m", "\x1b[0m")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "fault", ["traceback-of-rank-9-in-the-report", "double-bit-error-on-host-n03"]
+)
+def test_what_a_viewer_puts_around_each_line_changes_no_verdict(
+    fault: str, begin: str, end: str, tmp_path: Path
+) -> None:
+    plain = find_fault(fault).recording
+    seen = "".join(f"{begin}{line}{end}\n" for line in plain.read_text().splitlines())
+    (tmp_path / plain.name).write_text(seen)
+    expected, told = (
+        decide_verdict(read_file(plain)),
+        decide_verdict(read_file(tmp_path / plain.name)),
+    )
+    assert (told.what, told.where, told.certainty) == (
+        expected.what, expected.where, expected.certainty
+    )  # fmt: skip
+
+
 def test_no_verdict_has_more_than_five_lines() -> None:
     text = traceback(0, LOST_PEER) + traceback(1, "KeyError: 'pixels'") + "x" * (20 << 20)
     text += REPORT.format(rank=1, code=1, signal="")
