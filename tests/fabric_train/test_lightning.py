@@ -78,7 +78,8 @@ class Model(LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
         if self.trainer.max_steps < 0:  # as many schedules do, which opens the loader
-            assert self.trainer.estimated_stepping_batches > 0
+            steps = self.trainer.estimated_stepping_batches
+            assert steps > 0 or self.trainer.num_training_batches == float("inf")
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
         return {
             "optimizer": optimizer,
