@@ -208,13 +208,16 @@ def create_told(planned_run: PlannedRun, console: Console) -> RunFolder:
 def _note_after_start(planned_run: PlannedRun, runs: Path, note: Callable[[str], None]) -> None:
     _note_left_behind(planned_run.choice, runs, note)
     # Here, as the nodes start meanwhile.
-    from launcher.manifests.scripts.check import count_findings
+    from launcher.manifests.checks.rules import ERROR
+    from launcher.manifests.scripts.check import glance_at
 
     job = planned_run.job
     script = Path(job.workdir or "", job.command[0])
-    if script.suffix == ".py" and (count := count_findings(script)):
-        found = f"{count} finding{'' if count == 1 else 's'}"
-        note(f"{found}: {typed.command('check', str(script))}")
+    if script.suffix == ".py" and (found := glance_at(script)):
+        errors = sum(breach.rule.severity == ERROR for breach in found)
+        told = f"{len(found)} finding{'' if len(found) == 1 else 's'}"
+        told += f", of which {errors} may fail or hang" if errors else ""
+        note(f"{told}: {typed.command('check', str(script))}")
 
 
 def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -> None:

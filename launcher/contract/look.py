@@ -166,9 +166,10 @@ def read_collectives(folder: Path, rank: int) -> dict[str, Any]:
 def has_open_collective(recorded: Mapping[str, Any]) -> bool:
     """Whether a worker stands in a collective that it has entered, by torch's recorder. Pure."""
     with contextlib.suppress(AttributeError, KeyError, TypeError):
+        # Not by pg_status, in which gloo's last one may never count as completed.
         return any(
-            group["last_completed_collective"] < group["last_enqueued_collective"]
-            for group in recorded["pg_status"].values()
+            not one.get("retired") and one.get("state") != "completed"
+            for one in recorded["entries"]
         )
     return False
 

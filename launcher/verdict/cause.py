@@ -23,7 +23,7 @@ class FailureCause(enum.StrEnum):
     """What helps in most cases."""
 
     # the script
-    SCRIPT_ERROR = "script-error", _FAILED, "correct that line; nothing raised: look for exit()"
+    SCRIPT_ERROR = "script-error", _FAILED, "correct that line, or the call of exit() if none"
     WRONG_ARGUMENT = "wrong-argument", _INPUT, "correct the option; the program's --help lists them"
     MISSING_MODULE = "missing-module", _INPUT, "python -m pip install PACKAGE where the workers run"
     MISSING_FILE = "missing-file", _INPUT, "name a path that every node has, or mount it"
@@ -32,7 +32,11 @@ class FailureCause(enum.StrEnum):
     WRONG_SHAPES = "wrong-shapes", _FAILED, "print the shapes before that line; let them agree"
     NAN_LOSS = "nan-loss", _FAILED, "a lower learning rate, clipped gradients, or bf16"
     ENDLESS_LOOP = "endless-loop", _FAILED, "look at the stack of the rank that computes"
-    DEADLOCK = "deadlock", _FAILED, "look at the stack of the rank that waits, and for what"
+    DEADLOCK = (
+        "deadlock",
+        _FAILED,
+        "see what that line waits for; no branch by rank around collectives",
+    )
     EXITED_EARLY = "exited-early", _FAILED, "let all ranks make the same number of steps"
     # collectives
     MISSING_COLLECTIVE = "missing-collective", _FAILED, "move it out of what only some ranks run"
@@ -95,7 +99,7 @@ class FailureCause(enum.StrEnum):
     NO_ROOM = "no-room", _TARGET, "ask for less, or wait; doctor tells what there is"
     NOT_ALLOWED = "not-allowed", _TARGET, "ask for the right, account or quota that it names"
     TARGET_UNREACHABLE = "target-unreachable", _TARGET, "start the service, or correct its address"
-    UNKNOWN = "unknown", _FAILED, "once more, with NCCL_DEBUG=INFO"
+    UNKNOWN = "unknown", _FAILED, "read the whole log; of GPUs, once more with NCCL_DEBUG=INFO"
     """Nothing that was read tells it."""
 
     def __new__(cls, text: str, reason: Reason, fix: str) -> FailureCause:
@@ -112,8 +116,8 @@ class FailureCause(enum.StrEnum):
 _FOLLOWS = """
 dns wrong-interface no-gpu gpu-busy cuda-assert bad-data data-loader-worker-died data-stall
 crashed killed endless-loop deadlock straggler network-cut firewall exited-early
-target-unreachable container-start time-limit stopped-by-user nccl-error master-unreachable
-script-error missing-collective
+target-unreachable container-start time-limit nccl-error master-unreachable
+script-error missing-collective stopped-by-user
 """
 FOLLOWS = tuple(cause for word in _FOLLOWS.split() for cause in FailureCause if cause == word)
 """Causes that another one may have led to, those that say least last: never certain by a text."""

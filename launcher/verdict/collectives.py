@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -20,8 +20,9 @@ Like = tuple[object, ...]
 Key = TypeVar("Key", str, Like)
 WAITS_S = 1.0
 """A shorter wait is nothing to tell: ranks do not come at the same instant."""
-LEAST_CALLS, SLOW_SHARE = 20, 0.3
-"""Whoever keeps the others waiting for such a share of so many collectives is a straggler."""
+LEAST_CALLS, LEAST_S, SLOW_SHARE = 20, 1.0, 0.3
+"""Whoever keeps the others waiting for such a share of so many collectives, and of so many seconds,
+is a straggler."""
 LEAST_REPEATED = 3
 """A collective that is entered so often is of each step."""
 SAME_SIZES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "_all_gather_base")
@@ -154,10 +155,12 @@ def _judge(
     """What is wrong in one process group."""
     waiting = [call for own in group.calls.values() for call in own.values() if not call.is_over]
     waited_s = max((now - call.began_at for call in waiting), default=0.0)
-    if not waiting or waited_s < waits_s:
+    if not waiting or waited_s < min(waits_s, WAITS_S):
         return _slow(group)
     seqs = sorted({seq for own in group.calls.values() for seq in own})
     found = next(filter(None, (_differ(group, seq) for seq in seqs)), None)
+    if found is None and waited_s < waits_s:
+        return _slow(group)  # who is missing may still come
     seq = min(call.seq for call in waiting)
     found = found or _missing(group, known, seq, waited_s) or _left(group, left, seq)
     return found and replace(found, waited_s=waited_s)
@@ -184,7 +187,8 @@ def _slow(group: ProcessGroup) -> Mismatch | None:
     late_s = {rank: sum(at) - sum(first) for rank, at in came.items()}
     most_s, whole_s = max(late_s.values()), first[-1] - first[0]
     slow = [rank for rank, s in late_s.items() if s > most_s / 2]
-    if not SLOW_SHARE * whole_s < most_s <= whole_s or 2 * len(slow) > len(came):
+    is_long = whole_s >= LEAST_S and SLOW_SHARE * whole_s < most_s <= whole_s
+    if not is_long or 2 * len(slow) > len(came):
         return None
     text = (
         f"{name_ranks(slow)} {'is' if len(slow) == 1 else 'are'} slow: the others wait "
@@ -205,7 +209,8 @@ def _differ(group: ProcessGroup, seq: int) -> Mismatch | None:
         others = group.at(group.calls.keys() - set(late))
         text = f"{name_ranks(late)} {_have(late)} left out {call.op} {seq}{others}{where}"
         return _find(group, "missing", text, late, call)
-    odd = min(alike.values(), key=len)
+    # Of as many ranks those that do what is not of each step.
+    odd = min(alike.items(), key=lambda one: (len(one[1]), _times(group, *one)))[1]
     call = next(iter(calls.values()))
     if len(by_op := _by(calls, lambda one: one.op)) > 1:
         told = " and ".join(
@@ -220,6 +225,10 @@ def _differ(group: ProcessGroup, seq: int) -> Mismatch | None:
     )
     text = f"sizes differ in {call.op} {seq}{where}: {told}"
     return _find(group, "sizes", text, odd, call)
+
+
+def _times(group: ProcessGroup, like: Like, ranks: Sequence[int]) -> int:
+    return sum(call.like == like for call in group.calls[ranks[0]].values())
 
 
 def _left_out(

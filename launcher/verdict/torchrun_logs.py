@@ -29,6 +29,8 @@ _FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank
 _AGENT = re.compile(r"^[IWE]\d{4} [\d:.]+ (\d+) \S*torch/distributed")
 _WATCHDOG = re.compile(r"Watchdog caught collective|watchdog thread terminated")
 _ATTEMPT = re.compile(r"attempt_(\d+)/")
+_CLOSED_HERE = re.compile(r"closed by peer \[(?:127\.|::1)")
+_LEFT = "a rank that the others still needed has ended without an error"
 
 
 def read_folder(folder: Path) -> Evidence:
@@ -164,6 +166,9 @@ def _judge(
             )
         )
     failure = decide_report(ends, ()) if ends else None
+    if len(ends) == 1 and _CLOSED_HERE.search(ends[0].exception):
+        # No network lies between two processes of one machine, and who fails is in the report.
+        lines.append(LogLine(file=ends[0].log, text=_LEFT))
     is_one = _is_one(lines, agents) and not any(end.node_index > 0 for end in ends)
     return Evidence(
         subject=subject,

@@ -92,13 +92,13 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         reason=evidence.reason,
         cause=best.cause,
         certainty=_judge_certainty(best, node, ordered, first),
-        what=line.text or best.cause.replace("-", " "),
+        what=_tell(best, line, rank),
         fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node and first.host else line.pod,
         place=line.frame if line.rank in (rank, None) else "",
-        fell=_fell(failure, rank),
+        fell=_fell(failure, rank, line.text),
         evidence=tuple({(x.line.rank, x.line.text): x.line for x in reversed(ordered)}.values())[
             : -MOST_SHOWN - 1 : -1
         ],
@@ -112,7 +112,8 @@ def _place(
     """The rank and the node at fault, as far as they are known."""
     ends = evidence.failure.ranks if evidence.failure else ()
     rank = line.rank if best.rank is None else best.rank
-    is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT
+    of_other = best.cause is FailureCause.EXITED_EARLY
+    is_its = len(ends) == 1 and line.node is None and best.weight < Weight.ROOT and not of_other
     if rank is None and ends and (is_its or line.text == ends[0].exception):
         rank = ends[0].rank
     waits = best.cause is FailureCause.MISSING_COLLECTIVE or "clients joined" in line.text
@@ -130,8 +131,9 @@ def _place(
         told_of = (best.cause, FailureCause.KILLED)
         ended = {x.line.node for x in ordered if x.cause in told_of} - {None}
         node = ended.pop() if len(ended) == 1 else None
+    is_away = best.cause is FailureCause.MASTER_UNREACHABLE and not evidence.is_placed
     if node is None:  # Everybody begins to count ranks on the first one.
-        node = 0 if rank == 0 else evidence.only_node
+        node = 0 if rank == 0 else None if is_away else evidence.only_node
     return rank, node
 
 
@@ -192,13 +194,23 @@ def _is_direct(one: Meaning, first: WorkerEnd | None) -> bool:
     return (one.weight is Weight.ROOT or raised) and not one.line.is_inferred
 
 
-def _fell(failure: FailureReport | None, rank: int | None) -> tuple[int, ...]:
-    return tuple(sorted({end.rank for end in failure.ranks if end.rank != rank})) if failure else ()
+def _tell(best: Meaning, line: LogLine, rank: int | None) -> str:
+    is_others = best.cause is FailureCause.MISSING_COLLECTIVE and line.rank not in (rank, None)
+    waits = f"rank {line.rank} waits at {line.frame}: " if is_others and line.frame else ""
+    return f"{waits}{line.text or best.cause.replace('-', ' ')}"
+
+
+def _fell(failure: FailureReport | None, rank: int | None, text: str) -> tuple[int, ...]:
+    """The ranks that failed after it, and not of the same."""
+    ends = failure.ranks if failure else ()
+    alike = {end.rank for end in ends if end.exception == text and not end.is_collateral}
+    return tuple(sorted({end.rank for end in ends} - alike - {rank}))
 
 
 def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> Verdict:
     has_failed = not goes_on and evidence.state != RunState.SUCCEEDED.value
-    what = "no failure so far" if goes_on else "it ended well"
+    looks = "no failure so far; launcher stacks tells where its ranks are"
+    what = looks if goes_on else "it ended well"
     if has_failed:
         is_read = not evidence.state and not evidence.missing
         told = "no line that was read tells of a failure"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from launcher.verdict.cause import FailureCause
 from launcher.verdict.log_line import LogLine
-from launcher.verdict.rules.rule import SURE, Meaning, table
+from launcher.verdict.rules.rule import LIKELY, SURE, Meaning, table
 
 _DIFFER = r"Detected mismatch between collectives on ranks"
 RULES = table(
@@ -63,17 +63,21 @@ _DIFFERS = {
     "size": FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE,
 }
 """What the first of these means that is not the same in what the watchdogs say."""
-_OTHER_SIZE = re.compile(r"op\.preamble\.length|enforce fail at .*nbytes")
+_APART = re.compile(r"op\.preamble\.length|enforce fail at .*nbytes|Timed out waiting \d+ms for ")
+"""What gloo says where the data is another collective's, or does not come."""
+_OF_GLOO = re.compile(r"\bgloo/|closed by peer")
 
 
 def join_places(lines: Sequence[LogLine]) -> Iterator[Meaning]:
-    """A rank that got data of a size it did not expect, from one at another line of the code."""
-    odd = next((x for x in lines if x.frame and _OTHER_SIZE.search(x.text)), None)
-    others = (x for x in lines if odd and x.raised and x.frame and x.rank != odd.rank)
-    if odd and (other := next((x for x in others if x.frame != odd.frame), None)):
+    """A rank that got data of a size it did not expect, or none, from one at another line."""
+    odd = next((x for x in lines if x.frame and _APART.search(x.text)), None)
+    others = (x for x in lines if odd and x.rank != odd.rank and _OF_GLOO.search(x.text))
+    if odd and (other := next((x for x in others if x.frame not in ("", odd.frame)), None)):
         told = " and ".join(f"{x.frame} (rank {x.rank})" for x in (odd, other))
         line = replace(odd, text=f"two ranks are in different collectives: at {told}")
-        yield Meaning(cause=FailureCause.MISMATCHED_COLLECTIVE, weight=SURE, line=line)
+        # Of two that have waited, nobody can tell which one is elsewhere.
+        weight = LIKELY if "Timed out" in odd.text else SURE
+        yield Meaning(cause=FailureCause.MISMATCHED_COLLECTIVE, weight=weight, line=line)
 
 
 def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:

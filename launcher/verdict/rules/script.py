@@ -101,6 +101,7 @@ nan-loss hint
 uneven-batches sure
   Detected at least one rank that exhausted inputs|made fewer steps: it had ended before
 exited-early likely
+  still needed has ended without an error
   Connection closed by peer.*process group has been destroyed
 data-loader-worker-died likely
   DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal|exited unexpectedly)

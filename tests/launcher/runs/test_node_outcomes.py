@@ -153,18 +153,20 @@ def test_a_hang_is_shown_by_its_stacks(folder: Folder, make_plan: MakePlan) -> N
 
 
 @pytest.mark.parametrize(
-    ("waits_in", "entered"),
-    [("distributed/distributed_c10d.py", None), ("autograd/graph.py", 14)],
+    ("waits_in", "is_recorded"),
+    [("distributed/distributed_c10d.py", False), ("autograd/graph.py", True)],
     ids=["a call of torch.distributed", "the backward pass of DDP"],
 )
 def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
-    folder: Folder, make_plan: MakePlan, waits_in: str, entered: int | None
+    folder: Folder, make_plan: MakePlan, waits_in: str, is_recorded: bool
 ) -> None:
     script = Frame(function="<module>", file="/x/train.py", line=9)
     call = Frame(function="wait", file=f"/x/torch/{waits_in}", line=1)
-    for rank, calls, newest in ((0, [*[script] * 20, call, script], entered), (1, [script], 13)):
-        status = {"last_enqueued_collective": newest, "last_completed_collective": 13}
-        folder.hang(0, rank, *calls, recorded={"pg_status": {"0": status}})
+    for rank, calls in ((0, [*[script] * 20, call, script]), (1, [script])):
+        entries = [{"retired": True}, {"retired": not is_recorded or rank == 1}]
+        # As gloo leaves it, though the last one is over.
+        status = {"0": {"last_enqueued_collective": 14, "last_completed_collective": 13}}
+        folder.hang(0, rank, *calls, recorded={"pg_status": status, "entries": entries})
     logs = [folder.worker(0, rank) for rank in range(2)]
     hung = [end(r, exit_code=-9, cause="hang", log=log) for r, log in enumerate(logs)]
     folder.node(0, Reason.TRAINING_FAILED, *hung)

@@ -264,6 +264,22 @@ def test_the_line_that_ends_a_failed_run_names_the_fix() -> None:
     assert "fix: --set resources.shm=8Gi" in render_line(told)
 
 
+def test_a_rank_that_left_early_is_told_where_its_peer_on_the_machine_alone_failed() -> None:
+    lost = traceback(0, LOST_PEER.replace("10.0.0.2", "127.0.0.1"))
+    text = lost + REPORT.format(rank=0, code=1, signal="")
+    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    assert (told.cause, told.certainty) == (FailureCause.EXITED_EARLY, "likely")
+
+
+def test_two_ranks_that_waited_at_other_lines_were_in_different_collectives() -> None:
+    waited = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for "
+    first, second = traceback(0, f"{waited}recv operation"), traceback(1, f"{waited}recv operation")
+    text = first + second.replace("line 12", "line 30")
+    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    assert (told.cause, told.certainty) == (FailureCause.MISMATCHED_COLLECTIVE, "likely")
+    assert "train.py:12 (rank 0) and train.py:30 (rank 1)" in told.what
+
+
 def test_a_killed_rank_is_told_by_torchruns_report_alone() -> None:
     text = traceback(0, LOST_PEER) + REPORT.format(rank=1, code=-9, signal="(SIGKILL)")
     told = decide_verdict(read_stdin(io.BytesIO(text.encode())))

@@ -93,7 +93,10 @@ def test_a_run_that_goes_on_is_told_to_and_a_part_of_its_folder_too(launcher: Ru
     run = launcher.folder / "runs" / launcher.run_ids()[0]
     wait_until(lambda: (run / "up-0").exists())
     told = launcher("why").stdout
-    assert told == f"{run.name} (running): no failure so far\n"
+    assert (
+        told
+        == f"{run.name} (running): no failure so far; launcher stacks tells where its ranks are\n"
+    )
     launcher("stop")
     part = launcher.folder / "a part"
     (part / "nodes/0").mkdir(parents=True)

@@ -87,7 +87,8 @@ def test_a_user_who_may_not_exec_is_told_which_right_is_missing(
     with pytest.raises(InputError, match="may not create and get pods/exec"):
         take_stacks(run, SystemClock())
     told = decide_verdict(read_named_run(run))
-    assert (told.state, told.what) == ("running", "no failure so far")
+    assert told.state == "running"
+    assert told.what.startswith("no failure so far")
 
 
 SCRIPT = """
