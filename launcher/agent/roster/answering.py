@@ -85,7 +85,8 @@ class LifelineListener:
         self.name = uuid.uuid4().hex[:6]
         self._socket = _listen(addr)
         self.port = int(self._socket.getsockname()[1])
-        self._open: set[int] = set()
+        self._open: set[Any] = set()
+        """The sockets of those that have connected."""
         self._most = most_connections()
         # A forked process that outlives this one must not answer in its place.
         os.register_at_fork(after_in_child=self._close)
@@ -95,19 +96,24 @@ class LifelineListener:
     def _close(self) -> None:
         lifeline_of.cache_clear()
         self._socket.close()
-        for fd in self._open:
-            os.close(fd)
+        null = os.open(os.devnull, os.O_RDWR)
+        for one in self._open:
+            if (fd := one.fileno()) >= 0:
+                # Not closed: the socket would close the number once more when it is freed, and this
+                # function in each process that is forked from the forked one.
+                os.dup2(null, fd, inheritable=False)
+        os.close(null)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        fd = writer.get_extra_info("socket").fileno()
+        connection = writer.get_extra_info("socket")
         try:
             if len(self._open) < self._most:
-                self._open.add(fd)
+                self._open.add(connection)
                 keep_alive(writer)
                 writer.write(self.name.encode() + NAME_END)
                 await hear_end(reader)
         finally:
-            self._open.discard(fd)
+            self._open.discard(connection)
             writer.close()
 
 

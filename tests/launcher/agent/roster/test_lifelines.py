@@ -248,6 +248,27 @@ def pair(
     store.stop()
 
 
+def test_a_fork_of_a_fork_keeps_its_own_files() -> None:
+    # As a loader's process, of a worker that was forked from the agent.
+    watcher = Watcher()
+    watcher.watch(lifeline_of(ADDR))
+    reader, writer = os.pipe()
+    if (worker := os.fork()) == 0:
+        try:
+            own = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+            if os.fork() == 0:
+                for fd in own:
+                    os.fstat(fd)
+                os.write(writer, b"all are open")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(worker, 0)
+    assert os.read(reader, 100) == b"all are open"
+    os.close(reader)
+    watcher.lines.follow(())
+
+
 def pulses(handler: RosterHandler, number: int) -> None:
     """Waits for so many more beats."""
     end = handler._thread.state.count + number
