@@ -24,6 +24,7 @@ for left in (1, 0):
     breakpoint()
 dist.barrier()
 print("over", flush=True)
+dist.destroy_process_group()
 """
 """Its groups wait for two seconds. Rank 1 sees 41 at its first breakpoint."""
 

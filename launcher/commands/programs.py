@@ -22,7 +22,9 @@ def exec_in(arguments: argparse.Namespace) -> int:
         )
 
     def show(index: int, line: str) -> None:
-        print(f"[{index}] {line}", flush=True)
+        # In one call: those of other nodes come from other threads.
+        sys.stdout.write(f"[{index}] {line}\n")
+        sys.stdout.flush()
 
     codes = run_in_nodes(find(arguments), arguments.extra, show, arguments.node)
     for index, code in codes.items():

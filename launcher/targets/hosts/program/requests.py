@@ -41,7 +41,8 @@ def remove_run(asked: messages.RemoveRun) -> int:
     for path in kept:
         target = outputs / path.relative_to(run_dir / CODE_DIR)
         target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
+        with suppress(FileNotFoundError):  # another host of the same home has moved it
+            path.replace(target)
     shutil.rmtree(run_dir, ignore_errors=True)
     if asked.checkpoint_dir:
         with suppress(OSError):

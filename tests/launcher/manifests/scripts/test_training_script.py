@@ -488,5 +488,5 @@ def test_a_run_tells_in_one_line_how_many_findings_its_script_has(tmp_path: Path
     assert "done" in done.stdout
     told = [line for line in done.stderr.splitlines() if "finding" in line]
     assert len(told) == 1
-    assert "launcher: 1 finding: " in told[0]
+    assert "launcher: 1 finding, of which 1 may fail or hang: " in told[0]
     assert told[0].endswith(" check 'my train.py'")
