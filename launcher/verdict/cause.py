@@ -23,7 +23,7 @@ class FailureCause(enum.StrEnum):
     """What helps in most cases."""
 
     # the script
-    SCRIPT_ERROR = "script-error", _FAILED, "correct that line, or the call of exit() if none"
+    SCRIPT_ERROR = "script-error", _FAILED, "correct that line; if none is named, look for exit()"
     WRONG_ARGUMENT = "wrong-argument", _INPUT, "correct the option; the program's --help lists them"
     MISSING_MODULE = "missing-module", _INPUT, "python -m pip install PACKAGE where the workers run"
     MISSING_FILE = "missing-file", _INPUT, "name a path that every node has, or mount it"
@@ -99,7 +99,7 @@ class FailureCause(enum.StrEnum):
     NO_ROOM = "no-room", _TARGET, "ask for less, or wait; doctor tells what there is"
     NOT_ALLOWED = "not-allowed", _TARGET, "ask for the right, account or quota that it names"
     TARGET_UNREACHABLE = "target-unreachable", _TARGET, "start the service, or correct its address"
-    UNKNOWN = "unknown", _FAILED, "read the whole log; of GPUs, once more with NCCL_DEBUG=INFO"
+    UNKNOWN = "unknown", _FAILED, "read the whole log; on GPUs, once more with NCCL_DEBUG=INFO"
     """Nothing that was read tells it."""
 
     def __new__(cls, text: str, reason: Reason, fix: str) -> FailureCause:

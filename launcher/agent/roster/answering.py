@@ -99,10 +99,11 @@ class LifelineListener:
         null = os.open(os.devnull, os.O_RDWR)
         for one in self._open:
             if (fd := one.fileno()) >= 0:
-                # Not closed: the socket would close the number once more when it is freed, and this
-                # function in each process that is forked from the forked one.
+                # Not closed: the socket closes its number itself when it is freed.
                 os.dup2(null, fd, inheritable=False)
         os.close(null)
+        # In a process that this one forks, the numbers may be those of its own files.
+        self._open.clear()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = writer.get_extra_info("socket")

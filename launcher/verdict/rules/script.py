@@ -56,7 +56,7 @@ disk-full likely
   No usable temporary directory
 missing-file sure
   ^(?!.*No usable temp).*(?:FileNotFoundError|(?:Is|Not)ADirectoryError|<ENOENT>)|RepositoryNotFo
-  NotFound: 404 
+  NotFound: 404\b
   Parent directory \S+ does not exist|is not a local folder|^sbatch: error: Unable to open file
   file into a non-existent directory|does not appear to have a file|DatasetNotFoundError
   ^(?:error: |  )\S+: has no (?:/|python)|unable to find the specified executable
