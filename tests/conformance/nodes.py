@@ -29,6 +29,8 @@ CONTEXT.set_forkserver_preload(["launcher.agent.roster.backend", "torch._dynamo"
 PR_SET_PDEATHSIG = 1
 LIMIT_S = 90.0
 """How long a scenario may take to get anywhere, on a machine with nothing else to do."""
+FORKED_S = 0.5
+"""How long after a worker's first words its agent is past the fork."""
 STUCK_S = 15.0
 """How long a cell that is known to hang is watched before it is said to."""
 
@@ -167,6 +169,10 @@ class Node:
 
     def terminate(self) -> None:
         """What a cluster sends before it takes a machine away."""
+        if self.starts():
+            # torch's handler raises. Python drops that in the hooks after the fork of a worker,
+            # which the agent may still be in when the worker has told.
+            time.sleep(FORKED_S)
         self.process.terminate()
 
     def kill(self) -> None:
