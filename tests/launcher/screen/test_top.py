@@ -138,6 +138,8 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 
     def watch(rows: Sequence[NodeRow], do: Callable[[app.RunScreen, Any], Any]) -> None:
         monkeypatch.setattr(app, "read_snapshot", lambda run, now: replace(SEEN, nodes=rows))
+        # The screen runs in this process, which the tests after it share.
+        monkeypatch.setattr(app.os, "nice", lambda by: by)
 
         async def look() -> None:
             shown = app.RunScreen(RunFolder(tmp_path / "digits-1"), 60.0)
@@ -280,7 +282,7 @@ def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runn
         tmux("send-keys", "x")
         tmux.wait_for("x again ends")
         tmux("send-keys", "x")
-        tmux.wait_for("nothing of it runs any more")
+        tmux.wait_for(f"{run_id}: stopped, stop-requested")
         tmux.close_page()
         tmux.wait_for("stopped on local")
         tmux("send-keys", "q")
