@@ -306,6 +306,12 @@ esac
 """
 
 
+def living() -> set[int]:
+    """The processes that this one has started, and that have not ended."""
+    children = psutil.Process().children()
+    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE}
+
+
 @pytest.mark.parametrize(
     ("save", "load"),
     [("exec sleep 600", "cat"), ("head -c 9000000 /dev/zero", "exec sleep 600")],
@@ -318,12 +324,14 @@ def test_an_image_that_gets_stuck_on_its_way_is_an_error(
     monkeypatch.setattr(images, "SILENCE_LIMIT_S", 1.0)
     monkeypatch.setattr(images, "PROVIDE_LIMIT_S", 1.0)
     image = images.Image(name="i", id="own")
+    before = living()
     with (
         open_ssh(tmp_path, monkeypatch).open(host) as session,
         soon(),
         pytest.raises(TargetError, match="gpu1"),
     ):
         images.provide_image(image, session)
+    assert living() <= before
 
 
 def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(

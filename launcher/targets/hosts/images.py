@@ -44,10 +44,12 @@ def provide_image(image: Image, session: Session) -> None:
 def _send(image: Image, session: Session) -> None:
     """Streams it from this machine's engine into the host's, a few megabytes at a time."""
     save = Conversation(("docker", "save", image.name))
-    session.send(messages.LoadImage(limit_s=PROVIDE_LIMIT_S), limit_s=SILENCE_LIMIT_S)
-    while chunk := save.read(CHUNK_BYTES, SILENCE_LIMIT_S):
-        session.send(messages.ImageChunk(), chunk, limit_s=SILENCE_LIMIT_S)
-    code, said = save.end()
+    try:
+        session.send(messages.LoadImage(limit_s=PROVIDE_LIMIT_S), limit_s=SILENCE_LIMIT_S)
+        while chunk := save.read(CHUNK_BYTES, SILENCE_LIMIT_S):
+            session.send(messages.ImageChunk(), chunk, limit_s=SILENCE_LIMIT_S)
+    finally:
+        code, said = save.end()
     session.send(messages.ImageEnd(complete=code == 0), limit_s=SILENCE_LIMIT_S)
     try:
         session.receive(limit_s=PROVIDE_LIMIT_S)
