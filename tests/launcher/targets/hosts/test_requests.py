@@ -39,7 +39,9 @@ from tests.launcher.looks import answering
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
-LEASE = Lease(run_id="r", node_index=0, owner="me", gpus=["0"], slots=0)
+RUN = f"kept-{os.getpid()}"
+"""Of this file and process alone: a run of this name elsewhere would be ended with it."""
+LEASE = Lease(run_id=RUN, node_index=0, owner="me", gpus=["0"], slots=0)
 IGNORES_THE_SIGNAL = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
 
 
@@ -207,7 +209,7 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
         script: str, *, detached: bool = True, container: str = ""
     ) -> subprocess.Popen[bytes]:
         spec = KeeperSpec(
-            run_id="r",
+            run_id=RUN,
             node_index=0,
             node_dir=str(tmp_path / "nodes/0/0"),
             argv=["sh", "-c", script],
@@ -221,7 +223,7 @@ def keep(tmp_path: Path) -> Iterator[Keeper]:
         )
         held = leases.take(str(tmp_path / "leases"), LEASE, None)
         command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep", *map(str, held)]
-        own = {protocol.RUN_ID: "r", protocol.NODE_INDEX: "0", processes.KEEPER: "1"}
+        own = {protocol.RUN_ID: RUN, protocol.NODE_INDEX: "0", processes.KEEPER: "1"}
         keeper = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -262,7 +264,7 @@ def test_what_a_node_holds_is_its_own_until_its_grace_is_over(tmp_path: Path, ke
     os.kill(keeper.pid, signal.SIGTERM)
     time.sleep(0.5)  # nothing is to happen
     assert keeper.poll() is None
-    assert [lease.run_id for lease in leases.read(str(tmp_path / "leases"))] == ["r"]
+    assert [lease.run_id for lease in leases.read(str(tmp_path / "leases"))] == [RUN]
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
