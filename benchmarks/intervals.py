@@ -32,13 +32,18 @@ def estimate_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     One pair says nothing: then there is no upper end.
     """
     count = len(ours)
-    if count < 2 or min(*ours, *theirs) <= 0:
+    if count < 2 or min(theirs) <= 0:
+        return UNKNOWN
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    if len(set(ratios)) == 1:  # A count, which may be zero.
+        return ratios[0], ratios[0]
+    if min(ours) <= 0:
         return UNKNOWN
     median = statistics.median(ours) / statistics.median(theirs)
     if count >= ENOUGH:
         low, high = _bootstrap(ours, theirs)
     else:
-        low, high = _student(ours, theirs)
+        low, high = _student(ratios)
     # Student's is around the geometric mean, which few samples may have elsewhere.
     return min(low, median), max(high, median)
 
@@ -55,10 +60,7 @@ def _bootstrap(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     return ratios[RESAMPLES // 40], ratios[-1 - RESAMPLES // 40]
 
 
-def _student(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
-    if len(set(ratios)) == 1:
-        return ratios[0], ratios[0]  # not as the logarithm rounds it
+def _student(ratios: Sequence[float]) -> Interval:
     logs = [math.log(ratio) for ratio in ratios]
     half = STUDENT[len(logs) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
     center = statistics.fmean(logs)

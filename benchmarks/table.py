@@ -93,7 +93,7 @@ def _with_interval(text: str, interval: Interval | None, form: Callable[[float],
         return text
     low, high = interval
     # Two samples may leave the upper end at millions: that is not known.
-    return f"{text} ({form(low)} to {form(high) if high < UNKNOWN_FROM * low else '?'})"
+    return f"{text} ({form(low)} to {form(high) if high <= UNKNOWN_FROM * low else '?'})"
 
 
 def _taken(report: Report) -> str:

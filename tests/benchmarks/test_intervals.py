@@ -48,6 +48,12 @@ def test_one_pair_of_samples_says_nothing_about_a_ratio() -> None:
     assert estimate_ratio((1.0,), (1.0,)) == UNKNOWN == (0.0, math.inf)
 
 
+@pytest.mark.parametrize("count", [2, ENOUGH])
+@pytest.mark.parametrize("counted", [0.0, 6.56])
+def test_samples_that_are_all_the_same_are_known_exactly(count: int, counted: float) -> None:
+    assert estimate_median((counted,) * count) == (counted, counted)
+
+
 def test_the_ratio_of_the_medians_is_always_in_its_interval() -> None:
     draw = random.Random(3)
     for count in (2, 3, 4, 5, 6, 9) * 20:
