@@ -17,11 +17,11 @@ from pathlib import Path
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 _LOCAL_NETWORKS = ("docker0", "docker_", "br-", "virbr", "veth", "cni", "podman", "lxc")
-"""Interfaces whose networks end at this machine, and have the same addresses on many."""
+"""Interfaces of networks within this machine; many machines have the same addresses there."""
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine can reach the address."""
     return ipaddress.ip_address(address).is_loopback
 
 
@@ -49,7 +49,7 @@ def addresses_of(interface: str) -> Iterable[str]:
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to another; sends nothing. Raises OSError."""
+    """This machine's own address on the route to ``host``; sends nothing. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         # Ended by the kernel, at once: connecting a datagram socket sends nothing.
@@ -71,10 +71,10 @@ def interface_of(address: str) -> str:
 def choose_address(peers: Iterable[str]) -> str:
     """The address under which other nodes reach this one.
 
-    ``peers`` are addresses of the same cluster, where any are known. The loopback only where this
-    machine has nothing else.
+    ``peers`` are addresses of the same cluster, if any are known. Returns the loopback only if this
+    machine has no other address.
     """
-    # An address of documentation: the way to it is the default route, and nothing is sent.
+    # The last is reserved for documentation: the way to it is the default route.
     for peer in (*peers, "192.0.2.1"):
         with contextlib.suppress(OSError, ValueError):
             if not is_loopback(found := address_towards(peer)):
@@ -83,9 +83,9 @@ def choose_address(peers: Iterable[str]) -> str:
 
 
 def name_machine() -> str:
-    """One machine from its start to its end, and one network of it; empty where not known.
+    """Names this machine since its boot, and this process' network on it; empty if unknown.
 
-    Equal names share the loopback, which containers with a network of their own do not.
+    Processes with equal names share the loopback. Containers with a network of their own do not.
     """
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -24,5 +24,5 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def new_number() -> int:
-    """For a name that no other process takes: one of a host with the same home may have this id."""
+    """A random number for a name. Not the pid: another host that shares the disk may use it too."""
     return int.from_bytes(os.urandom(6), "big")

@@ -21,7 +21,6 @@ POLL_S = 0.1
 
 
 def main(argv: list[str]) -> int:
-    """Returns once the conversation is over."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     talk = _wait_for_debugger(Path(argv[0]))
     with contextlib.suppress(OSError):
@@ -31,7 +30,7 @@ def main(argv: list[str]) -> int:
 
 
 def _wait_for_debugger(folder: Path) -> socket.socket | None:
-    """None where nobody reads or writes this process' streams any more."""
+    """A connection to the node's debugger; None if this process' streams are closed before."""
     gone = select.poll()
     for fd in (0, 1):
         gone.register(fd, 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a file system answers where it has no bytes, no inodes or no quota left."""
 CAUSE = "disk-full"
-"""Why a worker ended that a full disk refused something."""
+"""The cause of a worker that ended because a disk was full."""
 LARGEST = 3
 
 _WORDS = "|".join(re.escape(os.strerror(number)) for number in sorted(FULL))
@@ -24,7 +24,7 @@ _SAID = re.compile(rf"{_WORDS}|\[Errno (?:{_NUMBERS})\]|PytorchStreamWriter fail
 SHARED_MEMORY = re.compile(
     r"unable to (?:allocate|open) shared memory|out of shared memory|</torch_\d+"
 )
-"""Torch's words where /dev/shm is full, which is no disk: what is there goes with the processes."""
+"""What torch says when /dev/shm is full. It is no disk: its files go away with the processes."""
 _NAMED = re.compile(rf"(?:{_WORDS}): '([^']+)'")
 
 
@@ -65,7 +65,7 @@ def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
     """Which disk is full, and the largest entries of the run folder.
 
     The disk is that of the path in the error message ``said``, or of the first folder without room.
-    A message that names no path may be of a disk that is none of theirs.
+    If ``said`` names no path and all folders have room, the full disk stays unknown.
     """
     folders = (run_dir, *others)
     named = (Path(path) for path in _NAMED.findall(said))
@@ -78,7 +78,7 @@ def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
         show_bytes(blocks * found.f_frsize) for blocks in (found.f_blocks, found.f_bavail)
     )
     told = f"the disk at {mount} is full: {free} and {found.f_ffree} inodes free of {size}"
-    # A run folder may have millions.
+    # A run folder may have millions of files.
     entries = itertools.islice(_files(run_dir), 50_000)
     sizes = ((size, os.path.relpath(path, run_dir)) for path, size in entries if size)
     largest = [f"{path} ({show_bytes(size)})" for size, path in heapq.nlargest(LARGEST, sizes)]

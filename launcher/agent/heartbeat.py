@@ -55,7 +55,6 @@ class HeartbeatWriter:
         self._write()
 
     def step(self) -> None:
-        """An optimizer step is done."""
         self._steps += 1
         self._write()
 
@@ -80,7 +79,7 @@ def read_heartbeat(path: Path) -> WorkerBeat | None:
         return None
     slots = [data[at : at + _SLOT_BYTES] for at in range(0, _FILE_BYTES, _SLOT_BYTES)]
     beats = [beat for slot in slots if (beat := _parse_slot(slot))]
-    # By time: a process that the script has forked counts its beats itself.
+    # By time: a process that the script has forked has its own count of beats.
     return max(beats, key=lambda beat: (beat.at, beat.number), default=None)
 
 

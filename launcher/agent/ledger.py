@@ -10,7 +10,7 @@ from launcher.contract.clock import Clock
 
 
 class AgentLedger:
-    """This agent's part of the run's ledger. A failed write never stops the training."""
+    """Appends events to the agent's part. A failed write never stops the training."""
 
     def __init__(self, path: Path, clock: Clock, *, node_index: int, incarnation: int) -> None:
         self._path, self._clock = path, clock
@@ -27,7 +27,7 @@ class AgentLedger:
         now = {"at": self._clock.wall(), "monotonic_s": self._clock.monotonic()}
         line = json.dumps({**self._fixed, "attempt": attempt, "event": event, **now, **values})
         try:
-            # Not its parents: a run folder that was removed must stay removed.
+            # Without its parents: a run folder that was removed must stay removed.
             self._path.parent.mkdir(exist_ok=True)
             with self._path.open("a") as file:
                 file.write(f"{self._torn}{line}\n")
@@ -38,6 +38,5 @@ class AgentLedger:
 
 
 def ledger_path(run_dir: Path, node_index: int, incarnation: int) -> Path:
-    """Where the agent's part of the ledger lies."""
     name = protocol.AGENT_LEDGER.format(node_index=node_index, incarnation=incarnation)
     return run_dir / protocol.LEDGER_DIR / name

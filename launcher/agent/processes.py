@@ -44,7 +44,7 @@ def die_with_parent(parent_pid: int, signum: signal.Signals = signal.SIGKILL) ->
 
 
 def let_trace(pid: int) -> None:
-    """Lets a process and its children read this one's stack, where Yama lets ancestors alone."""
+    """Lets a process and its children read this one's stack, even if Yama allows only ancestors."""
     _prctl(_PR_SET_PTRACER, pid)
 
 
@@ -57,8 +57,8 @@ def _prctl(option: int, value: int) -> None:
 def wait_for_signal(signums: Iterable[int], limit_s: float | None) -> tuple[int, int] | None:
     """The blocked signal that has come, and the pid of its sender.
 
-    None after ``limit_s`` seconds, or earlier where this process was stopped meanwhile. A limit of
-    None is no limit.
+    Returns None after ``limit_s`` seconds, or earlier if this process was stopped meanwhile. A
+    limit of None is no limit.
 
     Not ``signal.sigtimedwait``: continued after its limit, it returns a signal that never came.
     """
@@ -79,7 +79,7 @@ def send(pid: int, signum: int) -> None:
 
 
 def open_fds() -> frozenset[int]:
-    """The descriptors that are open. Not all below the limit: that may be a thousand million."""
+    """The descriptors that are open, listed by the kernel: the limit may be a thousand million."""
     listed = os.listdir("/proc/self/fd")
     # The listing itself used a descriptor, which is closed now.
     return frozenset(int(name) for name in listed if os.path.lexists(f"/proc/self/fd/{name}"))

@@ -15,7 +15,7 @@ from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FOR_SCRIPTS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Guards pass these on. All else that runs on a node gets them too from ``scancel --signal``."""
+"""Guards pass these on to scripts. ``scancel --signal`` sends them to all processes of a node."""
 Handler = Callable[[int, FrameType | None], Any]
 
 _told = mmap.mmap(-1, 1)
@@ -28,7 +28,7 @@ def tell_to_end() -> None:
 
 
 def forget_supervisor() -> None:
-    """For a supervisor that was forked from the agent of another one."""
+    """Gives a supervisor that was forked from another supervisor's agent a flag of its own."""
     global _told
     _told = mmap.mmap(-1, 1)
 
@@ -43,7 +43,7 @@ def heed_supervisor(handle: Handler) -> Handler:
 
 
 def heed_only_supervisor() -> None:
-    """For the agent's process, until torch's agent sets handlers of its own."""
+    """Sets the handlers of the agent's process, until torch's agent sets its own."""
 
     def end(signum: int, _: FrameType | None) -> None:
         signal.signal(signum, signal.SIG_DFL)
@@ -55,9 +55,9 @@ def heed_only_supervisor() -> None:
 
 
 def heed_none(signums: Iterable[signal.Signals] = (*ENDING, *FOR_SCRIPTS)) -> None:
-    """For a helper that the agent ends in another way; forks of it can reset the handlers.
+    """Has a helper do nothing at signals, because the agent ends it in another way.
 
-    By a handler: what is ignored would stay so in fresh interpreters.
+    By a handler, which its forks can reset. SIG_IGN would stay in fresh interpreters.
     """
     for signum in signums:
         signal.signal(signum, lambda *_: None)

@@ -28,13 +28,13 @@ _STOPPING = frozenset(
     reason.value for reason, state in STATE_OF_REASON.items() if state is RunState.STOPPED
 )
 MARGIN_S = 5.0
-"""The part of the grace that is kept for SIGTERM if the training does not answer; at most a
-quarter."""
+"""How long before the deadline SIGTERM comes if the training does not answer; at most a quarter of
+the grace."""
 LAST_WORD_S = 2.0
-"""From the deadline to the kill of the agent: guards kill their workers at the deadline."""
+"""The agent is killed so long after the deadline, at which guards kill their workers."""
 
 OUTLIVE_LIMIT_S = 10.0
-"""How long after SIGKILL. What is still there then hangs in the kernel, perhaps for ever."""
+"""An agent that is there so long after SIGKILL hangs in the kernel, perhaps for ever."""
 
 
 class Step(enum.Enum):
@@ -66,9 +66,9 @@ class Stop:
         return self.killed_at is not None and now >= self.killed_at + OUTLIVE_LIMIT_S
 
     def decide(self, now: float, *, speaks: bool, acknowledged: bool) -> Step:
-        """``speaks``: the training announced the protocol; ``acknowledged``: it committed.
+        """The next step. ``speaks``: the training will answer; ``acknowledged``: it has committed.
 
-        A second request ends the waiting for an answer, a third kills.
+        A second request ends the wait for the answer, a third one kills.
         """
         if self.times_asked > 2 or now >= self.deadline + LAST_WORD_S:
             return Step.KILL
@@ -91,7 +91,7 @@ class StopRequest:
 class StopFiles:
     """The three files of the conversation, in the node's folder.
 
-    One that a failing storage does not show counts as absent.
+    A file that a failing storage does not show counts as absent.
     """
 
     def __init__(self, node_dir: Path) -> None:
@@ -129,7 +129,7 @@ class StopFiles:
         return request is not None and request.reason == protocol.STOP_REASON_RESIZE
 
     def forget_resize(self) -> None:
-        """Withdraws such a request, and its answer."""
+        """Withdraws a request that only makes room, and its answer."""
         if self.is_for_resize():
             self._request.unlink(missing_ok=True)
             self._answer.unlink(missing_ok=True)
@@ -139,7 +139,6 @@ class StopFiles:
         return os.path.exists(self._ready)
 
     def has_answer(self) -> bool:
-        """Whether the training has answered."""
         return os.path.exists(self._answer)
 
     def read_answer(self) -> Mapping[str, object] | None:
@@ -148,10 +147,10 @@ class StopFiles:
 
 
 def read_stop_file(environ: Mapping[str, str]) -> Reason | None:
-    """The reason in STOP_FILE, if it asks this node to stop; one look.
+    """The reason in STOP_FILE, if it asks this node to stop. Does not wait.
 
-    An empty file asks for nothing yet. One that is there from the start is seen at once when it is
-    filled: clients of network file systems remember for long that a file was not there.
+    An empty file asks for nothing yet. If it is there from the start, its reason is seen at once:
+    clients of network file systems remember for long that a file was missing.
     """
     path = environ.get(protocol.STOP_FILE)
     if not path:

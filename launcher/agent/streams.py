@@ -16,7 +16,7 @@ _HOLD_S = 1.0
 
 
 def say(text: str, who: str = "agent") -> None:
-    """One line on the node's console."""
+    """Writes one line to the node's console."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"[{who}] {text}\n")
         sys.stderr.flush()
@@ -54,7 +54,7 @@ def _open(old: TextIO | None, fd: int) -> TextIO:
         io.BufferedWriter(_Unrefused(fd)),  # type: ignore[type-var]
         encoding=old.encoding,
         errors=old.errors,
-        # Also where Python was told to buffer nothing: here is a buffer.
+        # Even under ``python -u``: this stream has a buffer.
         line_buffering=True,
     )
 

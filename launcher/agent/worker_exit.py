@@ -1,4 +1,4 @@
-"""How workers ended: what a guard leaves of it, and what is read from a worker's folder.
+"""How workers ended: the record that a guard writes, and what else a worker's folder tells.
 
 Standard library only.
 """
@@ -45,7 +45,7 @@ def judge_exit(
     exception = _read_exception(folder, end.exit_code) if end.exit_code else ""
     code = own_code(folder) if had_failed and not exception else 0
     end = replace(end, exit_code=code or end.exit_code)
-    # It failed by itself, and was still on its way out when the agent ended them all.
+    # It had failed by itself, and was still ending when the agent ended all workers.
     failed_first = had_failed and (code != 0 or is_own_failure(exception))
     is_silent = end.exit_code != 0 and not exception
     cause = name_cause(
@@ -59,14 +59,14 @@ def judge_exit(
 
 
 def own_code(folder: Path) -> int:
-    """The exit code with which a worker's script ended by itself; 0 where it did not, too."""
+    """The exit code with which a worker's script ended by itself; also 0 if it did not."""
     with contextlib.suppress(OSError, ValueError):
         return int((folder / protocol.ENDED_FILE).read_text())
     return 0
 
 
 def write_end(folder: Path, end: WorkerEnd) -> None:
-    """Leaves it in the worker's folder. Raises OSError."""
+    """Writes the record into the worker's folder. Raises OSError."""
     write_atomically(folder / protocol.EXIT_FILE, dump_record(end))
 
 
@@ -94,7 +94,7 @@ def _read_end(path: Path) -> WorkerEnd | None:
 
 
 def _failed_at(folder: Path, *, otherwise: float) -> float:
-    """When the script ended, or its exception was written: a process may take long to end then."""
+    """When the exception was written, or the script ended: its process may end much later."""
     for name in (protocol.ERROR_FILE, protocol.ENDED_FILE):
         with contextlib.suppress(OSError):
             return (folder / name).stat().st_mtime
@@ -102,10 +102,10 @@ def _failed_at(folder: Path, *, otherwise: float) -> float:
 
 
 def _read_exception(folder: Path, exit_code: int) -> str:
-    """The uncaught exception's line; else the last on stderr, of an abort or of a full disk."""
+    """The uncaught exception's line; else stderr's last line, of an abort or about a full disk."""
     if error := read_error(folder):
         return error
-    # Faulthandler's stacks follow, whose last line says nothing.
+    # Without faulthandler's stacks, whose last line says nothing.
     told, fatal, stacks = read_tail(folder / protocol.STDERR_FILE).partition("Fatal Python error: ")
     lines = told.splitlines() or [fatal + line for line in stacks.splitlines()[:1]]
     last = show_line(lines[-1]) if lines else ""
@@ -132,9 +132,9 @@ def read_error(folder: Path) -> str:
 
 
 def read_traceback(path: Path) -> tuple[str, float]:
-    """The traceback in a worker's file of its exception, or its message, and when it was raised.
+    """The traceback in a worker's error file, else its message, and when it was raised.
 
-    In seconds since the epoch; empty and 0 where nothing is told.
+    The time is in seconds since the epoch. Empty and 0 if the file does not say.
     """
     message = read_object(path).get("message")
     told = message if isinstance(message, dict) else {}
@@ -146,7 +146,7 @@ def read_traceback(path: Path) -> tuple[str, float]:
 
 
 def read_tail(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
-    """The end of a text that may be anything; empty where there is no such file."""
+    """The end of a file that may hold anything, as text; empty if there is no such file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - limit_bytes))
@@ -161,7 +161,7 @@ def read_oom_kills(root: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> int:
     with contextlib.suppress(OSError, ValueError):
         paths = dict(line.split(":", 2)[1:] for line in own.read_text().splitlines())
     for controller, file in _OOM_COUNTS:
-        # A container sees its own cgroup as the root, and may be told another path of it.
+        # A container sees its own cgroup as the root, but /proc may give another path for it.
         for path in (paths.get(controller, "").strip("/"), ""):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 lines = (root / controller / path / file).read_text().splitlines()

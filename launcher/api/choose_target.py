@@ -30,11 +30,11 @@ ROOMS = {
     "held": "launcher.targets.held.target:HeldTarget",
     "entered": "launcher.targets.hosts.entered:EnteredTarget",
 }
-"""Where each target's room is, as ``MODULE:CLASS``, or the target itself that needs none."""
+"""The room of each target, as ``MODULE:CLASS``; or the target's class, if it needs no ``Room``."""
 OF_HOLDS = ("held", "entered")
-"""Targets of runs in the nodes of a hold, which are those of another target."""
+"""Targets of runs in a hold, whose nodes another target has started."""
 CONTAINERS, PROCESSES = "docker", "local"
-"""Where a job may run that names no target."""
+"""Where a job that names no target may run."""
 
 
 class Choice(NamedTuple):
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
 
 def room_of(name: str) -> Room:
-    """The room of the target of that name. Raises ``InputError`` where there is none."""
+    """The room of the target of that name. Raises ``InputError`` if there is none."""
     if name not in ROOMS:
         close = closest(name, targets_of_jobs())
         fix = f"did you mean --on {close}?" if close else f"one of: {', '.join(targets_of_jobs())}"
@@ -62,7 +62,7 @@ def room_of(name: str) -> Room:
 def load(named: str) -> Any:
     """A class or function, named as ``MODULE:NAME``; imports its module.
 
-    By this alone commands and rooms are imported later than the command line itself.
+    Commands and rooms are imported only by this, later than the command line itself.
     """
     module, _, name = named.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -82,9 +82,9 @@ def targets_of_jobs() -> list[str]:
 def name_here(environ: Mapping[str, str]) -> str | None:
     """The target whose nodes this process was given, by its environment; None for most processes.
 
-    Raises ``InputError`` where jobs must be started in another way there.
+    Raises ``InputError`` if jobs must be started in another way there.
     """
-    # A worker has the variables of what its run was started in; what it starts is its own matter.
+    # A worker inherits the variables that its run was started with: ignore them for its own jobs.
     if protocol.RUN_ID in environ:
         return None
     return next((room.name for room in rooms() if room.is_here(environ)), None)
@@ -113,10 +113,10 @@ class HoldRoom(Room):
 
 
 def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) -> Choice:
-    """The forced target, or the first that can run the job of those that are tried unasked.
+    """The forced target; else the first of containers and processes that can run the job.
 
-    Containers if the job names what only those have; else processes, where torchrun would start
-    them, if that Python has torch. Raises ``TargetError`` where a forced target cannot run the
+    Containers come first if the job names what only they have; else processes, where torchrun would
+    start them, if that Python has torch. Raises ``TargetError`` if the forced target cannot run the
     job, or none can.
     """
     if forced is not None:
@@ -141,7 +141,7 @@ def choose_target(job: JobSpec, run_root: Path, forced: Target | None = None) ->
 
 
 def choose_engine(job: JobSpec, environ: Mapping[str, str]) -> JobSpec:
-    """The job as it is, or under plain torchrun where ``LAUNCHER_ENGINE=torchrun`` says so.
+    """The job as it is, or under plain torchrun if ``LAUNCHER_ENGINE=torchrun`` is set.
 
     Raises ``InputError`` for any other value but ``agent``, which leaves the choice to the job.
     """

@@ -19,14 +19,14 @@ from launcher.runs.folder import RunFolder
 from launcher.targets.conversation import Conversation
 
 AGAIN_S = 1.0
-"""Between two tries to reach a node, which may still have to start."""
+"""Seconds between two tries to reach a node, which may still have to start."""
 TOLD_AFTER = 10
-"""Failures in a row that are told."""
+"""Failures in a row after which a note says why."""
 _CHUNK = 1 << 16
 
 
 def listen(port: int) -> socket.socket:
-    """A port of the loopback for an editor. Raises ``InputError`` where it is taken."""
+    """A port of the loopback for an editor. Raises ``InputError`` if it is taken."""
     try:
         return socket.create_server(("127.0.0.1", port), backlog=8)
     except OSError as error:
@@ -38,7 +38,7 @@ def listen(port: int) -> socket.socket:
 def debugged(
     run: RunFolder, plan: LaunchPlan, target: Target, console: Console, port: socket.socket | None
 ) -> Iterator[None]:
-    """While the block follows a run, its debugger is here; nothing for a run without one.
+    """Connects a run's debugger while the block follows the run; nothing for a run without one.
 
     An editor's connections to ``port`` reach debugpy; without a port pdb has standard input.
     """
@@ -64,7 +64,7 @@ def debugged(
 class Terminal:
     """This process' standard input and the console as the terminal of pdb.
 
-    A connection is there from the start, and anew after each that ends.
+    Connects at the start, and again after each connection that ends.
     """
 
     def __init__(self, connect: Callable[[], Conversation], console: Console) -> None:

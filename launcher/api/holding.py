@@ -22,7 +22,7 @@ from launcher.targets.hold import Hold, is_hold
 
 POLL_S = 0.05
 COMMAND = ("-m", "launcher_hold")
-"""Of a hold without a job: nothing of it is started."""
+"""The command of a hold without a job. It is never started."""
 
 
 def write_job(name: str) -> str:
@@ -31,7 +31,7 @@ def write_job(name: str) -> str:
 
 
 def check_hold(root: Path, name: str, target: Target) -> None:
-    """Raises ``InputError`` where no hold of that name can be made on a target."""
+    """Raises ``InputError`` if no hold of that name can be made on a target."""
     if not target.traits.held_by:
         what = f"--on {target.name}: nodes are not held there so far"
         fix = "another --on; there each run starts its own nodes"
@@ -80,7 +80,7 @@ def enter_hold(root: Path, name: str, target: Target, *, fresh: bool) -> Target:
 
 
 def wait_ready(run: RunFolder, clock: Clock) -> None:
-    """Blocks until all nodes take runs. Raises ``TargetError`` where the hold has ended."""
+    """Blocks until all nodes take runs. Raises ``TargetError`` if the hold has ended."""
     hold = Hold(run)
     write_atomically(run.path / OWNER_FILE, f"{getpass.getuser()}@{socket.gethostname()}\n")
     while not hold.is_ready():
@@ -92,9 +92,9 @@ def wait_ready(run: RunFolder, clock: Clock) -> None:
 
 
 def release(root: Path, name: str) -> str:
-    """Ends a hold that nobody uses, and says so. Raises ``InputError``."""
+    """Ends a hold that nobody uses, and returns what was done. Raises ``InputError``."""
     run = find_hold(root, name)
-    # Nobody else enters any more.
+    # Enter the hold, so that no run can.
     (hold := Hold(run)).enter(run.run_id)
     try:
         return stop_run(run, None)

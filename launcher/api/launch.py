@@ -36,9 +36,9 @@ def open_streams(*, shows: str) -> Iterator[Console]:
     # A closed descriptor: Python has no stream for it.
     out = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     stdout = stderr = OutputBuffer(sys.stderr)
-    # Two that lead to the same terminal, pipe or file are one: then one order is kept.
+    # If both lead to the same terminal, pipe or file, one buffer keeps the order.
     if not os.path.samestat(os.fstat(out.fileno()), os.fstat(sys.stderr.fileno())):
-        # A lambda, as the console is made of what calls it.
+        # A lambda, as ``console`` is made later, of this buffer.
         stdout = OutputBuffer(out, on_lost=lambda why: console.tell_lost(why))
     console = Console(stderr, out=stdout, shows=shows)
     try:
@@ -142,7 +142,7 @@ class _LogConsole(Console):
 def _stop_on_signals(follower: Follower, target: Target) -> None:
     def on_signal(signum: int, frame: FrameType | None) -> None:
         if follower.stop_reason is not None or target.is_sending:
-            # A third must not interrupt the cleaning up, nor what is told of it.
+            # A third signal must not interrupt the cleanup, nor its report.
             for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(ignored, signal.SIG_IGN)
             raise KeyboardInterrupt

@@ -34,12 +34,12 @@ ORPHANED = "orphaned"
 """Nodes run on, but the launcher that followed them has died."""
 UNREADABLE = "unreadable"
 HELD = "held"
-"""Its nodes wait for runs; no command takes it for a run that was not named."""
+"""The run's nodes wait for other runs; no command picks it unless it is named."""
 GOES_ON = (RunState.RUNNING.value, ORPHANED)
 
 
 def list_runs(run_root: Path, *, everything: bool) -> list[ListedRun]:
-    """Runs that go on (or ``everything``), oldest first; an ended one gets its outcome."""
+    """Runs that go on (or ``everything``), oldest first. Records outcomes of runs ended unseen."""
     rows = [_row(run) for run in list_folders(run_root)]
     over = {state.value for state in TERMINAL_STATES}
     return [row for row in rows if everything or row.state not in over]
@@ -50,7 +50,7 @@ def _row(run: RunFolder) -> ListedRun:
     try:
         plan = run.read_plan()
     except InputError:
-        # Of another version, or damaged: one such folder must not hide the other runs.
+        # The plan is of another version or damaged: such a folder must not hide the other runs.
         return ListedRun(run_id=run.run_id, state=UNREADABLE, age_s=age_s, folder=str(run.path))
     state, outcome = read_state(run, plan)
     reason = outcome.reason if outcome else ""
@@ -69,13 +69,13 @@ def _row(run: RunFolder) -> ListedRun:
 
 
 def read_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None]:
-    """A run's state in a word; one that ended unseen gets its outcome."""
+    """A run's state in a word. Records the outcome of a run that ended unseen."""
     state, outcome, _ = _find_state(run, plan)
     return state, outcome
 
 
 def _find_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None, TargetError | None]:
-    """As ``read_state``, and why the target does not say it."""
+    """As ``read_state``, and the error of a target that does not answer."""
     outcome, is_suspended = read_kept(run, plan)
     if outcome is None and run.launcher_pid() is None:
         target = open_target(plan.target, run.path.parent)
@@ -84,7 +84,7 @@ def _find_state(run: RunFolder, plan: LaunchPlan) -> tuple[str, Outcome | None, 
         except TargetError as error:
             return "unknown", None, error
         if outcome is None and not target.traits.goes_on_alone:
-            # Of a run that another machine started, its launcher may be there.
+            # If another machine started the run, its launcher may live there.
             may_run = run.is_foreign or is_out_of_sight(run, target)
             return (RunState.RUNNING.value if may_run else ORPHANED), None, None
         kept = None if outcome else target.suspension(plan)
@@ -153,10 +153,10 @@ def render_age(age_s: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunStatus:
-    """One run; ``nodes`` as the target reports them, none of a run that has ended.
+    """One run; ``nodes`` as the target reports them, none for a run that has ended.
 
-    ``launcher_death`` proves that its launcher died; ``folder`` is empty where it does not last.
-    ``unseen`` is why the target does not tell of it now, and ``fix`` what helps.
+    ``launcher_death`` proves that its launcher died; ``folder`` is empty if it is temporary.
+    ``unseen`` is why the target does not report on the run now, and ``fix`` what helps.
     """
 
     run_id: str
@@ -173,9 +173,9 @@ class RunStatus:
     unseen: str = ""
     fix: str = ""
     hosts: tuple[str, ...] = ()
-    """By node index, where nodes have machines of their own."""
+    """Host names by node index, if nodes have machines of their own."""
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """Of workers by cause, while the run goes on."""
+    """Restarts of workers by cause, while the run goes on."""
     hold: str = ""
     """Who holds its nodes, and who uses them; empty for a run of its own."""
 
@@ -194,7 +194,7 @@ class RunStatus:
 
 
 def read_status(run: RunFolder) -> RunStatus:
-    """One run as it is now; one that ended unseen gets its outcome."""
+    """One run as it is now. Records the outcome of a run that ended unseen."""
     plan = run.read_plan()
     state, outcome, error = _find_state(run, plan)
     nodes: tuple[NodeObservation, ...] = ()
@@ -205,7 +205,7 @@ def read_status(run: RunFolder) -> RunStatus:
         except TargetError as unseen:
             error = unseen
     if outcome and outcome.failure and run.is_borrowed:
-        # A command for each path in it, as the folder does not last.
+        # The folder is temporary, so name a command in place of each path in it.
         failure = outcome.failure.with_log_commands(run.run_id)
         outcome = replace(outcome, failure=failure)
     return RunStatus(
@@ -272,7 +272,7 @@ def show_logs(
 ) -> None:
     """Prints a run's output from its beginning; with ``follow`` until it has ended.
 
-    The workers' stderr and the agents' lines go to ``stderr``. Raises ``BrokenPipeError`` where the
+    The workers' stderr and the agents' lines go to ``stderr``. Raises ``BrokenPipeError`` if the
     reader has gone.
     """
     streams = {"stdout": stdout, "stderr": stderr}
@@ -282,7 +282,7 @@ def show_logs(
     ):
         stream = streams[output.stream]
         stream.write(output.block.with_prefix(f"{prefix} ".encode()))
-        # At once, so that two streams into one file keep their order.
+        # Flush at once, so that two streams into one file keep their order.
         stream.flush()
 
 
@@ -291,7 +291,7 @@ def read_output(
 ) -> Iterator[tuple[Output, str]]:
     """A run's output from its beginning, each part with its prefix; may wait with ``follow``.
 
-    Raises ``InputError`` for a rank that the run has not.
+    Raises ``InputError`` for a rank that the run does not have.
     """
     plan = run.read_plan()
     if rank is not None:
@@ -312,7 +312,7 @@ def _check_rank(run: RunFolder, plan: LaunchPlan, rank: int, *, follow: bool) ->
     last = plan.nodes[0].max_nodes * nproc - 1
     known = [log.rank_on(log.node_index, nproc) for log in run.worker_logs()]
     if plan.is_elastic and known and not follow:
-        last = max(known)  # with fewer nodes than it may have; followed, it may get them yet
+        last = max(known)  # fewer nodes may run than allowed; with ``follow``, more may join
     if rank > last:
         has = f"ranks 0 to {last}" if last else "rank 0 alone"
         raise InputError(f"--rank {rank}: {run.run_id} has {has}", f"--rank {last}")

@@ -24,9 +24,9 @@ def become_node(
     run_id: str | None = None,
     extra_args: tuple[str, ...] = (),
 ) -> NoReturn:
-    """Joins the run, as its first node makes it, and goes on as the node's agent.
+    """Joins the run, which its first node creates, and becomes the node's agent.
 
-    ``note`` takes lines about it. Raises ``InputError`` and ``TargetError``.
+    ``note`` takes lines about the node. Raises ``InputError`` and ``TargetError``.
     """
     node = started_node(job, run_root, environ, run_id)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})

@@ -19,7 +19,7 @@ from launcher.targets.short_command import ask
 LIMIT_S = 10
 TOO_LONG = f"it took longer than {LIMIT_S} s"
 LOOK_S = 2.0
-"""Between two looks at the restarts."""
+"""Seconds between two looks at the restarts."""
 POST = """
 import os, urllib.request
 url, notice = os.environ["NOTICE_URL"], os.environb[b"NOTICE_JSON"]
@@ -32,7 +32,7 @@ OF_END = ("state", "reason", "detail", "verdict", "exit_code", "duration_s", "re
 
 @contextlib.contextmanager
 def notices(run: RunFolder, plan: LaunchPlan, note: Callable[[str], None]) -> Iterator[None]:
-    """Tells of restarts while the block follows the run, and of its end after that.
+    """Sends a notice of restarts while the block follows the run, and one of its end after that.
 
     ``note`` takes a line about a notice that does not come through. Raises nothing of its own.
     """
@@ -82,7 +82,7 @@ def send(
     told = f"{plan.run_id}: {text}"
     notice = json.dumps({"text": told, "event": event, **of_run, **more})
     env = {"NOTICE_TEXT": told, "NOTICE_JSON": notice, "NOTICE_URL": notify.webhook}
-    # A process ends in time, whatever a name server or a slow answer does.
+    # In a process, as that ends in time whatever a name server or a slow answer does.
     post = (sys.executable, "-I", "-c", POST) if notify.webhook else ()
     run = ("sh", "-c", notify.command) if notify.command else ()
     for name, words in (("command", run), ("webhook", post)):
@@ -91,7 +91,7 @@ def send(
 
 
 def _run(words: tuple[str, ...], env: dict[str, str]) -> str:
-    """Why a command failed; empty where it did not."""
+    """Why a command failed; empty if it did not."""
     try:
         end = ask(("timeout", "--kill-after=1", str(LIMIT_S), *words), LIMIT_S + 2, env=env)
     except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
 """From a job to the plan of a new run: where it runs, and which code it takes along.
 
-What only a run needs is imported where it is used, as rendering takes no longer than its imports.
+What only a run needs is imported where it is used: a rendering takes as long as its imports.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from launcher.code.record import PackedCode
 
 CODE_DIR = "code"
-"""In the folder of a run that repeats another: the copy of that one's code."""
+"""In the folder of a run that repeats another: the copy of the earlier run's code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
     """A run that is planned and not yet started. ``read_code`` reads the code that the job takes
-    along, None where that is none; ``copy`` is where nodes expect it, unless it is in place."""
+    along, if any; ``copy`` is where nodes expect that code, unless it is in place."""
 
     choice: Choice
     job: JobSpec
@@ -71,7 +71,7 @@ class PlannedRun:
             raise
 
     def _read_code(self, target: Target) -> PackedCode | None:
-        """The code; None where there is none, or where the run's folder cannot hold it."""
+        """The code; None if there is none, or if the run's folder cannot hold it."""
         try:
             return self.read_code() if self.read_code else None
         except InputError as error:
@@ -96,9 +96,9 @@ def plan_job(
 ) -> PlannedRun:
     """Decides where a job runs and plans a new run there. Raises ``InputError``, ``TargetError``.
 
-    ``opened`` is the target, where one is named. ``again`` is an earlier run whose code is taken.
-    ``preview``: a target that need not be asked anything to render a job is not, and nothing is
-    left to chance. ``run_id`` is the id of a run that has one already.
+    ``opened`` is the target, if one is named. ``again`` is an earlier run whose code is taken.
+    ``preview``: if the target can plan offline, it is not asked, and the run's id is the job's
+    name. ``run_id`` is the id of a run that has one already.
     """
     if opened and opened.there:
         job = decide_nnodes(job, opened.there)
@@ -195,9 +195,9 @@ def resume_job(
 
 
 def note_no_checkpoint(job: JobSpec, earlier: str, *, is_here: bool) -> list[str]:
-    """A line for a run to go on from that has left no checkpoint; none where it has.
+    """A line that says that the ``earlier`` run left no checkpoint; none if it left one.
 
-    ``is_here``: the nodes have this machine's folders. Else one that is not here may be there.
+    ``is_here``: the nodes have this machine's folders. Else they may have one that is not here.
     """
     folder = Path(job.checkpoint_dir or "")
     with contextlib.suppress(PermissionError):

@@ -17,7 +17,7 @@ from launcher.follow.look import present_nodes
 from launcher.runs.folder import RunFolder
 
 MARGIN_S = 25.0
-"""What starting and writing a profile takes beside its seconds."""
+"""Seconds to start and write a profile, beside its own seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ _SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 def run_in_nodes(
     run: RunFolder, argv: tuple[str, ...], show: Callable[[int, str], None], node: int | None = None
 ) -> dict[int, int]:
-    """Runs it in all nodes at once, or in one, and returns the exit codes by node.
+    """Runs ``argv`` in all nodes at once, or in one, and returns the exit codes by node.
 
     ``show`` gets each line with its node. A node that is not reached has code 255, and a line that
     says why. Raises ``InputError`` for a run that has ended.
@@ -40,7 +40,7 @@ def run_in_nodes(
             has_said = True
             show(index, line.decode(errors="replace").rstrip("\n"))
         code, said = talk.end()
-        # Of what brings it there, such as ssh: after a program's own words it tells the code again.
+        # The words of ssh or the like: after a program's own output they only repeat the code.
         for told in said.splitlines() if code and not has_said else ():
             show(index, told)
         return code if code >= 0 else 128 - code
@@ -50,7 +50,7 @@ def run_in_nodes(
 
 
 def plan_shell(run: RunFolder, node: int) -> tuple[str, ...]:
-    """The words of this machine that open a terminal in a node. Raises as ``run_in_nodes``."""
+    """The command on this machine that opens a terminal in a node. Raises as ``run_in_nodes``."""
     plan, target = _open(run, node)
     return target.door(plan, node).command(_SHELL, terminal=True)
 

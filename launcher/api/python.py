@@ -41,7 +41,7 @@ from launcher.targets.hold import Hold
 
 POLL_S = 0.1
 POLL_ALONE_S = 1.0
-"""Between two looks at a run that no launcher follows: each one asks its target."""
+"""Seconds between two looks at a run that no launcher follows: each look asks its target."""
 INTERRUPT_LIMIT_S = 10.0
 """How long the command line may take to end after an interrupt."""
 ERRORS: dict[int, type[LauncherError]] = {
@@ -60,7 +60,7 @@ main()
 class Job:
     """What to run: the keys of a job file as keyword arguments, nested sections as dicts.
 
-    Left out, ``name`` comes from the script. Relative paths start at the folder that is current
+    The default ``name`` comes from the script. Relative paths start at the folder that is current
     when the job is run. Raises ``InputError`` with everything that is wrong.
     """
 
@@ -84,10 +84,10 @@ class Job:
 
 
 class RunHandle:
-    """One run, to follow and to act on; everything that it tells is read from the run folder.
+    """One run, to follow and to act on; everything that it reports is read from the run folder.
 
     In a ``with`` block, an exception that leaves the block stops the run. Methods may be called
-    from any thread, and raise ``TargetError`` where the run's target does not answer.
+    from any thread, and raise ``TargetError`` if the run's target does not answer.
     """
 
     def __init__(self, folder: Path, notes: Sequence[str] = ()) -> None:
@@ -132,7 +132,7 @@ class RunHandle:
     def logs(self, rank: int | None = None, *, follow: bool = False) -> Iterator[str]:
         """The workers' lines from the beginning, each with its ``[node/rank]``.
 
-        Of one ``rank``, the lines as it wrote them. With ``follow``, until the run has ended.
+        With ``rank``, that worker's lines without the prefix. With ``follow``, until the run ends.
         """
         for output, prefix in read_output(
             self._record, follow=follow, rank=rank, agents=False, keeps_returns=False
@@ -141,9 +141,9 @@ class RunHandle:
                 yield line if rank is not None else f"{prefix} {line}"
 
     def stop(self, grace: float | None = None) -> Outcome:
-        """Ends the run, and waits for that; ``grace`` seconds instead of the job's own.
+        """Ends the run and waits for its end; ``grace`` (seconds) replaces the job's own.
 
-        Idempotent: of a run that has ended, its outcome.
+        Idempotent: for a run that has ended, returns its outcome.
         """
         stop_run(self._record, grace)
         # Ended by the run's end, which stop_run has brought about.
@@ -152,7 +152,7 @@ class RunHandle:
     def scale(self, nodes: int) -> None:
         """Asks for another number of nodes of an elastic run, and waits for the answer.
 
-        Raises ``InputError`` where the run cannot have that many.
+        Raises ``InputError`` if the run cannot have that many.
         """
         scale_run(self._record, nodes)
 
@@ -190,8 +190,7 @@ def run(
     such as ``resume="digits-0a1b2c"``. Blocks while code is sent or an image is pulled; an
     exception meanwhile, such as ``KeyboardInterrupt``, ends what was started.
 
-    Raises ``InputError`` for what is wrong with the job or an option, ``TargetError`` where it
-    cannot run.
+    Raises ``InputError`` if the job or an option is wrong, ``TargetError`` if the job cannot run.
     """
     root = _run_root(runs).absolute()
     extra = shlex.split(args) if isinstance(args, str) else [str(word) for word in args]
@@ -218,7 +217,7 @@ class Nodes:
         return f"<Nodes {self.run_id}>"
 
     def run(self, job: Job | str | os.PathLike[str], **options: Any) -> RunHandle:
-        """Starts a job there, and returns at once. Raises ``InputError`` while another one runs."""
+        """Starts a job there, and returns at once. Raises ``InputError`` while another job runs."""
         folder = self._held.folder.parent
         return run(job, runs=folder, **{"in": self.run_id, **options})
 
@@ -257,7 +256,7 @@ def start(
     job_file: str = "",
     command: Sequence[str] = ("run", "--detach"),
 ) -> RunHandle:
-    """``launcher run --detach`` with these words, as ``run``; notes call ``job_file`` Job."""
+    """Runs ``launcher run --detach`` with these words; notes name ``job_file`` as Job."""
     code, printed, said = _call([*command, f"--runs={root}", *words], root)
     shown = re.sub(rf"{re.escape(job_file)}(:1)?", "Job", said) if job_file else said
     notes, _, error = shown.partition("error: ")
@@ -272,9 +271,9 @@ def start(
 def find(
     run_id: str = protocol.LATEST_LINK, runs: str | os.PathLike[str] | None = None
 ) -> RunHandle:
-    """An earlier run, by its id or a unique beginning of it; left out: the one started last.
+    """An earlier run, by its id or a unique beginning of it; by default the one started last.
 
-    Raises ``InputError`` where there is none.
+    Raises ``InputError`` if there is none.
     """
     return RunHandle(find_run(_run_root(runs), run_id).path)
 
@@ -293,12 +292,12 @@ def _call(words: Sequence[str], root: Path) -> tuple[int, str, str]:
 
     An exception meanwhile ends what was started in ``root``, the folder of the run folders.
     """
-    # -P: a folder `yaml` or `launcher` of the caller's is not what is meant.
+    # -P: a folder `yaml` or `launcher` of the caller must not be imported.
     python = (sys.executable, "-P", "-c", COMMAND_LINE, str(Path(__file__).parents[2]))
     command = Conversation((*python, *words))
     lines: list[bytes] = []
     try:
-        # Ended by the command line, which tells the run's name or ends. In one call, because an
+        # Ended by the command line, which prints the run's name or ends. In one call, because an
         # interrupt after the line was read and before it is kept would lose the run.
         lines.extend(command.stdout)
     except BaseException:
@@ -307,7 +306,7 @@ def _call(words: Sequence[str], root: Path) -> tuple[int, str, str]:
             # Ended by INTERRUPT_LIMIT_S, after which the command is killed.
             lines.extend(command.stdout)
         command.end()
-        if lines:  # It was told after the last moment in which the command line ends the run.
+        if lines:  # The name came too late for the command line to end the run itself.
             request_stop(RunFolder(root / lines[0].decode().strip()), keep=False)
         raise
     code, said = command.end()

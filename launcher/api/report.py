@@ -1,4 +1,4 @@
-"""Tells a run in full: what its folder has, and for a run of others what their cluster has."""
+"""Reports a run in full: from its folder, and for another user's run from the cluster."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from launcher.runs.report import Postmortem, read_postmortem
 
 
 def report_run(run: RunFolder, now: float) -> Postmortem:
-    """``now`` is seconds since the epoch. Gives a run that ended unseen its outcome.
+    """``now`` is seconds since the epoch. Records the outcome of a run that ended unseen.
 
-    A folder without a plan of this version is told as far as it can be read.
+    Of a folder without a plan of this version, reports what can be read.
     """
     try:
         plan = run.read_plan()
@@ -37,7 +37,7 @@ def report_run(run: RunFolder, now: float) -> Postmortem:
 
 
 def _stand_in(run: RunFolder, outcome: Outcome | None) -> LaunchPlan:
-    """For the plan of a run that has none."""
+    """A stand-in for the plan of a run that has none."""
     return LaunchPlan(
         run_id=run.run_id,
         job_name=outcome.job if outcome else "",

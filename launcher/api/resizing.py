@@ -28,8 +28,8 @@ ANSWER_LIMIT_S = 30.0
 def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
     """The run's plan with one more node, and that node's index, which no other node gets.
 
-    Its folder then has what the node's agent is told. Raises ``InputError`` where the run cannot
-    take a node in.
+    Writes the files of the node's agent into the node's folder. Raises ``InputError`` if the run
+    cannot take one more node.
     """
     plan = run.read_plan()
     if plan.agent is None or not plan.is_elastic:
@@ -48,7 +48,7 @@ def join_run(run: RunFolder) -> tuple[LaunchPlan, int]:
 
 
 def _check_room(run: RunFolder, plan: LaunchPlan) -> None:
-    """Raises ``InputError`` where the run has as many nodes as it may have."""
+    """Raises ``InputError`` if the run has as many nodes as it may have."""
     planned = {node.node_index for node in plan.nodes}
     by_hand = sorted({index for index, _ in run.incarnations()} - planned)
     nodes = (*plan.nodes, *(plan_joining_node(plan, index) for index in by_hand))
@@ -62,9 +62,9 @@ def _check_room(run: RunFolder, plan: LaunchPlan) -> None:
 
 
 def plan_joining_node(plan: LaunchPlan, index: int) -> NodePlan:
-    """A node as the plan's last one, under an index of its own; serves no store.
+    """A node like the plan's last one, under an index of its own; it serves no store.
 
-    On CPU alone: accelerators are given out when the run is planned.
+    On CPU only: accelerators are given out when the run is planned.
     """
     last = plan.nodes[-1]
     assert isinstance(last.rendezvous, Elastic)
@@ -77,7 +77,7 @@ def plan_joining_node(plan: LaunchPlan, index: int) -> NodePlan:
 
 
 def _take_index(run: RunFolder, plan: LaunchPlan) -> int:
-    """The next free index; its folder says that it is taken."""
+    """Takes the next free index by making its folder."""
     taken = {node.node_index for node in plan.nodes} | {index for index, _ in run.incarnations()}
     index = max(taken) + 1
     while True:
@@ -91,8 +91,8 @@ def _take_index(run: RunFolder, plan: LaunchPlan) -> int:
 def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
     """Asks for ``nodes`` nodes and waits until the request is taken up; returns what was said.
 
-    Raises ``InputError`` where the run cannot have that many, ``TargetError`` where its launcher
-    does not answer. Idempotent.
+    Raises ``InputError`` if the run cannot have that many, ``TargetError`` if its launcher does
+    not answer. Idempotent.
     """
     clock = clock or SystemClock()
     plan = run.read_plan()

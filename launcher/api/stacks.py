@@ -25,9 +25,9 @@ from launcher.verdict.stacks import merge_stacks, name_ranks, render_group
 
 @dataclass(frozen=True, kw_only=True)
 class RunStacks:
-    """One look at all nodes. ``ended``: the run's end in a word, where it is an earlier look.
+    """One look at all nodes. ``ended``: the run's end in a word, if this is an earlier look.
 
-    ``silent`` says why nodes did not answer, by index; traces and stacks are by rank.
+    ``looks`` are by node index; so is ``silent``, why nodes did not answer. ``stacks`` are by rank.
     """
 
     run_id: str
@@ -47,9 +47,9 @@ class RunStacks:
 def take_stacks(
     run: RunFolder, clock: Clock, *, rank: int | None = None, native: bool = False
 ) -> RunStacks:
-    """Looks at all ranks, or at one. Blocks for ``LIMIT_S``, and what reaching the nodes takes.
+    """Looks at all ranks, or at one. Blocks for ``LIMIT_S``, and while it reaches the nodes.
 
-    Of a run that has ended it is the last look that its agents left. Raises ``InputError`` where
+    For a run that has ended, gives the last look that its agents left. Raises ``InputError`` if
     there is none, or no agent that could look.
     """
     plan = run.read_plan()
@@ -119,7 +119,7 @@ def render_stacks(told: RunStacks, *, all_threads: bool = False) -> str:
 
 
 def _by_reason(told: RunStacks) -> list[str]:
-    """What could not be taken, one line for each reason; states that say why a rank stands."""
+    """A line for each reason why a rank stands still, or why part of its look is missing."""
     found: dict[str, list[int]] = {}
     for one in (seen for each in told.looks.values() for seen in each.ranks):
         if state := look.tell_state(one):

@@ -21,9 +21,9 @@ from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 
 MARGIN_S = 30.0
-"""What a launcher may need beyond the grace: collecting logs, removing containers."""
+"""Seconds that a launcher may need beyond the grace: to collect logs and remove containers."""
 STOPPED_LIMIT_S = 1.0
-"""A launcher that is stopped for longer (Ctrl-Z) does not answer; a shell may continue one."""
+"""A launcher stopped (Ctrl-Z) for longer will not answer; before that, a shell may continue it."""
 
 
 def stop_run(
@@ -31,8 +31,8 @@ def stop_run(
 ) -> str:
     """Ends a run and removes what is left of it; returns what was done. Idempotent.
 
-    ``keep`` leaves the job's object on its cluster, suspended. Raises ``InputError`` for a run
-    that is on none.
+    ``keep`` leaves the job's object on its cluster, suspended. Raises ``InputError`` for a run on
+    no cluster.
     """
     clock = clock or SystemClock()
     plan = run.read_plan()
@@ -65,7 +65,7 @@ def stop_run(
                 is_shorter = False
             clock.sleep(0.1)
     elif not keep and not is_stop_requested(run):
-        # One that has ended without its launcher was not stopped. What fails here, stopping tells.
+        # A run that ended without its launcher was not stopped. An error here shows again below.
         with contextlib.suppress(TargetError):
             fold(run, target, clock.wall())
     if is_out_of_sight(run, target) and read_outcome_now(run, plan) is None:
@@ -89,9 +89,9 @@ def stop_run(
 
 
 def _ask_elsewhere(run: RunFolder, plan: LaunchPlan, clock: Clock, grace_s: float) -> str:
-    """Asks a launcher that is on another machine through the run's folder.
+    """Asks a launcher on another machine, through the run's folder.
 
-    Raises ``TargetError`` where it does not answer.
+    Raises ``TargetError`` if it does not answer.
     """
     request_stop(run, keep=False)
     deadline = clock.monotonic() + max(grace_s, plan.stop_grace_s) + MARGIN_S
@@ -110,14 +110,14 @@ def _describe(kept: Suspension) -> str:
 
 
 def read_outcome_now(run: RunFolder, plan: LaunchPlan) -> Outcome | None:
-    """The run's outcome; None also where its job was kept and has been resumed."""
+    """The run's outcome; None also if its job was kept and has been resumed."""
     return read_kept(run, plan)[0]
 
 
 def read_kept(run: RunFolder, plan: LaunchPlan) -> tuple[Outcome | None, bool]:
     """As ``read_outcome_now``, and whether the job of the stopped run is kept, suspended.
 
-    Where it was resumed, the outcome of the stop is set aside: the run goes on.
+    If the job was resumed, sets the outcome of the stop aside: the run goes on.
     """
     outcome = run.read_outcome()
     if outcome is None or not is_to_be_kept(run):

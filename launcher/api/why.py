@@ -19,21 +19,21 @@ _OF_RUNS = (protocol.NODES_DIR, protocol.OUTCOME_FILE, protocol.PLAN_FILE)
 
 
 def read_named_run(run: RunFolder) -> Evidence:
-    """Of a run with its plan; one that ended unseen gets its outcome."""
+    """The evidence of a run that has a plan. Records the outcome of a run that ended unseen."""
     plan = run.read_plan()
     state, outcome = read_state(run, plan)
     states = read_node_states(run, plan) if state in GOES_ON else {}
     nodes = {index: f"{state}: {said}" for (index, _), (state, said) in states.items() if said}
     looks: dict[int, Path] | None = None
     if state in GOES_ON and plan.agent is not None:
-        # Of a run of another user, or a silent target, what the folder tells is told all the same.
+        # Without looks, as for another user's run or a silent target, the folder must do.
         with contextlib.suppress(LauncherError, OSError):
             looks, _ = look_at_nodes(run, plan, SystemClock())
     return read_run(run, outcome, state, nodes, looks)
 
 
 def read_path(path: Path) -> Evidence:
-    """Of a run's folder, whole or not, of a folder of logs, or of one log."""
+    """The evidence of a run's folder, whole or not, of a folder of logs, or of one log."""
     if path.is_file():
         return read_file(path)
     if not path.is_dir():

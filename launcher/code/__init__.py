@@ -1,1 +1,1 @@
-"""The training code that a run starts: where it is, what of it travels, and what is recorded."""
+"""The training code that a run starts: where it is, which files are sent, what is recorded."""

@@ -1,4 +1,4 @@
-"""The code as one archive, in which equal files give equal bytes, and back again."""
+"""Packs the code as one archive, in which equal files give equal bytes, and unpacks it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def pack(root: Path, files: Iterable[CodeFile]) -> bytes:
         part.append(_entry(root / file.name, file))
         was_large = is_large
     parts.append(b"".join((*part, bytes(2 * tarfile.BLOCKSIZE))))
-    # Without a time: the hash is to say what the files say.
+    # Without a time, so that the hash depends on the files alone.
     return b"".join(gzip.compress(one, 1, mtime=0) for one in parts if one)
 
 
 def _entry(path: Path, file: CodeFile) -> bytes:
-    """The bytes of one file in the tar; empty where it is left out."""
+    """The bytes of one file in the tar; empty if it is left out."""
     info = tarfile.TarInfo(file.name)
     content = b""
     if file.link is not None:
@@ -50,7 +50,7 @@ def _entry(path: Path, file: CodeFile) -> bytes:
         info.type, info.linkname = tarfile.SYMTYPE, file.link
     else:
         try:
-            # At once, as the file may change in the meantime.
+            # All at once, as the file may change meanwhile.
             content = path.read_bytes()
         except FileNotFoundError:
             return b""
@@ -82,12 +82,12 @@ def names_in(data: bytes) -> frozenset[str]:
 
 
 def hash_of(data: bytes) -> str:
-    """What tells one archive from another: 64 hexadecimal digits."""
+    """Identifies an archive: 64 hexadecimal digits of SHA-256."""
     return hashlib.sha256(data).hexdigest()
 
 
 def leads_out(file: CodeFile) -> bool:
-    """Whether it is a symbolic link to what is not part of the code."""
+    """Whether the file is a symbolic link that leads out of the code."""
     if file.link is None:
         return False
     target = posixpath.normpath(posixpath.join(posixpath.dirname(file.name), file.link))

@@ -18,16 +18,16 @@ from launcher.contract.errors import InputError
 from launcher.yamlfile.problem import render_value
 
 MAX_BYTES = 100 << 20
-"""Of all files together: what is larger is data, which belongs into a mount or shared folder."""
+"""Limit of all files together: more is data, which belongs into a mount or shared folder."""
 MAX_FILES = 20_000
 LARGEST = 5
-"""So many files are named where the code is too large."""
+"""How many files are named if the code is too large."""
 IGNORE_FILE = ".launcherignore"
 """In the folder of the code; written as a ``.gitignore`` is."""
 NOT_CODE = frozenset(
     {".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache"}
 )
-"""Folders that are left out where there is no git to ask."""
+"""Folders that are left out if there is no git to ask."""
 OF_A_RUN = (protocol.PLAN_FILE, protocol.ARTIFACT_FILE)
 """A folder that has both was made by a launcher for a run: they are written together."""
 FIX = (
@@ -78,7 +78,7 @@ def _megabytes(size: int) -> str:
 def _names(root: Path, ignored: GitIgnoreSpec | None, runs: str) -> Iterator[str]:
     @functools.cache
     def is_run(name: str) -> bool:
-        """Whether it is a folder of runs or of a run, a link to one, or inside of one."""
+        """Whether ``name`` is a folder of runs or of a run, a link to one, or inside of one."""
         path = os.path.join(root, name)
         is_one = path == runs or all(os.path.isfile(f"{path}/{of_run}") for of_run in OF_A_RUN)
         return bool(name) and (is_one or is_run(os.path.dirname(name)))
@@ -90,7 +90,7 @@ def _names(root: Path, ignored: GitIgnoreSpec | None, runs: str) -> Iterator[str
 
 
 def _git_names(root: Path, inner: str) -> Iterator[str]:
-    """Tracked files and new ones, those of submodules and repositories inside too."""
+    """Tracked files and new ones, also of submodules and of repositories inside."""
     words = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
     folder = root / inner
     listed = read_git(folder, *words)
@@ -120,7 +120,7 @@ def _all_names(
 
 
 def _look(root: Path, name: str) -> CodeFile | None:
-    """None for what is deleted and not yet committed so, and for sockets and devices."""
+    """None for a deleted file that git still lists, and for sockets and devices."""
     path = root / name
     try:
         seen = path.lstat()

@@ -1,4 +1,4 @@
-"""What git says of a folder. It runs nothing that the repository's own settings name."""
+"""Asks git about a folder, and runs nothing that the repository's own settings name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIT = ("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "cor
 
 
 def read_git(folder: Path, *words: str) -> bytes | None:
-    """What ``git WORDS`` prints there; None where it fails, takes too long or is missing."""
+    """What ``git WORDS`` prints there; None if it fails, takes too long or is missing."""
     # GIT_DIR and its like, as in a git hook, would lead to another repository.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -33,7 +33,7 @@ def read_git(folder: Path, *words: str) -> bytes | None:
 
 def find_repository(folder: Path) -> Path | None:
     """The top folder of the git repository around a folder; None outside of one."""
-    # Most folders outside of a repository are told without starting git.
+    # Most folders outside of a repository need no start of git to find out.
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None
     top = read_git(folder, "rev-parse", "--show-toplevel")

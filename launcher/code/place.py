@@ -23,11 +23,11 @@ class CodePlace:
     note: str = ""
     """What the caller should know about the choice."""
     is_copy: bool = False
-    """Whether ``root`` is a copy of the run's own, which all nodes use wherever they are."""
+    """Whether ``root`` is a copy made for the run, which all nodes use wherever they are."""
 
     @property
     def is_fetched(self) -> bool:
-        """Whether nodes get it from a git repository."""
+        """Whether nodes get the code from a git repository."""
         return self.root == Path()
 
 
@@ -39,11 +39,11 @@ def find_code(
     *,
     fetches: bool = False,
 ) -> CodePlace | None:
-    """Where the code of a command is; None where the image holds it.
+    """Where the code of a command is; None if the image holds it.
 
-    ``code`` and ``workdir`` are the job's keys, ``cwd`` is where the launcher was called. With
-    ``code`` left out, a script or module that is not found from there is the image's. ``fetches``:
-    nodes can fetch code. Raises ``KeyInputError`` where a folder is named and the script is not in
+    ``code`` and ``workdir`` are the job's keys, ``cwd`` is where the launcher was called. Without
+    ``code``, a script or module that is not found from there must be in the image. ``fetches``:
+    nodes can fetch code. Raises ``KeyInputError`` if a folder is named and the script is not in
     it, and for code from git that nodes cannot fetch.
     """
     if isinstance(code, GitSource):
@@ -88,7 +88,7 @@ def find_code(
 
 
 def _find_script(command: tuple[str, ...], start: Path) -> Path | None:
-    """The command's script; of a module its file or package. None where it is not there."""
+    """The command's script, or the file or top package of its module; None if it is not there."""
     if command[0] != "-m":
         script = start / command[0]
         return Path(os.path.normpath(script)) if script.exists() else None
@@ -100,7 +100,7 @@ def _find_script(command: tuple[str, ...], start: Path) -> Path | None:
 
 
 def _leads_out(script: Path, root: Path) -> bool:
-    """Whether it is a link that another machine, or a container, could not follow."""
+    """Whether the script is a link that another machine, or a container, could not follow."""
     if not script.is_symlink():
         return False
     return os.path.isabs(os.readlink(script)) or not script.resolve().is_relative_to(root)

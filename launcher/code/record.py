@@ -42,9 +42,9 @@ class CodeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """An archive as another one: its first ``start`` bytes, ``data``, and its last ``end`` bytes.
+    """An archive, made of another's first ``start`` bytes, ``data``, and the other's last ``end``.
 
-    ``base`` is the hash of the other one.
+    ``base`` is the hash of the other archive.
     """
 
     base: str
@@ -57,7 +57,7 @@ class Change:
 class PackedCode:
     """``data`` is the archive, ``names`` are its files; ``diff`` is what git has not committed.
 
-    ``earlier`` is the folder of an earlier run, whose code may be the same or much of it.
+    ``earlier`` is the folder of an earlier run, whose code may be equal or similar.
     """
 
     record: CodeRecord
@@ -73,8 +73,8 @@ class PackedCode:
 
     @property
     def change(self) -> Change | None:
-        """What differs from the earlier code; None where nothing does, or none is kept."""
-        # Threads of many hosts ask at once, and a comparison takes several times the archive.
+        """What differs from the earlier code; None if nothing does, or no earlier code is kept."""
+        # Threads of many hosts ask at once, and each comparison needs several times the archive.
         with _COMPARING:
             return self._change
 
@@ -93,7 +93,7 @@ class PackedCode:
 
 
 def read_code(place: CodePlace, run_root: Path) -> PackedCode:
-    """Reads and packs the code. Raises ``InputError`` where it is too much, or unreadable."""
+    """Reads and packs the code. Raises ``InputError`` if it is too large, or unreadable."""
     code = pack_code(place, list_files(place.root, run_root))
     commit, is_dirty, diff = _read_commit(place.root)
     record = replace(code.record, commit=commit, is_dirty=is_dirty)
@@ -147,7 +147,7 @@ def write_code(folder: Path, code: PackedCode) -> None:
 
 
 def read_record(folder: Path) -> CodeRecord | None:
-    """What a run's folder says of its code; None where it says nothing readable."""
+    """What a run's folder says of its code; None if it says nothing readable."""
     try:
         fields = read_object(folder / RECORD_FILE)
         return CodeRecord(**{**fields, "start": tuple(fields["start"])})
@@ -156,7 +156,7 @@ def read_record(folder: Path) -> CodeRecord | None:
 
 
 def read_kept_code(folder: Path) -> PackedCode | None:
-    """The code that a run's folder keeps; None where it keeps none, or another than it says."""
+    """The code that a run's folder keeps; None if it keeps none, or none that fits its record."""
     record = read_record(folder)
     try:
         data = (folder / ARCHIVE_FILE).read_bytes()

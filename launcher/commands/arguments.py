@@ -1,4 +1,4 @@
-"""What the arguments of a command say, for which no job file need be read."""
+"""What a command's arguments say, without reading a job file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def words_of_job_named(arguments: argparse.Namespace) -> list[str]:
 
 
 def target_named(arguments: argparse.Namespace) -> str | None:
-    """The name of the target that the command line asks for; None where it names none."""
+    """The name of the target that the command line asks for; None if it names none."""
     named = (name for name, given in arguments.given.items() if given.is_named)
     return arguments.on or next(named, None)
 
@@ -41,7 +41,7 @@ def open_named(arguments: argparse.Namespace) -> Target | None:
 
 
 def rooms_of_runs(arguments: argparse.Namespace) -> list[str]:
-    """The targets on which the options say that runs are to be looked for."""
+    """The targets where the options say to look for runs."""
     return [name for name, given in arguments.given.items() if given.names_runs]
 
 

@@ -20,7 +20,7 @@ from launcher.targets.docker.build import Builder, Order, check_tag, read_wheels
 from launcher.targets.docker.requirements import find_requirements, read_requirements
 
 NO_SCRIPT = ("SCRIPT",)
-"""Where none is named: what is to be typed in the end."""
+"""If none is named: what the printed command has in its place."""
 
 
 def build(arguments: argparse.Namespace) -> None:
@@ -49,14 +49,14 @@ def build(arguments: argparse.Namespace) -> None:
         if arguments.push:
             builder.push(tag)
             _note(f"{tag} was pushed")
-    # As it is called in the image, but for a job file, which holds more than the command.
+    # The command as the image starts it; or the job file, which holds more than the command.
     words = [arguments.job] if arguments.job and not is_script(arguments.job) else place.command
     _note(f"to run it: {typed.command('run', *words, '--image', tag, '--code', 'image')}")
     print(tag)
 
 
 def _find_code(arguments: argparse.Namespace) -> CodePlace:
-    """Where the code is, as ``run`` finds it; without a script all of the current folder's."""
+    """Where the code is, as ``run`` finds it; without a script, that of the current folder."""
     here, code, workdir, named = Path.cwd(), arguments.code, None, arguments.job
     if arguments.module is not None:
         command: tuple[str, ...] = ("-m", arguments.module)

@@ -21,7 +21,7 @@ STDIN = "-"
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Prints what is wrong with the files; the exit code."""
+    """Prints what is wrong with the files; returns the exit code."""
 
     def read(file: str) -> tuple[str, str]:
         if file != STDIN:

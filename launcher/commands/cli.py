@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from launcher.targets.room import Plugin
 
 ASKED = "_ARGCOMPLETE"
-"""In the environment while a shell asks what may follow."""
+"""The variable that is set while a shell asks for completions."""
 EPILOG = """exit codes: 0 success, 1 the training failed, 2 bad input, 3 target not reachable,
 130 interrupted, 137 a node was lost, 143 stopped, 198 a disk is full. A script or module that is
 not there is bad input. A worker that ends with code 2 also gives 2. Docs: launcher docs"""
 
 
 class TellVersion(argparse.Action):
-    """Prints the version; what it tells is looked up only then."""
+    """Prints the version, which is looked up only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         parser._print_message(load("launcher.commands.version:render_version")(), sys.stdout)
@@ -39,7 +39,7 @@ class TellVersion(argparse.Action):
 def run_command(argv: Sequence[str], *, is_plugin: bool = False) -> int:
     """Runs one command and returns its exit code; errors become a few lines.
 
-    ``is_plugin``: called by another program, for whose target everything is.
+    ``is_plugin``: another program called this, and all commands are for its target.
     """
     # Words after the first ``--`` go to the training as they are.
     at = argv.index("--") if "--" in argv else len(argv)
@@ -70,7 +70,7 @@ def _run_command(
             arguments.until_end.enter_context(typed.as_called(parser.prog, found_by))
             made = load(arguments.handler)(arguments)
             text, code = made if isinstance(made, tuple) else ("", made)
-            if text:  # else stdout may be closed, or its disk full
+            if text:  # without it a closed stdout or full disk does not matter
                 sys.stdout.write(text)
             return int(code or 0)
     except LauncherError as error:
@@ -130,7 +130,7 @@ def _check(
 
 
 def _placed(error: LauncherError, arguments: argparse.Namespace) -> LauncherError:
-    """With the file and line of the key, where the error is about one."""
+    """Adds the file and line of the key, if the error is about a key."""
     if not isinstance(error, KeyInputError) or "file" not in arguments:
         return error
     place = load("launcher.commands.job_named:place_of")(error.key, arguments)
@@ -154,7 +154,7 @@ def _tell(error: LauncherError) -> int:
 
 
 def _place_last(argv: list[str], options: tuple[str, ...]) -> list[str]:
-    """As kubectl takes them, its own options may come before the command as well."""
+    """Moves options from before the command behind it: kubectl takes its own in both places."""
     at = 0
     while at < len(argv) and argv[at].startswith(options):
         # kubectl takes -nNAME, -n=NAME and -n NAME.

@@ -21,11 +21,11 @@ from launcher.runs.page import render_comparison
 from launcher.runs.plot import draw_comparison
 
 OWN = ("runs", "module", "again", "nproc_per_node", "html")
-"""Options that ``run`` has in another way, or not at all."""
+"""Options that ``run`` uses in another way, or does not have."""
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Runs a job with each number, and tells what makes the trainings differ."""
+    """Runs a job with each number of processes, and prints why the trainings differ."""
     asked = arguments.nproc_per_node or ""
     numbers = asked.split(",")
     if len({*numbers}) < 2 or not all(number.isdecimal() and int(number) for number in numbers):
@@ -53,7 +53,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace, job: Sequence[str], number: str) -> Curve:
-    """Raises ``LauncherError`` where the training fails, or tells nothing."""
+    """Raises ``LauncherError`` if the training fails, or records no steps."""
     words = [*job, f"--nproc-per-node={number}"]
     extra = ["--", *arguments.extra] if arguments.extra else []
     with start([*words, *extra], run_root(arguments).absolute()) as run:

@@ -21,7 +21,7 @@ from launcher.api.choose_target import targets_of_jobs
 
 def completion(arguments: argparse.Namespace) -> None:
     """Prints what the shell is to read."""
-    # Without bash's own offer of files, where an argument is no file.
+    # bash must not offer files itself for an argument that is no file.
     sys.stdout.write(shellcode(["launcher"], use_defaults=False, shell=arguments.shell))
 
 
@@ -35,12 +35,12 @@ def complete(parser: argparse.ArgumentParser) -> None:
         if action.choices is None and action.nargs != 0:
             # Looked up by argcomplete on each action.
             action.completer = _completer(action)  # type: ignore[attr-defined]
-    # Else it takes an option without files for one that is not to be shown.
+    # print_suppressed: else argcomplete hides options that complete no files.
     argcomplete.autocomplete(parser, always_complete_options=False, print_suppressed=True)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Of the program and of all its commands."""
+    """The actions of the program and of all its commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
@@ -50,7 +50,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _completer(action: argparse.Action) -> Any:
-    """Files and folders where the argument is one, the targets, and else nothing."""
+    """Completes files, folders or targets, as the argument asks for; else nothing."""
     if action.dest == "job":
         return completers.FilesCompleter(("py", "yaml", "yml"))
     if action.dest == "on":

@@ -18,7 +18,7 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def docs(arguments: argparse.Namespace) -> tuple[str, int]:
-    """The text of the page or section, or a list of all pages; the exit code."""
+    """The text of the page or section, or a list of all pages; and the exit code."""
     pages = {
         path.relative_to(PAGES).with_suffix("").as_posix(): path.read_text("utf-8")
         for path in sorted(PAGES.rglob("*.md"))
@@ -40,12 +40,12 @@ def docs(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def schema(_: argparse.Namespace) -> tuple[str, int]:
-    """The schema; the exit code."""
+    """The schema, and the exit code."""
     return render_schema(), 0
 
 
 def _sections(page: str) -> list[tuple[str, str]]:
-    """Each section below the title, by its anchor, up to the next heading as high."""
+    """Each section below the title, with its anchor, up to the next heading of its level."""
     found = []
     text = re.sub(r"^```.*?^```$", lambda m: m[0].replace("\n#", "\n\0"), page, flags=re.M | re.S)
     for heading in list(HEADING.finditer(text))[1:]:

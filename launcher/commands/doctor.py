@@ -18,7 +18,7 @@ from launcher.follow.signals import raise_on_signals
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Prints what the target is not fit for; the exit code."""
+    """Prints the findings about the target; returns the exit code."""
     samples = (given.sample_job for given in arguments.given.values() if given.sample_job)
     sample = next((make() for make in samples), "") if not is_job_named(arguments) else ""
     if not is_job_named(arguments) and not sample:

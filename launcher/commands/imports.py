@@ -64,7 +64,7 @@ def init(arguments: argparse.Namespace) -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Writes a file that is not there yet. Raises ``InputError`` where it is."""
+    """Writes a new file. Raises ``InputError`` if it exists."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -29,7 +29,7 @@ OVERRIDES = ("nnodes", "nproc_per_node", "devices", "max_restarts", "image", "co
 def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
     """The job file with its overrides, under the engine that the environment allows.
 
-    ``otherwise`` is the text of a job file for where none is named.
+    ``otherwise`` is the text of the job file that is used if none is named.
     """
     # Kept for ``place_of``, as the job file may be a pipe.
     arguments.text, arguments.file = _read_text(arguments, otherwise)
@@ -45,7 +45,7 @@ def read_job(arguments: argparse.Namespace, otherwise: str = "") -> JobSpec:
 
 
 def _earlier(arguments: argparse.Namespace) -> RunFolder | None:
-    """The run that is to run again."""
+    """The run that ``--again`` names."""
     if getattr(arguments, "again", None) is None:
         return None
     run = find_run(run_root(arguments), arguments.again)
@@ -96,11 +96,11 @@ def planned(
 ) -> PlannedRun:
     """Where the job will run, and the plan of a new run there.
 
-    ``preview``: for a target that is asked nothing to render a job, without chance.
+    ``preview``: as in ``plan_job``.
     """
     root, again, opened = run_root(arguments), _earlier(arguments), open_named(arguments)
     if name := getattr(arguments, "hold", None):
-        # It looks after runs: what a render need not import.
+        # It imports what manages runs, which a render does not need.
         from launcher.api.holding import enter_hold, find_hold
 
         opened = opened or room_of(find_hold(root, name).read_plan().target).open(root, arguments)

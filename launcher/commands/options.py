@@ -61,7 +61,7 @@ def add_job_file(parser: ArgumentParser, *, optional: bool = False, again: bool 
 
 
 def add_job(parser: ArgumentParser) -> None:
-    """A job file, where it shall run and what it goes on from."""
+    """A job file, where it shall run, and which run it resumes."""
     add_job_file(parser, again=True)
     add_target(parser, "docker for a job with an image, else local")
     parser.add_argument(

@@ -14,13 +14,13 @@ CALLED_HERE = {
 }
 """Options of other programs, written with ``-`` in the place of ``_``."""
 DECIDED_HERE = ("--standalone", "--node-rank", "--rdzv-", "--master-")
-"""Beginnings of torchrun's options that nobody gives here."""
+"""Beginnings of torchrun's options that the launcher decides."""
 
 
 def find_habit(words: Sequence[str], takes_training: Sequence[str]) -> tuple[str, list[str]]:
     """What is wrong with words as torchrun or python takes them, and the words that were meant.
 
-    Both are empty where nothing is. ``words`` are all before ``--``, and ``takes_training`` the
+    Both are empty if nothing is wrong. ``words`` are all before ``--``, and ``takes_training`` the
     commands that start scripts.
     """
     if words and (words[0] == "-m" or words[0].endswith(JOB_ENDINGS)):

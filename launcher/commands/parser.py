@@ -19,7 +19,7 @@ TAKES_TRAINING = ("run", "render", "node", "init", "import", "compare", "exec")
 
 
 class Parser(argparse.ArgumentParser):
-    """Options by their whole names, and errors of two lines instead of the whole usage.
+    """Takes options only by their whole names; prints errors of two lines, not the whole usage.
 
     A beginning of an option's name is no option: ``--max 3``, meant for the training, would
     quietly become ``--max-restarts 3``.
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*given, **{"allow_abbrev": False, **more})
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        # argparse's own takes no notice of a full disk.
+        # argparse's own method ignores a full disk.
         if message:
             (file or sys.stderr).write(message)
 
@@ -81,7 +81,7 @@ def check_known(
     fix = f"{typed.command(command, 'JOB')} [options] -- [training arguments]"
     own = given[: -len(unknown)]
     if given == [*own, *unknown]:
-        # Elsewhere one cannot tell which words are values of the unknown ones.
+        # Only at the end is it clear which words are values of the unknown options.
         fix = typed.command(*own, "--", *unknown, *extra)
     what = f"{words}: no option of {command}"
     raise InputError(what, f"{meant}what is for the training goes behind --: {fix}")

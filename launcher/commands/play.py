@@ -23,7 +23,7 @@ from launcher.yamlfile.source import read_text
 
 
 def play(arguments: argparse.Namespace) -> int:
-    """Plays the manifest; the exit code."""
+    """Plays the manifest; returns the exit code."""
     item, together = _read_job(arguments)
     engine = Engine(SystemClock(), label=LABEL)
     info = engine.read_info()

@@ -1,4 +1,4 @@
-"""What this call had, as words of the commands that it prints: its program's name, its options."""
+"""The program's name and the options of this call, as words for the commands that it prints."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ OF_THIS_CALL = (
     *("module", "again", "on", "resume", "detach", "live", "verbose"),
     *("debug", "debug_port", "fresh", "hold"),
 )
-"""Options of ``run`` that another command for the same job has in another way, or not at all."""
+"""Options of ``run`` that another command for the same job uses differently, or does not have."""
 
 
 def program_name() -> str:
-    """How this command is called: by its name where a shell would find the same, else by path."""
+    """How this program is called: by name if a shell would find the same program, else by path."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return "python -m launcher"
@@ -40,7 +40,7 @@ def options_to_find_runs(arguments: argparse.Namespace) -> list[str]:
 
 
 def options_of_job(arguments: argparse.Namespace) -> list[str]:
-    """The options of this ``run`` that change what the job is, or where it runs, but ``--on``."""
+    """The options of this ``run`` that change the job, or where it runs, except ``--on``."""
     dests = {action.dest for action in arguments.options.values()}
     return given(arguments, dests.difference(OF_THIS_CALL))
 

@@ -22,7 +22,7 @@ def exec_in(arguments: argparse.Namespace) -> int:
         )
 
     def show(index: int, line: str) -> None:
-        # In one call: those of other nodes come from other threads.
+        # In one call, as other threads write the lines of other nodes.
         sys.stdout.write(f"[{index}] {line}\n")
         sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""``render``: what would be run. Apart from ``run``, whose imports take as long as all its work."""
+"""``render``: what would be run. Its own module, as it does without the slow imports of ``run``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``report``: what happened to a run. Apart from ``ps``, which need not wait for its imports."""
+"""``report``: what happened to a run. Its own module, so that ``ps`` does without its imports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report(arguments: argparse.Namespace) -> None:
         sides = [*map(_read_side, runs, reports)]
         courses = {told.run_id: told.goodput for told in reports if told.goodput}
         pictures = [draw_course(courses, by=by) for by in ("time", "samples")]
-        # One reason is told once.
+        # Without pictures, one reason is shown once.
         write_page(arguments.html, render_page(sides, list(dict.fromkeys(pictures))))
     if arguments.json:
         print(json.dumps(reports[0].to_jsonable(), indent=2))

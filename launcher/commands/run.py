@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Starts a job and follows it; the exit code."""
+    """Starts a job and follows it; returns the exit code."""
     purpose, port = _read_debugging(arguments)
     planned_run = planned(arguments, purpose=purpose)
     if arguments.detach:
-        # Its output goes to a file, which is never full for a while, and a fork takes no threads.
+        # No buffer: the output goes to a file, which never pauses, and a fork loses threads.
         _run_in_background(planned_run, Console(sys.stderr))
         return 0
     if arguments.live:
-        # Without it a run needs nothing of what the screen imports.
+        # Imported here, as a run without --live needs nothing of the screen.
         from launcher.commands.top import has_terminal, load_screen
 
         if has_terminal():
@@ -99,7 +99,7 @@ def _run_live(
     console: Console,
     screen: type[RunScreen],
 ) -> int:
-    """A process in the background follows, which gets the signals of this one."""
+    """Follows in a background process, to which this process passes its signals on."""
     run = _start_in_background(planned_run, console)
 
     def pass_on(signum: int, _: FrameType | None = None) -> None:
@@ -138,7 +138,7 @@ def _run_here(
             target,
             console,
             verbose=arguments.verbose,
-            # While the agent starts, what these look at costs no time.
+            # These checks cost no time while the agent starts.
             on_submitted=functools.partial(
                 _note_after_start, planned_run, run.path.parent, console.note
             ),
@@ -153,7 +153,7 @@ def _tell_end(
     outcome: Outcome,
     console: Console,
 ) -> int:
-    """Prints the summary; the exit code."""
+    """Prints the summary; returns the exit code."""
     plan = planned_run.plan
     there = {
         "outcome": (run.path / OUTCOME_FILE).exists(),
@@ -179,7 +179,7 @@ def _tell_end(
 
 
 def _find_checkpoints(plan: LaunchPlan) -> str:
-    """Where checkpoints are; empty where there are none that a person could look at."""
+    """Where checkpoints are; empty if there are none that a person could look at."""
     folder = plan.checkpoint_dir
     if host := next((machine.name for machine in plan.machines), ""):
         return f"{folder} on {host}"
@@ -193,7 +193,7 @@ def _find_checkpoints(plan: LaunchPlan) -> str:
 
 
 def create_told(planned_run: PlannedRun, console: Console) -> RunFolder:
-    """Makes the run's folder, and tells where it runs."""
+    """Makes the run's folder, and notes where the run will run."""
     choice, plan = planned_run.choice, planned_run.plan
     runs = Path(plan.run_dir).parent
     made = "" if runs.exists() else f"; made the folder {shown(runs)} for its runs"
@@ -207,7 +207,7 @@ def create_told(planned_run: PlannedRun, console: Console) -> RunFolder:
 
 def _note_after_start(planned_run: PlannedRun, runs: Path, note: Callable[[str], None]) -> None:
     _note_left_behind(planned_run.choice, runs, note)
-    # Here, as the nodes start meanwhile.
+    # Imported only now, as the nodes start meanwhile.
     from launcher.manifests.checks.rules import ERROR
     from launcher.manifests.scripts.check import glance_at
 
@@ -221,7 +221,7 @@ def _note_after_start(planned_run: PlannedRun, runs: Path, note: Callable[[str],
 
 
 def _note_left_behind(choice: Choice, runs: Path, note: Callable[[str], None]) -> None:
-    """Names what a dead launcher has left on the target, where its death is proven.
+    """Names what a dead launcher has left on the target, if its death is proven.
 
     A run whose folder or launcher cannot be seen from here may still be followed elsewhere.
     """

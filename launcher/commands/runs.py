@@ -1,4 +1,4 @@
-"""What the commands about runs do: ``ps`` of all, the others of one."""
+"""What the commands about runs do: ``ps`` lists all, the others take one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from launcher.follow.target import ListedRun
 from launcher.runs.folder import RunFolder, find_run
 
 PAGE_FILE = "report.html"
-"""In a run's folder: what the index of ``ps --html`` leads to."""
+"""The page in a run's folder to which the index of ``ps --html`` links."""
 
 
 def ps(arguments: argparse.Namespace) -> None:
@@ -68,7 +68,7 @@ def ps(arguments: argparse.Namespace) -> None:
 
 
 def _write_index(file: str, rows: Sequence[ListedRun], root: Path) -> None:
-    """Each run leads to the page that ``report --html`` has made in its folder, if any."""
+    """Each run links to the page that ``report --html`` has made in its folder, if any."""
     from launcher.commands.report import write_page
     from launcher.runs.page import render_index
 
@@ -126,7 +126,7 @@ def stop(arguments: argparse.Namespace) -> None:
 
 
 def _find_to_stop(arguments: argparse.Namespace) -> tuple[RunFolder, list[RunFolder]]:
-    """The run that was named; where none was, the newest that goes on, and the others that do."""
+    """The named run; without a name, the newest that goes on, and the others that go on."""
     if arguments.run != LATEST_LINK or rooms_of_runs(arguments):
         return find(arguments), []
     going_on = find_going_on(run_root(arguments))
@@ -144,7 +144,7 @@ def scale(arguments: argparse.Namespace) -> None:
 def find(arguments: argparse.Namespace) -> RunFolder:
     """The run that was named, in a folder here or where it runs. Raises ``InputError``.
 
-    Of a run of a target without a folder here, what it returns is gone when the command ends.
+    A run without a folder here gets a temporary one, which is gone when the command ends.
     """
     root = run_root(arguments)
     for room in rooms():
@@ -162,7 +162,7 @@ def find(arguments: argparse.Namespace) -> RunFolder:
         raise
     if run.run_id == arguments.run or arguments.run == LATEST_LINK or run.read_outcome() is None:
         return run
-    # It begins so, and has ended: one that goes on where it ran may be called exactly that.
+    # This run's id only begins so, and it has ended: a run that goes on may have exactly this name.
     with contextlib.suppress(InputError, TargetError):
         otherwise = InputError(f"no run {arguments.run!r} goes on here")
         there = room_of(run.read_plan().target).find_run(arguments, root, otherwise)

@@ -53,10 +53,10 @@ def add_command(
     text: str,
     add_arguments: Callable[[ArgumentParser], None],
 ) -> None:
-    """A command called ``name``, which the function ``handler`` (``MODULE:NAME``) does.
+    """Adds the command ``name``, which the function ``handler`` (``MODULE:NAME``) carries out.
 
-    The function takes the arguments and returns the exit code, None for 0, and before it what is to
-    be printed where it does not print itself. ``add_arguments`` gives the parser what it takes.
+    The function takes the arguments. It returns the exit code (None for 0), or the text to print
+    and the exit code. ``add_arguments`` adds the command's arguments to its parser.
     """
     parser: ArgumentParser = commands.add_parser(name, help=text, description=text)
     parser.set_defaults(handler=handler, options=parser._option_string_actions)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def top(arguments: argparse.Namespace) -> None:
-    """Shows a run until it is left; where there is no terminal, once."""
+    """Shows a run until the person leaves it; without a terminal, prints it once."""
     run = find(arguments)
     if arguments.json or not has_terminal():
         seen = read_snapshot(run, SystemClock().wall())
@@ -34,7 +34,7 @@ def has_terminal() -> bool:
 
 
 def load_screen(what: str, without: str) -> type[RunScreen]:
-    """The screen, which is imported where it is shown. Raises ``InputError``."""
+    """The screen, which is imported only to be shown. Raises ``InputError``."""
     try:
         from launcher.screen.app import RunScreen
     except ImportError as error:

@@ -23,12 +23,12 @@ def render_version() -> str:
 
 
 def find_commit() -> str:
-    """That of what was installed, else that of the checkout, whose files may differ from it."""
+    """The commit that was installed, else that of the checkout, whose files may differ from it."""
     written = PACKAGE / "COMMIT"  # by setup.py
     if written.exists():
         return written.read_text().strip()
     checkout = PACKAGE.parent
     is_own = (checkout / "pyproject.toml").exists() and (checkout / ".git").exists()
-    # Not whether files were changed: for that git looks at each, which takes as long as all else.
+    # Changed files are not looked for: git would read each, which takes as long as all else.
     told = read_git(checkout, *HEAD) if is_own else None
     return f"{told.decode().strip()}, in a checkout" if told else "unknown"

@@ -16,7 +16,7 @@ Start = Literal["fresh", "fork"]
 DETECTION_LIMIT_S = 10.0
 """A node silent for so long is lost, unless the job says otherwise."""
 HANG_MIN_S, HANG_MAX_S = 300, 1800
-"""Between these lies the silence that counts as a hang; the upper one is for jobs that restart."""
+"""Bounds of the limit after which silence is a hang. Without restarts it has no upper bound."""
 GPU_FREE_LIMIT_S = 60
 """How long a restart waits for the dead workers' GPU memory."""
 START_LIMIT_S = 600
@@ -43,19 +43,19 @@ class AgentSettings:
     identity: str = "plan"
     """Where the node's index comes from: the plan, or an operator (see ``identity.py``)."""
     stop_grace_s: float = 30.0
-    """From a request to stop to the kill."""
+    """From the stop request to the kill."""
     exit_grace_s: float = 2.0
-    """From SIGTERM to SIGKILL of a worker that is restarted; a stop has ``stop_grace_s``."""
+    """From SIGTERM to SIGKILL of a worker before a restart; a stop has ``stop_grace_s``."""
     same_failure_limit: int = 3
-    """Equal failures in a row, without progress between them, that end the run."""
+    """The run ends after so many equal failures in a row without progress between them."""
     stores: tuple[StoreEndpoint, ...] = ()
     """Candidates for the store; empty: the plan's endpoint alone."""
     meet_dir: str = ""
-    """A folder that all nodes see, in which a node that serves a store writes how it is reached;
-    others look there for it. Empty: the addresses of ``stores`` and of the plan count."""
+    """A folder that all nodes see. A node that serves the store writes the store's addresses there,
+    and the others read them. Empty: nodes use the addresses in ``stores`` and in the plan."""
     awaits_nodes: bool = False
-    """With ``meet_dir``: missing nodes may come much later, and lost ones come back by themselves,
-    so that the others wait for them."""
+    """With ``meet_dir``: the nodes wait for missing ones, which may start much later, and for lost
+    ones, which come back by themselves."""
     hang_factor: float = 10.0
     """Silence is a hang beyond this multiple of the longest silence seen in the same phase."""
     hang_min_s: float = HANG_MIN_S
@@ -70,13 +70,13 @@ class AgentSettings:
     """Copy the workers' output to the node's console. False where the launcher follows the files:
     a restart is then 0.1 s faster, as torch has no copying threads to end."""
     hold_idle_s: float = 0.0
-    """More than 0: the node is held for runs to come, and ends after so long without one."""
+    """Above 0: the node belongs to a hold, and ends after so many seconds without a run."""
     debug_rank: int | None = None
-    """The rank whose ``breakpoint()`` stops in a debugger; the others pass by theirs, and wait."""
+    """The rank whose ``breakpoint()`` opens a debugger; the others ignore theirs, and wait."""
     debug_editor: bool = False
-    """The debugger is an editor's, by debugpy, and not pdb."""
+    """Whether the debugger is debugpy, for an editor, instead of pdb."""
     in_image: bool = False
-    """The node's image holds the agent; else the launcher brings it along with the plan."""
+    """Whether the node's image contains the agent; else the launcher sends it with the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +87,12 @@ class NodeTask:
     settings: AgentSettings = AgentSettings()
 
     def to_json(self) -> str:
-        """What ``parse_task`` reads back equal; defaults are left out."""
+        """JSON that ``parse_task`` reads into an equal task; defaults are left out."""
         return dump_record({"schema": SCHEMA, "node": self.node, "settings": self.settings}) + "\n"
 
 
 def parse_task(text: str) -> NodeTask:
-    """Reads the file. Raises InputError, naming what is wrong with it."""
+    """Reads what ``to_json`` wrote. Raises InputError, which names what is wrong."""
     try:
         return parse_text(NodeTask, text, SCHEMA)
     except ValueError as error:

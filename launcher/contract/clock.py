@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What code that waits or stamps is given instead of the ``time`` module."""
+    """Code that waits or takes times is given this instead of the ``time`` module."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that never jumps; only differences mean something."""

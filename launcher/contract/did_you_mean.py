@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word that is most like this one; empty where none is.
+    """The known word that is most like ``word``; empty if none is alike enough.
 
     ``cutoff``: how alike they have to be, 0 to 1.
     """

@@ -28,7 +28,7 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
     KILLED = 137
     PREEMPTED = 143
-    # Above the signals (128 + 64), so that none of them is taken for a signal's.
+    # Above the exit codes of signals, which end at 128 + 64.
     RENDEZVOUS_UNREACHABLE = 193
     RENDEZVOUS_CLOSED = 194
     STORE_LOST = 195
@@ -38,7 +38,7 @@ class ExitCode(enum.IntEnum):
 
 
 def name_signal(number: int) -> str:
-    """``SIGSEGV (11)``; without a name where this machine knows none for the number."""
+    """``SIGSEGV (11)``, or ``signal 99`` if this machine has no name for the number."""
     try:
         return f"{signal.Signals(number).name} ({number})"
     except ValueError:
@@ -52,7 +52,7 @@ def name_ending(code: int) -> str:
 
 def name_exit_code(code: int | None) -> str:
     """A shell's exit code, with the signal that it stands for: ``139, SIGSEGV (11)``."""
-    # A shell's exit code for signal n is this much more than n.
+    # A shell's exit code for signal n is 128 + n.
     number = (code or 0) - 128
     known = number in signal.valid_signals() and number < signal.SIGRTMIN
     return f"{code}, {name_signal(number)}" if known else f"{code}"
@@ -84,7 +84,7 @@ class InputError(LauncherError):
 
 
 class KeyInputError(InputError):
-    """A key is well-formed, and does not fit this machine or target; nothing was started.
+    """A key is well-formed, but does not fit this machine or target; nothing was started.
 
     ``key`` is its path in the job file. The command line adds the file and the line.
     """

@@ -25,7 +25,7 @@ _AFTER = {
 class Tally:
     """Adds up ``seconds`` by class, and ``lost_steps``, which had to be made again.
 
-    ``since`` is when the first agent was there; times are in seconds since the epoch.
+    ``since`` is when the first agent began; times are in seconds since the epoch.
     """
 
     def __init__(self, since: float) -> None:
@@ -36,13 +36,13 @@ class Tally:
         self._step = self._highest = self._reached = 0
 
     def begin(self, at: float) -> None:
-        """A start of the training begins, and the one before has ended."""
+        """Notes that the training was started, which ends the start before."""
         self.seconds["starting"] += max(0.0, at - self._last_at)
         self._before, self._before_at, self._last_at = "train-started", at, at
         self._step, self._reached = 0, self._highest
 
     def add(self, name: str, at: float, values: Mapping[str, Any]) -> None:
-        """An event of the present start, not before those that were added."""
+        """Adds an event of the present start; events have to be added in order of time."""
         if name not in _AFTER:
             return
         phase, spent_s = _AFTER[self._before], max(0.0, at - self._before_at)

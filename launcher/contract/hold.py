@@ -1,4 +1,4 @@
-"""What a hold's nodes and the runs in it tell each other, by files of the hold's run folder."""
+"""The files in a hold's run folder by which the hold's nodes and its runs talk to each other."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from launcher.contract.node_plan import Env
 
 USER_FILE = ".in-use"
-"""In the hold's run folder: the fields of ``User`` while a run uses its nodes, else empty. The
-run's launcher has it locked, and touches it, at least every ``LEASE_S`` seconds. Hosts have their
-own, which keepers touch: files with a dot are not copied from there."""
+"""In the hold's run folder: the fields of ``User`` while a run uses the nodes, else empty. The
+run's launcher keeps it locked, and touches it at least every ``LEASE_S`` seconds. Each host has its
+own, which keepers touch: files whose name begins with a dot are not copied from hosts."""
 OWNER_FILE = "held-by"
 """In the hold's run folder: USER@MACHINE."""
 LEASE_S = 60.0
 """A run whose launcher has been silent for so long is ended."""
 READY_FILE = "ready"
-"""In a node's folder once it has imported torch, and takes runs: the fields of ``Ready``. The node
-touches it every ``ALIVE_S`` seconds."""
+"""In a held node's folder: the fields of ``Ready``, once the node has imported torch and takes
+runs. The node touches it every ``ALIVE_S`` seconds."""
 READY_SAYS = "ready: "
-"""What the agent of a pod says then, and the same fields: nobody here sees its folder."""
+"""A pod's agent logs this and the same fields, because the launcher does not see its folder."""
 START_REQUEST = ".start-request"
-"""In a node's folder: the fields of ``StartRun``. The node removes it, and starts the run's node,
-whose record is then in ``record_dir``, and in the end has its exit code."""
+"""In a held node's folder: the fields of ``StartRun``. The held node removes it and starts the
+run's node, whose record is in ``record_dir``. At the end the record has the exit code."""
 END_REQUEST = ".end-request"
-"""In a node's folder: the fields of ``EndRun``. The node removes it."""
+"""In a held node's folder: the fields of ``EndRun``. The held node removes it."""
 RENEW = "packages have changed"
-"""What a node tells whose torch is not that of the disk any more: it is started anew."""
+"""The detail with which a held node's agent ends if packages have changed; it is started anew."""
 WARN_S = 300.0
-"""So long before the idle limit the node tells of it."""
+"""A held node warns so many seconds before its idle limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,11 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True)
 class StartRun:
-    """One node of a run: the file of its task, and all else that its process is started with.
+    """Starts one node of a run: the file of its task, and all else that its process needs.
 
-    Pids in the record are those that the node sees. ``cwd`` and ``env``: as a new process has them;
-    ``adds_env``: ``env`` is added to the node's own. ``fresh``: in a new interpreter, not forked
-    from the one that has imported torch.
+    ``cwd`` and ``env`` are those of the new process; with ``adds_env``, ``env`` is added to the
+    held node's own. With ``fresh`` the process is a new interpreter, not a fork of the one that has
+    imported torch. The record has the pids that the held node sees.
     """
 
     task: str

@@ -1,4 +1,4 @@
-"""The record of the process that runs a node: of a host's keeper, or of an agent of this machine.
+"""The record of the process that runs a node: a host's keeper, or an agent on this machine.
 
 Standard library only, and no newer than Python 3.9: hosts import it with a Python of their own.
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 RECORD = "keeper.json"
-"""In the node's folder: pid, start; once it has ended exit_code, out_of_memory, detail."""
+"""In the node's folder: pid and start; after the end also exit_code, out_of_memory, detail."""
 RECORD_BYTES = 4096
 
 
 def write_record(folder: Path, record: Mapping[str, object]) -> None:
-    """Replaces the record; on a full disk it overwrites the first one in place."""
+    """Replaces the record; on a full disk it overwrites the old one in place."""
     data = json.dumps(record).encode().ljust(RECORD_BYTES)
     temporary = folder / f".{RECORD}"
     try:
@@ -31,7 +31,7 @@ def write_record(folder: Path, record: Mapping[str, object]) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record as it is; empty where there is none."""
+    """The record; empty if there is none that can be read."""
     with suppress(OSError, ValueError):
         record = json.loads((folder / RECORD).read_text())
         if isinstance(record, dict):

@@ -26,7 +26,7 @@ COLLECTIVES = "rank-{rank}.collectives.json"
 FAILED_COLLECTIVES = "collectives.json"
 """The same, in the folder of a worker that ended by an exception, such as a timeout of torch's."""
 CRASHED_STACKS = "crash.txt"
-"""What faulthandler wrote of a worker that crashed, after ``CRASH``, in the worker's folder."""
+"""In the folder of a worker that crashed: what its faulthandler wrote after ``CRASH``."""
 CRASH = "Fatal Python error: "
 
 SPEEDSCOPE = "rank-{rank}.speedscope.json"
@@ -36,14 +36,14 @@ Why = Literal["asked", "hang", "loss", "profile"]
 TakenBy = Literal["py-spy", "faulthandler", ""]
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_FRAMES, MOST_THREADS = 200, 500
-"""Of one thread, and of one worker, in what is read."""
+"""The most frames of a thread, and threads of a worker, that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookRequest:
-    """``id`` names the look's folder; ``native``: with the frames of C too.
+    """``id`` names the look's folder; with ``native``, stacks have the frames of C too.
 
-    With ``steps`` it is a profile of so many steps, or of ``seconds`` where a script has none.
+    With ``steps`` it asks for a profile of so many steps, or of ``seconds`` if no training answers.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadStack:
-    """``frames`` begin with the newest call; ``name`` is empty where nobody told it."""
+    """``frames`` begin with the newest call; ``name`` is empty if it is unknown."""
 
     name: str = ""
     is_main: bool = False
@@ -78,8 +78,8 @@ class ThreadStack:
 class RankStacks:
     """The stacks of one worker, its main thread first.
 
-    ``taken_by`` is empty where there are none; ``missing`` then says why, and else why py-spy could
-    not take them.
+    ``taken_by`` is empty if there are none; ``missing`` then says why. If faulthandler took them,
+    ``missing`` says why py-spy did not.
     """
 
     rank: int
@@ -96,7 +96,7 @@ class RankStacks:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLook:
-    """What one look found of one worker.
+    """What one look found about one worker.
 
     ``state`` is of its main thread, as ``/proc`` has it: R runs, S sleeps, D waits in the kernel
     for a disk or a driver, T was stopped by a signal, Z has ended; empty where it is gone.
@@ -119,9 +119,9 @@ class RankLook:
 class Look:
     """One look at the workers of one node; ``at`` is in seconds since the epoch.
 
-    ``why``: somebody asked, also for a profile, which has no stacks; the watchdog found a hang, or
-    another node was lost. ``no_stacks`` of a profile's ranks says why there is no profile.
-    ``attempt`` is the one that the workers are of, -1 before the first.
+    ``why``: somebody asked for a look or for a profile, the watchdog found a hang, or another node
+    was lost. A profile has no stacks; its ranks' ``no_stacks`` says why there is no profile.
+    ``attempt`` is the workers' attempt, -1 before the first.
     """
 
     id: str
@@ -133,7 +133,6 @@ class Look:
 
 
 def look_dir(node_dir: Path, id: str) -> Path:
-    """The folder of one look at the node."""
     return node_dir / LOOKS_DIR / id
 
 
@@ -145,7 +144,7 @@ def read_look(folder: Path) -> Look | None:
 
 
 def read_looks(node_dir: Path) -> tuple[Look, ...]:
-    """All finished looks at one incarnation of a node, oldest first; profiles are none."""
+    """All finished looks at one incarnation of a node, oldest first, without profiles."""
     found = [read_look(path) for path in (node_dir / LOOKS_DIR).glob("*/")]
     looks = (one for one in found if one is not None and one.why != "profile")
     return tuple(sorted(looks, key=lambda one: one.at))
@@ -164,9 +163,9 @@ def read_collectives(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def has_open_collective(recorded: Mapping[str, Any]) -> bool:
-    """Whether a worker stands in a collective that it has entered, by torch's recorder. Pure."""
+    """Whether torch's recorder has a collective that the worker has not completed. Pure."""
     with contextlib.suppress(AttributeError, KeyError, TypeError):
-        # Not by pg_status, in which gloo's last one may never count as completed.
+        # Not from pg_status, where gloo's last collective may never count as completed.
         return any(
             not one.get("retired") and one.get("state") != "completed"
             for one in recorded["entries"]
@@ -183,7 +182,7 @@ _STATES = {
 
 
 def tell_state(one: RankLook) -> str:
-    """Why a worker stands, where its state alone says it, else empty. Pure."""
+    """Why a worker makes no progress, if its process state alone says so; else empty. Pure."""
     return _STATES.get(one.state, "") + (f": {one.waits_in}" if one.waits_in else "")
 
 
@@ -193,7 +192,7 @@ def render_thread(thread: ThreadStack) -> tuple[str, ...]:
 
 
 def cut_threads(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:
-    """The main thread first, and no more than the limits. Pure."""
+    """The main thread first, and no more than MOST_THREADS and MOST_FRAMES. Pure."""
     found = sorted(threads, key=lambda thread: not thread.is_main)[:MOST_THREADS]
     return tuple(
         ThreadStack(name=t.name, is_main=t.is_main, frames=t.frames[:MOST_FRAMES]) for t in found

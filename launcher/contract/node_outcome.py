@@ -36,7 +36,7 @@ class NodeOutcome:
 
     @property
     def exit_code(self) -> int:
-        """That of the node's agent."""
+        """The exit code of the node's agent."""
         return int(EXIT_CODE_OF_REASON[self.reason])
 
     @property

@@ -80,15 +80,15 @@ class NodePlan:
 
     @property
     def literal_command(self) -> tuple[str, ...]:
-        """The command for torch's agent, which takes each word for a template: ``$$`` would reach
-        the worker as ``$``, and ``$local_rank`` as a number."""
+        """The command, escaped for torch's agent, which takes each word for a template: unescaped,
+        ``$$`` would reach the worker as ``$``, and ``$local_rank`` as a number."""
         return tuple(
             word.replace("$", "$$") if _is_template(word) else word for word in self.command
         )
 
 
 def place_node(node: NodePlan, index: int, incarnation: int) -> NodePlan:
-    """The node with another index or incarnation, as its variables and its log folder say too."""
+    """The node with another index or incarnation, also in its variables and its log folder."""
     own = {
         protocol.NODE_INDEX: str(index),
         protocol.INCARNATION: str(incarnation),

@@ -1,4 +1,4 @@
-"""What Linux tells of a process in ``/proc``, for the launcher, the agent and the hosts.
+"""What Linux says about a process in ``/proc``, for the launcher, the agent and the hosts.
 
 Standard library only, and no newer than Python 3.9: hosts import it with a Python of their own.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def read_stat(pid: int) -> list[str]:
-    """The fields after the name, which begin with the state; empty where there is no process."""
+    """The fields of ``/proc/PID/stat`` from the state on; empty if there is no such process."""
     with suppress(OSError):
         # The name, in parentheses, may hold spaces.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -26,37 +26,37 @@ def parent_of(pid: int) -> int | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it; stopped by a debugger does not count."""
+    """Whether a signal has stopped the process; a stop by a debugger does not count."""
     return read_stat(pid)[:1] == ["T"]
 
 
 def wait_channel(pid: int) -> str:
-    """Where in the kernel it waits, such as ``nfs_wait_bit_killable``; empty where not told."""
+    """Where in the kernel a process waits, such as ``nfs_wait_bit_killable``; empty if unknown."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/wchan").read_text().strip("0\n")
     return ""
 
 
 def start_of(pid: int) -> str | None:
-    """Tells a process from earlier ones with the same pid: the boot and the tick of its start.
+    """The boot and the tick of a process' start, which earlier ones with the same pid do not have.
 
-    None where there is no such process, or it has ended.
+    None if there is no such process, or it has ended.
     """
     fields = read_stat(pid)
-    # States of a process that has ended, which its parent has not noticed yet.
+    # Z and X: the process has ended, but its parent has not noticed yet.
     return f"{boot_id()}:{fields[19]}" if fields and fields[0] not in ("Z", "X") else None
 
 
 def lives(mark: Mapping[str, object]) -> bool:
-    """Whether the very process of this ``pid`` and ``start`` runs, as far as this one can see."""
-    # A pid alone may have been given to another process since.
+    """Whether the process with this ``pid`` and ``start`` runs, as far as it can be seen here."""
+    # The pid alone may belong to another process by now.
     pid, start = mark.get("pid"), mark.get("start")
     return isinstance(pid, int) and start is not None and start_of(pid) == start
 
 
 def name_machine() -> str:
-    """Tells this machine from others, also after it was started anew."""
-    # Copies of one disk image have the same id, and containers often have none.
+    """A name that tells this machine from others, and stays the same after a reboot."""
+    # With the host name: copies of a disk image share their id, and containers often have none.
     machine_id = ""
     with suppress(OSError):
         machine_id = Path("/etc/machine-id").read_text().strip()

@@ -12,7 +12,7 @@ RUN_ID = "LAUNCHER_RUN_ID"
 NODE_INDEX = "LAUNCHER_NODE_INDEX"
 """This node's place in the plan, 0-based and stable; not the node rank of a rendezvous."""
 MAX_WORLD_SIZE = "LAUNCHER_MAX_WORLD_SIZE"
-"""Workers of the job where all nodes that it may have are there; the world may be smaller."""
+"""Workers of the job when it has all its nodes; the world size may be smaller."""
 INCARNATION = "LAUNCHER_INCARNATION"
 """How many times this node index was replaced before, 0-based."""
 ATTEMPT = "LAUNCHER_ATTEMPT"
@@ -20,7 +20,7 @@ ATTEMPT = "LAUNCHER_ATTEMPT"
 RDZV_BACKEND = "LAUNCHER_RDZV_BACKEND"
 RDZV_ENDPOINT = "LAUNCHER_RDZV_ENDPOINT"
 PROGRESS = "LAUNCHER_PROGRESS"
-"""``bar`` where a terminal shows rank 0, ``lines`` where none does."""
+"""``bar`` if a terminal shows rank 0, else ``lines``."""
 STOP_GRACE_S = "LAUNCHER_STOP_GRACE_S"
 """Seconds between the request to stop and the kill."""
 NODE_DIR = "LAUNCHER_NODE_DIR"
@@ -33,9 +33,9 @@ DEBUGGER = "LAUNCHER_DEBUGGER"
 """``pdb``, ``editor`` or ``none``: what ``breakpoint()`` does in this worker; set by the agent of a
 run with ``--debug``, and gone before the script begins."""
 ASKED_FILE = "LAUNCHER_ASKED_FILE"
-"""Path of a file that is there once the agent has asked this worker to end, set by the agent. A
-SIGTERM without it came from elsewhere, such as Slurm's to all processes of a step: a stop request
-follows, and after the commit the agent's own SIGTERM."""
+"""Path of a file that exists once the agent has asked this worker to end, set by the agent. While
+it is missing, a SIGTERM came from elsewhere, such as Slurm's to all processes of a step: a stop
+request follows, and after the commit the agent's own SIGTERM."""
 GENERATION = "LAUNCHER_GENERATION"
 """The generation of this membership, set by the agent; absent in a static group."""
 RUN_DIR = "RUN_DIR"
@@ -45,9 +45,9 @@ CHECKPOINT_DIR = "CHECKPOINT_DIR"
 
 # -- variables that a pod's manifest sets, from the downward API ------------------------------
 POD_NAME = "POD_NAME"
-"""Not the host's name, which is the machine's where pods use its network."""
+"""Used instead of the host name, which is the machine's if the pod uses the machine's network."""
 POD_IP = "POD_IP"
-"""Names may not resolve before a pod is ready."""
+"""Used instead of the pod's name, which may not resolve before the pod is ready."""
 
 # -- variables that an operator, an outer torchrun or Fabric may have left ----------------------
 NNODES = "PET_NNODES"
@@ -64,8 +64,8 @@ STALE_VARIABLES = (
     *("LT_CLI_USED", "LT_ACCELERATOR", "LT_DEVICES", "LT_NUM_NODES", "LT_STRATEGY"),
     "LT_PRECISION",
 )
-"""They would win over the plan without a word. An operator's values count pods, torchrun's count
-workers."""
+"""Taken out of a node's environment: they would silently override the plan. An operator's values
+count pods, torchrun's count workers."""
 ENGINE_PREFIXES = (
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID"),
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_STEP", "SLURM_DISTRIBUTION"),
@@ -75,11 +75,11 @@ ENGINE_PREFIXES = (
     *("MPI_LOCAL", "MPIEXEC_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_", "FLUX_TASK_", "FLUX_PMI"),
     *("PBS_TASKNUM", "PBS_NODENUM"),
 )
-"""What the names of variables begin with by which an engine tells its task, here the agent, which
-it is. Lightning, accelerate and MPI would take them for the worker's. What tells of the job, such
-as SLURM_JOB_ID, and of its GPUs stays."""
+"""Prefixes of variables that tell an engine's task, here the agent, which one it is. They are taken
+out too: Lightning, accelerate and MPI would take them for the worker's. Variables about the job,
+such as SLURM_JOB_ID, and about its GPUs stay."""
 LINE_PREFIX = "[{node_index}/${{rank}}] "
-"""What stands before a worker's line on its node's console, as torch's own template has it."""
+"""The prefix of a worker's line on its node's console, as a template for torch."""
 LINE_PREFIX_TEMPLATE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 # -- a variable that a job may set ---------------------------------------------------------------
@@ -100,20 +100,20 @@ CONTAINER_RUN_DIR = "/launcher/run"
 CONTAINER_CHECKPOINT_DIR = "/launcher/checkpoints"
 CONTAINER_CODE = "/launcher/code"
 KEPT_CODE = "code-{hash}.tar.gz"
-"""Code that was sent, in the node's run folder: the agent gives it to nodes that come later."""
+"""The code that was sent to the node, in its run folder; the agent serves it to later nodes."""
 CONTAINER_AGENT = "/launcher/agent.pyz"
 """The node agent's archive: the image's own, or mounted read-only."""
 CONTAINER_AGENT_VERSION = "/launcher/agent.version"
 """One line that says which agent an image holds."""
 TERMINATION_LOG = "/dev/termination-log"
-"""What a pod's status shows of its end: the node's outcome, where no folder brings it home."""
+"""A pod's status shows this file after the end: the node's outcome, even without shared folders."""
 TERMINATION_LIMIT_BYTES = 4096
 CONTAINER_TASK = "/launcher/node-plan.json"
-"""What all pods of a job start their agent with; each finds out which node it is."""
+"""The task that all pods of a job share; each agent finds out which node it is."""
 
 # -- how a node ends that was ended from outside --------------------------------------------
 SIGNAL_CODES = range(129, 160)
-"""Exit codes of a node that was ended from outside, and goes on when it is started again."""
+"""Exit codes of a node that was ended from outside; started again, it goes on with its work."""
 
 # -- what an agent says that ended well before the run was over -------------------------------
 OTHERS_GO_ON = "its work was done; the others may still go on"
@@ -139,8 +139,8 @@ SCALE_REQUEST = "scale-request"
 RUN_REQUESTS = (STOP_RUN_FILE, SCALE_REQUEST)
 """Files by which a terminal asks the launcher of a run, which removes them when it has acted."""
 FOLLOWED_FILE = ".followed"
-"""In a node's folder on a host, beside its incarnations: changed, by the clock since the boot, as
-long as a launcher follows the run."""
+"""In a node's folder on a host, beside its incarnations. Its time is when the host last heard the
+launcher that follows the run, by the clock since the boot."""
 NODES_DIR = "nodes"
 AGENT_ARCHIVE = "agent.pyz"
 """The node agent of this run, in RUN_DIR."""
@@ -157,18 +157,18 @@ LEDGER_DIR = "ledger"
 # OUTCOME_FILE is the node's own there: see ``node_outcome.py``.
 NODE_OUTCOME_SCHEMA = 2
 ALIVE_FILE = "alive"
-"""Touched every ``ALIVE_S`` seconds by an agent whose node nobody else watches (``meet_dir``)."""
+"""Touched every ``ALIVE_S`` seconds by the supervisor of a node with ``meet_dir``: nobody else
+watches it."""
 ALIVE_S = 5.0
 VITALS_FILE = "vitals.json"
 """Replaced by the agent every ``VITALS_S`` seconds: ``at`` (epoch), ``steps`` by rank,
 ``cpu_share`` of the machine (0 to 1), ``memory_bytes`` and ``memory_limit_bytes``, ``gpus`` (name,
 model, share of the last second in which it computed, 0 to 1, memory_bytes, memory_limit_bytes,
-temperature_c),
-``training``: what the training's ledger told last (step, loss, samples_per_s, saved_at), and
-``seconds``: what its time went to, by the classes of ``goodput``."""
+temperature_c), ``training``: the last values in the training's ledger (step, loss, samples_per_s,
+saved_at), and ``seconds``: what its time went to, by the classes of ``goodput``."""
 VITALS_S = 5.0
 ATTEMPT_FOLDER = "attempt-{attempt}"
-"""One start of this node's workers, 0-based and never used again by the same incarnation."""
+"""One start of this node's workers, 0-based; an incarnation never uses a number again."""
 RANK_FOLDER = "rank-{rank}"
 """One worker's folder inside it, by global rank."""
 STDOUT_FILE = "stdout"
@@ -178,23 +178,23 @@ ERROR_FILE = "error.json"
 EXIT_FILE = "exit.json"
 """How the worker ended, well or not: the fields of ``WorkerEnd``, with an empty ``log``."""
 ENDED_FILE = "ended"
-"""The exit code with which the script ended by itself, at that time. Its interpreter ends later."""
+"""Written when the script ends by itself: its exit code. Its interpreter ends later."""
 DEBUGGER_FILE = "debugger"
 """Where the node's debugger is reached: the path of a socket, or the port of debugpy."""
 END_OF_INPUT = "\x04"
-"""A line for pdb: the person has typed Ctrl-D."""
+"""A line that tells pdb that the person has typed Ctrl-D."""
 ANSWERED = "\0"
-"""Ends what stood as a prompt of pdb: a line was typed."""
+"""Follows a prompt of pdb once the person has typed a line."""
 LOOK_REQUEST = "look-request"
 """Written atomically by whoever asks for a look at the workers: the fields of ``LookRequest`` of
 ``contract/look``. The agent removes it."""
 LOOKS_DIR = "looks"
 """Holds a folder for each look."""
 LOOK_FILE = "look.json"
-"""The fields of ``Look``; once it is there, all else of the look is."""
+"""The fields of ``Look``, written last: once it exists, the look is complete."""
 PROFILE_REQUEST = "profile-request"
-"""The agent asks a training that answers stop requests: ``{"id", "steps"}``. Each of its ranks
-traces the same steps, and writes TRACE into the look's folder. The agent removes it."""
+"""What the agent asks a training that answers stop requests: ``{"id", "steps"}``. All ranks trace
+the same steps, and each writes TRACE into the look's folder. The agent removes the request."""
 TRACE = "rank-{rank}.trace.json"
 """What torch.profiler wrote."""
 
@@ -204,7 +204,7 @@ STOP_READY_FILE = "stop-ready"
 STOP_REQUEST_FILE = "stop-request"
 """The supervisor asks: ``{"reason", "at", "deadline"}``, times in seconds since the epoch."""
 STOP_REASON_RESIZE = "resize"
-"""The reason of a request where nodes wait to come in; all others are of ``reasons.Reason``."""
+"""The reason of a request that lets waiting nodes in; all other reasons are ``reasons.Reason``."""
 STOP_ACK_FILE = "stop-ack"
 """The training answers with what it committed: ``{"step": int, "checkpoint": str}``. SIGTERM
 comes after it, or when the deadline is near; without a request SIGTERM means: exit now."""
@@ -224,14 +224,13 @@ LEDGER_SCHEMA = 1
 AGENT_LEDGER = "agent-{node_index}-{incarnation}.jsonl"
 """The agent's part, in LEDGER_DIR, one JSON object in each line: ``schema``, ``source``
 ("agent"), ``node_index``, ``incarnation``, ``attempt``, ``event``, ``at`` (epoch), ``monotonic_s``,
-and what the event adds. Of a hang that is what proved it: ``beat`` is the number of the worker's
-last beat, ``beat_at`` its time, ``read_at`` the two reads that found it (all by the clock of
-``monotonic_s``), ``cpu_share`` what each worker of the node used of a core between the two.
-Events: agent-started, installed (versions: torch, Python, NCCL, Driver, code; hardware: CPUs,
-memory, GPUs), rendezvous-began,
-rendezvous-ended (rank, world_size, both of nodes), workers-started,
-first-step, worker-ended (rank, exit_code, cause), hang (rank, silent_s,
-limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s),
+and the values of the event. The values of a hang prove it: ``beat`` is the number of the worker's
+last beat, ``beat_at`` its time, ``read_at`` the times of the two reads that both found this beat
+(all by the clock of ``monotonic_s``), ``cpu_share`` the share of a core that each worker of the
+node used between the two reads. Events: agent-started, installed (versions: torch, Python, NCCL,
+Driver, code; hardware: CPUs, memory, GPUs), rendezvous-began, rendezvous-ended (rank and
+world_size, which count nodes), workers-started, first-step, worker-ended (rank, exit_code, cause),
+hang (rank, silent_s, limit_s, steps, beat, beat_at, read_at, cpu_share), gpu-wait (waited_s),
 restart (cause), stop-requested (reason), stop-acknowledged (step), node-lost (detail), store-lost,
 agent-ended (reason, exit_code)."""
 TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
@@ -239,10 +238,9 @@ TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 line has the keys of the agent's, ``source`` "train" and ``rank``. Events: train-started
 (world_size, generation, virtual_shards or null), loaded (step, batch_norms), planned (step, until),
 first-step (step), progress (step, loss, lr or null, save_stall_s and samples since the event
-before), saved (step,
-blocked_s, write_s, bytes), save-failed (step, error), stop-agreed (step, reason), trained (step),
-train-ended (step). A step is counted over all starts; time between loaded, progress and trained is
-training."""
+before), saved (step, blocked_s, write_s, bytes), save-failed (step, error), stop-agreed (step,
+reason), trained (step), train-ended (step). Steps are counted over all starts. The time between
+the events loaded, progress and trained is training."""
 
 # -- labels of images, containers and networks ----------------------------------------------
 LABEL_RUN_ID = "launcher.run-id"

@@ -22,7 +22,7 @@ class NodeState(enum.Enum):
 
 
 class RunState(enum.Enum):
-    """A run, as ``launcher status`` tells it; a run whose launcher is gone is called orphaned."""
+    """A run, as ``launcher status`` shows it; a run whose launcher is gone is called orphaned."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -31,7 +31,7 @@ class RunState(enum.Enum):
 
 
 class Reason(enum.StrEnum):
-    """Why a run or a node ended; its text is what records and people are told."""
+    """Why a run or a node ended; records and messages have its value."""
 
     COMPLETED = "completed"
     TRAINING_FAILED = "training-failed"
@@ -97,10 +97,10 @@ TERMINAL_STATES = frozenset(STATE_OF_REASON.values())
 REASON_OF_EXIT_CODE = MappingProxyType(
     # Several reasons share a code: the one that stands first in the table is taken, ...
     {row[1]: reason for reason, row in reversed(_TABLE.items())}
-    # ... but for the codes of signals, which say nothing of a lost node or a request.
+    # ... but a signal's code does not say that a node was lost or a stop was requested.
     | {ExitCode.KILLED: Reason.KILLED, ExitCode.PREEMPTED: Reason.PREEMPTED}
 )
-"""What an agent's exit code says where its own report is lost; the reverse is not unique."""
+"""What an agent's exit code means if its report is lost; several reasons share a code."""
 
 RETRY_FROM = 128
 """The border that Kubernetes' ``ExitCode`` policy draws: from here on a retry is worth it."""

@@ -1,10 +1,10 @@
-"""Dataclasses as JSON: written without what has its default, read back checked against their types.
+"""Dataclasses as JSON: fields with their default are not written, and reading checks the types.
 
 Reading fills the defaults in. So a default may change only together with the schema number of what
 was written: the plan's or the node task's.
 
-Not by pydantic, which reads job files: nodes have it not, and to import it and to build its schemas
-takes longer than all else that ``launcher ps`` does.
+Pydantic reads only job files: nodes do not have it, and importing it and building its schemas takes
+longer than all else that ``launcher ps`` does.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 Record = TypeVar("Record")
 Reader = Callable[[Any], Any]
-"""Gives the value of a field for its plain data, or raises ``ValueError``."""
+"""Turns plain data into the value of a field, or raises ``ValueError``."""
 MOST_BYTES = 64 << 20
-"""Of a file in a run's folder; a longer one counts as unreadable."""
+"""The most that is read of a file in a run folder; a longer file counts as unreadable."""
 ACCEPTED = {str: (str,), int: (int,), bool: (bool,), float: (float, int)}
-"""What JSON has for each plain type."""
+"""The types of JSON values that each plain type accepts."""
 
 
 def dump_record(value: object) -> str:
     """Dataclasses and plain values on one line."""
-    # Without indent: json's fast encoder cannot indent, which takes seconds at 10,000 nodes.
+    # Without indent: the only encoder that can indent takes seconds at 10,000 nodes.
     return json.dumps(value, default=changed_fields)
 
 
@@ -86,8 +86,7 @@ def read_limited(path: Path) -> bytes:
 def parse_record(kind: type[Record], data: object) -> Record:
     """A dataclass from what ``asdict`` made of one. Raises ``ValueError`` for anything else.
 
-    Names that the class does not know are passed over. A class may read itself, by a ``parse_data``
-    of its own.
+    Unknown names are ignored. A class with a ``parse_data`` is read by that.
     """
     record: Record = _reader(kind)(data)
     return record

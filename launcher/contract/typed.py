@@ -1,7 +1,7 @@
-"""The launcher's own commands in messages, with all that a person has to type after this call.
+"""The launcher's own commands in messages, complete, so that a person can type them as they are.
 
-The command line says what its call had. From Python, commands are those of ``launcher``, without
-options.
+The command line sets the program and the options of its own call. A caller from Python gets
+commands of ``launcher``, without options.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _finds_runs: tuple[str, ...] = ()
 
 @contextlib.contextmanager
 def as_called(program: str, finds_runs: Sequence[str] = ()) -> Iterator[None]:
-    """In the block, and in all threads, commands are those of ``program``.
+    """Makes ``command`` name ``program`` inside the block, in all threads.
 
     ``program`` is quoted already; ``finds_runs`` are options for the commands about runs.
     """
@@ -33,7 +33,7 @@ def as_called(program: str, finds_runs: Sequence[str] = ()) -> Iterator[None]:
 
 
 def program() -> str:
-    """What stands in the place of ``launcher``, quoted."""
+    """What a person types in place of ``launcher``, quoted."""
     return _program
 
 

@@ -1,4 +1,4 @@
-"""How a worker ended: what agents write of it, and what the launcher tells of it. Pure."""
+"""How a worker ended: what agents write about it, and what the launcher shows. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ COLLATERAL = re.compile(
     r"|remote process exited|ncclRemoteError|Connection closed|Watchdog caught collective"
     r"|waits for the others"
 )
-"""What a worker says when another one is gone. It is not the cause."""
+"""What a worker says when another worker is gone: a consequence, not the cause."""
 
 _ASKED = re.compile(r"SIGTERM|SignalException|got signal: 15|KeyboardInterrupt")
 
 LEFT_EARLY = "left-early"
 """Cause of a worker that ended with exit code 0 while others still needed it."""
 LINE_CHARACTERS = 500
-"""Of a line that a worker wrote, in what is told of its end."""
+"""The most that is shown of a line that a worker wrote before its end."""
 _WARNING = re.compile(r"\w*Warning: ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -36,9 +36,9 @@ class WorkerEnd:
     is exit, signal, hang, out-of-memory, disk-full, terminated or left-early; ``exception`` is one
     line; the agent's ``log`` is the worker's folder, relative to RUN_DIR.
 
-    The launcher adds the fields that follow ``steps``, and puts ``failed_at`` by its own clock:
+    The launcher adds the fields after ``steps``, and converts ``failed_at`` to its own clock:
     ``host`` is the machine where target ``hosts`` ran it, ``clock_offset_s`` how far its clock is
-    ahead. Its ``log`` is a file, and its ``exception`` says how the worker ended in any case.
+    ahead. There ``log`` is a file, and ``exception`` always says how the worker ended.
     """
 
     attempt: int
@@ -67,29 +67,29 @@ class WorkerEnd:
     @property
     def headline(self) -> str:
         """Its place and its exception, on one line."""
-        # Of an exception, in what a Python shell shows of a failure unasked.
+        # Cut, because a Python shell shows this for every failure.
         what = self.exception.partition("\n")[0][:200]
         return f"{self.place}: {what}"
 
     @property
     def last_words(self) -> str:
-        """The last line of its log; empty if that is its stdout, where no reason is told."""
+        """The last line of its log; empty if the log is its stdout, which does not say why."""
         is_output = self.log.endswith(f"/{STDOUT_FILE}")
         return "" if is_output else last_of(self.log_tail)
 
     @property
     def is_collateral(self) -> bool:
-        """Whether it only follows from another worker's failure."""
+        """Whether the worker ended only because of another worker's failure."""
         return self.cause == "terminated" or bool(COLLATERAL.search(self.exception))
 
     @property
     def has_left(self) -> bool:
-        """Whether it says itself that it was asked to leave."""
+        """Whether its exit code says that it was asked to leave."""
         return self.exit_code in frozenset({int(ExitCode.PREEMPTED), int(ExitCode.INTERRUPTED)})
 
 
 def last_of(lines: Sequence[str]) -> str:
-    """The last line that is neither blank nor of a warning, which Python shows with its source."""
+    """The last line that is neither blank nor part of a warning (two lines, with its source)."""
     told, last = "", ""
     for line in lines:
         if not (_WARNING.search(line) or (_WARNING.search(told) and line[:1] == " ")):
@@ -118,15 +118,15 @@ def sort_ends(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
 
 
 def is_own_failure(exception: str) -> bool:
-    """Whether an exception speaks neither of another worker nor of being asked to end."""
+    """Whether an exception is about neither another worker nor a request to end."""
     return bool(exception) and not COLLATERAL.search(exception) and not _ASKED.search(exception)
 
 
 def is_out_of_memory(exit_codes: Collection[int], *, oom_killed: bool) -> bool:
-    """Whether processes that ended so, negative for a signal, count as out of memory.
+    """Whether processes with these exit codes, negative for a signal, ran out of memory.
 
-    ``oom_killed``: the kernel, or an engine, has killed one of this container for memory since they
-    began. That alone decides where no exit code is known.
+    ``oom_killed``: since they began, the kernel or an engine has killed a process of this container
+    for memory. If no exit code is known, that alone decides.
     """
     return oom_killed and (not exit_codes or -signal.SIGKILL in exit_codes)
 
@@ -138,7 +138,7 @@ def name_cause(
     out_of_memory: bool = False,
     disk_full: bool = False,
 ) -> str:
-    """One word for why a worker ended that did not hang."""
+    """One word for why a worker ended, if it did not hang."""
     if terminated:
         return "terminated"
     if out_of_memory:
@@ -155,5 +155,4 @@ def name_end(end: WorkerEnd) -> str:
 
 
 def describe(end: WorkerEnd) -> str:
-    """One worker's ending in words."""
     return f"rank {end.rank}: {name_end(end)}" + (f" ({end.exception})" if end.exception else "")

@@ -26,7 +26,7 @@ class GpuFacts:
 class NodeAnswer:
     """What a node is and has. None means unknown; for ``memlock_bytes`` it means no limit.
 
-    ``xids`` are (PCI address, number); ``infiniband`` tells whether a device has an active port.
+    ``xids`` are (PCI address, number); ``infiniband`` says whether a device has an active port.
     """
 
     python: str
@@ -47,7 +47,7 @@ class NodeAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class MessageRate:
-    """One all-reduce of so many bytes; the rate is the bus bandwidth of a ring."""
+    """One all-reduce of ``bytes`` bytes; the rate is the bus bandwidth of a ring."""
 
     bytes: int
     took_s: float
@@ -63,7 +63,7 @@ class AllReduce:
 
 
 Nodes = Mapping[str, NodeAnswer]
-"""By what people call them: ``node 0``, or a host's name."""
+"""Answers by what people call the nodes: ``node 0``, or a host's name."""
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69})
 """Errors that a program makes; the GPU is sound after them (NVIDIA, XID Errors)."""
@@ -83,7 +83,7 @@ def judge_environment(
 ) -> Iterator[Finding]:
     """What each container has for itself: versions, limits, folders.
 
-    ``python`` says how another Python is named.
+    ``python`` is part of the fix: another Python to use.
     """
     check = "python, torch"
     if facts.torch:
@@ -167,7 +167,7 @@ def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
     fix = f"nvidia-smi --gpu-reset -i {gpu.index} as root, or take the node out"
     if gpu.ecc_errors.isdigit() and int(gpu.ecc_errors) > 0:
         return failed("GPU", place, f"{found}, {gpu.ecc_errors} uncorrected ECC errors", fix)
-    # nvidia-smi has 00000000:3B:00.0 for what the kernel's log has as 0000:3b:00.
+    # nvidia-smi writes 00000000:3B:00.0, and the kernel's log 0000:3b:00.
     own = re.sub(r"^0000(?=[0-9a-f]{4}:)|\.\d+$", "", gpu.bus_id.lower())
     xids = [str(n) for bus, n in facts.xids if bus == own and n not in APPLICATION_XIDS]
     if xids:
@@ -180,7 +180,7 @@ def _judge_gpu(gpu: GpuFacts, facts: NodeAnswer, where: str) -> Finding:
 
 
 def _judge_infiniband(facts: NodeAnswer, where: str) -> Finding:
-    """Whether NCCL would use it, or silently fall back to sockets."""
+    """Whether NCCL would use InfiniBand, or silently fall back to sockets."""
     names = ", ".join(facts.infiniband)
     reasons = [
         (f"{names} not used: {variable}={value}", f"take {variable} out of env of the job")

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def read_node() -> dict[str, object]:
-    """What this node is and has; ``None`` where it does not say."""
+    """What this node is and has; ``None`` for what is not known."""
     shm = Path("/dev/shm")
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -139,7 +139,7 @@ def _nccl() -> str | None:
 
 
 def _memlock_bytes() -> int | None:
-    """None for no limit, also where the process has CAP_IPC_LOCK."""
+    """None for no limit, also if the process has CAP_IPC_LOCK."""
     cap_ipc_lock = 14
     found = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(Path("/proc/self/status")), re.MULTILINE)
     if found and int(found[1], 16) >> cap_ipc_lock & 1:
@@ -171,7 +171,7 @@ def _free(folder: str) -> int | None:
 
 
 def _write_error(folder: str) -> str:
-    """Why nothing can be written there; empty where it can."""
+    """Why nothing can be written there; empty if it can."""
     path = Path(folder, f".doctor-{os.getpid()}-{socket.gethostname()}")
     try:
         path.write_text("")
@@ -198,7 +198,7 @@ def parse_gpus(text: str) -> list[dict[str, str]]:
 
 
 def parse_xids(text: str) -> list[tuple[str, int]]:
-    """(PCI address, number) of each kind of error that the driver told the kernel's log."""
+    """(PCI address, number) of each kind of error that the driver wrote to the kernel's log."""
     return sorted({(bus.lower(), int(number)) for bus, number in XID.findall(text)})
 
 

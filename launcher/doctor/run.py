@@ -34,8 +34,8 @@ OWN_FOLDER = ".doctor"
 class ProbeAnswers:
     """The nodes' answers by the nodes' names.
 
-    ``silent`` gave none; ``failure`` is the first cause, if the run failed; ``world`` is nodes x
-    workers of each.
+    ``silent`` are the nodes without one; ``failure`` is the first cause, if the run failed;
+    ``world`` is nodes x workers of each.
     """
 
     nodes: Mapping[str, NodeAnswer]

@@ -24,9 +24,9 @@ class Console:
     """Writes whole lines to two streams; on a terminal the last line may be a progress bar.
 
     ``stream`` takes the launcher's notes, the progress bar and the workers' stderr; ``out`` takes
-    their stdout, by default in ``stream`` too. Prefixes have a colour on a terminal, if NO_COLOR is
-    not set. A stream that cannot be written any more never ends the run. ``tell_lost`` says so and
-    names the command ``shows``; once ``is_ending`` is set it does not claim that the run goes on.
+    their stdout, by default ``stream`` too. Prefixes have a colour on a terminal, unless NO_COLOR
+    is set. A stream that cannot be written any more never ends the run. ``shows`` is the command
+    that shows the output. ``is_ending`` is set once the run is being ended.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Console:
 
     @property
     def keeps_returns(self) -> bool:
-        """Whether the workers' stdout goes to something that is no terminal, and stays as it is."""
+        """Whether the workers' carriage returns on stdout stay, as it goes to no terminal."""
         return not self._out.isatty()
 
     @property
@@ -59,17 +59,17 @@ class Console:
         return is_own and isinstance(self._out, OutputBuffer)
 
     def line(self, text: str) -> None:
-        """One line as it is."""
+        """Writes one line unchanged."""
         self._write(f"{text}\n".encode(errors="backslashreplace"))
 
     def note(self, text: str) -> None:
-        """A line of the launcher itself."""
+        """Writes a line of the launcher itself."""
         self.line(f"{self._painted(self._stream, 'launcher:', -1)} {text}")
 
     def show(
         self, block: LineBlock, *, stream: Stream, prefix: str = "", colour_key: int = 0
     ) -> None:
-        """Whole lines of one of the streams, each behind a coloured prefix where there is one."""
+        """Writes whole lines of ``stream``, each after the coloured ``prefix`` if there is one."""
         sink = self._sink(stream)
         painted = f"{self._painted(sink, prefix, colour_key)} " if prefix else ""
         data = block.with_prefix(painted.encode())
@@ -109,7 +109,7 @@ class Console:
             self._put(self._stream, b"\n")
 
     def end_progress(self, stream: Stream = "stderr") -> None:
-        """Drops the live line of a stream, as what it counted has ended."""
+        """Drops the live line of a stream: what the line counted has ended."""
         if self._progress_of == stream:
             self._progress = ""
 

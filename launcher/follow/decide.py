@@ -15,7 +15,7 @@ from launcher.runs.outcome import Outcome
 FALL_S = 5.0
 """How long the other nodes get to fail too, so that the report can name the first cause."""
 FINISH_S = 60.0
-"""How long the others may take once one elastic node has finished: agents leave by a barrier."""
+"""How long the others may take once one elastic node has finished: agents leave at a barrier."""
 MAX_REPLACEMENTS = 16
 """How often one run replaces the same node while the agents go on without it. A replacement uses
 up no restart, but a node that can never come back must end the run at some time."""
@@ -23,7 +23,7 @@ LONGEST_PAUSE_S = 30.0
 """The longest wait between two starts of the same node: a node that fails at once must not use up
 its replacements before the cause is gone."""
 STEADY_S = 60.0
-"""A node that ran for so long does not fail at once: its pauses begin anew."""
+"""A node that ran this long did not fail at once: its next pause is the shortest again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Replace:
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """End what is left of this attempt and start all nodes anew; ``left`` counts this one too."""
+    """End what is left of this attempt and restart all nodes; ``left`` includes this restart."""
 
     why: str
     left: int
@@ -63,8 +63,8 @@ def decide_action(
 
     ``replaced`` counts the replacements of each node so far; ``since_first_exit_s`` is the time
     since the first of the present nodes was seen to have ended; ``working`` are the nodes whose
-    present incarnation has started workers; ``left_early`` are those that finished and did not stay
-    until the run was over.
+    present incarnation has started workers; ``left_early`` are the nodes that finished but left
+    before the run was over.
     """
     late = since_first_exit_s > FINISH_S and _nobody_works(plan, observation, working, left_early)
     ended = [node for node in observation.nodes if not node.is_alive]
@@ -85,7 +85,7 @@ def decide_action(
 
 
 def pause_before_replacing_s(replaced: int) -> float:
-    """How long after its last start a node that was replaced so often may start again."""
+    """How long after its last start a node may start again, after ``replaced`` replacements."""
     return min(LONGEST_PAUSE_S, 2.0 ** (replaced - 1)) if replaced else 0.0
 
 
@@ -104,7 +104,7 @@ def _nobody_works(
 
     With the roster, a finished node stays until the run is over: a node that still lives then was
     about to join, or is frozen. A node that left early says nothing about the others. Under
-    torchrun nodes end after torch's exit barrier of 300 s, so one with workers may still work.
+    torchrun a node leaves torch's exit barrier after 300 s, while others may still work.
     """
     finished = [node.node_index for node in observation.nodes if node.exit_code == 0]
     if _uses_roster(plan) and not left_early.issuperset(finished):
@@ -118,7 +118,7 @@ def _decide_elastic(
     bad: list[NodeObservation],
     replaced: Mapping[int, int],
 ) -> Action | None:
-    """Replaces a lost node while the store lives; None where only a restart helps."""
+    """Replaces a lost node while the store lives; None if only a restart helps."""
     if any(node.state is NodeState.EXITED and node.exit_code == 0 for node in observation.nodes):
         return None
     if any(not is_lost(node) or _is_store_host(plan, node.node_index) for node in bad):
@@ -133,7 +133,7 @@ def _decide_elastic(
 def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
     lost = [node for node in bad if is_lost(node)]
     worst = (lost or bad)[0]
-    # Inside torchrun's own restarts a failing script has used up max_restarts already.
+    # torchrun itself has already restarted a failing script ``max_restarts`` times.
     restarts_left = plan.attempt < plan.max_restarts
     launcher_restarts = bool(lost) or not isinstance(plan.nodes[0].rendezvous, Elastic)
     if restarts_left and launcher_restarts:
@@ -153,14 +153,14 @@ def _decide_failed(plan: LaunchPlan, bad: list[NodeObservation]) -> Action:
 
 
 def _uses_roster(plan: LaunchPlan) -> bool:
-    """Whether agents run the nodes and go on without a lost one; a static group ends with it."""
+    """Whether agents run the nodes and go on without a lost node, unlike a static group."""
     return plan.agent is not None and isinstance(plan.nodes[0].rendezvous, Elastic)
 
 
 def _decide_agents(
     plan: LaunchPlan, observation: Observation, since_exit_s: float, *, late: bool
 ) -> Action:
-    """At least one node has failed. The agents have used up ``max_restarts`` themselves."""
+    """At least one node has failed. The agents apply ``max_restarts`` themselves."""
     live = [node for node in observation.nodes if node.is_alive]
     bad = [node for node in observation.nodes if not node.is_alive and node.exit_code != 0]
     if permanent := [node for node in bad if _is_permanent(node)]:
@@ -171,19 +171,19 @@ def _decide_agents(
     if finished and live:
         return _decide_left_over(plan, observation) if late else Wait()
     if finished:
-        # The roster tells which newcomers it refused because all had finished: they end well.
+        # A newcomer that the roster refused because all had finished has ended well too.
         if not bad or finished >= plan.nodes[0].min_nodes:
             return Outcome(reason=Reason.COMPLETED)
         return _restart_all(plan, bad)
     if not live:
         return _restart_all(plan, lost or closed)
-    # A node that ends closes the rendezvous for all. If the others live on, it is one that is away.
+    # The rendezvous closes once a node ends. A node that found it closed is lost if others live on.
     away = bad if since_exit_s > FINISH_S else lost
     return _decide_lost(plan, away, len(live), since_exit_s) if away else Wait()
 
 
 def _decide_left_over(plan: LaunchPlan, observation: Observation) -> Action:
-    """A node has finished, and the living ones have no work: they are frozen, or came too late."""
+    """A node has finished, and the living nodes have no work: they are frozen or came too late."""
     finished = sum(node.exit_code == 0 for node in observation.nodes)
     if finished >= plan.nodes[0].min_nodes:
         return Outcome(reason=Reason.COMPLETED)
@@ -214,8 +214,8 @@ def _restart_all(plan: LaunchPlan, away: list[NodeObservation]) -> Action:
 def _replacements_left(plan: LaunchPlan, node: NodeObservation) -> int:
     """How often a node may still be replaced.
 
-    One that ran out of memory will do so again, so ``max_restarts`` counts for it. The successor of
-    one that found a full disk would find the same disk.
+    A node that ran out of memory will do so again, so ``max_restarts`` limits it too. After a full
+    disk no replacement helps: it would find the same disk.
     """
     if node.exit_code == ExitCode.DISK_FULL:
         return 0
@@ -230,11 +230,11 @@ def _give_up(node: NodeObservation) -> Outcome:
 
 
 def _reason_of(node: NodeObservation) -> Reason:
-    """What the end of an agent means for its run, as far as its target sees."""
+    """What the end of an agent means for its run, from what its target reports."""
     if node.out_of_memory:
         return Reason.OUT_OF_MEMORY
     code = node.exit_code or 0
-    # With some an agent ends by itself; a signal's code does not say why.
+    # An agent chooses codes of ``ExitCode`` itself; a signal's code does not say why.
     is_own = code >= ExitCode.RENDEZVOUS_UNREACHABLE and code in set(ExitCode)
     is_told = is_own or _is_permanent(node)
     return reason_of_exit_code(code) if is_told else Reason.NODE_LOST

@@ -10,9 +10,9 @@ MAX_LINE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class LineBlock:
-    """Whole lines as UTF-8, each with its end; or one progress update, which has none.
+    """Whole lines as UTF-8, each with its newline; or one progress update, without a newline.
 
-    A block has as many lines as one read brought, as work for each line would cost too much.
+    A block holds all lines of one read: handling each line by itself would cost too much.
     """
 
     data: bytes
@@ -26,10 +26,10 @@ class LineBlock:
 
 
 class BlockSplitter:
-    """Collects bytes of one stream and gives back what is complete.
+    """Collects bytes of one stream and returns complete lines and updates.
 
     Bytes that are not UTF-8 come out as ``\\xNN``. With ``keeps_returns`` a carriage return is a
-    byte like any other, as in a file that the stream was redirected to. With ``copies`` nothing is
+    byte like any other, as if the stream were redirected to a file. With ``copies`` nothing is
     collected, cut or escaped.
     """
 
@@ -38,13 +38,13 @@ class BlockSplitter:
         self._keeps_returns, self._copies = keeps_returns, copies
 
     def feed(self, data: bytes) -> list[LineBlock]:
-        """What ``data`` completes."""
+        """The lines and updates that ``data`` completes."""
         if self._copies:
             return [LineBlock(data=data)]
         buffer, held, blocks = self._rest + data, b"", list[LineBlock]()
         if b"\r" in buffer and not self._keeps_returns:
             buffer = buffer.replace(b"\r\n", b"\n")
-            # Only the next byte tells whether a return at the very end is one of "\r\n".
+            # Hold back a "\r" at the end: only the next byte shows if it belongs to "\r\n".
             if buffer.endswith(b"\r"):
                 buffer, held = buffer[:-1], b"\r"
             *updates, buffer = buffer.split(b"\r")

@@ -1,4 +1,4 @@
-"""Asks the agents of a run for a look at their workers, by files of the run's folder."""
+"""Asks the agents of a run for a look at their workers, through files in the run folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.contract.records import dump_record
 from launcher.runs.folder import RunFolder, write_atomically
 
 LIMIT_S = 5.0
-"""How long the nodes have for an answer, and whoever asks waits."""
+"""How long the caller waits for the nodes' answers."""
 POLL_S = 0.05
 _FILE = re.compile(r"[a-z0-9.-]{1,80}\.json")
 NOT_STARTED = "it has not started its workers yet"
@@ -22,7 +22,7 @@ NO_ANSWER = "its agent does not answer"
 
 
 def present_nodes(run: RunFolder) -> dict[int, Path]:
-    """The folder of the newest incarnation of each node, by index, of those that have not ended."""
+    """By node index, the folder of each node's newest incarnation, unless that has ended."""
     newest = {index: run.node_dir(index, number) for index, number in run.incarnations()}
     return {
         index: folder
@@ -32,9 +32,9 @@ def present_nodes(run: RunFolder) -> dict[int, Path]:
 
 
 def ask_nodes(run: RunFolder, request: LookRequest, limit_s: float, clock: Clock) -> dict[int, str]:
-    """Has each node of the folder look at its workers, and waits until all have, or the limit.
+    """Has each node look at its workers; waits until all have, or for ``limit_s`` seconds.
 
-    Returns why those that have not did not, by node index.
+    Returns, by node index, why a node has not.
     """
     end = clock.monotonic() + limit_s
     nodes = present_nodes(run)
@@ -54,16 +54,16 @@ def ask_nodes(run: RunFolder, request: LookRequest, limit_s: float, clock: Clock
 def has_look(node_dir: Path, request: LookRequest) -> bool:
     """Whether the look is finished."""
     try:
-        # Listed: clients of network file systems remember for long that a file was not there.
+        # List the folder: clients of network file systems cache for long that a file is missing.
         return look.LOOK_FILE in os.listdir(look.look_dir(node_dir, request.id))
     except OSError:
         return False
 
 
 def keep_look(run: RunFolder, index: int, id: str, files: Mapping[str, str]) -> str:
-    """Writes a look that came from elsewhere into the run's folder; why it cannot be read, if so.
+    """Writes a look that came from elsewhere into the run folder. Returns why not, or "".
 
-    ``files`` are texts by the names of the look's files.
+    ``files`` maps the names of the look's files to their texts.
     """
     if look.LOOK_FILE not in files:
         return NO_ANSWER
@@ -77,7 +77,7 @@ def keep_look(run: RunFolder, index: int, id: str, files: Mapping[str, str]) -> 
 
 
 def _explain(silent: Mapping[int, Path]) -> dict[int, str]:
-    """Why nodes did not answer; takes the request back, which is of no use to anybody later."""
+    """Why nodes did not answer. Withdraws the requests: nobody needs a later answer."""
     told = {}
     for index, folder in silent.items():
         (folder / look.LOOK_REQUEST).unlink(missing_ok=True)

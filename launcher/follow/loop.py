@@ -36,9 +36,9 @@ from launcher.runs.reason import decide_reason
 POLL_S = 0.1
 """Seconds between two turns of a run whose nodes this process starts."""
 POLL_ALONE_S, LONGEST_POLL_S = 0.2, 2.0
-"""The same for a run that goes on alone, with few workers and with many."""
+"""The same for a run that needs no launcher: with few workers, and at most with many."""
 STOPPING_S = 5.0
-"""Between two lines that say that a run still stops."""
+"""Seconds between two lines that say that a run is still stopping."""
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN})
 """Errors of a network file system while its server restarts."""
 STORAGE_LIMIT_S = 60.0
@@ -50,7 +50,7 @@ def create_run(
 ) -> RunFolder:
     """Makes the run's folder with the plan, what will be submitted, and what ``fill`` writes.
 
-    Raises ``InputError`` before it makes anything, as for a secret without a value.
+    Raises ``InputError`` before it makes anything, for example for a secret without a value.
     """
     target.check(plan)
     check_folder(Path(plan.run_dir))
@@ -91,7 +91,7 @@ class Follower:
             copies=console.copies_stdout and self._workers == 1,
         )
         self._lock = threading.Lock()
-        """Held by who shows output: while the run ends, that is another thread."""
+        """Held while output is shown: as the run ends, another thread shows it."""
         self._failing_since: float | None = None
         self._poll_s = POLL_S
         if target.traits.goes_on_alone:
@@ -101,15 +101,15 @@ class Follower:
         self._outcome: Outcome | None = None
 
     def interrupt(self, at_once: str = "", reason: Reason = Reason.INTERRUPTED) -> None:
-        """Ends the run as Ctrl-C does; ``at_once`` tells a person how to end it at once."""
+        """Ends the run as Ctrl-C does; ``at_once`` is text on how to end it at once."""
         self.stop_reason, self._at_once = reason, at_once
         self._console.is_ending = True
 
     def follow(self, on_submitted: Callable[[], None] = lambda: None) -> Outcome:
         """Submits the plan and stays until the run has ended and nothing of it is left.
 
-        Raises ``TargetError`` where it could not be submitted, and then nothing runs; or where it
-        could not be ended, and then there is no outcome.
+        Raises ``TargetError`` if the plan could not be submitted (then nothing runs), or if the run
+        could not be ended (then there is no outcome).
         """
         self._run.write_launcher()
         submitted = False
@@ -125,7 +125,7 @@ class Follower:
             on_submitted()
             return self._finish(self._loop())
         except BaseException as error:
-            # Such as an engine that died, or a second Ctrl-C: leave no node, record the reason.
+            # The engine died, or Ctrl-C came again, or so: leave no node, record the reason.
             is_over = self._driver.abandon(error, submitted=submitted)
             if is_over and isinstance(error, OSError) and not self._run.is_there():
                 return self._record_as(Outcome(reason=Reason.STOP_REQUESTED, detail=FOLDER_REMOVED))
@@ -162,7 +162,7 @@ class Follower:
             self._clock.sleep(self._poll_s)
 
     def _turn(self) -> Outcome | None:
-        # A signal is acted on whatever the run's folder answers.
+        # Act on a signal even if the run's folder cannot be read.
         if self.stop_reason is None:
             self._show_new()
             if is_stop_requested(self._run):
@@ -198,7 +198,7 @@ class Follower:
         try:
             with self._showing(asked=self.stop_reason is not None):
                 self._driver.end(end, asked=self.stop_reason is not None)
-            # Before the last output, as a reader that pauses must not delay the outcome.
+            # Record before the last output: a reader that pauses must not delay the outcome.
             self._outcome = self._record_as(end)
         except TargetError:
             self._close()
@@ -210,7 +210,7 @@ class Follower:
     def _showing(self, *, asked: bool) -> Iterator[None]:
         """Shows what is written while the block waits for the nodes' end.
 
-        ``asked``: somebody waits for it, and is told how it goes.
+        ``asked``: a person asked for the end and waits, so report how it goes.
         """
         over, began = threading.Event(), self._clock.monotonic()
 
@@ -230,7 +230,7 @@ class Follower:
             yield
         finally:
             over.set()
-            thread.join()  # Ended by ``over``; no reader is waited for.
+            thread.join()  # ``over`` ends it; it waits for no reader.
 
     def _tell_stopping(self, spent_s: float) -> str:
         plan = self._driver.plan
@@ -282,7 +282,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
     end = decide_reason(seen, nodes, failure.first if failure else None)
     reason, detail = end.reason, plan.tell_outside(end.detail)
     if plan.agent and reason is Reason.DISK_FULL and reason not in {node.reason for node in nodes}:
-        # The node's disk had no room for its own words.
+        # The node's disk had no room for the node's own report.
         detail = f"{detail}; {disk.describe(detail, run.path)}"
     first, limit = failure.first if failure else None, plan.resources.memory_bytes
     if limit and "out-of-memory" in (reason, first.cause if first else ""):
@@ -298,7 +298,7 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         job=plan.job_name,
         target=plan.target,
         attempts=plan.attempt + 1,
-        # A folder that was removed cannot tell it.
+        # A removed folder has no time of submission.
         started_at=run.submitted_at() or finished_at,
         finished_at=finished_at,
         metrics=run.read_metrics(plan),
@@ -319,13 +319,13 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
 
 def _judge(run: RunFolder, outcome: Outcome) -> str:
     try:
-        # A run that ends well needs none of it, and no run needs it before its first line.
+        # Imported late: only a failed run needs these modules, and only at its end.
         from launcher.verdict.evidence import read_run
         from launcher.verdict.verdict import decide_verdict, render_line
 
         return render_line(decide_verdict(read_run(run, outcome)))
     except Exception as error:
-        # What scripts write may be anything, and a run's end must be recorded whatever it is.
+        # Scripts may write anything, but a run's end must be recorded all the same.
         return f"no verdict: {type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""Keeps a run going whose nodes the launcher itself starts: observe, decide, act."""
+"""Keeps a run going if the launcher itself starts its nodes: observe, decide, act."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from launcher.runs.outcome import Outcome
 
 FOLDER_REMOVED = "its folder was removed while it ran"
 FOLDER_LIMIT_S = 3.0
-"""How long the run's folder may be missing, as when a file server pauses."""
+"""How long the run's folder may be missing, for example while a file server pauses."""
 AWAY_LIMIT_S = 120.0
-"""How long a target may be away, as while its engine is started anew."""
+"""How long a target may be away, for example while its engine restarts."""
 FOUND_LATER = "found after its launcher had gone"
 
 
 class FolderWatch:
-    """Notices that the run's folder was removed: no command can reach the run any more."""
+    """Notices that the run's folder was removed: no command can reach the run then."""
 
     def __init__(self, run: RunFolder, console: Console, clock: Clock) -> None:
         self._run, self._console, self._clock = run, console, clock
@@ -98,7 +98,7 @@ class NodeDriver:
     def _observe(self) -> Observation | None:
         """The nodes that the run should have; None while their target is away.
 
-        Raises ``TargetError`` after ``AWAY_LIMIT_S``, or where it is there and does not answer.
+        Raises ``TargetError`` after ``AWAY_LIMIT_S``, or if the target is there but silent.
         """
         try:
             seen = self._target.observe(self.plan)
@@ -171,7 +171,7 @@ class NodeDriver:
             self._console.note(f"{error.what}; the run goes on without it")
 
     def _may_replace(self, node_index: int, why: str) -> bool:
-        """Whether the node's pause is over; one that begins is told."""
+        """Whether the node's pause is over. Reports each pause once, when it begins."""
         lived_s = self._clock.monotonic() - self._replaced_at.get(node_index, float("-inf"))
         left_s = decide.pause_before_replacing_s(self._failed_at_once[node_index]) - lived_s
         start = (node_index, self._replaced[node_index])
@@ -181,7 +181,7 @@ class NodeDriver:
         return left_s <= 0
 
     def _tell(self, node_index: int, text: str) -> None:
-        """A line for the person who watches, and for the timeline."""
+        """Shows a line to the person who watches, and adds it to the timeline."""
         self._console.note(text)
         incarnation = self.plan.nodes[node_index].incarnation
         tell_moment(self._run, node_index, incarnation, at=self._clock.wall(), text=text)
@@ -230,7 +230,7 @@ class NodeDriver:
         return True
 
     def _stop(self, grace_s: float) -> None:
-        """Ends what is left, or says that it could not be ended."""
+        """Ends what is left, or notes that this failed."""
         try:
             self._target.stop(self._run.run_id, grace_s)
         except TargetError as error:
@@ -239,7 +239,7 @@ class NodeDriver:
 
 
 def find_end(run: RunFolder, plan: LaunchPlan, target: Target) -> Outcome | None:
-    """As ``Target.find_end``: by what the target still holds and by what the nodes have left."""
+    """As ``Target.find_end``, from what the target still holds and what the nodes left behind."""
     if any(live.run_id == run.run_id and live.running_nodes for live in target.live_runs()):
         return None
     observation = without(target.observe(plan), read_withdrawn(run, plan))

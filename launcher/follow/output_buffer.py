@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TextIO
 
 FULL_BYTES = 4 << 20
-"""A reader that has so much to read gets no more of what can be held back."""
+"""Once this much waits for the reader, output that can be held back is held back."""
 STALL_S = 5.0
-"""A reader that takes nothing for so long at the end of a run is given up."""
+"""At the end of a run, a reader that takes nothing for this long is given up."""
 
 
 class OutputBuffer:
@@ -31,7 +31,7 @@ class OutputBuffer:
         self._fd, self.isatty = stream.fileno(), stream.isatty
         self._on_lost, self._is_lost = on_lost, False
         is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
-        # A pipe takes this many in one piece.
+        # A pipe takes PIPE_BUF bytes in one piece.
         self._chunk_bytes = 1 << 20 if is_file else select.PIPE_BUF
         self._buffer = bytearray()
         self._is_writing, self._writes = False, 0
@@ -64,7 +64,7 @@ class OutputBuffer:
             return not self._is_lost
 
     def close(self) -> bool:
-        """Waits until all is written, or ``STALL_S`` after the last write; whether all was.
+        """Waits until all is written, or ``STALL_S`` after the last write. Returns whether all was.
 
         If not, the descriptor leads to /dev/null from then on, so that later messages do not wait.
         """
@@ -112,5 +112,5 @@ class OutputBuffer:
             try:
                 data = data[os.write(self._fd, data) :]
             except BlockingIOError:  # another process has made the terminal or pipe non-blocking
-                # Ended by whoever reads the terminal or pipe, or closes it.
+                # Wait until somebody reads the terminal or pipe, or closes it.
                 select.select((), (self._fd,), ())

@@ -1,4 +1,4 @@
-"""Requests to the launcher that follows a run, as files of its folder: to stop, to scale."""
+"""Requests to the launcher that follows a run, to stop or to scale: files in the run folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, write_atomically
 
 KEEP = "keep\n"
-"""The text of a request to stop that keeps what resumes the run."""
+"""The text of a request to stop the run and keep what is needed to resume it."""
 SCALE_FILE = "scale.json"
 """``{"nodes": N, "returned": M}`` in the run folder: the size last asked for, and how many nodes
 have come back by scaling; absent if no size was asked for."""
 
 
 def request_stop(run: RunFolder, *, keep: bool) -> None:
-    """Asks the launcher to end the run; it leaves the request in place."""
+    """Asks the launcher to end the run. The launcher leaves the request in place."""
     said = KEEP if keep else "stop requested by launcher stop\n"
     write_atomically(run.path / protocol.STOP_RUN_FILE, said)
 
@@ -40,19 +40,19 @@ def is_to_be_kept(run: RunFolder) -> bool:
 
 
 def forget_stop(run: RunFolder) -> None:
-    """Takes the request to stop back."""
+    """Withdraws the request to stop."""
     (run.path / protocol.STOP_RUN_FILE).unlink(missing_ok=True)
 
 
 def request_scale(run: RunFolder, nodes: int) -> Path:
-    """Asks for so many nodes; the launcher removes the file that this returns."""
+    """Asks for ``nodes`` nodes. Returns the request's file, which the launcher removes."""
     path = run.path / protocol.SCALE_REQUEST
     write_atomically(path, render_scale(nodes))
     return path
 
 
 def render_scale(nodes: int) -> str:
-    """The text of such a request."""
+    """The text of a request to scale."""
     return json.dumps({"nodes": nodes})
 
 
@@ -75,18 +75,18 @@ def write_size(run: RunFolder, nodes: int) -> None:
 
 
 def count_returned(run: RunFolder) -> int:
-    """How many nodes have come back by scaling; each is a later incarnation that was not lost."""
+    """How many nodes have come back by scaling. Each took a new incarnation, but was not lost."""
     return _read_number(run.path / SCALE_FILE, "returned") or 0
 
 
 def read_withdrawn(run: RunFolder, plan: LaunchPlan) -> frozenset[int]:
-    """Indices of the planned nodes that the run is not meant to have now: the highest ones."""
+    """Indices of the planned nodes that scaling has removed for now: the highest ones."""
     nodes = _read_number(run.path / SCALE_FILE, "nodes")
     return frozenset() if nodes is None else frozenset(range(nodes, len(plan.nodes)))
 
 
 def without(observation: Observation, withdrawn: frozenset[int]) -> Observation:
-    """The nodes that the run is meant to have."""
+    """The observation without the ``withdrawn`` nodes."""
     nodes = tuple(node for node in observation.nodes if node.node_index not in withdrawn)
     return replace(observation, nodes=nodes)
 
@@ -98,7 +98,7 @@ def _read_number(path: Path, key: str) -> int | None:
 
 
 def check_scale(plan: LaunchPlan, nodes: int, *, own_checkpoints: bool = False) -> None:
-    """Raises ``InputError`` where a run of this plan cannot have ``nodes`` nodes."""
+    """Raises ``InputError`` if a run of this plan cannot have ``nodes`` nodes."""
     if plan.own is not None and plan.own.keeps_nodes:
         raise InputError(f"{plan.run_id} keeps its nodes", plan.own.keeps_nodes)
     low, high = plan.nodes[0].min_nodes, plan.nodes[0].max_nodes

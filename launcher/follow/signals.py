@@ -1,4 +1,4 @@
-"""Signals that end this process, as exceptions: what was started is cleaned up on the way out."""
+"""Turns signals that end this process into exceptions, so that it cleans up on the way out."""
 
 from __future__ import annotations
 

@@ -16,20 +16,20 @@ from launcher.runs.folder import RunFolder
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_A_TURN = 16
-"""The most that is read of one file before the follower looks at the run again."""
+"""How many chunks of one file are read before the follower looks at the run again."""
 MOST_FILES = 1 << 16
-"""How many files this process opens at most, where the machine allows so many."""
+"""The most files that this process has open, if the machine allows so many."""
 SPARE_FILES = 128
-"""How many of them are left for all else that a launcher opens."""
+"""How many of these files are kept free for what else a launcher opens."""
 
 Stream = Literal["stdout", "stderr"]
 HasRoom = Callable[[Stream], bool]
-"""Whether more of a stream can be shown; the rest stays in its file."""
+"""Whether more of a stream can be shown now; if not, the rest stays in its file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a node's agent (``worker`` is None) or one of its workers wrote, on which stream."""
+    """What a node's agent (``worker`` is None) or one of its workers wrote to ``stream``."""
 
     node_index: int
     worker: WorkerLog | None
@@ -38,7 +38,7 @@ class Output:
 
 
 class _Tail:
-    """One file from its beginning; it stays open, as torchrun may delete it meanwhile."""
+    """Reads one file from its beginning. Keeps it open, as torchrun may delete it."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class _Tail:
             yield from self._splitter.feed(data)
 
     def close(self, has_room: HasRoom) -> Iterator[LineBlock]:
-        # A process that still runs may write on: read up to the present size.
+        # A process may still be writing: read only up to the present size.
         left = os.fstat(self._file.fileno()).st_size - self._file.tell()
         while has_room(self.stream):
             data = self._file.read(min(left, CHUNK_BYTES)) if left > 0 else b""
@@ -77,7 +77,7 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> int:
-    """Lets this process open more files, up to the machine's limit; returns how many."""
+    """Lets this process open more files, up to the hard limit. Returns how many it may open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if most > file_limit():
@@ -93,11 +93,11 @@ def _always(stream: Stream) -> bool:
 
 
 class RunTails:
-    """All outputs of one run; files that appear later are picked up as they come.
+    """Reads all outputs of one run, also from files that appear later.
 
     ``workers_in_consoles``: workers write both streams into their node's output, and nowhere else.
-    ``agents``: the nodes' own lines too. ``keeps_returns`` and ``copies`` are for the workers'
-    stdout.
+    ``agents``: also the agents' own lines. For the workers' stdout, ``keeps_returns`` and
+    ``copies`` are those of ``BlockSplitter``.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class RunTails:
         return self._outputs(lambda tail: tail.poll(has_room))
 
     def close(self, has_room: HasRoom = _always) -> Iterator[Output]:
-        """The rest of each stream, with its unfinished last line; ends the tails.
+        """The rest of each stream, with its unfinished last line. Closes all files.
 
-        ``has_room`` may wait. Once it gives up on a stream, that stream is not read any further.
+        ``has_room`` may wait. Once it returns False for a stream, that stream is not read further.
         """
         is_left = True
         while is_left:
             yield from self._outputs(lambda tail: tail.close(has_room))
-            # The files that could not be opened beside these come next.
+            # Next come the files that the limit of open files has left out.
             is_left = len(self._tails) >= self._most
             self._done.update(self._tails)
             self._tails = {}
@@ -160,12 +160,12 @@ class RunTails:
     def _open(self, path: Path, node_index: int, worker: WorkerLog | None, stream: Stream) -> None:
         # A file that is not there yet is opened later.
         with contextlib.suppress(OSError):
-            # A membership restart makes a worker's path anew: the inode tells them apart.
+            # A membership restart makes a new file of the same path: the inodes differ.
             key = (path, path.stat().st_ino if worker else 0)
             if key in self._tails or key in self._done:
                 return
             if len(self._tails) >= self._most:
-                # Raised as late as this, since all that this process starts inherits its limit.
+                # Raise the limit only now: every process that this one starts inherits it.
                 self._most = max(self._most, raise_file_limit() - SPARE_FILES)
             if len(self._tails) < self._most:
                 splitter = BlockSplitter()
@@ -174,7 +174,7 @@ class RunTails:
                 self._tails[key] = _Tail(path, node_index, worker, stream, splitter)
 
     def _console_outputs(self, node_index: int, block: LineBlock) -> Iterator[Output]:
-        """Lines of a node's own output, each to whom it belongs."""
+        """Splits a node's own output into lines of its agent and of its workers."""
         data = block.data + b"\n" if block.is_progress else block.data
         for rank, text in split_console(data, node_index):
             own = LineBlock(data=text)

@@ -44,7 +44,7 @@ class NodeObservation:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs, or is about to."""
+        """Whether the node runs, or is about to."""
         return self.state in (NodeState.RUNNING, NodeState.PENDING)
 
 
@@ -87,11 +87,11 @@ class Artifact(Protocol):
     """A plan rendered for a target."""
 
     def shell(self, *, embed: bool = False) -> str:
-        """A script that does by hand what ``submit`` does; ``embed``: with the agent in it."""
+        """A script that does what ``submit`` does; with ``embed`` it contains the agent."""
         ...
 
     def shell_to_join(self) -> str:
-        """Lines that start these nodes alone, where the run's files are there already."""
+        """Lines that start only these nodes, if the run's files are there already."""
         return self.shell()
 
 
@@ -101,7 +101,7 @@ class Driver(Protocol):
     plan: LaunchPlan
     """The plan now in force."""
     live: tuple[int, ...]
-    """Indices of the nodes that are in the world now; empty where all planned ones count."""
+    """Indices of the nodes that are in the world now; empty if all planned nodes count."""
 
     def turn(self) -> Outcome | None:
         """Looks at the run and acts on what it finds; says how the run ended, if it has."""
@@ -114,15 +114,15 @@ class Driver(Protocol):
     def end(self, why: Outcome, *, asked: bool) -> None:
         """Ends what is left and brings the last output. ``asked``: a stop was asked for.
 
-        Raises ``TargetError`` where the run cannot be ended and goes on.
+        Raises ``TargetError`` if the run cannot be ended and goes on.
         """
         ...
 
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
-        """The follower cannot go on. Whether nothing runs any more, so that there is an outcome.
+        """Handles an error of the follower. Returns whether nothing of the run runs any more.
 
-        An interrupt, as by a second Ctrl-C, ends the run at once. Raises ``TargetError`` where the
-        run cannot be ended.
+        An interrupt, as by a second Ctrl-C, ends the run at once. Raises ``TargetError`` if the run
+        cannot be ended.
         """
         ...
 
@@ -132,8 +132,8 @@ class Door:
     """How a program is run in a node from this machine, with standard input and output.
 
     ``words`` come before the program, and ``at_terminal`` before one that needs a terminal.
-    ``python`` runs the agent's ``archive`` there. ``by_shell``: a shell of the node reads what
-    follows.
+    ``python`` runs the agent's ``archive`` there. ``by_shell``: a shell of the node parses the
+    program's words.
     """
 
     words: tuple[str, ...]
@@ -143,7 +143,7 @@ class Door:
     by_shell: bool = False
 
     def command(self, argv: tuple[str, ...], *, terminal: bool = False) -> tuple[str, ...]:
-        """The words of this machine that run ``argv`` there."""
+        """The command on this machine that runs ``argv`` in the node."""
         before = self.at_terminal if terminal else self.words
         return (*before, *((shlex.join(argv),) if self.by_shell else argv))
 
@@ -157,18 +157,18 @@ class Traits:
     sees_other_machines: bool = True
     """Whether runs that were started on another machine can be seen from this one."""
     own_checkpoints: str = ""
-    """The key of the job file for its checkpoints, if all runs of a job share them; empty where
-    ``--resume RUN`` names the run to go on from."""
+    """The key of the job file for its checkpoints, if all runs of a job share them; empty if
+    ``--resume RUN`` names the run to resume."""
     tells_by_consoles: bool = False
     """Whether workers write into their nodes' own output, and nowhere else."""
     sends_code: bool = False
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
     fetches_code: bool = False
-    """Whether nodes can get it from a git repository."""
+    """Whether nodes can get the code from a git repository."""
     held_by: str = ""
-    """The target of runs in its holds; empty where nodes are not held for runs to come."""
+    """The name of the target that runs in its holds are submitted to; empty if it has no holds."""
     plans_offline: bool = False
-    """Whether the job file says all that a plan needs, and nothing has to be asked."""
+    """Whether the job file has all that a plan needs, so that the target is not asked."""
 
 
 SUSPENDED = "suspended"
@@ -179,15 +179,15 @@ class Suspension(Protocol):
     """A run that can be stopped and kept, and resumed later by the target's own tools."""
 
     def end(self, notes: list[str], *, keep: bool) -> None:
-        """Ends the run's nodes; ``keep``: and keeps what resumes it. ``notes`` takes lines."""
+        """Ends the run's nodes; with ``keep``, keeps what resumes it. Adds lines to ``notes``."""
         ...
 
     def render_resuming(self) -> str:
-        """The command that has the suspended run go on."""
+        """The command that resumes the suspended run."""
         ...
 
     def is_suspended(self) -> bool | None:
-        """Whether the run is kept without nodes; None where nothing is kept, or nobody says."""
+        """Whether the run is kept without nodes; None if nothing is kept, or it is not known."""
         ...
 
 
@@ -195,7 +195,7 @@ class HeldNodes(Protocol):
     """Nodes that wait for a run."""
 
     def fit(self, job: JobSpec) -> JobSpec:
-        """The job with what it leaves open as the hold has it."""
+        """The job, with the values that it leaves open taken from the hold."""
         ...
 
     def leave(self) -> None:
@@ -212,11 +212,11 @@ class Target(ABC):
 
     def __init__(self) -> None:
         self.code: PackedCode | None = None
-        """The training code; set before ``facts`` where the target sends it, and the job has it."""
+        """The training code. Set before ``facts`` if the target sends code and the job has some."""
         self.is_sending = False
-        """Whether no node has started, and an interrupt ends what ``submit`` sends at once."""
+        """Whether ``submit`` sends and no node has started: an interrupt then ends it at once."""
         self.there: NodesThere | None = None
-        """The nodes that are there before the run is planned; None where the job says how many."""
+        """The nodes that are there before the run is planned; None if the job says how many."""
         self.hold: HeldNodes | None = None
         """The hold whose nodes a new run uses; only where the target has holds."""
         self.notes: list[str] = []
@@ -226,26 +226,26 @@ class Target(ABC):
 
     @abstractmethod
     def facts(self, job: JobSpec) -> TargetFacts:
-        """What the planner needs to know. Raises ``TargetError`` where the job cannot run."""
+        """What the planner needs to know. Raises ``TargetError`` if the job cannot run."""
 
     def has_image(self, job: JobSpec) -> bool:
         """Whether an image may hold the job's code. Pure."""
         return True
 
     def check(self, plan: LaunchPlan) -> None:  # noqa: B027 - nothing to check is no mistake
-        """Raises ``InputError`` where the nodes lack something that this machine can see.
+        """Raises ``InputError`` if the nodes lack something that this machine can see.
 
         It is called before anything is made, and adds what may surprise a person to ``notes``.
         """
 
     @abstractmethod
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> Artifact:
-        """The plan's nodes, or ``only`` those, as what ``submit`` would start. Pure."""
+        """What ``submit`` would start for the plan's nodes, or for ``only`` those. Pure."""
 
     def preview(self, plan: LaunchPlan, made_by: str, *, embed: bool = False) -> str:
         """What ``launcher render`` prints. ``made_by`` is the command that was typed. Pure.
 
-        No launcher follows the workers' files by hand, so agents print what workers print.
+        No launcher will follow the workers' files, so agents print what workers print.
         """
         return self.render(plan.with_output_on_consoles()).shell(embed=embed)
 
@@ -276,7 +276,7 @@ class Target(ABC):
     def live_runs(self) -> tuple[LiveRun, ...]:
         """All runs of which the target holds something, also those of other people.
 
-        None where runs are meant to go on without a launcher.
+        Empty if runs on this target go on without a launcher.
         """
         return ()
 
@@ -288,7 +288,7 @@ class Target(ABC):
         clock: Clock,
         show: Callable[[], None],
     ) -> Driver:
-        """What keeps a run going, here by starting lost nodes again.
+        """What keeps a run going; by default it starts lost nodes again.
 
         ``show`` prints what nodes and workers have written by now.
         """
@@ -322,23 +322,23 @@ class Target(ABC):
     ) -> Mapping[int, str]:
         """Has all nodes look at their workers, and brings what they saw into the run's folder.
 
-        Returns why nodes did not, by index.
+        Returns, by node index, why a node did not.
         """
         from launcher.follow.look import ask_nodes
 
         return ask_nodes(run, request, limit_s, clock)
 
     def door(self, plan: LaunchPlan, node_index: int) -> Door:
-        """How programs are run in a node that runs. Raises ``InputError`` where none can be.
+        """How to run programs in a running node. Raises ``InputError`` if the target cannot.
 
         Raises ``TargetError`` while the node has not started.
         """
         raise InputError(f"no program can be started in nodes of {self.name}", "another --on")
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
-        """Changes the number of nodes; False where only the run's own launcher could."""
+        """Changes the number of nodes. Returns False if only the run's own launcher could."""
         return False
 
     def suspension(self, plan: LaunchPlan) -> Suspension | None:
-        """What stops the run and keeps it; None where a stopped run is over."""
+        """What stops the run and keeps it; None if a stopped run is over."""
         return None

@@ -1,6 +1,6 @@
 """Keys of a job file that are right alone and wrong together.
 
-Reads unchecked data, so that one wrong key hides no conflict of the others.
+Reads unchecked data, so that a wrong key does not hide conflicts between the others.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _nodes(raw: Raw) -> NodeRange | None:
 
 
 def _engine(raw: Raw) -> Iterator[Conflict]:
-    """What only the agent has under ``engine: torchrun``, and what only torchrun has without."""
+    """The agent's keys under ``engine: torchrun``, and torchrun's keys under the agent."""
     rdzv = _section(raw, "rdzv")
     backend, start = rdzv.get("backend"), raw.get("start")
     if _is_torchruns_alone(raw):

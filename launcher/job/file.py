@@ -22,14 +22,14 @@ _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
 )
 """Keys whose values stay as they are written: in a version or a variable ``1.10`` is not 1.1.
 
-Their overrides are not read as YAML either, so that ``--set env.PATTERN=*.py`` works."""
+Overrides of these keys are not read as YAML either, so that ``--set env.PATTERN=*.py`` works."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
     """One value from the command line; ``option`` is what the user typed, as messages show it.
 
-    ``is_text``: it is taken as it was typed, and not read as YAML.
+    ``is_text``: ``text`` is taken as it was typed, and not read as YAML.
     """
 
     option: str
@@ -51,16 +51,16 @@ def parse_override(setting: str) -> Override:
 
 
 def option_override(option: str, text: str, section: str = "") -> Override:
-    """An option that has the name of its key, such as ``--nproc-per-node 2``.
+    """The override by an option that has the name of its key, such as ``--nproc-per-node 2``.
 
-    ``section`` is what holds the key, empty for the top of the file.
+    ``section`` is the section that has the key, empty for the top of the file.
     """
     key = option.removeprefix("--").replace("-", "_")
     return Override(
         option=f"{option} {render_value(text)}",
         path=(section, key) if section else (key,),
         text=text,
-        # These are numbers; all others that have an option of their own are text.
+        # These keys may be numbers; all other keys that have an option are text.
         is_text=key not in ("nnodes", "nproc_per_node", "devices", "max_restarts"),
     )
 
@@ -103,7 +103,7 @@ def _build(source: YamlSource, problems: list[Problem], overrides: Sequence[Over
 def check_job(text: str, where: str) -> JobSpec:
     """Checks a job that is in no file; raises ``InputError`` with every problem in it.
 
-    ``where`` stands in messages for the file.
+    ``where`` is shown in messages in place of a file.
     """
     return _build(parse_fragment(text, where), [], ())
 
@@ -124,7 +124,7 @@ def _check(data: Any, source: YamlSource, problems: list[Problem]) -> JobSpec:
 
 
 def _as_written(value: Any, path: KeyPath, source: YamlSource) -> Any:
-    """The data, with the written text in place of numbers and truth values where text is meant."""
+    """The data, with numbers and truth values under ``_TEXT_KEYS`` as the text in the file."""
     if isinstance(value, dict):
         return {key: _as_written(item, (*path, key), source) for key, item in value.items()}
     if isinstance(value, list):

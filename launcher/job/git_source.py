@@ -11,7 +11,7 @@ from launcher.job.storage import NAME
 from launcher.job.values import parse_host_path
 
 PATTERNS = {
-    # Without what git takes for an option or a program to start, and without a password.
+    # No text that git takes for an option or a program to start, and no password.
     "git": r"(https?|git|file)://[^\s@]+|ssh://[^\s:]+(:\d+)?/\S+|[\w.]+@[\w.-]+:[^\s:]+",
     # A branch may have moved when a pod is replaced.
     "ref": r"[0-9a-f]{40}([0-9a-f]{24})?",
@@ -50,5 +50,5 @@ def parse_code(value: Any) -> str | GitSource:
 
 
 def dump_code(code: str | GitSource) -> Any:
-    """What ``parse_code`` reads."""
+    """The value of the key ``code``, as ``parse_code`` reads it."""
     return code if isinstance(code, str) else {k: v for k, v in asdict(code).items() if v}

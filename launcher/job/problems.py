@@ -30,7 +30,7 @@ from launcher.yamlfile.source import YamlSource
 
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSW|PWD|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 _OF_THE_KEY = "[key]"
-"""How pydantic marks that a mapping's key is refused, and not its value."""
+"""pydantic's mark for a refused key of a mapping, as opposed to its value."""
 
 _TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
@@ -66,7 +66,7 @@ def find_problems(
 
 
 def _explain(one: Any, path: KeyPath, source: YamlSource) -> tuple[str, str]:
-    """What is wrong, and the fix, of one of pydantic's errors."""
+    """What one of pydantic's errors says is wrong, and the fix."""
     if one["type"] == "extra_forbidden":
         return _explain_unknown(path)
     schema = schema_at(path)
@@ -96,7 +96,7 @@ def _quoted(path: KeyPath, source: YamlSource, schema: Schema) -> str:
 
 
 def _meant(path: KeyPath, source: YamlSource, schema: Schema) -> str:
-    """The fix that names the value that was most likely meant; empty where none is likely."""
+    """The fix that names the value most likely meant; empty if no value is likely."""
     entry = source.entries.get(path)
     if entry is None or entry.text is None:
         return ""
@@ -138,7 +138,7 @@ def _explain_unknown(path: KeyPath) -> tuple[str, str]:
 
 
 def _leaves(node: Schema, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Pairs of a key's name and path; the name also as torchrun has it (``rdzv_backend``)."""
+    """Pairs of a key's name and its path; also with torchrun's spelling of it, ``rdzv_backend``."""
     for key, child in node.get("properties", {}).items():
         path = f"{prefix}{key}"
         yield from _leaves(resolve(child), f"{path}.")
@@ -147,7 +147,7 @@ def _leaves(node: Schema, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def is_secret(path: KeyPath) -> bool:
-    """Whether a value is or holds what may be a credential, which no message may show."""
+    """Whether a value may be or hold a credential, which no message may show."""
     return path[:1] == ("env",) and (len(path) == 1 or bool(_SECRET_NAME.search(str(path[1]))))
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 class NotAcceptedError(ValueError):
     """A value that a job file may not hold: what is accepted there, and what to write instead.
 
-    Without ``accepted`` the words of the field's schema are told. ``found`` is given where showing
-    the whole value would say too much or too little.
+    Without ``accepted`` the message has the words of the field's schema. ``found`` is what to show
+    instead of the whole value, if that would say too much or too little.
     """
 
     def __init__(self, accepted: str = "", *, fix: str = "", found: str | None = None) -> None:

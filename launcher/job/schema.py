@@ -23,8 +23,8 @@ Schema = Mapping[str, Any]
 def job_schema() -> JsonSchemaValue:
     """The JSON Schema (draft 2020-12) of a job file, for editors and for the reference.
 
-    It accepts all that ``parse_job`` accepts; rules between keys and a few others (the bytes of
-    a quantity, MIN not above MAX) are known to ``parse_job`` alone.
+    It accepts all that ``parse_job`` accepts; only ``parse_job`` checks the rules between keys and
+    a few others (the bytes of a quantity, MIN not above MAX).
     """
     made = JobSpec.model_json_schema(schema_generator=_JobSchema)
     for section in (made, *made["$defs"].values()):
@@ -50,7 +50,7 @@ class _JobSchema(GenerateJsonSchema):
 
 
 def _allow_empty(field: JsonSchemaValue) -> None:
-    """An empty key counts as not given, so ``null`` is accepted wherever there is a default."""
+    """Accepts ``null`` too: an empty key counts as not given, so its default is used."""
     if field.get("default", 0) is None or field.get("default") in ((), [], {}):
         del field["default"]
     about = ("description", "default", "examples")
@@ -74,7 +74,7 @@ def field_at(path: KeyPath) -> Schema:
 
 
 def resolve(node: Schema) -> Schema:
-    """The schema behind a reference, or behind a reference that may also be left empty."""
+    """The schema that a reference points to, also if the value may be left empty instead."""
     while True:
         if "$ref" in node:
             node = job_schema()["$defs"][node["$ref"].rsplit("/", 1)[-1]]
@@ -96,7 +96,7 @@ def _child(node: Schema, part: str | int) -> Schema:
 
 
 def choices(schema: Schema) -> Iterator[Schema]:
-    """A schema and all that it offers a choice of."""
+    """A schema and all its alternatives."""
     yield schema
     for one in schema.get("anyOf", ()):
         yield from choices(one)

@@ -1,4 +1,4 @@
-"""A script or module in a job file's place: the job that its name alone makes."""
+"""A script or module given in place of a job file, and the job made from its name alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.job.values import MAX_NAME
 from launcher.yamlfile.source import similar_file
 
 UNNAMED = "job"
-"""The name of a job whose script's name has no letter that a name may have."""
+"""The name of a job whose script's name has no character that a job's name may have."""
 
 SCRIPT_ENDINGS = (".py", ".pyz")
 
@@ -23,7 +23,7 @@ def is_script(word: str) -> bool:
 
 
 def check_script(word: str, otherwise: str = "") -> None:
-    """Raises ``InputError`` where the script is not there; ``otherwise`` is one more way out."""
+    """Raises ``InputError`` if the script is not there; ``otherwise`` is added to the fix."""
     path = Path(word)
     if path.is_dir() and not (path / "__main__.py").exists():
         raise InputError(f"{word} is a folder without __main__.py", "name a script or a job file")

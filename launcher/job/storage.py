@@ -26,7 +26,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Volume:
-    """A claim's folder as the pods see it."""
+    """A claim's folder, and where the pods see it."""
 
     claim: Claim
     target: str

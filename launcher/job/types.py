@@ -1,7 +1,7 @@
 """The types of a job file's fields: how a value is checked, written out, and put in the schema.
 
-What each accepts, in words, stands in its JSON Schema under ``errorMessage``, which editors show
-and ``problems.py`` reads: it is written here and nowhere else.
+The words for what each type accepts are in its JSON Schema under ``errorMessage``, which editors
+show and ``problems.py`` reads: they are written here and nowhere else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from launcher.job.refused import NotAcceptedError
 from launcher.job.values import NodeRange
 
 MAX_SECONDS = 31_536_000
-"""A year: timers do not take every number."""
+"""A year: timers do not accept arbitrarily large numbers."""
 
 
 def text(pattern: str, **more: Any) -> JsonSchemaValue:
@@ -42,8 +42,8 @@ def text(pattern: str, **more: Any) -> JsonSchemaValue:
 class Read:
     """How a value is read, its JSON Schema, and the words for it, for messages and for editors.
 
-    Where all ``types`` are text, ``parse`` is given nothing else. ``dump`` writes the value out
-    again; with ``keep`` it stays as it was written.
+    If all ``types`` are text, ``parse`` only gets text. ``dump`` writes the value out again; with
+    ``keep`` the value stays as it was written.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class AsPairs:
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Names in ``propertyNames``: pydantic's ``patternProperties`` let all other names pass."""
+        """Puts names in ``propertyNames``: pydantic's ``patternProperties`` let others pass."""
         schema = handler(core)
         for pattern, items in schema.pop("patternProperties", {}).items():
             schema["additionalProperties"] = items
@@ -110,7 +110,7 @@ class AsPairs:
 
 
 class OrText:
-    """In the JSON Schema, a section that may also be written as one text."""
+    """Marks, in the JSON Schema, a section that may also be written as one text."""
 
     def __init__(self, pattern: str, words: str) -> None:
         self._text = text(pattern)

@@ -1,7 +1,7 @@
 """Values of a job file that are more than a number or a text, and the rules they follow.
 
 Every ``parse_`` function here is pure and raises ``NotAcceptedError``; ``problems.py`` adds the
-place (file, line, key), and the words of the schema (``types.py``) where the error has none.
+place (file, line, key), and the words of the schema (``types.py``) if the error has none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from launcher.job.quantity import parse_whole
 from launcher.job.refused import NotAcceptedError
 
 MAX_NODES = 100_000
-"""More than any cluster has; with a typing error the planning would take an hour."""
+"""More than any cluster has; planning for a mistyped number could take an hour."""
 MAX_PROCESSES = 1024
 """Per node, for the same reason."""
 MIN_QUANTITY_BYTES = 2**20
@@ -95,7 +95,7 @@ def _quantity_fix(text: str) -> str:
 
 
 def check_quantity(value: object) -> str:
-    """A quantity as its text, checked; its bytes are ``parse_quantity_bytes`` of it."""
+    """Checks a quantity and returns its text; ``parse_quantity_bytes`` gives its bytes."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise NotAcceptedError
     parse_quantity_bytes(value)
@@ -197,8 +197,7 @@ RESERVED = f"^({'|'.join(sorted(_BY_TORCHRUN | _BY_LAUNCHER))})$|^({'|'.join(_PR
 
 
 def parse_variable(name: str) -> str:
-    """The name of a variable that a job may set; raises ``NotAcceptedError`` where another owns
-    it."""
+    """A variable's name that a job may set; raises ``NotAcceptedError`` for a reserved name."""
     if not re.fullmatch(VARIABLE, name):
         bare, equals, _ = name.partition("=")
         found = f"{bare}=(hidden)" if equals else None  # what follows may be a secret's value

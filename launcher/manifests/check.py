@@ -20,10 +20,10 @@ from launcher.manifests.source import Together, Value, object_name, parse_manife
 from launcher.yamlfile.problem import FileError
 
 MAX_FILE_BYTES = 64 * 2**20
-"""Of one file: what is rendered for a whole cluster is larger than any job file."""
+"""The limit for one file: manifests for a whole cluster are larger than any job file."""
 
 STDIN_NAME = "<stdin>"
-"""The file of what came on the standard input."""
+"""The file name that stands for the standard input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def _refuse_job(objects: Iterable[Value], file: str) -> None:
 
 
 def render_checked(checked: Checked) -> str:
-    """For each breach what, why and the fix on lines of their own; the count at the end."""
+    """Each breach with its why and its fix on lines of their own, and the counts at the end."""
     blocks = [
         f"{one.file}:{one.line}: {one.rule.severity}: {one.what} [{one.rule.id}]\n"
         f"  why: {one.rule.why}\n  fix: {one.fix}\n"

@@ -23,9 +23,9 @@ OF_A_CLUSTER = (
     *("livenessProbe", "readinessProbe", "startupProbe", "activeDeadlineSeconds"),
     *("schedulingPolicy", "ttlSecondsAfterFinished", "suspend", "managedBy"),
 )
-"""Fields of a pod, of its container and of ``runPolicy`` that count for nothing here."""
+"""Fields of a pod, of its container and of ``runPolicy`` that have no effect here."""
 REFUSED = ("hostNetwork", "hostPID", "hostIPC", "hostAliases", "shareProcessNamespace")
-"""Fields of a pod with which its program would find other things here than in a cluster."""
+"""Fields of a pod that would show its program something else here than in a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedPod:
-    """One replica as a container. ``entrypoint`` and ``arguments`` are None where the image's own
-    count; ``cpus`` is None for no limit, ``shm_bytes`` for the engine's 64 MB."""
+    """One replica as a container. ``entrypoint`` and ``arguments`` are None if the image's own are
+    used; ``cpus`` is None for no limit, ``shm_bytes`` for the engine's 64 MB."""
 
     name: str
     kind: str
@@ -253,8 +253,8 @@ def decide_next(restart_policy: str, exit_code: int) -> Next:
 
 @dataclass(frozen=True, kw_only=True)
 class PodState:
-    """A pod as it is: ``ended`` is None while it has a container or gets one; ``restarts`` are
-    those by the kubelet; ``ending`` is that of the container that ended last."""
+    """A pod's state: ``ended`` is None while it has a container or gets one; ``restarts`` counts
+    those by the kubelet; ``ending`` is how its last container ended."""
 
     ended: Next | None = None
     restarts: int = 0
@@ -303,7 +303,7 @@ def tell_ending(name: str, ending: Ending, following: str = "") -> str:
 
 
 def _sort_failures(play: Play, states: Sequence[PodState]) -> list[tuple[PlayedPod, Ending]]:
-    """The pods whose last containers failed, the one first that says why."""
+    """The pods whose last containers failed; the one that explains the failure comes first."""
     failed = [
         (pod, state.ending)
         for pod, state in zip(play.pods, states, strict=True)

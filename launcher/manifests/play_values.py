@@ -73,7 +73,7 @@ def expand(text: str, known: Mapping[str, str]) -> str:
 
 
 def read_env(container: Value, around: Surroundings) -> dict[str, str]:
-    """A container's own variables. Raises ``InputError`` for a value that is not to be had here."""
+    """A container's own variables. Raises ``InputError`` for a value that is not available here."""
     env: dict[str, str] = {}
     for source in container["envFrom"]:
         for field_name, kind in KINDS.items():
@@ -120,7 +120,7 @@ def _field(path: str, around: Surroundings) -> str:
         "metadata.uid": around.pod_name,
         "spec.nodeName": "localhost",
         "spec.serviceAccountName": "default",
-        # Its address is not known before it is started, and this name leads to it.
+        # The pod's address is not known before it starts, and its name resolves to it.
         "status.podIP": around.pod_name,
         "status.podIPs": around.pod_name,
         "status.hostIP": "localhost",
@@ -164,7 +164,7 @@ class PlayedMount:
 
 
 def read_mounts(pod: Value, container: Value, around: Surroundings) -> Iterator[PlayedMount]:
-    """A container's mounts but the one at /dev/shm. Raises ``InputError`` for an unknown volume."""
+    """A container's mounts except /dev/shm. Raises ``InputError`` for an unknown volume."""
     volumes = {volume["name"].text: volume for volume in pod["volumes"]}
     for mount in container["volumeMounts"]:
         name, target = mount["name"].text, mount["mountPath"].text

@@ -54,7 +54,7 @@ class PlayFolders:
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="launcher-play-"))
-        # Containers' users are not this one, and shall reach what lies below.
+        # Containers run as other users, who must reach what lies below.
         self.root.chmod(0o755)
 
     def make(self, pod: PlayedPod) -> None:
@@ -67,7 +67,7 @@ class PlayFolders:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if not path.exists():
                     path.write_bytes(file.content)
-                    # A folder's group would let the container's user in; here all may read.
+                    # In a cluster a volume's group lets the container's user in; here all may read.
                     path.chmod(file.mode | 0o444)
             _make_open(self.source(pod, mount))
 
@@ -75,7 +75,7 @@ class PlayFolders:
         """Makes the file for the last words of a container that is to start."""
         path = self.termination_log(pod)
         path.parent.mkdir(exist_ok=True)
-        # Removed before: an earlier container's user may own it.
+        # Remove it first: an earlier container's user may own it.
         path.unlink(missing_ok=True)
         path.touch()
         path.chmod(0o666)
@@ -104,7 +104,7 @@ class PlayFolders:
         folder = self.root if pod is None else self.root / "pods" / pod.name
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists() and os.getuid() != 0:
-            # Some belongs to a container's user: removed by one that may.
+            # A container's user owns some of it: remove it as root.
             _remove_as_root(engine, image, folder)
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -126,14 +126,14 @@ def _remove_as_root(engine: Engine, image: str, folder: Path) -> None:
             host_config=engine.api.create_host_config(binds=[f"{folder}:/play"]),
         )
         engine.api.start(created["Id"])
-        # Without a limit of its own the SDK waits for ever, whatever the client's.
+        # Without its own timeout this call waits for ever, whatever the client's timeout.
         engine.api.wait(created["Id"], timeout=60)
         engine.remove(created["Id"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedContainer:
-    """A pod's container; ``incarnation`` counts those that the pod's name had before."""
+    """A pod's container; ``incarnation`` counts the earlier containers of the pod's name."""
 
     play_id: str
     index: int
@@ -300,7 +300,7 @@ class Player:
             ids = self._engine.create(network, containers, {})
         except NotStartedError as error:
             names = {made.name: made.pod.name for made in containers}
-            # A cluster would try again, for ever where the restart policy says so.
+            # A cluster would try again, for ever if the restart policy says so.
             raise InputError(
                 f"{names[error.name]}: StartError: {error.said}",
                 "correct the container's command, or --image REF with an image that has it",
@@ -344,12 +344,12 @@ class Player:
         restarts = pod.state.restarts + (following is Next.RESTART)
         pod.state = replace(pod.state, ending=ending, restarts=restarts)
         self._engine.sweep([container])
-        # Not where this restart is one too many: the job has failed by now.
+        # Do not restart if this restart is one too many: the job has failed then.
         if self._decide() is None:
             self._restart(pod, following)
 
     def _read_ending(self, pod: _Pod, container: OwnContainer) -> Ending | None:
-        """How a container ended, with its last words; None where it is gone by now."""
+        """How a container ended, with its last words; None if the container is gone."""
         found = self._engine.read_ending(container)
         if found is None:
             return None
@@ -403,7 +403,7 @@ class Player:
         self._show()
 
     def _tell_first(self, outcome: PlayOutcome) -> PlayOutcome:
-        """The outcome with the first failure, once all have ended: a victim may end sooner."""
+        """Decides again once all pods have ended: a victim may end before the pod that failed."""
         for container in self._engine.list_containers(self._id):
             pod = self._pods[container.node_index]
             if pod.state.ended is None and container.state is NodeState.EXITED:
@@ -420,10 +420,10 @@ class Player:
 def _read_output(
     engine: Engine, index: int, id: str, put: Callable[[_Output], None], stream: Stream
 ) -> None:
-    """Hands on one stream of a container in whole lines, until it ends or is cut."""
+    """Passes on one stream of a container in whole lines, until it ends or is cut."""
     splitter = BlockSplitter()
     wanted = {"stdout": stream == "stdout", "stderr": stream == "stderr"}
-    # Whatever cuts the stream: the pod's end is seen by its state.
+    # Whatever cuts the stream, the player sees the pod's end by its state.
     with contextlib.suppress(Exception):
         for chunk in engine.api.logs(id, stream=True, follow=True, **wanted):
             for block in splitter.feed(chunk):

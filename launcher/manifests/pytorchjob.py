@@ -19,8 +19,8 @@ NPROC_WORDS = ("auto", "cpu", "gpu")
 class Replica:
     """One entry of ``pytorchReplicaSpecs``, with the operator's defaults.
 
-    ``pods`` is how many it makes, ``pod`` the pod's ``spec``, and ``container`` the one that the
-    job is about, None where it has no such container.
+    ``pods`` is how many it makes, ``pod`` the pod's ``spec``, and ``container`` the pod's container
+    called ``pytorch``, or None.
     """
 
     def __init__(self, kind: str, spec: Value) -> None:

@@ -101,7 +101,7 @@ class Together:
     def find(self, kind: str, name: str, namespace: str = "") -> Value | None:
         """The first object of that kind, name and namespace, else one that names no namespace.
 
-        kubectl puts that one where its user says. Kinds outside of namespaces have none.
+        kubectl puts such an object where its user says. Cluster-wide kinds have no namespace.
         """
         places = ((kind, name, place) for place in (namespace, ""))
         found = (self._positions[place] for place in places if place in self._positions)
@@ -122,7 +122,7 @@ def object_name(item: Value) -> str:
 
 
 def object_namespace(item: Value) -> str:
-    """``metadata.namespace``, else that of a kubectl whose context names none."""
+    """``metadata.namespace``, else the one that kubectl uses if its context names none."""
     return item["metadata"]["namespace"].text or "default"
 
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 NEVER_S = 365 * 24 * 3600.0
 STORE_CANDIDATES = 3
-"""So many nodes may serve the rendezvous store, one after the other. That all of them are lost is
-not a coincidence any more."""
+"""How many nodes may serve the rendezvous store, one after the other. To lose all of them is no
+coincidence any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Purpose:
-    """What a run is for beside training, as ``AgentSettings`` has it."""
+    """What a run is for beside training: the fields of ``AgentSettings`` for that."""
 
     debug_rank: int | None = None
     debug_editor: bool = False
@@ -37,7 +37,7 @@ def plan_agent(
     stores: tuple[StoreEndpoint, ...],
     purpose: Purpose = TRAINING,
 ) -> AgentSettings | None:
-    """The agent's settings; None where plain torchrun runs the workers."""
+    """The agent's settings; None if plain torchrun runs the workers."""
     if not job.uses_agent:
         return None
     agent = job.agent
@@ -50,7 +50,7 @@ def plan_agent(
         same_failure_limit=agent.same_failure_limit,
         stores=() if target.meet_dir else stores,
         meet_dir=target.meet_dir.replace(RUN_ID, run_id),
-        # Who stands in a debugger does not hang.
+        # A worker that stands in a debugger does not hang.
         hang_min_s=agent.hang_min_s if purpose.debug_rank is None else 0,
         hang_max_s=agent.hang_max_s or (HANG_MAX_S if job.max_restarts else NEVER_S),
         gpu_free_limit_s=agent.gpu_free_limit_s,
@@ -67,8 +67,8 @@ def plan_stores(
 ) -> tuple[StoreEndpoint, ...]:
     """Where the rendezvous store may be served, in the order in which nodes take over.
 
-    Nodes that share a network need a port each: ``spare_ports``. Empty for a single node and for a
-    static group.
+    Nodes with the same address need a port each: ``spare_ports``. Empty for a single node and for
+    a static group.
     """
     first = nodes[0].rendezvous
     if len(nodes) == 1 or not isinstance(first, Elastic):

@@ -1,4 +1,4 @@
-"""Workers and accelerators of each node, and whether one machine can start so many."""
+"""Workers and accelerators of each node, and whether one machine can start that many workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeDevices:
-    """How many workers a node runs, and on which accelerators; none of them on CPU."""
+    """How many workers a node runs, and on which accelerators (on CPU: none)."""
 
     nproc_per_node: int
     device_ids: tuple[str, ...]
@@ -29,7 +29,7 @@ def plan_devices(job: JobSpec, facts: TargetFacts) -> tuple[NodeDevices, ...]:
 
 
 def _chosen(job: JobSpec, facts: TargetFacts, machine: MachineFacts) -> MachineFacts:
-    """The machine with those GPUs alone that the key ``devices`` names."""
+    """The machine with only the GPUs that the key ``devices`` names."""
     devices, there = job.devices, machine.device_ids
     if devices is None or not (devices.ids or devices.unused):
         return machine
@@ -88,7 +88,7 @@ def _share(
 
 
 def _check_no_gpus_wanted(job: JobSpec, facts: TargetFacts, machine: MachineFacts) -> None:
-    """Raises ``KeyInputError`` where a job asks for GPUs of a machine that has none."""
+    """Raises ``KeyInputError`` if a job asks for GPUs of a machine that has none."""
     where, asked = machine.name or f"target {facts.target}", job.resources.gpus
     if machine.device_ids is None and asked:
         return
@@ -107,7 +107,7 @@ def _check_no_gpus_wanted(job: JobSpec, facts: TargetFacts, machine: MachineFact
 
 
 def check_capacity(job: JobSpec, facts: TargetFacts, nproc_per_node: int) -> None:
-    """Raises ``KeyInputError`` where one machine would have to start too many processes."""
+    """Raises ``KeyInputError`` if one machine would have to start too many processes."""
     nodes, agents_too, most = job.nnodes.max, nproc_per_node + 1, facts.machine.most_processes
     if most is None or nodes * agents_too <= most:
         return

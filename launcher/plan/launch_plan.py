@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 SCHEMA = 2
-"""Of the plan as JSON."""
+"""The version of the plan as JSON."""
 _PATH = re.compile(r"/[\w./-]*\w")
 
 
@@ -44,7 +44,7 @@ class Resources:
 @dataclass(frozen=True, kw_only=True)
 class CodePlan:
     """The training code that nodes get. ``root`` is its folder on the launcher's machine, and
-    ``inner`` the working folder below it. ``hash`` says what is sent; empty where nothing is."""
+    ``inner`` the working folder below it. ``hash`` is of the code sent; empty if none is sent."""
 
     root: str
     inner: str = ""
@@ -53,26 +53,26 @@ class CodePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Notify:
-    """As ``notify`` of the job; who has no command has a webhook."""
+    """As ``notify`` of the job; without a command there is a webhook."""
 
     command: str = ""
     webhook: str = ""
     when: str = "end"
     restarts: int = 0
-    """0: not told."""
+    """0: no notice of restarts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """One start of a run on a target. Immutable; what comes next is a new plan."""
+    """One start of a run on a target. Immutable: a restart or a replacement makes a new plan."""
 
     run_id: str
     job_name: str
     target: str
     attempt: int = 0
-    """How often all nodes were started anew; restarts inside an agent are its own."""
+    """How often all nodes were started anew. An agent counts its own restarts."""
     image: str | None = None
-    """None where nodes are processes without a container."""
+    """None if nodes are processes without a container."""
     torch_version: str | None = None
     run_dir: str
     """An absolute folder of the launcher's machine."""
@@ -80,10 +80,10 @@ class LaunchPlan:
     """As the machine of node 0 sees it; absolute."""
     stop_grace_s: int
     agent: AgentSettings | None = None
-    """None where each node runs plain torchrun."""
+    """None if each node runs plain torchrun."""
     resources: Resources
     code: CodePlan | None = None
-    """None where nodes find the code without the launcher: in their image, or in place."""
+    """None if nodes find the code without the launcher: in their image, or in place."""
     detached: bool = False
     """Whether the nodes go on without a launcher."""
     notify: Notify | None = None
@@ -108,7 +108,7 @@ class LaunchPlan:
 
     @property
     def machines(self) -> tuple[MachineFacts, ...]:
-        """The machine of each node; empty where it is the launcher's own, or not known before."""
+        """The machine of each node; empty if it is the launcher's own, or not known yet."""
         return () if self.own is None else self.own.machines
 
     def with_output_on_consoles(self) -> LaunchPlan:
@@ -116,7 +116,7 @@ class LaunchPlan:
         return replace(self, agent=self.agent and replace(self.agent, tee=True))
 
     def outside(self, path: str) -> str:
-        """Where a path of the nodes' containers lies outside; any other as it is."""
+        """The path outside for a path in the nodes' containers; any other path unchanged."""
         inside = PurePosixPath(path)
         fits = [m for m in self.nodes[0].mounts if inside.is_relative_to(m.target)]
         if not fits:
@@ -125,7 +125,7 @@ class LaunchPlan:
         return str(PurePosixPath(mount.source, inside.relative_to(mount.target)))
 
     def tell_outside(self, text: str) -> str:
-        """A text, with each path of the nodes' containers as where it lies outside."""
+        """The text with each path in the nodes' containers replaced by the path outside."""
         return _PATH.sub(lambda found: self.outside(found[0]), text)
 
     def to_json(self) -> str:
@@ -158,8 +158,8 @@ def plan_run(
     """Decides everything about a run; the same input gives the same plan.
 
     ``extra_args`` are appended to the job's command. ``place`` is where the job's code is, and
-    ``code_hash`` says what of it is sent. Raises ``InputError`` where the job asks for what the
-    facts do not offer, and where a rank is to be debugged that the run does not have.
+    ``code_hash`` is of what is sent. Raises ``InputError`` if the job asks for what the facts
+    do not offer, or to debug a rank that the run does not have.
     """
     check_torch_version(facts.torch_version, job.torch_version)
     if facts.nodes:
@@ -242,7 +242,7 @@ def plan_replacement(plan: LaunchPlan, node_index: int) -> LaunchPlan:
 
 
 def new_run_id(job_name: str) -> str:
-    """``digits-3f9a01``: the job's name and six hexadecimal digits by chance."""
+    """``digits-3f9a01``: the job's name and six random hexadecimal digits."""
     return f"{job_name}-{os.urandom(3).hex()}"
 
 

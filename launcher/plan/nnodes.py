@@ -1,4 +1,4 @@
-"""How many nodes a run has: what the job says, held against the nodes that are there. Pure."""
+"""How many nodes a run has, from what the job asks for and the nodes that are there. Pure."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class NodesThere:
     says: str
     """Who gave how many: ``srun started 2 nodes``."""
     fix: str
-    """What to do where the job needs another number."""
+    """What to do if the job needs another number."""
     are_started: bool = False
     """Whether each of them runs already, so that none can be left out."""
 
 
 def decide_nnodes(job: JobSpec, there: NodesThere) -> JobSpec:
-    """The job with its final number of nodes: all that are there, where it names no number.
+    """The job with its final number of nodes: all that are there, if it names no number.
 
-    Raises ``KeyInputError`` where it needs another number.
+    Raises ``KeyInputError`` if it needs another number.
     """
     wanted = job.nnodes
     if "nnodes" not in job.model_fields_set:

@@ -52,7 +52,7 @@ class NodePlanner:
         self._command = (*(self._place or job).command, *extra_args)
         # Under the agent a lone node meets itself, wherever it runs.
         alone = LOCAL_ADDR if job.uses_agent and job.nnodes.max == 1 else None
-        # MASTER_ADDR of a static job; of others the host of their rendezvous.
+        # MASTER_ADDR of a static job; the rendezvous host of any other.
         self._master_addr = alone or facts.rdzv_host or self._address(0)
 
     def plan(self, index: int, devices: NodeDevices) -> NodePlan:
@@ -92,7 +92,7 @@ class NodePlanner:
             command=self._command,
             workdir=self._workdir(folders),
             env=(
-                # The job's own values win, in the place of what they overrule.
+                # The job's own values win, at the position of those that they overrule.
                 *{**dict(ENVIRONMENT), **dict(own), **dict(job.env)}.items(),
                 (protocol.NODE_INDEX, str(index)),
                 (protocol.INCARNATION, "0"),
@@ -132,7 +132,7 @@ class NodePlanner:
             # The caller's uid has no entry in the image's passwd: no home, no user name.
             env |= {"HOME": "/tmp", "USER": "launcher", "LOGNAME": "launcher"}
         if interface is not None:
-            # Names differ from host to host. NCCL takes a beginning of a name, unless after =.
+            # Names differ from host to host. NCCL takes a name as a prefix, unless it is after "=".
             env |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
         elif facts.machine.loopback and not self._in_container and facts.accelerator == "cpu":
             env["GLOO_SOCKET_IFNAME"] = facts.machine.loopback
@@ -156,11 +156,11 @@ class NodePlanner:
             Mount(source=absolute(m.source, folders.cwd), target=m.target, read_only=m.read_only)
             for m in self._job.mounts
         )
-        # Runs in a hold see their own folders by the names outside.
+        # Runs in a hold see their own folders under the same paths as outside.
         outside = [str(PurePosixPath(folders.run).parent)] if self._holds else []
         kept = PurePosixPath(folders.checkpoints)
         if self._holds and not kept.is_relative_to(outside[0]):
-            # That of one run alone has its id: then the folder of all.
+            # A folder named after the run is for that run alone: mount its parent.
             outside.append(str(kept.parent if kept.name == self._run_id else kept))
         held = (Mount(source=path, target=path) for path in outside)
         return (*own, *users, *held)
@@ -184,7 +184,7 @@ class NodePlanner:
 def plan_node_like(node: NodePlan, index: int, name: str, incarnation: int = 0) -> NodePlan:
     """A node of another index with the settings of ``node``.
 
-    It serves the rendezvous' store only where ``node`` does and the index is 0.
+    It serves the rendezvous store only if ``node`` does and the index is 0.
     """
     rendezvous = node.rendezvous
     if isinstance(rendezvous, Elastic):

@@ -48,9 +48,9 @@ def plan_rendezvous(
     """The rendezvous of one node; ``host`` is where node 0 is reached.
 
     The job's port wins over ``port``, the target's proposal; the default is the backend's. A
-    single node takes any free port. ``fence_dir`` is the checkpoint folder as the node sees it,
-    where all nodes share it. Raises ``InputError`` for several nodes at ``localhost``: each would
-    train alone without an error. Nodes that share a machine meet at its loopback *address*.
+    single node takes any free port. ``fence_dir`` is the checkpoint folder as the node sees it, if
+    all nodes share it. Raises ``InputError`` for several nodes at ``localhost``: each would train
+    alone without an error. Nodes that share a machine meet at its loopback *address*.
     """
     backend = plan_backend(job)
     several = job.nnodes.max > 1

@@ -20,17 +20,17 @@ class MachineFacts:
 
     cpu_count: int
     device_ids: tuple[str, ...] | None = ()
-    """Accelerators that a job may use; empty on CPU, None where a scheduler gives them out."""
+    """Accelerators that a job may use; empty on CPU, None if a scheduler gives them out."""
     used_ids: tuple[str, ...] = ()
-    """Those of ``device_ids`` that some process uses; read where the job asks for unused ones."""
+    """Those of ``device_ids`` that some process uses; read if the job asks for unused ones."""
     most_processes: int | None = None
-    """How many it can reasonably start, agents and workers together; None where nobody knows."""
+    """How many it can reasonably start, agents and workers together; None if not known."""
     address: str | None = None
     """Where other nodes reach it; None: by the node's name, or by loopback."""
     interface: str | None = None
     """The network interface that has the address, where one was chosen."""
     loopback: str | None = "lo"
-    """The interface of nodes that all run here; None where they may run on several machines."""
+    """The interface of nodes that all run here; None if they may run on several machines."""
     clock_offset_s: float = 0.0
     """Its wall clock less the launcher's."""
 
@@ -41,7 +41,7 @@ class MachineFacts:
 
     @property
     def cpu_workers(self) -> int:
-        """How many workers it runs where the job leaves that open."""
+        """How many workers it runs if the job leaves that open."""
         return self.cpu_count
 
 
@@ -49,8 +49,8 @@ class MachineFacts:
 class Folders:
     """A node's folders, absolute, with ``RUN_ID`` for the run's id.
 
-    They are on the node's machine and mounted into its container, if it has one; or, where
-    ``in_container``, paths in the container at which the target itself provides them.
+    They lie on the node's machine and are mounted into its container, if it has one. With
+    ``in_container`` they are paths in the container, where the target itself provides the folders.
     """
 
     run: str
@@ -58,7 +58,7 @@ class Folders:
     cwd: str = "/"
     """What relative paths of the job start from."""
     code: str = ""
-    """Where the target puts the training code; empty where nodes see it as the launcher does."""
+    """Where the target puts the training code; empty if nodes see it where the launcher does."""
     in_container: bool = False
 
     def of_run(self, run_id: str) -> Folders:
@@ -86,11 +86,10 @@ class NodeFacts:
 class TargetFacts:
     """A target as it was when the plan was made.
 
-    ``machine`` is the one on which all nodes run; where ``nodes`` are given, each has one of its
-    own, like this one unless it says otherwise. There are then at most so many nodes.
-    ``image`` is what containers start from, None where nodes are processes. ``torch_version`` is
-    None where nobody knows it. ``run_root`` and ``cwd`` are absolute folders of the launcher's
-    machine.
+    ``machine`` is where all nodes run. If ``nodes`` are given, each node has a machine of its own,
+    equal to ``machine`` unless it names another, and the run has at most that many nodes.
+    ``image`` is what containers start from, None if nodes are processes. ``torch_version`` is None
+    if not known. ``run_root`` and ``cwd`` are absolute folders of the launcher's machine.
     """
 
     target: str
@@ -114,8 +113,8 @@ class TargetFacts:
     """Whether a person watches, and progress may be a bar."""
     nodes: tuple[NodeFacts, ...] = ()
     agent: AgentSettings | None = None
-    """Those of the agent's settings that the target decides, with ``RUN_ID`` in folders. None where
-    the launcher follows the workers' own files, and needs none of its own."""
+    """The agent's settings that the target decides, with ``RUN_ID`` in folders. None if it decides
+    none, as the launcher follows the workers' own files."""
     own: TargetSettings | None = None
     """The target's own settings: the plan carries them to its renderer."""
 

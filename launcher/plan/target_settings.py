@@ -1,4 +1,4 @@
-"""A target's own settings: one typed record of its room, which plans carry and never look into."""
+"""A target's own settings: one typed record, which plans carry and only the target's room reads."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class TargetSettings:
 
     @property
     def own_python(self) -> str:
-        """The Python of this machine that runs the workers; empty where they have another."""
+        """The Python of this machine that runs the workers; empty if they run another."""
         return ""
 
     @property
     def keeps_nodes(self) -> str:
-        """What lets a run change its number of nodes, where this one cannot; else empty."""
+        """What to use instead if a run cannot change its number of nodes; empty if it can."""
         return ""
 
     @property
     def machines(self) -> tuple[MachineFacts, ...]:
-        """The machine of each node, where the target knows them before it starts."""
+        """The machine of each node, if the target knows them before the start."""
         return ()
 
     @staticmethod
     def parse_data(data: Any) -> TargetSettings:
         """Reads what ``dump_settings`` gave. Raises ``ValueError`` for anything else.
 
-        The class is found by its name: plans are read where no target's room is imported yet.
+        The class is found by its name: plans are read before any target's room is imported.
         """
         if not isinstance(data, dict):
             raise ValueError(f"{data!r} are no settings of a target")
@@ -55,7 +55,7 @@ class TargetSettings:
         name = str(fields.pop(KIND, ""))
         module, _, kind_name = name.rpartition(".")
         kind = None
-        # A file may name what this process or this package has, and nothing else.
+        # A file may name only a class of a loaded module or of this package.
         if module in sys.modules or module.startswith(f"{__package__.partition('.')[0]}."):
             with contextlib.suppress(ImportError):
                 kind = getattr(importlib.import_module(module), kind_name, None)

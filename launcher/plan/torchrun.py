@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def parse_torch_version(text: str | None) -> tuple[int, int]:
-    """``2.13.0+cpu`` -> ``(2, 13)``; the oldest supported one where there is nothing to read."""
+    """``2.13.0+cpu`` -> ``(2, 13)``; the oldest supported version if there is nothing to read."""
     match = re.match(r"(\d+)\.(\d+)", text or "")
     return (int(match[1]), int(match[2])) if match else protocol.OLDEST_TORCH
 
 
 def check_torch_version(found: str | None, given: str | None) -> None:
-    """Raises ``InputError`` for a torch that is too old: ``found`` there, else ``given``."""
+    """Raises ``InputError`` if torch (``found`` on the nodes, else ``given``) is too old."""
     if parse_torch_version(found or given) >= protocol.OLDEST_TORCH:
         return
     oldest = ".".join(map(str, protocol.OLDEST_TORCH))
@@ -66,8 +66,8 @@ def plan_options(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: i
     ]
     match node.rendezvous:
         case Static(master_addr=host, master_port=port):
-            # The static backend ignores TORCH_DISABLE_SHARE_RDZV_TCP_STORE, so that a restart
-            # inside torchrun would meet the old store: restarts are the launcher's.
+            # The static backend ignores TORCH_DISABLE_SHARE_RDZV_TCP_STORE: a restart inside
+            # torchrun would meet the old store, so the launcher restarts the nodes.
             options += [
                 ("master_addr", host),
                 ("master_port", str(port)),
@@ -78,8 +78,8 @@ def plan_options(node: NodePlan, torch_version: tuple[int, int], stop_grace_s: i
         case Elastic() as elastic:
             conf = elastic.conf
             if elastic.backend == "c10d":
-                # Inferred, it is wrong for Services, CNAMEs and second interfaces, and raises where
-                # a node cannot resolve itself; only c10d knows the key.
+                # torch's own guess is wrong for Services, CNAMEs and second interfaces, and raises
+                # if a node cannot resolve its own name. Only c10d knows the key.
                 conf = (*conf, ("is_host", "1" if elastic.is_host else "0"))
             options += [
                 ("rdzv_endpoint", format_endpoint(elastic.endpoint_host, elastic.endpoint_port)),
@@ -128,8 +128,8 @@ _FAILURE = re.compile(
 def parse_failures(console: str) -> tuple[tuple[int, int, int], ...]:
     """Rank, local rank and exit code of the workers in torchrun's last failure report.
 
-    The root cause comes first. An exit code is negative for a signal. Empty where there is no
-    report: torchrun was killed, or failed before it started workers.
+    The root cause comes first. An exit code is negative for a signal. Empty if there is no report:
+    torchrun was killed, or failed before it started workers.
     """
     report = console.rpartition(" FAILED\n")[2] if " FAILED\n" in console else ""
     root = report.find("Root Cause")
@@ -141,7 +141,7 @@ def parse_failures(console: str) -> tuple[tuple[int, int, int], ...]:
 def split_console(data: bytes, node_index: int) -> Iterator[tuple[int | None, bytes]]:
     """The lines of a node's console in their order, with the rank of the worker that wrote them.
 
-    ``data`` are whole lines. A worker's come without their prefix. None: the agent's own lines.
+    ``data`` are whole lines. A worker's lines lose their prefix. The agent's own have no rank.
     """
     for found in _console_lines(node_index).finditer(data):
         if found["rank"] is None:
@@ -187,7 +187,7 @@ class WorkerLog:
         return protocol.STDOUT_FILE, protocol.STDERR_FILE
 
     def rank_on(self, node_rank: int, nproc_per_node: int) -> int:
-        """The global rank, from the folder or else from the node's rank: nodes come one by one."""
+        """The global rank, from the folder or else from the node's rank: ranks go node by node."""
         if self.rank is not None:
             return self.rank
         return node_rank * nproc_per_node + (self.local_rank or 0)
@@ -197,7 +197,7 @@ WORKER_FOLDERS = (
     "*/*/*/attempt_*/*",
     f"*/*/{protocol.ATTEMPT_FOLDER}/{protocol.RANK_FOLDER}".format(attempt="*", rank="*"),
 )
-"""Globs for the workers' folders beneath that of all nodes: torchrun's, and the node agent's."""
+"""Globs for workers' folders beneath the folder of all nodes: torchrun's, the node agent's."""
 _NODE = rf"{protocol.NODES_DIR}/(?P<node_index>\d+)/(?P<incarnation>\d+)/"
 _NUMBERS = {"attempt": r"(?P<attempt>\d+)", "rank": r"(?P<rank>\d+)"}
 _LAYOUTS = (

@@ -12,13 +12,13 @@ from launcher.runs.ledger import LedgerEvent
 
 HEAD = ("nproc_per_node", "workers", "batch", "samples/s", "efficiency", "last loss", "difference")
 ROUNDING, SMALL = 3e-7, 1e-4
-"""Relative: what the rounding of a loss explains, and sums in another order in two steps."""
+"""Relative differences: from rounding a loss, and from two steps of sums in another order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A training by its steps. ``losses`` are means over all ranks, by samples seen (by steps, and
-    ``batch`` is 0, where the training does not count them); ``lrs`` are by step."""
+    """A training by its steps. ``losses`` are means over all ranks, by samples seen; by steps, with
+    ``batch`` 0, if the training counts no samples. ``lrs`` are by step."""
 
     name: str
     workers: int
@@ -30,14 +30,14 @@ class Curve:
     lrs: Mapping[int, float]
 
     def differences(self, first: Curve) -> dict[int, float]:
-        """Relative to the loss of ``first``, where both have seen as many samples."""
+        """Relative to the loss of ``first``, at each number of samples that both have reached."""
         base = first.losses
         common = sorted(self.losses.keys() & base.keys())
         return {at: abs(self.losses[at] - base[at]) / max(abs(base[at]), 1e-12) for at in common}
 
 
 def measure_curve(name: str, events: Sequence[LedgerEvent]) -> Curve | None:
-    """From the events of all ranks, with LEDGER_EVERY_STEP; None where they tell of no step."""
+    """From the events of all ranks, with LEDGER_EVERY_STEP; None if they report no step."""
     told = sorted((event for event in events if event.name == "progress"), key=lambda e: e.at)
     lead = [event for event in told if event.values["rank"] == 0]
     if not lead:
@@ -66,7 +66,7 @@ def measure_curve(name: str, events: Sequence[LedgerEvent]) -> Curve | None:
 
 
 def explain(first: Curve, other: Curve) -> list[str]:
-    """Why the losses of ``other`` are not those of ``first``; empty where they are."""
+    """Why the losses of ``other`` differ from those of ``first``; empty if they do not."""
     differences = other.differences(first)
     if max(differences.values(), default=1.0) <= ROUNDING:
         return []

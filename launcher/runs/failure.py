@@ -44,7 +44,7 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 
 
 def decide_report(failures: Iterable[WorkerEnd], console_tail: tuple[str, ...]) -> FailureReport:
-    """The first cause and what fell with it; ``console_tail`` counts where no worker spoke.
+    """The first cause and the workers that fell with it; without these, ``console_tail``.
 
     ``failures`` may hold workers that ended with exit code 0.
     """
@@ -59,8 +59,8 @@ def decide_report(failures: Iterable[WorkerEnd], console_tail: tuple[str, ...]) 
 def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     """The workers that failed, causes first. Pure.
 
-    Where they fail only because another worker is gone, and one had ended with exit code 0 before,
-    that one is the cause: no worker may leave while others still wait for it.
+    If all failed only because another worker is gone, and a worker had ended with exit code 0
+    before, that worker is the cause: no worker may leave while others still wait for it.
     """
     ends = tuple(ends)
     failed = sort_ends(end for end in ends if end.exit_code != 0)
@@ -74,7 +74,7 @@ def name_who_left(ends: Iterable[WorkerEnd]) -> tuple[WorkerEnd, ...]:
     if first is None or left is None or len(waited) < len(failed):
         return failed
     before_s = first.failed_at - left.failed_at
-    # So long a script may take to end after it has closed its connections to the others.
+    # A script may take this long to end after it has closed its connections to the others.
     if before_s < -5.0:
         return failed
     how = "hung" if first.cause == "hang" else "failed"
@@ -114,7 +114,7 @@ def read_failures(run: RunFolder, plan: LaunchPlan) -> tuple[WorkerEnd, ...]:
 
 
 def _placed(failure: WorkerEnd, plan: LaunchPlan) -> WorkerEnd:
-    """With its machine, and its time by the launcher's clock."""
+    """Adds the worker's machine, and converts its time to the launcher's clock."""
     if failure.node_index >= len(plan.machines):
         return failure
     machine = plan.machines[failure.node_index]
@@ -132,7 +132,7 @@ class _NodeReader:
         self.console = run.console(node.node_index, node.incarnation)
 
     def by_agent(self) -> list[WorkerEnd]:
-        """From the node's outcome; from its workers' files where the node left none."""
+        """From the node's outcome; from its workers' files if the node left none."""
         outcome = read_node_outcome(self._run, self._node.node_index, self._node.incarnation)
         if outcome is not None:
             well = (outcome.ended_well,) if outcome.ended_well else ()
@@ -144,7 +144,7 @@ class _NodeReader:
         return [*map(self.of_end, ends), *silent] or self._by_keeper()
 
     def by_torchrun(self) -> list[WorkerEnd]:
-        """From torchrun's report on the console; from the workers' files where it made none."""
+        """From torchrun's report on the console; from the workers' files if it made none."""
         found = []
         for rank, local_rank, exit_code in parse_failures(read_tail(self.console, CONSOLE_BYTES)):
             own = [log for log in self._logs if log.local_rank == local_rank]
@@ -155,7 +155,7 @@ class _NodeReader:
         return max((log.attempt for log in self._logs), default=0)
 
     def _unreported(self, reported: Set[str]) -> list[WorkerEnd]:
-        """Workers that left an exception, though their agent was killed before it told of them."""
+        """Workers that left an exception, but whose agent was killed before it reported them."""
         found = []
         nproc = self._node.nproc_per_node
         for log in self._logs:
@@ -189,12 +189,12 @@ class _NodeReader:
         return [failure]
 
     def of_end(self, end: WorkerEnd) -> WorkerEnd:
-        """What the agent told, with the worker's log and its last lines."""
+        """What the agent recorded, with the worker's log and its last lines."""
         folder = self._run.path / end.log
         log, tail = _read_first(folder, [protocol.STDERR_FILE, protocol.STDOUT_FILE])
         exception = _describe_end(end)
         if end.cause == "hang" and (found := self._read_stacks(end)):
-            # Its output simply stops.
+            # A hung worker's output simply stops.
             log, calls, waits = found
             tail = calls[:TAIL_LINES]
             if waits:
@@ -211,8 +211,8 @@ class _NodeReader:
         )
 
     def _read_stacks(self, end: WorkerEnd) -> tuple[str, tuple[str, ...], bool] | None:
-        """Of the look that found the hang: the file of its stacks, its main thread's calls, and
-        whether it waits in a collective.
+        """From the look that found the hang: the file of the worker's stacks, the calls of its main
+        thread, and whether it waits in a collective.
         """
         for one in reversed(look.read_looks(self._folder)):
             folder = look.look_dir(self._folder, one.id)
@@ -220,9 +220,9 @@ class _NodeReader:
             if one.why == "hang" and one.attempt == end.attempt and stacks and stacks.threads:
                 file = folder / look.STACKS.format(rank=end.rank)
                 calls = look.render_thread(stacks.threads[0])
-                # In a collective for which another worker does not come.
+                # In a collective that another worker does not enter.
                 waits = any("/torch/distributed/distributed_c10d.py" in call for call in calls)
-                # DDP waits for the gradients in C++, below the calls that are seen.
+                # DDP waits for the gradients in C++, which the stacks do not show.
                 recorded = look.read_collectives(folder, end.rank)
                 return str(file), calls, waits or look.has_open_collective(recorded)
         return None

@@ -24,7 +24,7 @@ from launcher.plan.torchrun import WORKER_FOLDERS, WorkerLog, parse_worker_folde
 from launcher.runs.outcome import Outcome
 
 LAUNCHER_FILE = "launcher.json"
-"""Which launcher follows the run: its pid and that process's start."""
+"""Which launcher follows the run: its pid, and when that process started."""
 POD_LEDGER = "pods.jsonl"
 """What launchers saw of the run's nodes, and what agents said on their consoles. ``source`` and
 ``event`` are POD_SOURCE, ``text`` is a sentence."""
@@ -32,8 +32,8 @@ POD_SOURCE = "cluster"
 SUBMITTED_FILE = "submitted.json"
 """When the run was submitted: ``{"at": seconds since the epoch}``."""
 KEPT_DIR = ".kept"
-"""The launcher's copies of files that it reads again: in RUN_DIR a script may write others of the
-same names."""
+"""The launcher's own copies of files that it reads again: a script may overwrite those in RUN_DIR
+itself."""
 BORROWED_FILE = "borrowed"
 """Marks the temporary folder of a run that somebody else submitted; it lasts for one command."""
 
@@ -67,7 +67,7 @@ class RunFolder:
         try:
             self._write_own(SUBMITTED_FILE, json.dumps({"at": at}))
             if follows:
-                # Before the plan: who finds a plan without a launcher takes the run for dead.
+                # Before the plan: a plan without a launcher looks like a dead run.
                 self.write_launcher()
             self.write_plan(plan, script)
             if fill is not None:
@@ -90,7 +90,7 @@ class RunFolder:
         write_atomically(self.path / protocol.ARTIFACT_FILE, script)
 
     def read_plan(self) -> LaunchPlan:
-        """Raises ``InputError`` where the folder holds no plan of this version."""
+        """Raises ``InputError`` if the folder holds no plan of this version."""
         path = self.path / protocol.PLAN_FILE
         try:
             return parse_plan(path.read_text())
@@ -109,14 +109,14 @@ class RunFolder:
             write_atomically(folder / name, text)
 
     def _read_own(self, name: str, key: str) -> Mapping[str, Any]:
-        """What ``_write_own`` wrote, which has this key; empty where nothing of it is left."""
+        """What ``_write_own`` wrote: the first copy that has ``key``; empty if no copy has."""
         copies = (read_object(folder / name) for folder in (self.path, self.path / KEPT_DIR))
         return next((found for found in copies if key in found), {})
 
     def is_there(self) -> bool:
         """Whether the plan is still there: without it no command finds the run.
 
-        Not for whoever may not look into the folder: in another person's home, for example.
+        False if this user may not look into the folder, as in another person's home.
         """
         with contextlib.suppress(PermissionError):
             return (self.path / protocol.PLAN_FILE).exists()
@@ -128,9 +128,9 @@ class RunFolder:
         return float(at) if isinstance(at, int | float) else 0.0
 
     def read_metrics(self, plan: LaunchPlan) -> Mapping[str, object]:
-        """What rank 0 of the training last wrote; ``left_out`` names what of it is not read.
+        """What rank 0 of the training last wrote; ``left_out`` says what could not be read.
 
-        Paths in containers are told as what they are outside.
+        Paths in containers are replaced by those outside.
         """
         path = self.path / protocol.METRICS_FILE
         try:
@@ -142,7 +142,7 @@ class RunFolder:
             return {"left_out": f"all of {path.name}: {error}"}
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """On a full disk the agent's archive makes room, as the nodes have ended.
+        """On a full disk, empties the agent's archive to make room: the nodes have ended.
 
         Raises ``OSError``.
         """
@@ -153,13 +153,13 @@ class RunFolder:
         except OSError as error:
             if not disk.is_full(error):
                 raise
-            # Truncated, as a process that is still on its way out has it open.
+            # Truncate it, as a process that is still ending may have it open.
             with contextlib.suppress(FileNotFoundError):
                 os.truncate(self.path / protocol.AGENT_ARCHIVE, 0)
             write_atomically(path, text)
 
     def read_outcome(self) -> Outcome | None:
-        """None while the run goes on, and until somebody has looked how it ended."""
+        """None while the run goes on, and until a command has found how it ended."""
         data = read_object(self.path / protocol.OUTCOME_FILE)
         with contextlib.suppress(ValueError):
             return parse_record(Outcome, data) if data else None
@@ -177,7 +177,7 @@ class RunFolder:
         return tuple(sorted((log for log in found if log is not None), key=order))
 
     def consoles(self) -> tuple[tuple[tuple[int, int], Path], ...]:
-        """Every node's own output so far, by (node index, incarnation)."""
+        """The file of every node's own output, by (node index, incarnation)."""
         found = (self.path / protocol.NODES_DIR).glob(f"*/*/{protocol.CONSOLE_FILE}")
         return tuple(sorted(((int(path.parts[-3]), int(path.parts[-2])), path) for path in found))
 
@@ -186,7 +186,7 @@ class RunFolder:
         return self.node_dir(node_index, incarnation) / protocol.CONSOLE_FILE
 
     def node_dir(self, node_index: int, incarnation: int) -> Path:
-        """What one incarnation of a node leaves."""
+        """The folder for what one incarnation of a node leaves."""
         return self.path / protocol.NODES_DIR / str(node_index) / str(incarnation)
 
     def incarnations(self) -> tuple[tuple[int, int], ...]:
@@ -203,7 +203,7 @@ class RunFolder:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether a launcher on another machine started it, and its end is not known here."""
+        """Whether a launcher on another machine started the run, and its end is not known here."""
         return not (self.path / LAUNCHER_FILE).exists() and self.read_outcome() is None
 
     @property
@@ -212,7 +212,7 @@ class RunFolder:
         return (self.path / BORROWED_FILE).exists()
 
     def launcher_pid(self) -> int | None:
-        """The living launcher that follows the run; None where it ended or died."""
+        """The pid of the launcher that follows the run; None if it ended or died."""
         mark = self._read_own(LAUNCHER_FILE, "pid")
         return int(mark["pid"]) if lives(mark) else None
 
@@ -223,7 +223,7 @@ class RunFolder:
         seen, machine = str(mark.get("sees", here)), str(mark.get("machine", name_machine()))
         if seen.partition(":")[0] == here.partition(":")[0]:
             return seen != here
-        # Another boot of this machine has ended all that ran in it.
+        # A reboot of this machine has ended all that ran on it.
         return machine != name_machine()
 
     def launcher_death(self) -> str:
@@ -263,7 +263,7 @@ def find_run(run_root: Path, name: str) -> RunFolder:
 
 
 def describe_no_runs(run_root: Path) -> tuple[str, str]:
-    """That a folder holds no run, and where runs are instead."""
+    """What is wrong with a folder that holds no run, and what to do."""
     what = f"no runs in {run_root.absolute()}"
     if not run_root.exists():
         what += ", which is not there"
@@ -284,7 +284,7 @@ def list_runs(run_root: Path) -> list[RunFolder]:
 def check_folder(path: Path) -> None:
     """Raises ``InputError`` or ``DiskFullError`` if the folder, or a file in it, cannot be made.
 
-    It tries, as permissions do not tell of file systems such as ``/proc``, and leaves nothing.
+    It makes a folder and removes it: permissions do not show file systems such as ``/proc``.
     """
     found = next(parent for parent in (path, *path.parents) if parent.exists())
     try:

@@ -15,7 +15,7 @@ from launcher.runs.ledger import LedgerEvent
 
 
 class Point(NamedTuple):
-    """What the training told after ``step`` steps, ``after_s`` seconds after the submission.
+    """What the training reported after ``step`` steps, ``after_s`` seconds after the submission.
 
     ``samples`` are those of all ranks in this run that led to ``step``, without what was lost.
     """
@@ -33,10 +33,10 @@ class Point(NamedTuple):
 class Goodput:
     """Seconds by class over ``wall_s``; ``share`` is the productive part of it, 0 to 1.
 
-    ``world``: (seconds since submission, workers), 0 where no training ran. ``points``: in order of
+    ``world``: (seconds since submission, workers), 0 while no training ran. ``points``: in order of
     time. ``saves``: seconds and node of each checkpoint. ``failures``: seconds at which a start of
     the training was lost. ``lost_steps``: steps made again because no checkpoint held them.
-    ``until``: the last step, 0 where the training does not tell.
+    ``until``: the last planned step, 0 if the training does not report it.
     """
 
     wall_s: float
@@ -84,7 +84,7 @@ class _Start:
         yield round(self.ended_at - submitted_at, 3), 0
 
     def points(self, submitted_at: float, seen: dict[int, float]) -> Iterator[Point]:
-        """``seen`` has the samples that led to each step of earlier starts, and gets those here."""
+        """``seen`` maps steps of earlier starts to the samples that led there; adds its own."""
         workers = int(self.events[0].values.get("world_size") or 0)
         step, since, at = 0, 0, self.began_at
         for event in self.events:
@@ -96,7 +96,7 @@ class _Start:
             if event.name not in ("progress", "trained"):
                 continue
             new_step, samples = int(event.values["step"]), event.values.get("samples") or 0
-            # The first step of a start is not among the samples of the first line.
+            # The samples of a start's first line leave out its first step.
             share = (new_step - since) / (new_step - step) if new_step > step else 1
             seen[new_step] = seen.get(since, 0) + samples * share
             yield Point(
@@ -117,7 +117,7 @@ def measure_goodput(
     submitted_at: float,
     finished_at: float,
 ) -> Goodput | None:
-    """None where the training wrote no ledger; ``finished_at`` is now for a run that goes on."""
+    """None if the training wrote no ledger; ``finished_at`` is now for a run that goes on."""
     starts = _split_starts(filter(_is_sound, train), finished_at)
     if not starts:
         return None
@@ -130,7 +130,7 @@ def measure_goodput(
             tally.add(event.name, min(event.at, start.until), event.values)
     last = starts[-1].events
     planned = [event.values["until"] for event in last if event.name == "planned"]
-    # What agents did between the starts is known here.
+    # The tally does not know what agents did between the starts.
     seconds = {**tally.seconds, "starting": 0.0}
     gaps_s = wall_s - sum(seconds.values())
     seconds["starting"] = min(max(0.0, gaps_s), _measure_starting(starts, agents, submitted_at))
@@ -159,7 +159,7 @@ _NUMBERS = ("step", "until", "world_size", "loss", "lr", "samples", "save_stall_
 
 
 def _is_sound(event: LedgerEvent) -> bool:
-    """Whether an event, of any version and from any hand, has numbers where they belong."""
+    """Whether an event, whatever wrote it, has numbers where they belong."""
     values = [event.values.get(name) for name in _NUMBERS]
     has_step = event.name not in ("progress", "trained") or values[0] is not None
     numbers = [value for value in values if value is not None]

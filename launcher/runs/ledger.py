@@ -34,12 +34,12 @@ class LedgerEvent:
 
 
 JUMP_S = 5.0
-"""A wall clock that moved so much against the monotonic one has jumped."""
+"""A wall clock that moved this much against the monotonic one has jumped."""
 _NUMBERS = ("node_index", "incarnation", "at", "monotonic_s")
 
 
 def parse_event(line: str, source: str) -> LedgerEvent | None:
-    """None for a line of another source, and for one without place, name or time."""
+    """Reads a line; None if it is of another source, or has no place, name or time."""
     try:
         data = parse_object(line)
     except ValueError:
@@ -51,13 +51,13 @@ def parse_event(line: str, source: str) -> LedgerEvent | None:
     numbers: Mapping[str, Any] = {key: data.get(key) for key in _NUMBERS}
     if not isinstance(name, str) or not all(isinstance(n, int | float) for n in numbers.values()):
         return None
-    # All lines have the same keys, which take half of the memory of a long run's.
+    # All lines have the same keys: unshared, these take half the memory of a long run's events.
     values = {sys.intern(key): value for key, value in data.items()}
     return LedgerEvent(name=name, values=values, **numbers)
 
 
 def read_ledger(path: Path, source: str = "agent") -> tuple[LedgerEvent, ...]:
-    """The source's events in one file, oldest first; empty where there is no such file."""
+    """The source's events in one file, oldest first; empty if there is no such file."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -68,7 +68,7 @@ def read_ledger(path: Path, source: str = "agent") -> tuple[LedgerEvent, ...]:
 def tell_moment(
     run: RunFolder, node_index: int, incarnation: int, *, at: float, text: str, key: str = ""
 ) -> None:
-    """Adds a sentence about a node to the timeline; ``key`` tells it from others of the node.
+    """Adds a sentence about a node to the timeline; ``key`` sets it apart from the node's others.
 
     A write that fails does not end the run.
     """
@@ -97,9 +97,9 @@ def agent_ledger(run: RunFolder, node_index: int, incarnation: int) -> Path:
 
 
 def read_train_ledger(run: RunFolder, rank: str = "0") -> tuple[LedgerEvent, ...]:
-    """The training's events, in no order; empty where the training writes none.
+    """The training's events, in no order; empty if the training writes none.
 
-    ``rank`` may be ``*``: all ranks write where LEDGER_EVERY_STEP is set.
+    ``rank`` may be ``*``: all ranks write if LEDGER_EVERY_STEP is set.
     """
     pattern = protocol.TRAIN_LEDGER.format(node_index="*", incarnation="*", attempt="*", rank=rank)
     paths = sorted((run.path / protocol.LEDGER_DIR).glob(pattern))
@@ -120,7 +120,7 @@ def count_restarts(events: Iterable[LedgerEvent]) -> Counter[str]:
 
 
 def find_jump(events: Sequence[LedgerEvent]) -> float:
-    """How far a process' wall clock moved against its monotonic one; 0 where it did not. Pure."""
+    """How far a process' wall clock moved against its monotonic one; 0 if it did not. Pure."""
     offsets = [event.at - event.monotonic_s for event in events if event.name != "worker-ended"]
     steps = [b - a for a, b in pairwise(offsets)]
     return next((step for step in steps if abs(step) > JUMP_S), 0.0)

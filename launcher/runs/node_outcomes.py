@@ -24,7 +24,7 @@ def read_node_outcome(run: RunFolder, node_index: int, incarnation: int) -> Node
 def read_restarts(run: RunFolder) -> dict[str, int]:
     """Restarts of workers by cause, over all nodes and all their incarnations.
 
-    From the ledgers, as a killed agent reports no outcome; from the outcome without a ledger.
+    Read from each ledger, as a killed agent writes no outcome; without a ledger, from the outcome.
     """
     total: Counter[str] = Counter()
     for node_index, incarnation in run.incarnations():

@@ -19,7 +19,7 @@ from launcher.contract.worker_end import WorkerEnd
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FailureReport:
-    """The first cause and the workers that fell with it; ``console_tail`` where no worker spoke."""
+    """The first cause and the workers that fell with it; without these, ``console_tail``."""
 
     first: WorkerEnd | None
     collateral: tuple[WorkerEnd, ...]
@@ -55,9 +55,9 @@ class FailureReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended, as ``outcome.json`` tells it. Times are seconds since the Unix epoch.
+    """How a run ended, as in ``outcome.json``. Times are seconds since the Unix epoch.
 
-    Its driver says the reason and the detail; ``finished_at`` only where it is not just now.
+    Its driver sets the reason and the detail, and ``finished_at`` if the run ended earlier.
     ``follow.loop.write_outcome`` adds the rest.
     """
 
@@ -79,7 +79,7 @@ class Outcome:
     verdict: str = ""
     """The first cause of a failed run, how sure it is, where, and the section of the runbook."""
     replaced_nodes: int = 0
-    """How often one node was started again, as it was lost, while the others went on or waited."""
+    """How often a lost node was started again while the others went on or waited."""
 
     @property
     def state(self) -> str:
@@ -88,12 +88,12 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """That of the launcher which followed the run."""
+        """The exit code of the launcher that followed the run."""
         return int(EXIT_CODE_OF_REASON[self.reason])
 
     @property
     def duration_s(self) -> float:
-        """From the submission to the end; 0 where clocks say that it ended before."""
+        """From the submission to the end; 0 if the clocks put the end first."""
         return max(0.0, round(self.finished_at - self.started_at, 3))
 
     @property

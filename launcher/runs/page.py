@@ -29,10 +29,10 @@ td:has(meter) { width: 50% }
 
 
 def render_page(sides: Sequence[Particulars], pictures: Sequence[str]) -> str:
-    """The page of a run, or of two side by side; ``pictures`` show all of them.
-    A picture is an SVG, or why there is none.
+    """The page of a run, or of two runs side by side.
 
-    Whatever logs, names and errors hold is shown as text.
+    Each picture shows all runs of the page: an SVG, or why there is none. Whatever logs, names and
+    errors hold is shown as text.
     """
     parts = [
         _beside([_head(side) for side in sides]),
@@ -53,7 +53,7 @@ def render_page(sides: Sequence[Particulars], pictures: Sequence[str]) -> str:
 
 
 def render_index(rows: Sequence[Sequence[str]], links: Sequence[str], of: str) -> str:
-    """The page of ``launcher ps``: its columns, each run with a link where that is not empty."""
+    """The page of ``launcher ps``: its columns, and a link for each run that has one."""
     table = _table(rows[0], rows[1:])
     for (run_id, *_), link in zip(rows[1:], links, strict=True):
         if link:
@@ -75,7 +75,7 @@ def render_comparison(
 def _document(name: str, body: str) -> str:
     title = f"<title>{_text(name)}</title>"
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    # Nothing but what stands in the page, should a browser be talked into more.
+    # The browser may load nothing from outside the page.
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     return (
@@ -97,13 +97,13 @@ def _beside(parts: Sequence[str]) -> str:
 
 
 def _section(title: str, parts: Sequence[str]) -> str:
-    """The parts of one section beside each other; nothing where all are empty."""
+    """The parts of one section beside each other; empty if all parts are."""
     inside = parts[0] if len(parts) == 1 else _beside(parts)
     return f"<h2>{escape(title)}</h2>{inside}" if any(parts) else ""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Nothing without rows."""
+    """A table; empty without rows."""
     names = "".join(f"<th>{_text(name)}</th>" for name in head)
     lines = ["".join(f"<td>{_text(cell)}</td>" for cell in row) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in ([names] if names else []) + lines)
@@ -111,7 +111,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _folded(title: str, text: str, *, is_open: bool = False) -> str:
-    """Nothing without text."""
+    """A text that unfolds; empty without text."""
     head = f"<details{' open' * is_open}><summary>{_text(title)}</summary>"
     return f"{head}<pre>{_text(text)}</pre></details>" if text else ""
 

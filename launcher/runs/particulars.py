@@ -1,4 +1,4 @@
-"""What a page tells of a run beside its report: settings, versions, stacks, and what is missing."""
+"""What a page shows of a run beside its report: settings, versions, stacks, what is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STACK_CHARACTERS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Particulars:
-    """A run's report, and what else a page has of it.
+    """A run's report, and what else its page shows.
 
     ``verdict`` is text, empty for none; ``lives`` a picture of its nodes, or why there is none.
     ``settings`` are those of the job by their paths; ``facts`` name its code, versions and
@@ -45,7 +45,7 @@ class Particulars:
 
 
 def read_particulars(run: RunFolder, told: Postmortem, verdict: str, lives: str) -> Particulars:
-    """Reads the run's folder, whatever is in it; raises nothing for what is not."""
+    """Reads the run's folder, whatever it holds; raises nothing if something is missing."""
     ends = list(told.failure.ranks if told.failure else ())
     with contextlib.suppress(InputError):  # The report says that there is no plan.
         ends += read_failures(run, run.read_plan())
@@ -82,7 +82,7 @@ def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _read_installed(run: RunFolder) -> dict[str, str]:
-    """What the newest incarnation of each node told; where they differ, which nodes have what."""
+    """What the newest incarnation of each node reported; if they differ, which nodes have what."""
     found: dict[str, dict[str, list[str]]] = {}
     for index, incarnation in dict(run.incarnations()).items():
         for event in read_ledger(agent_ledger(run, index, incarnation)):
@@ -107,7 +107,7 @@ def _read_diff(path: Path) -> str:
 
 
 def _read_stack(end: WorkerEnd) -> str:
-    """Its traceback; where it left none, its threads in the newest look at this attempt."""
+    """Its traceback; if it left none, its main thread in the newest look at this attempt."""
     folder = Path(end.log).parent
     with contextlib.suppress(KeyError, TypeError):
         message = read_object(folder / protocol.ERROR_FILE)["message"]

@@ -12,12 +12,12 @@ from launcher.runs.goodput import Goodput, Point
 from launcher.runs.report import Postmortem
 
 INSTALL = "pip install 'fabric-train[plot]' (or: pip install 'matplotlib>=3.9,<4')"
-"""What to type where matplotlib is missing."""
+"""What to type if matplotlib is missing."""
 MOST_POINTS = 2_000
 MOST_NODES, MOST_LIVES, MOST_MARKS = 64, 1_000, 1_000
-"""In a picture; more could not be told apart."""
+"""Limits of a picture; more could not be told apart."""
 WIDTH = 6.2
-"""In inches, of one column: its text can be read on a phone, and is not huge beside another."""
+"""Inches of one column: its text can be read on a phone, and is not huge beside another column."""
 PANELS = {"loss": "training loss", "lr": "learning rate", "samples_per_s": "samples/s"}
 """Fields of ``Point`` and their names; workers come below them."""
 MARKS = {"fault": ("x", "tab:red"), "restart": ("^", "black"), "checkpoint": ("|", "darkgreen")}
@@ -26,7 +26,7 @@ MARKS = {"fault": ("x", "tab:red"), "restart": ("^", "black"), "checkpoint": ("|
 def draw_course(runs: Mapping[str, Goodput], *, by: str) -> str:
     """Loss, learning rate, throughput and workers of runs by ``time`` or by ``samples``.
 
-    An SVG for a page; in its place why there is none. Raises nothing.
+    Returns an SVG for a page, or a text on why there is none. Raises nothing.
     """
     if not any(goodput.points for goodput in runs.values()):
         return "No picture, as the training told no steps."
@@ -69,7 +69,7 @@ def draw_course(runs: Mapping[str, Goodput], *, by: str) -> str:
 
 
 def _label(name: str) -> str:
-    # A dollar would begin a formula.
+    # To matplotlib a dollar begins a formula.
     return show_text(name).replace("$", r"\$")
 
 
@@ -108,7 +108,7 @@ def draw_lives(told: Postmortem) -> str:
 
 
 def draw_comparison(curves: Sequence[Curve]) -> str:
-    """Losses by samples, and their differences from the first, as ``draw_course``."""
+    """Losses by samples, and differences from the first curve's. Returns as ``draw_course``."""
 
     def draw() -> Any:
         figure, [top, bottom] = _figure(2)
@@ -137,7 +137,7 @@ def _figure(panels: int, height: float = 0.0) -> tuple[Any, Any]:
 
 
 def _to_svg(name: str, draw: Callable[[], Any]) -> str:
-    """What ``draw`` draws; in its place why there is no picture."""
+    """What ``draw`` draws, as SVG; or a text on why there is no picture."""
     try:
         import matplotlib
     except ImportError:
@@ -145,19 +145,19 @@ def _to_svg(name: str, draw: Callable[[], Any]) -> str:
     # By default matplotlib may look for a display.
     matplotlib.use("Agg")
     file = io.StringIO()
-    # Text stays text, and no date makes two pages of one run differ.
+    # Keep text as text, and leave out the date: two pages of one run are equal.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         draw().savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()[file.getvalue().index("<svg") :]
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    """The unit in which so long a time is told."""
+    """The unit for so long a time: its seconds and name."""
     return (3600, "hours") if seconds > 7200 else (60, "minutes") if seconds > 300 else (1, "s")
 
 
 def _find_lives(told: Postmortem) -> dict[tuple[int, int], tuple[float, float]]:
-    """The first and the last event of each incarnation of the first nodes, the last begun ones."""
+    """Begin and end of the last ``MOST_LIVES`` incarnations of the first ``MOST_NODES`` nodes."""
     lives: dict[tuple[int, int], tuple[float, float]] = {}
     for moment in told.timeline:
         if moment.node_index < MOST_NODES:
@@ -174,7 +174,7 @@ def _find_lives(told: Postmortem) -> dict[tuple[int, int], tuple[float, float]]:
 def _find_marks(
     told: Postmortem, lives: Mapping[tuple[int, int], tuple[float, float]]
 ) -> Mapping[str, list[tuple[float, int]]]:
-    """Time and node of each fault, restart and checkpoint; a node that came again was lost."""
+    """Time and node of each fault, restart and checkpoint. A replaced node counts as a fault."""
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in MARKS}
     for moment in told.timeline:
         if moment.kind and moment.node_index < MOST_NODES:

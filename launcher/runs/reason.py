@@ -25,7 +25,7 @@ def decide_reason(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd 
     """How a run ended, from all that is known of it.
 
     ``seen`` is what its driver saw, ``nodes`` is what the agents left, ``first`` is the worker that
-    failed first. Each of them knows more than the one before.
+    failed first. Each source knows more than the one before.
     """
     end = _by_nodes(seen, nodes, first)
     if first is None or end.reason not in _OF_WORKERS:
@@ -35,9 +35,9 @@ def decide_reason(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd 
 
 
 def _by_nodes(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd | None) -> Outcome:
-    """Several reasons share exit code 1: the node where ``first`` ran knows which one it was.
+    """Several reasons share exit code 1: the node where ``first`` ran knows the right one.
 
-    Without such a node it is the one that ended first.
+    Without such a node, takes the reason of the node that ended first.
     """
     first_node = first.node_index if first else None
     order = lambda node: (node.node_index != first_node, node.finished_at)  # noqa: E731
@@ -49,13 +49,13 @@ def _by_nodes(seen: Outcome, nodes: Sequence[NodeOutcome], first: WorkerEnd | No
         return seen
     told = same[0]
     if told.reason is Reason.DISK_FULL:
-        # It names the disk, which an exit code does not.
+        # The node names the disk, which an exit code does not.
         return replace(seen, detail=f"node {told.node_index}: {told.detail}")
     return replace(seen, reason=told.reason, detail=seen.detail or told.detail)
 
 
 def _find_bad_input(first: WorkerEnd) -> str:
-    """Words for input that its user has to correct; empty where the worker says nothing of it.
+    """Describes input that the user has to correct; empty if the worker reports none.
 
     Python ends with 2 for a missing script, as argparse does for bad arguments. For a missing
     module it ends with 1, and one line on stderr.

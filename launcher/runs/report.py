@@ -36,7 +36,7 @@ Ledgers = Mapping[tuple[int, int], Sequence[LedgerEvent]]
 class NodeReport:
     """One incarnation of a node in a report; ``reason`` is None if it left no outcome.
 
-    ``state`` is then what the target says of it (``NodeState``); empty where that is not known.
+    ``state`` is then what the target reports (``NodeState``); empty if that is not known.
     """
 
     node_index: int
@@ -54,7 +54,7 @@ class Postmortem:
     """All that is known of a run. ``reason`` and ``exit_code`` are None while it goes on.
 
     ``attempts`` counts the starts of all nodes; ``phases_s`` are seconds over all nodes;
-    ``goodput`` is None where the training wrote no ledger; ``folder`` is empty for a run whose
+    ``goodput`` is None if the training wrote no ledger; ``folder`` is empty for a run whose
     folder is not on this machine.
     """
 
@@ -78,7 +78,7 @@ class Postmortem:
     timeline: Sequence[Moment]
     folder: str
     code: CodeRecord | None = None
-    """The code that the run took along; None where its image held it."""
+    """The code that the run took along; None if its image held it."""
     missing: Sequence[str] = ()
     """What of the run could not be read."""
 
@@ -103,10 +103,10 @@ def read_postmortem(
     now: float,
     states: Mapping[tuple[int, int], tuple[str, str]],
 ) -> Postmortem:
-    """Reads the run's folder; ``state`` and ``now`` (seconds since the epoch) are the run's.
+    """Reads the run's folder; ``state`` is the run's, ``now`` is in seconds since the epoch.
 
-    ``states`` has the present nodes of a run that goes on, by (node index, incarnation): each one's
-    state, and what the target says of it.
+    ``states`` has the present nodes of a run that goes on, by (node index, incarnation): each
+    node's state, and what the target says of the node.
     """
     offsets = clock_offsets(plan)
     ledgers = {
@@ -115,7 +115,7 @@ def read_postmortem(
     }
     over = state in {ended.value for ended in TERMINAL_STATES}
     events = [event for events in ledgers.values() for event in events]
-    # A folder that lost its record counts from the first event.
+    # If the time of submission is lost, count from the first event.
     submitted_at = run.submitted_at() or min((event.at for event in events), default=now)
     of_pods = read_ledger(run.path / protocol.LEDGER_DIR / POD_LEDGER, POD_SOURCE)
     nodes = _read_nodes(run, ledgers, states, None if over else now)
@@ -166,13 +166,13 @@ def _read_nodes(
     )
     steps_seen = any(e.name == "first-step" for events in ledgers.values() for e in events)
     known = sorted({*ledgers, *states})
-    # Ordered by incarnation: the last one of each index stays.
+    # In order of incarnation, so that the last one of each index stays.
     newest = dict(known)
     found = []
     for index, incarnation in known:
         events = ledgers.get((index, incarnation), ())
         outcome = read_node_outcome(run, index, incarnation)
-        # An agent that could not write its outcome may have told its ledger.
+        # An agent that could not write its outcome may have written to its ledger.
         ended = next((e.values for e in reversed(events) if e.name == "agent-ended"), {})
         reason = outcome.reason if outcome else ended.get("reason")
         goes_on = now is not None and newest[index] == incarnation
@@ -241,7 +241,7 @@ def render_headline(told: Postmortem) -> str:
 
 
 def render_node(node: NodeReport, told: Postmortem) -> str:
-    """How one incarnation of a node ended, or is, in one line."""
+    """How one incarnation of a node ended, or its present state, in one line."""
     if node.reason:
         detail = without_first(node.detail, told.failure)
         how = f"{node.reason}, exit code {node.exit_code}" + (f" ({detail})" if detail else "")

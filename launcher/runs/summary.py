@@ -31,9 +31,9 @@ def render_summary(
 
     ``job`` are the words that name the job, the target and its options, ``extra`` the training's
     arguments. ``resumes_by_run``: ``--resume`` names a run.
-    ``image`` is the one that the launcher chose, empty where the job names one or has none.
-    ``python`` is the one of this machine that ran the workers, empty where they had another.
-    ``resumed`` is the run that this one goes on from. ``found`` is what the run's folder has.
+    ``image`` is the image that the launcher chose, empty if the job names one or has none.
+    ``python`` is this machine's Python that ran the workers, empty if they ran another.
+    ``resumed`` is the run that this one resumed. ``found`` is what the run's folder has.
     """
     succeeded = outcome.state == RunState.SUCCEEDED.value
     lines = [f"\n{outcome.state.upper()} {outcome.run_id}: {outcome.reason}{_detail(outcome)}"]
@@ -69,7 +69,7 @@ def render_why(outcome: Outcome) -> list[str]:
 
 
 def render_failure(failure: FailureReport, reason: str) -> list[str]:
-    """The first worker that failed with the end of its log, then those that failed because of it.
+    """The first failed worker with the end of its log, then the workers that fell with it.
 
     If no worker left an error: the agent's last lines. ``reason`` is the run's.
     """
@@ -96,7 +96,7 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
 
 
 def _says_as_much(end: WorkerEnd) -> bool:
-    """Whether a worker was told the same as the first, or was ended before it was."""
+    """Whether a worker failed on bad input too, or was ended before it could."""
     return end.exit_code == ExitCode.BAD_INPUT or end.cause == "terminated"
 
 

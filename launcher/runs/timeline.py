@@ -26,7 +26,7 @@ _PHASE_FROM = {
 class Moment:
     """One event of a node; ``after_s`` is counted from the submission.
 
-    It is 0 for what a clock that is behind places before it. ``kind`` is fault, restart or empty.
+    It is 0 for an event that a slow clock puts earlier. ``kind`` is fault, restart or empty.
     """
 
     after_s: float

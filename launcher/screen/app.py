@@ -1,4 +1,4 @@
-"""The screen of ``launcher top``: one run, refreshed in place. Imported where it is shown alone."""
+"""The screen of ``launcher top``: one run, refreshed in place. Imported only to be shown."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from launcher.screen.snapshot import (
 )
 
 READING_SHARE = 0.05
-"""Of the time may go into reading: a run of many nodes is looked at less often."""
+"""The share of time that may go into reading: a run of many nodes is read less often."""
 LOG_BYTES = 1 << 16
 MOST_EVENTS = 200
 SURE_S = 10.0
-"""Within which a second ``x`` ends the run."""
+"""Seconds within which a second ``x`` ends the run."""
 YIELDS = 10
-"""Added to the process' niceness: on the machine of the training that goes first."""
+"""Added to the process' niceness, so that a training on this machine goes first."""
 
 
 class RunScreen(App[None]):
     """Shows a run until ``q``; the run goes on as before.
 
-    With ``interrupt``, Ctrl-C does that, and the screen ends with the run's launcher.
+    With ``interrupt``, Ctrl-C calls it, and the screen ends when the run's launcher does.
     """
 
     CSS = """
@@ -145,11 +145,11 @@ class RunScreen(App[None]):
             if table.get_row(key) != row:
                 for column, cell in zip(HEADER, row, strict=True):
                     table.update_cell(key, column, cell, update_width=True)
-        # It would keep a thousand old drawings of each row.
+        # Otherwise the table keeps a thousand old drawings of each row.
         table.notify_style_update()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Shows the nodes that have the words."""
+        """Shows the nodes that contain the typed words."""
         self._words = event.value.strip()
         self._show_nodes()
 
@@ -159,7 +159,7 @@ class RunScreen(App[None]):
         self.query_one(DataTable).focus()
 
     def action_interrupt(self) -> None:
-        """What Ctrl-C means where the run is followed; else it leaves the screen."""
+        """Ctrl-C: calls ``interrupt`` if it was given, else leaves the screen."""
         if self._interrupt is None:
             self.exit()
             return
@@ -194,7 +194,7 @@ class RunScreen(App[None]):
         self.push_screen(Page("stacks", read))
 
     def action_stop(self) -> None:
-        """Ends the run where it is asked twice."""
+        """Ends the run if asked twice within ``SURE_S``."""
         now = time.monotonic()
         if now - self._asked_at < SURE_S:
             self.push_screen(Page("stopping", lambda: stop_run(self._watched, None)))
@@ -204,7 +204,7 @@ class RunScreen(App[None]):
 
 
 class Page(ModalScreen[None]):
-    """A text over the screen, read in a thread, and again every ``every_s`` where that is given."""
+    """A text over the screen, read in a thread, and again every ``every_s`` seconds if not 0."""
 
     BINDINGS: ClassVar = [Binding("escape,q", "dismiss", "back")]
 
@@ -233,7 +233,7 @@ class Page(ModalScreen[None]):
 
     def _put(self, text: str) -> None:
         if not self.is_attached:
-            return  # It was left while it read.
+            return  # The page was left while it read.
         area = self.query_one(VerticalScroll)
         follows = area.scroll_y >= area.max_scroll_y
         self.query_one("#text", Static).update(text)

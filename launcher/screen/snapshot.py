@@ -21,18 +21,18 @@ from launcher.runs.ledger import clock_offsets
 from launcher.runs.report import NodeReport, Postmortem, render_headline
 
 SILENT_S = 3 * protocol.VITALS_S
-"""A running node without vitals for so long stands among those with trouble."""
+"""A running node without vitals for this long counts as a node with trouble."""
 PACE_POINTS = 20
-"""The pace of the last so many points of the ledger tells when the training will end."""
+"""How many of the ledger's last points give the pace, and so the time left."""
 TAIL_BYTES = 4096
 HEADER = ("NODE", "STATE", "SEEN", "STEP", "CPU", "MEMORY", "GPU", "LAST LINE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRow:
-    """The newest incarnation of a node. ``vitals`` as ``protocol.VITALS_FILE`` has them; empty of a
-    node on a cluster, which no folder brings here. ``seen_s``: since its last sign of life; None
-    where it is not known, or has ended."""
+    """The newest incarnation of a node. ``vitals`` are those of ``protocol.VITALS_FILE``; empty for
+    a node on a cluster, whose file is not here. ``seen_s``: seconds since its last sign of life;
+    None if not known, or if the node has ended."""
 
     told: NodeReport
     host: str
@@ -95,7 +95,7 @@ def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
             last_line=read_last_line(outputs.get(index, ())),
         )
 
-    # Ordered by incarnation: the last one of each index stays.
+    # In order of incarnation, so that the last one of each index stays.
     newest = {node.node_index: node for node in told.nodes}
     rows = sorted(map(read_row, newest.values()), key=lambda row: row.trouble)
     return RunSnapshot(told=told, nodes=rows)
@@ -103,7 +103,7 @@ def read_snapshot(run: RunFolder, now: float) -> RunSnapshot:
 
 def find_outputs(run: RunFolder) -> dict[int, list[Path]]:
     """The files of the first worker of each node's newest start, or else its agent's, by index."""
-    # What comes later wins.
+    # The last one of each node stays.
     logs = sorted(run.worker_logs(), key=lambda w: (w.incarnation, w.attempt, -w.rank_on(0, 0)))
     consoles = {index: [path] for (index, _), path in run.consoles()}
     of_workers = {w.node_index: [run.path / w.folder / name for name in w.streams] for w in logs}
@@ -122,14 +122,14 @@ def read_last_line(paths: Sequence[Path]) -> str:
 
 
 def render_snapshot(seen: RunSnapshot) -> str:
-    """The snapshot as lines, for where there is no terminal. Pure."""
+    """The snapshot as lines, for use without a terminal. Pure."""
     rows = [HEADER, *(row.cells() for row in seen.nodes)]
     lines = [render_headline(seen.told), render_training(seen.told), *render_columns(rows)]
     return "\n".join(filter(None, lines))
 
 
 def render_training(told: Postmortem) -> str:
-    """The training in one line; empty where it tells nothing. Pure."""
+    """The training in one line; empty if it reports nothing. Pure."""
     parts, goodput, goes_on = [], told.goodput, told.reason is None
     if goodput and goodput.points:
         recent = goodput.points[-PACE_POINTS:]

@@ -4,8 +4,8 @@
 that have the same Python; ``--version`` prints which agent it is. Standard library only: the image
 is built with it.
 
-The package gets a private name on the way: a user's folders called ``launcher`` or ``train``
-neither shadow it nor are shadowed by it. Equal sources give equal bytes, but for bytecode.
+In the archive the package has a private name: a user's folders called ``launcher`` or ``train``
+cannot shadow it or be shadowed. Without bytecode, equal sources give equal bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAUNCHER = Path(__file__).parents[1]
 PRIVATE_PACKAGE = "_launcher_node"
 
 AGENT_FOLDER = "agent"
-# Patterns: to parse all sources before every start would take ten times as long.
+# Patterns: parsing all sources before every start would take ten times as long.
 _FROM_IMPORT = rf"(?m)^([ \t]*)from {PACKAGE}(?=[. ])"
 _PLAIN_IMPORT = rf"(?m)^[ \t]*import {PACKAGE}\b.*"
 HOST_FOLDER = "targets/hosts/program"
@@ -59,10 +59,10 @@ def read_archive() -> bytes:
 
 @functools.cache
 def read_compiled_archive() -> bytes:
-    """This version's agent with this Python's bytecode in it; others ignore the bytecode.
+    """This version's agent with this Python's bytecode in it; other Pythons ignore the bytecode.
 
-    To compile takes as long as all else before a worker's start. So the archive is kept where
-    Python keeps the bytecode of this module, if this process may write there.
+    Compiling takes as long as everything else before a worker starts. So the archive is cached
+    where Python caches this module's bytecode, if this process may write there.
     """
     kept = Path(importlib.util.cache_from_source(f"{__file__[:-3]}_compiled.py"))
     version = read_agent_version().encode()
@@ -80,8 +80,8 @@ def read_compiled_archive() -> bytes:
 
 @functools.cache
 def read_agent_version() -> str:
-    """Which agent this is: equal for equal sources, wherever the archive was made."""
-    # Of the sources, as machines compress the same files to different bytes.
+    """A hash of the agent's sources: the same wherever the archive was made."""
+    # Not a hash of the archive: machines compress the same files to different bytes.
     text = "\0".join(f"{path}\0{text}" for path, text in sorted(read_agent_sources().items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -100,7 +100,7 @@ def read_host_sources() -> dict[str, str]:
 def _read_sources(names: tuple[str, ...], folder: str) -> dict[str, str]:
     paths = [*(_LAUNCHER / name for name in names), *sorted((_LAUNCHER / folder).rglob("*.py"))]
     read = {path.relative_to(_LAUNCHER).as_posix(): path.read_text() for path in paths}
-    # The package's own is what people import from, which nodes never do.
+    # The package's own ``__init__.py`` is for people's imports, not for nodes.
     return {"__init__.py": "", **read}
 
 
@@ -113,7 +113,7 @@ def render_agent_archive(
 ) -> bytes:
     """A zipapp of ``sources`` under the private name, which runs ``folder``'s main. Pure.
 
-    ``comment`` is what its bytes end with.
+    The archive's bytes end with ``comment``.
     """
     files: dict[str, str | bytes] = {
         f"{PRIVATE_PACKAGE}/{path}": rename(text) for path, text in sources.items()
@@ -133,18 +133,18 @@ def render_agent_archive(
 
 
 def _compile(source: str | bytes, path: str) -> bytes:
-    """What Python's cache files hold: a head that says to compare no source, and the code.
+    """The bytes of a ``.pyc`` file, with a header that tells Python not to check the source.
 
-    The interpreter's number in the head tells any other interpreter to compile the source.
+    An interpreter that does not know the header's magic number compiles the source instead.
     """
     unchecked = (1).to_bytes(4, "little") + bytes(8)
     return importlib.util.MAGIC_NUMBER + unchecked + marshal.dumps(compile(source, path, "exec"))
 
 
 def rename(source: str) -> str:
-    """A module with its imports of the package turned to the private name.
+    """The module with its imports of the package changed to the private name.
 
-    Raises ValueError for ``import launcher.x``, whose name the module's code would use.
+    Raises ValueError for ``import launcher.x``: the module then uses the name ``launcher``.
     """
     if found := re.search(_PLAIN_IMPORT, source):
         raise ValueError(f"{found[0].strip()!r}: use `from {PACKAGE}... import ...`")

@@ -27,7 +27,7 @@ MAKE_ARCHIVE = (
     *(sys.executable or "python3", "-P", "-m"),
     *("launcher.targets.agent_archive", "--compiled"),
 )
-"""The command that prints the archive; -P: whatever folder it is called in."""
+"""The command that prints the archive. With -P it may be called in any folder."""
 OTHER_AGENT_FIX = "build the image again (make image, make push), or --set agent.in_image=false"
 OWN_IMAGE = "fabric-train"
 """What ``make image`` of this project's repository builds, tagged ``cpu`` or ``cuda``."""
@@ -37,7 +37,7 @@ _BASE64_WIDTH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFile:
-    """One node's task; ``path`` is on the launcher's machine."""
+    """One node's task; ``path`` is on the launcher's machine, or on the node's host."""
 
     path: str
     text: str
@@ -47,9 +47,9 @@ class TaskFile:
 class AgentFiles:
     """What must be there before an agent can start.
 
-    ``read_archive`` is None where the image holds the archive, which is made when it is asked for:
-    to show a run takes none. It is written once in a run and never replaced, as running agents
-    import from it.
+    ``read_archive`` makes the archive, which only a start needs; it is None if the image holds the
+    archive. The archive is written once in a run and never replaced, as running agents import
+    from it.
     """
 
     archive_path: str
@@ -58,15 +58,15 @@ class AgentFiles:
 
     @property
     def archive(self) -> bytes | None:
-        """The agent; None where the image holds it."""
+        """The agent; None if the image holds it."""
         return self.read_archive() if self.read_archive else None
 
     def shell(self, *, embed: bool = False) -> list[str]:
-        """Lines that write them, for a POSIX shell; ``embed``: the archive's bytes among them."""
+        """Lines for a POSIX shell that write the files; ``embed``: with the archive's bytes."""
         return [*self.shell_archive(embed=embed), *self.shell_tasks()]
 
     def shell_archive(self, *, embed: bool = False) -> list[str]:
-        """Lines that write the archive where it is not there yet."""
+        """Lines that write the archive; without ``embed`` only if it is missing."""
         path = quote(self.archive_path)
         if self.read_archive is None:
             return []
@@ -76,7 +76,7 @@ class AgentFiles:
         return ["# The node agent: a Python archive.", *lines]
 
     def shell_tasks(self) -> list[str]:
-        """Lines that write what each node's agent is told."""
+        """Lines that write each node's task."""
         lines = [
             "# What each node's agent is told. Workers' output:",
             "# nodes/<node>/<incarnation>/attempt-<n>/rank-<rank>/ of the run folder.",
@@ -88,13 +88,13 @@ class AgentFiles:
 
 def render_base64() -> list[str]:
     """The archive as lines of base64, for a script that works without this project."""
-    # Without bytecode: a third of the size, and the nodes' Python may be any.
+    # Without bytecode: a third of the size, and the nodes' Python version is unknown.
     text = base64.b64encode(read_archive()).decode()
     return [text[i : i + _BASE64_WIDTH] for i in range(0, len(text), _BASE64_WIDTH)]
 
 
 def render_agent_files(plan: LaunchPlan, nodes: tuple[NodePlan, ...]) -> AgentFiles | None:
-    """The files of these nodes; None where the plan runs plain torchrun."""
+    """The files of these nodes; None if the plan runs plain torchrun."""
     settings = plan.agent
     if settings is None:
         return None
@@ -123,7 +123,7 @@ def write_agent_files(files: AgentFiles | None) -> None:
 
 
 def folder_of(plan: LaunchPlan, node: NodePlan) -> str:
-    """What the node leaves, on the launcher's machine."""
+    """The node's folder on the launcher's machine."""
     return f"{plan.run_dir}/{protocol.NODES_DIR}/{node.node_index}/{node.incarnation}"
 
 
@@ -134,7 +134,7 @@ def env_of(plan: LaunchPlan, node: NodePlan) -> Env:
 
 
 def start_argv(plan: LaunchPlan, node: NodePlan, python: str, archive: str) -> tuple[str, ...]:
-    """What starts a node: its agent, from where the node sees the archive, or plain torchrun."""
+    """The command that starts a node's agent, from ``archive`` as the node sees it, or torchrun."""
     if plan.agent is not None:
         return (python, archive, f"{node.log_dir}/{protocol.NODE_TASK_FILE}")
     options = plan_options(node, parse_torch_version(plan.torch_version), plan.stop_grace_s)
@@ -145,10 +145,10 @@ def start_argv(plan: LaunchPlan, node: NodePlan, python: str, archive: str) -> t
 
 
 def choose_agent(job: JobSpec, image: str, held: str | None) -> tuple[bool, str]:
-    """Whether the nodes start the image's own agent, and a note where it is another version.
+    """Whether the nodes start the image's own agent, and a note if its version is another.
 
-    ``held`` is the version in the image's label, None without one. Raises ``KeyInputError`` where
-    the job wants the image's agent, and that is not this launcher's.
+    ``held`` is the version in the image's label, None without one. Raises ``KeyInputError`` if the
+    job wants the image's agent, and its version is not this launcher's.
     """
     own, wanted = read_agent_version(), job.agent.in_image
     if held == own or not job.uses_agent:

@@ -1,4 +1,4 @@
-"""Work that goes on in a process of its own when the command that began it has ended."""
+"""Work in a process of its own, which outlives the command that started it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Tell = Callable[[str], None]
 def in_background(work: Callable[[Tell], None], log: Path) -> str:
     """Runs ``work`` in a process that outlives this one and its terminal.
 
-    Blocks until ``work`` tells its first line, which is returned; empty if it ended without one.
-    Its output goes to ``log``. Only for a process without threads.
+    Blocks until ``work`` sends its line, and returns the line; empty if ``work`` ended without one.
+    The output of ``work`` goes to ``log``. Only for a process without threads.
     """
     reader, writer = os.pipe()
     if os.fork():
@@ -45,7 +45,7 @@ def in_background(work: Callable[[Tell], None], log: Path) -> str:
         with contextlib.suppress(OSError):
             traceback.print_exc()
     finally:
-        # A full disk may fail both; this process must not return into its caller all the same.
+        # Even if a full disk makes both fail, this process must not return to its caller.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

@@ -52,7 +52,7 @@ def plan_by_hand(
         accelerator="cpu",
         machine=MachineFacts(
             cpu_count=os.cpu_count() or 1,
-            device_ids=None,  # whatever the machine has where the person starts the node
+            device_ids=None,  # the node uses whatever its machine has
             address=address,
             # gloo on loopback would not find nodes on other machines.
             loopback="lo" if on_this_machine else None,
@@ -62,7 +62,7 @@ def plan_by_hand(
         ports=() if port is None else (port,),
         rdzv_host=host,
     )
-    # What people start by hand is torchrun, with the plan's settings.
+    # People start torchrun by hand, not the agent.
     return plan_run(job.without_agent(), facts, run_id=job.rdzv.id or job.name)
 
 

@@ -32,7 +32,7 @@ def start(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str], console: P
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def die_with_parent() -> None:
-        # SIGTERM, not SIGKILL: an agent must still end its workers, which have no such tie to it.
+        # SIGTERM, not SIGKILL: an agent must still end its workers, which do not die with it.
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
@@ -59,7 +59,7 @@ def poll(pid: int) -> int | None:
 
 
 def become(argv: tuple[str, ...], *, cwd: str, env: Mapping[str, str]) -> NoReturn:
-    """Goes on as another program, in this process and with its streams. Raises ``OSError``."""
+    """Replaces this process by another program, which keeps its streams. Raises ``OSError``."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

@@ -17,7 +17,7 @@ class Conversation:
     """A program that is talked to through its standard input and output."""
 
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> None:
-        """``env`` adds to this process' own. Raises ``OSError`` where the program is missing."""
+        """``env`` is added to this process' own. Raises ``OSError`` if the program is missing."""
         # A file, not a pipe: a full pipe that is not read would block the program.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the talk
         self._ending = threading.Lock()
@@ -27,7 +27,7 @@ class Conversation:
             stdout=subprocess.PIPE,
             stderr=self._said,
             env={**os.environ, **(env or {})},
-            # A Ctrl-C at the terminal is the launcher's to act on, not the connections'.
+            # A Ctrl-C at the terminal must reach the launcher alone.
             start_new_session=True,
         )
         assert self._popen.stdin is not None
@@ -35,13 +35,13 @@ class Conversation:
         self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
 
     def read(self, size: int, limit_s: float) -> bytes:
-        """The next ``size`` bytes, fewer at its end; it is killed after ``limit_s`` seconds."""
+        """The next ``size`` bytes, fewer at the end; after ``limit_s`` the program is killed."""
         with self.limit(limit_s):
             return self.stdout.read(size)
 
     @contextlib.contextmanager
     def limit(self, limit_s: float) -> Iterator[None]:
-        """Kills it where the block takes longer: whatever waits for it then goes on."""
+        """Kills the program if the block takes longer; whoever waits for it then goes on."""
         timer = threading.Timer(limit_s, self.kill)
         timer.daemon = True
         timer.start()
@@ -51,9 +51,9 @@ class Conversation:
             timer.cancel()
 
     def end(self) -> tuple[int, str]:
-        """Ends it, by force if needed; its exit code, and at the first call its stderr.
+        """Ends the program, by force if needed; its exit code, and at the first call its stderr.
 
-        At an interrupt two threads may end the same one: whoever used it, and whoever opened it.
+        At an interrupt two threads may call this: its user's and its opener's.
         """
         with self._ending:
             said = self._end()
@@ -69,7 +69,7 @@ class Conversation:
             self._popen.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             self.kill()
-            # One that hangs in the kernel outlives SIGKILL: it is left behind.
+            # A program that hangs in the kernel outlives SIGKILL, and is left behind.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(timeout=KILL_LIMIT_S)
         self._said.seek(0)
@@ -79,14 +79,14 @@ class Conversation:
         return said
 
     def interrupt(self) -> None:
-        """Asks it to end, as Ctrl-C does."""
+        """Asks the program to end, as Ctrl-C does."""
         self._popen.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Ends it at once; a reader in another thread sees the end of the stream."""
+        """Kills the program; a reader in another thread sees the end of the stream."""
         self._popen.kill()
 
     def kill_all(self) -> None:
-        """Ends it at once, with all that it has started in its session."""
+        """Kills the program, with all that it has started in its session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Finds out before a job is run whether this machine is fit for it, by a run of the probe."""
+"""Finds out by a run of the probe whether a target can run a job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 
 
 def diagnose_nodes(job: JobSpec, target: Target, limit_s: float) -> Iterator[Finding]:
-    """Findings in the order in which they are made; ends with the first that ends all."""
+    """Yields findings as they are made, up to the first that rules out all later ones."""
     try:
         facts = target.facts(job)
     except LauncherError as error:
@@ -59,7 +59,7 @@ def _probe_nodes(plan: LaunchPlan, target: Target, limit_s: float) -> Iterator[F
 
 @contextlib.contextmanager
 def _folder_for_checkpoints(plan: LaunchPlan) -> Iterator[None]:
-    """Takes away again what the probe alone made."""
+    """Removes the folders that only the probe has made."""
     own = Path(plan.checkpoint_dir)
     jobs_was_there = own.parent.exists()
     try:

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 PYTHON = "python3"
 TORCHRUN = "torchrun"
-"""Found through the image's PATH: a foreign image may hold nothing of this project but torch."""
+"""Both are found on the image's PATH: it may be any image that holds torch."""
 STOP_MARGIN_S = 10
-"""On top of the job's grace, for the agent to report after its workers have ended."""
+"""Added to the job's grace: the agent reports after its workers have ended."""
 RDMA_DEVICES = "/dev/infiniband"
 LOG_OPTIONS: Env = (("compress", "false"), ("max-file", "1"), ("max-size", "1t"))
-"""No rotation: a follower loses what is rotated away. The log goes with its container."""
+"""No rotation: a follower would lose lines. The log is removed with its container."""
 
 Words = tuple[str, ...]
 
@@ -43,8 +43,8 @@ class Option:
     """One setting of a container: as words of ``docker run``, and as the SDK's arguments.
 
     ``lines`` are the words as they stand in a script. ``config`` are arguments of
-    ``create_container``, ``host`` of ``create_host_config``; where options name the same one,
-    lists and mappings are joined.
+    ``create_container``, ``host`` of ``create_host_config``; if several options set the same
+    argument, lists and mappings are joined.
     """
 
     lines: tuple[Words, ...]
@@ -72,11 +72,11 @@ def _each(flag: str, values: Iterable[str]) -> tuple[Words, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerSettings(TargetSettings):
-    """What Docker is told of all containers; ``user`` is the ``uid:gid`` of their files in the
-    container, ``userns`` a user namespace other than the engine's usual one.
+    """Settings of all containers of a run. ``user`` is the ``uid:gid`` of their processes,
+    ``userns`` a user namespace other than the engine's usual one.
 
-    ``engine_id`` is the engine's own id, and ``engine_at`` the DOCKER_HOST that led to it; empty
-    where each host has an engine of its own.
+    ``engine_id`` is the engine's own id, and ``engine_at`` the DOCKER_HOST that led to it; empty if
+    each host has its own engine.
     """
 
     user: str | None = None
@@ -91,8 +91,8 @@ class ContainerSettings(TargetSettings):
 def plan_containers(
     job: JobSpec, user: str | None, security: Collection[str] = ()
 ) -> ContainerSettings:
-    """The job's settings of Docker. ``user`` is the ``uid:gid`` that files shall belong to here,
-    ``security`` are the engine's SecurityOptions, as ``docker info`` has them."""
+    """The job's Docker settings. ``user`` is the ``uid:gid`` that new files shall have on this
+    machine, ``security`` are the engine's SecurityOptions from ``docker info``."""
     spec, named = job.docker, {option.partition(",")[0] for option in security}
     if user is not None and "name=rootless" in named:
         # Root in the container is whoever runs the engine; all others are that user's subuids.
@@ -140,7 +140,7 @@ class Container:
 
     @property
     def folder(self) -> str:
-        """What the node leaves, on the launcher's machine."""
+        """The node's folder on the launcher's machine."""
         return folder_of(self.plan, self.node)
 
     @property
@@ -150,7 +150,7 @@ class Container:
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """Everything but the image and what follows it."""
+        """All options of ``docker run``, which come before the image."""
         name = self.name
         own_name = Option(
             lines=_line("--name", name, "--hostname", name),
@@ -182,11 +182,11 @@ class Container:
         return _joined([option.host for option in self.options])
 
     def shell(self) -> str:
-        """The command that starts it, one option on a line; secrets come from the environment."""
+        """The command that starts the container; secrets come from the shell's environment."""
         options = [option.text for option in self.options]
         words = [quote(word) for word in self.arguments]
         if self.plan.agent is None:
-            # Each flag on a line, the command on one.
+            # A line for each flag, and one for the command.
             flags = len(words) - len(self.node.command)
             words[flags:] = [" ".join(words[flags:])]
         return CONTINUED.join((render_line(DOCKER_RUN), *options, quote(self.image), *words))
@@ -218,8 +218,8 @@ def shared_options(plan: LaunchPlan, own: ContainerSettings, network: str) -> It
     if own.runtime is not None:
         yield Option(lines=_line("--runtime", own.runtime), host={"runtime": own.runtime})
     yield from _limits(plan.resources, plan.accelerator)
-    # Not the engine's default driver: json-file replaces bytes that are not UTF-8, and what is
-    # set engine-wide may rotate or keep nothing.
+    # Not the engine's default driver: json-file replaces bytes that are not UTF-8, and a driver
+    # set for the whole engine may rotate logs or keep none.
     log_options = (word for key, value in LOG_OPTIONS for word in ("--log-opt", f"{key}={value}"))
     yield Option(
         lines=_line("--log-driver", "local", *log_options),
@@ -229,7 +229,7 @@ def shared_options(plan: LaunchPlan, own: ContainerSettings, network: str) -> It
 
 
 def _entrypoint(plan: LaunchPlan) -> Option:
-    """Replaces the image's entry point. torchrun gets Docker's init process; the agent is one."""
+    """Replaces the image's entry point. torchrun needs Docker's init process, the agent none."""
     init, program = ((), PYTHON) if plan.agent is not None else (("--init",), TORCHRUN)
     return Option(
         lines=_line(*init, "--entrypoint", program, "--restart", "no"),
@@ -244,7 +244,7 @@ def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
         cpus = f"{nano // 10**9}.{nano % 10**9:09d}".rstrip("0").rstrip(".")
         yield Option(lines=_line("--cpus", cpus), host={"nano_cpus": nano})
     if resources.memory_bytes is not None:
-        # The same number for both, so no swap: training would become slow in place of failing.
+        # The same number for both means no swap, which would make training slow, not fail.
         size = resources.memory_bytes
         yield Option(
             lines=_line("--memory", str(size), "--memory-swap", str(size)),
@@ -253,7 +253,7 @@ def _limits(resources: Resources, accelerator: str) -> Iterator[Option]:
     shm = resources.shm_bytes
     yield Option(lines=_line("--shm-size", str(shm)), host={"shm_size": shm})
     # OpenMP and data loaders overflow the usual 8 MiB of stack; NCCL and RDMA pin memory. Gloo
-    # pins none, and an engine that may not raise that limit (rootless, nested) starts nothing.
+    # pins none, and an engine that may not raise memlock (rootless, nested) would start nothing.
     pins = accelerator == "cuda" or resources.rdma
     limits = (*((("memlock", -1),) if pins else ()), ("stack", 64 * 2**20))
     yield Option(
@@ -285,7 +285,7 @@ def _own_options(node: NodePlan) -> Iterator[Option]:
     yield _mounts(node.mounts)
     if node.workdir is not None:
         yield Option(lines=_line("--workdir", node.workdir), config={"working_dir": node.workdir})
-    # Of two values for one name the last counts; docker's command line would pick at random.
+    # If a name has two values, the last one counts; docker's command line would pick at random.
     env = [f"{name}={value}" for name, value in dict(node.env).items()]
     yield Option(lines=_each("--env", (*env, *node.secrets)), config={"environment": env})
 

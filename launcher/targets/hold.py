@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 TAKEN_LIMIT_S = 120.0
-"""How long a node may take to begin: it may import torch first, or end a dead launcher's run."""
+"""How long a node may take to begin: first it may import torch, or end a dead launcher's run."""
 SILENT_S = 4 * protocol.ALIVE_S
 """A held node that shows no sign of life for so long is gone."""
 POLL_S, TRIES = 0.01, 200
 
 
 class Hold:
-    """The nodes of a hold, for one run at a time. ``fresh``: with new interpreters."""
+    """The nodes of a hold, for one run at a time. ``fresh``: runs get new interpreters."""
 
     def __init__(self, run: RunFolder, *, fresh: bool = False) -> None:
         self.run, self.fresh = run, fresh
@@ -58,25 +58,25 @@ class Hold:
 
     @property
     def plan(self) -> LaunchPlan:
-        """As it is now: lost nodes are replaced."""
+        """The hold's plan as it is now: lost nodes are replaced."""
         return self.run.read_plan()
 
     @property
     def there(self) -> NodesThere:
-        """Its nodes, for a job that runs on all of them or on some."""
+        """The hold's nodes, for a job that runs on all of them or on some."""
         count = len(self.plan.nodes)
         says = f"the hold {self.plan.job_name} has {count}"
         return NodesThere(count=count, says=says, fix=f"--nnodes {count}, or a larger hold")
 
     def fit(self, job: JobSpec) -> JobSpec:
-        """The job with what it leaves open as the hold has it, forked from its torch."""
+        """The job, with keys that it leaves open set as the hold needs."""
         nproc = self.plan.nodes[0].nproc_per_node
         open_keys = {"nproc_per_node": nproc, "start": "fresh" if self.fresh else "fork"}
         asks = job.model_fields_set | ({"nproc_per_node"} if job.devices else set())
         return job.model_copy(update={k: v for k, v in open_keys.items() if k not in asks})
 
     def read_user(self) -> User | None:
-        """Who uses it; None where it is free."""
+        """Who uses the hold; None if it is free."""
         with contextlib.suppress(OSError, ValueError), self._user.open() as file:
             user = parse_record(User, json.load(file))
             try:
@@ -86,9 +86,9 @@ class Hold:
         return None
 
     def enter(self, run_id: str) -> None:
-        """Takes it for a run. Raises ``InputError`` naming the run that has it, ``DiskFullError``.
+        """Takes the hold for a run. Raises ``InputError`` naming its user, or ``DiskFullError``.
 
-        The lock lasts as long as this process, or one that was forked from it.
+        The lock lasts until ``leave``, or the end of this process and all forked from it.
         """
         if self._file is not None:
             return
@@ -102,7 +102,7 @@ class Hold:
                 return
             if (user := self.read_user()) is not None:
                 break
-            # Ended soon: one who has the lock writes at once who it is, and one who looks lets go.
+            # Soon over: a user that has the lock writes its name at once, and a reader unlocks.
             time.sleep(POLL_S)
         file.close()
         who = f"{user.run_id} of {user.owner}" if user else "another run"
@@ -120,7 +120,7 @@ class Hold:
         assert self._file is not None
         try:
             os.ftruncate(self._file.fileno(), 0)
-            # Without a buffer, which a full disk would leave to be written later.
+            # Unbuffered: a full disk must fail this write, not a later flush.
             os.pwrite(self._file.fileno(), text.encode(), 0)
         except OSError as error:
             if disk.is_full(error):
@@ -128,7 +128,7 @@ class Hold:
             raise
 
     def touch(self) -> None:
-        """Shows that the run's launcher lives; cheap."""
+        """Shows that the run's launcher lives, at most once a second."""
         now = time.monotonic()
         if self._file is not None and now - self._touched_at > 1.0:
             self._touched_at = now
@@ -136,10 +136,10 @@ class Hold:
                 os.utime(self._file.fileno())
 
     def leave(self) -> None:
-        """Frees it, if this process has it."""
+        """Frees the hold, if this process has it."""
         if self._file is not None:
             self._write("")
-            # By name: a process that this one was forked from may still have the file open.
+            # Explicitly: a parent of this process may still have the file open.
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
             self._file = None
@@ -147,20 +147,20 @@ class Hold:
     # -- its nodes, by files of its run folder ----------------------------------------------------
 
     def folder(self, index: int) -> Path:
-        """That of a node's newest incarnation: a lost node is replaced."""
+        """The folder of a node's newest incarnation."""
         names: list[str] = []
         with contextlib.suppress(OSError):
             names = os.listdir(self.run.path / protocol.NODES_DIR / str(index))
         return self.run.node_dir(index, max(map(int, filter(str.isdigit, names)), default=0))
 
     def read_ready(self, index: int) -> Ready | None:
-        """A node that takes runs; None before it does."""
+        """What a node says of itself once it takes runs; None before."""
         with contextlib.suppress(OSError, ValueError):
             return parse_record(Ready, json.loads((self.folder(index) / READY_FILE).read_text()))
         return None
 
     def wait_ready(self) -> list[Ready]:
-        """All of its nodes, once they take runs. Raises ``TargetError``."""
+        """Waits until all nodes take runs. Raises ``TargetError`` if one does not."""
         end = time.monotonic() + TAKEN_LIMIT_S
         while None in (found := [self.read_ready(n.node_index) for n in self.plan.nodes]):
             if time.monotonic() > end or self.run.read_outcome() is not None:
@@ -170,16 +170,16 @@ class Hold:
         return [ready for ready in found if ready]
 
     def is_ready(self) -> bool:
-        """Whether all of its nodes take runs."""
+        """Whether all nodes take runs."""
         return all(self.read_ready(node.node_index) for node in self.plan.nodes)
 
     def start(self, asked: Mapping[int, StartRun]) -> None:
-        """Starts nodes of a run, on the held nodes of these indices. Raises ``TargetError``."""
+        """Has held nodes, by their index, start nodes of a run. Raises ``TargetError``."""
         sent: dict[int, Path] = {}
         waits, end = dict(asked), time.monotonic() + TAKEN_LIMIT_S
         while waits:
             for index, one in asked.items():
-                # Listed: clients of network file systems then ask the server.
+                # List the folder: clients of network file systems then ask the server.
                 if RECORD in os.listdir(one.record_dir):
                     waits.pop(index, None)
                 elif sent.get(index) != (folder := self.folder(index)):
@@ -213,7 +213,7 @@ class Hold:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """It holds the secrets, and is gone once the node has read it."""
+    """Writes a file that holds secrets; the node removes it on reading."""
     mask = os.umask(0o077)
     try:
         write_atomically(path, text)
@@ -222,7 +222,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
-    """Raises ``KeyInputError`` for what the containers of a hold do not have."""
+    """Raises ``KeyInputError`` if the job needs something that a hold's containers lack."""
     if held.image is None:
         return
     check_contained(job, held, cwd)
@@ -235,7 +235,7 @@ def check_reach(job: JobSpec, held: LaunchPlan, root: str, cwd: str) -> None:
 
 
 def check_contained(job: JobSpec, held: LaunchPlan, cwd: str) -> None:
-    """Raises ``KeyInputError`` where the containers of a hold lack the job's image or mounts."""
+    """Raises ``KeyInputError`` if the containers of a hold lack the job's image or mounts."""
     name, mounts = held.job_name, held.nodes[0].mounts
     fix = f"{typed.command('release', name)}, and a hold of this job"
     if job.image not in (None, held.image):
@@ -247,7 +247,7 @@ def check_contained(job: JobSpec, held: LaunchPlan, cwd: str) -> None:
 
 
 def is_hold(plan: LaunchPlan) -> bool:
-    """Whether its nodes wait for runs."""
+    """Whether the plan is a hold's."""
     return plan.agent is not None and plan.agent.hold_idle_s > 0
 
 

@@ -20,7 +20,7 @@ print(next((found.version for found in metadata.distributions(name="torch")), ""
 
 
 def find_python(given: str) -> str:
-    """The interpreter that a job names, in full. Raises ``KeyInputError`` where it is missing."""
+    """The path of the interpreter that a job names. Raises ``KeyInputError`` if it is missing."""
     found = str(Path.cwd() / given) if "/" in given else shutil.which(given)
     if found is None or not os.path.isfile(found):
         where = "no such file" if "/" in given else "not on PATH"
@@ -33,10 +33,10 @@ def find_python(given: str) -> str:
 
 
 def find_torch(given: str | None) -> tuple[str, str]:
-    """The nodes' interpreter and its torch: the one that is named, this one, or else PATH's.
+    """The nodes' interpreter and its torch version: the given one, or else this one or PATH's.
 
-    PATH's is a person's own where the launcher was installed apart from it, as pipx does. Raises
-    ``TargetError`` where there is no torch.
+    If the launcher is installed by itself, as by pipx, PATH has the person's own Python. Raises
+    ``TargetError`` if there is no torch.
     """
     python = find_python(given) if given else sys.executable
     try:
@@ -51,7 +51,7 @@ def find_torch(given: str | None) -> tuple[str, str]:
 
 
 def read_torch_version(python: str) -> str:
-    """The torch an interpreter would import. Raises ``TargetError`` where it has none."""
+    """The version of an interpreter's torch. Raises ``TargetError`` if it has none."""
     if python == sys.executable:
         if len(folders := _find_metadata()) == 1:
             return folders[0].removeprefix("torch-").removesuffix(".dist-info")
@@ -76,9 +76,9 @@ def read_torch_version(python: str) -> str:
 
 
 def _find_metadata() -> list[str]:
-    """The folders that tell of this interpreter's torch, which have the version in their names.
+    """The metadata folders of this interpreter's torch, whose names hold the version.
 
-    To read the metadata in them takes as long as to plan a run.
+    Reading the metadata itself takes as long as planning a run.
     """
     for path in sys.path:
         with contextlib.suppress(OSError):

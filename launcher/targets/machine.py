@@ -8,7 +8,7 @@ import socket
 from launcher.targets import short_command
 
 PROCESSES_PER_CORE = 200
-"""Importing torch takes a core a second or more, and nodes wait ten minutes for each other."""
+"""Importing torch takes a second or more of a core, and nodes wait ten minutes for each other."""
 
 PORTS = range(20000, 32000)
 """Below the range from which kernels hand out ports to outgoing connections."""
@@ -17,7 +17,7 @@ PORTS = range(20000, 32000)
 def is_free(port: int, address: str) -> bool:
     """Whether the port is free now at this machine's ``address``, and this user may listen at it.
 
-    An empty address stands for all of them.
+    An empty address stands for all addresses.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -29,7 +29,7 @@ def is_free(port: int, address: str) -> bool:
 
 
 def read_used_gpus() -> tuple[str, ...]:
-    """Ids of the GPUs on which a process computes, numbers and UUIDs; empty without a driver."""
+    """Numbers and UUIDs of the GPUs on which processes compute; empty without a driver."""
     used, listed = (
         short_command.read_output(("nvidia-smi", query, "--format=csv,noheader"), timeout_s=10)
         or ""
@@ -43,8 +43,8 @@ def read_used_gpus() -> tuple[str, ...]:
 def read_gpus() -> tuple[str, ...]:
     """Ids of this machine's NVIDIA GPUs; empty without a driver.
 
-    As CUDA_VISIBLE_DEVICES and Docker's ``device_ids`` take them: numbers, or what the caller's
-    own CUDA_VISIBLE_DEVICES leaves.
+    As CUDA_VISIBLE_DEVICES and Docker's ``device_ids`` take them: numbers, or the entries of the
+    caller's own CUDA_VISIBLE_DEVICES.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

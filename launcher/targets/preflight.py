@@ -30,8 +30,8 @@ def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 def check_here(node: NodePlan) -> None:
     """Checks the folder and the script of local processes. Raises ``KeyInputError``.
 
-    Whether a module is there only Python can tell, when it starts: a package may have code that
-    says where its modules are.
+    A module (``-m``) is not checked: only Python can find it, as a package's code may say where
+    its modules are.
     """
     workdir = Path(node.workdir or ".")
     if not workdir.is_dir():
@@ -62,8 +62,8 @@ def check_in_code(code: PackedCode) -> None:
 
 
 def check_there(node: NodePlan, run_dir: str) -> None:
-    """Checks that nodes which get no code, and have no image, do not look for a script in the
-    run's own folder on their machine. Raises ``KeyInputError``."""
+    """Checks the script of nodes that get no code and have no image, if its path leads into the
+    run's own folder. Raises ``KeyInputError``."""
     script = PurePosixPath(node.workdir or run_dir, node.command[0])
     if node.command[0] != "-m" and script.is_relative_to(run_dir):
         _check_file(Path(script.relative_to(run_dir)), node.command[0], f"in {Path.cwd()}")

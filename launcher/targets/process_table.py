@@ -15,7 +15,7 @@ from launcher.contract import protocol
 
 
 def find(**wanted: str) -> tuple[int, ...]:
-    """Pids of the living processes of runs that have these variables, whatever their parent."""
+    """Pids of the living processes of runs with these environment variables."""
     return tuple(sorted(pid for pid, env in environments() if wanted.items() <= env.items()))
 
 
@@ -29,19 +29,19 @@ def find_runs() -> dict[str, tuple[int, ...]]:
 
 
 def send(pids: Iterable[int], signum: int) -> None:
-    """Sends a signal to those that still live."""
+    """Sends a signal to the processes that still live."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
 
 
 def variable_of(pid: int, name: str) -> str | None:
-    """One environment variable of another process; None where it cannot be read."""
+    """One environment variable of another process; None if it cannot be read."""
     return _environment(pid).get(name)
 
 
 def environments() -> Iterator[tuple[int, dict[str, str]]]:
-    """Every readable process of a run but this one, with its environment; a zombie has none."""
+    """Each process of a run, with its environment, but this one and unreadable ones."""
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid() and (env := _environment(int(name))):
             yield int(name), env
@@ -51,7 +51,7 @@ def _environment(pid: int) -> dict[str, str]:
     """The environment of a process of a run; empty for any other, and where it cannot be read."""
     with suppress(OSError):
         text = Path(f"/proc/{pid}/environ").read_bytes()
-        # Most processes are of no run: what they have is not taken apart.
+        # Most processes belong to no run, and their environments are not parsed.
         if protocol.RUN_ID.encode() in text:
             pairs = (os.fsdecode(item).partition("=") for item in text.split(b"\0"))
             return {key: value for key, _, value in pairs}

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from launcher.runs.folder import RunFolder
 
 AddCommand = Callable[[str, str, str, Callable[[ArgumentParser], None]], None]
-"""Adds a command of that name with its handler (``MODULE:FUNCTION``), its help, and what adds its
-arguments. The handler takes the arguments, and gives what is printed and the exit code."""
+"""Adds a command: name, handler (``MODULE:FUNCTION``), help, and a function that adds arguments.
+The handler takes the arguments, and returns what to print and the exit code."""
 Note = Callable[[str], None]
 
 
@@ -29,7 +29,7 @@ class GivenOptions(NamedTuple):
     """What the command line says of one target."""
 
     is_named: bool = False
-    """Whether its options say that a job runs on it, where ``--on`` is left out."""
+    """Whether the options choose the target for a job if ``--on`` is left out."""
     settings: Mapping[str, str] = {}
     """Keys of the target's section of the job file, and the values that options give them."""
     names_runs: bool = False
@@ -37,7 +37,7 @@ class GivenOptions(NamedTuple):
     finds_runs_by: Sequence[str] = ()
     """Its options, as typed, by which a later command finds the same runs."""
     sample_job: Callable[[], str] | None = None
-    """Makes a job file for ``doctor``; None where the person must name one."""
+    """Makes a job file for ``doctor``; None if the person must name one."""
 
 
 class Plugin(NamedTuple):
@@ -50,18 +50,18 @@ class Plugin(NamedTuple):
 
 
 class Room:
-    """One target's room. ``arguments`` are of a command that takes the target's options."""
+    """One target's room. ``arguments`` come from a command that takes the target's options."""
 
     name: str
     opens: str = ""
-    """The target, as ``MODULE:CLASS``, where its class takes the runs' folder alone."""
+    """The target's class as ``MODULE:CLASS``, if it needs only the runs' folder."""
     plugin: ClassVar[Plugin | None] = None
     finds_runs: ClassVar[Literal["", "beside", "alone"]] = ""
     """Whether the target can find runs that have no folder on this machine. A list shows them
     ``beside`` those that have one, or ``alone``."""
 
     def __init__(self, name: str = "", opens: str = "") -> None:
-        """A target that only has to be opened needs no class of its own."""
+        """A target that only has to be opened needs no subclass."""
         self.name, self.opens = name or self.name, opens or self.opens
 
     def open(self, run_root: Path, arguments: Namespace | None = None) -> Target:
@@ -84,21 +84,21 @@ class Room:
     # -- the command line -------------------------------------------------------------------------
 
     def add_options(self, parser: ArgumentParser, of: Literal["run", "job", "doctor"]) -> None:
-        """What a command about a run, about a job, or a diagnosis of a job takes besides."""
+        """Adds the target's options to a command about a run, about a job, or to ``doctor``."""
 
     def add_commands(self, add: AddCommand) -> None:
-        """Commands that are about this target alone."""
+        """Adds the commands that are about this target alone."""
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """Whether the target has given this process its nodes already, as an allocation does.
 
         A job for which nobody names a target then runs on these nodes.
-        Raises ``InputError`` where a job must be started in another way there.
+        Raises ``InputError`` if a job must be started in another way there.
         """
         return False
 
     def read_options(self, arguments: Namespace) -> GivenOptions:
-        """What the options say of this target; what they change holds while the command runs.
+        """What the options say of this target; may change ``arguments`` for the whole command.
 
         Raises ``InputError`` for options of this target if the job runs on another one.
         """
@@ -111,9 +111,9 @@ class Room:
     ) -> RunFolder | None:
         """The folder of the run that the options name. Raises ``InputError``.
 
-        ``otherwise`` is None where the options say that the run is on this target. Else it is the
+        ``otherwise`` is None if the options say that the run is on this target. Else it is the
         error for a run without a folder on this machine: the target then looks for a short time
-        only, and returns None where it does not know the run.
+        only, and returns None if it does not know the run.
         """
         return None
 

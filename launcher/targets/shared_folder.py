@@ -1,4 +1,4 @@
-"""Runs whose nodes see one folder and meet there, as nobody knows their addresses before."""
+"""Runs whose nodes meet through a shared folder, as their addresses are not known before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MEET_DIR = "meet"
 """In the run folder: where nodes that serve the rendezvous store say how they are reached."""
 PLACEHOLDER_PORT = 29400
-"""Stands in a plan only: nodes take any free port, and tell it through ``MEET_DIR``."""
+"""Only a placeholder in the plan: nodes take any free port, and publish it in ``MEET_DIR``."""
 
 
 def check_meeting(job: JobSpec) -> None:

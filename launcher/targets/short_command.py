@@ -1,4 +1,4 @@
-"""Programs that soon end, and what they say: the caller waits for them.
+"""Runs short programs to their end, and returns what they print.
 
 The program on hosts has this module too.
 """
@@ -14,7 +14,7 @@ KILL_LIMIT_S = 10.0
 
 
 class CommandEnd:
-    """What a command that has ended said, and its exit code."""
+    """The exit code and the output of a command that has ended."""
 
     # No dataclass: hosts do not import those, which takes long.
     def __init__(self, *, code: int, out: str, err: str) -> None:
@@ -27,9 +27,9 @@ def ask(
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> CommandEnd | None:
-    """Runs a command to its end; None where it takes longer. Raises ``OSError`` without it.
+    """Runs a command to its end; None after ``limit_s``. Raises ``OSError`` if it is missing.
 
-    ``env`` is all of its environment, None for this process' own.
+    ``env`` is its whole environment, None for this process' own.
     """
     child = subprocess.Popen(
         argv,
@@ -38,14 +38,14 @@ def ask(
         stderr=subprocess.PIPE,
         cwd=cwd,
         env=env,
-        # Ctrl-C at the terminal is the launcher's to act on.
+        # A Ctrl-C at the terminal must reach the launcher alone.
         start_new_session=True,
     )
     try:
         out, err = (text.decode(errors="replace") for text in child.communicate(timeout=limit_s))
     except subprocess.TimeoutExpired:
         child.kill()
-        # One that hangs in the kernel outlives SIGKILL (nvidia-smi, a broken GPU): left behind.
+        # A command that hangs in the kernel (nvidia-smi, a broken GPU) outlives SIGKILL.
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(KILL_LIMIT_S)
         return None
@@ -58,7 +58,7 @@ def ask(
 def read_output(
     argv: Sequence[str], timeout_s: float = 20.0, env: Mapping[str, str] | None = None
 ) -> str | None:
-    """What a short command prints; None where it is missing, fails or takes too long."""
+    """What a short command prints; None if it is missing, fails or takes too long."""
     try:
         end = ask(argv, timeout_s, env=env)
     except OSError:

@@ -12,8 +12,8 @@ class SlurmProcess:
 
     ``nodes`` are the job's. ``restarts`` is how often Slurm requeued the job before. ``step`` is
     the number of the step around the process, empty in a batch script and a shell of ``salloc``.
-    ``is_shell``: it is, or was typed in, a shell of ``srun --pty``, and no task that works with
-    others. ``peer`` is an address of the same cluster, empty where none is told.
+    ``is_shell``: the process is, or was typed in, a shell of ``srun --pty``, and is no task that
+    works with others. ``peer`` is an address in the same cluster, empty if Slurm names none.
     """
 
     job: int
@@ -35,7 +35,7 @@ def read_slurm(environ: Mapping[str, str]) -> SlurmProcess | None:
     if not job.isdigit():
         return None
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    # From this number on they are batch scripts and the shells of ``salloc``, and no tasks.
+    # Step numbers from 4294967290 on are batch scripts and shells of ``salloc``, not tasks.
     return SlurmProcess(
         job=int(job),
         nodes=int(nodes) if nodes.isdigit() else 1,

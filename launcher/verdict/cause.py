@@ -18,7 +18,7 @@ class FailureCause(enum.StrEnum):
     """Why a run failed or stands still; finer than ``Reason``."""
 
     reason: Reason
-    """What a run's record says of it."""
+    """The coarser reason that a run's record gives for it."""
     fix: str
     """What helps in most cases."""
 
@@ -100,7 +100,7 @@ class FailureCause(enum.StrEnum):
     NOT_ALLOWED = "not-allowed", _TARGET, "ask for the right, account or quota that it names"
     TARGET_UNREACHABLE = "target-unreachable", _TARGET, "start the service, or correct its address"
     UNKNOWN = "unknown", _FAILED, "read the whole log; on GPUs, once more with NCCL_DEBUG=INFO"
-    """Nothing that was read tells it."""
+    """No line that was read names the cause."""
 
     def __new__(cls, text: str, reason: Reason, fix: str) -> FailureCause:
         cause = str.__new__(cls, text)
@@ -109,7 +109,7 @@ class FailureCause(enum.StrEnum):
 
     @property
     def section(self) -> str:
-        """The command that prints what the runbook tells of it."""
+        """The command that prints the runbook's section on this cause."""
         return f"launcher docs {self}"
 
 
@@ -120,4 +120,4 @@ target-unreachable container-start time-limit nccl-error master-unreachable
 script-error missing-collective stopped-by-user
 """
 FOLLOWS = tuple(cause for word in _FOLLOWS.split() for cause in FailureCause if cause == word)
-"""Causes that another one may have led to, those that say least last: never certain by a text."""
+"""Causes that another cause may have led to, the vaguest last. Text alone makes none certain."""

@@ -19,12 +19,12 @@ Kind = Literal["different", "sizes", "left", "missing", "slow"]
 Like = tuple[object, ...]
 Key = TypeVar("Key", str, Like)
 WAITS_S = 1.0
-"""A shorter wait is nothing to tell: ranks do not come at the same instant."""
+"""Shorter waits are not reported: ranks do not arrive at the same instant."""
 LEAST_CALLS, LEAST_S, SLOW_SHARE = 20, 1.0, 0.3
-"""Whoever keeps the others waiting for such a share of so many collectives, and of so many seconds,
-is a straggler."""
+"""A straggler keeps the others waiting for over ``SLOW_SHARE`` of the time, in at least
+``LEAST_CALLS`` collectives and ``LEAST_S`` seconds."""
 LEAST_REPEATED = 3
-"""A collective that is entered so often is of each step."""
+"""A collective entered this often counts as part of every step."""
 SAME_SIZES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "_all_gather_base")
 """Collectives whose inputs must be of one size on all ranks."""
 DEFAULT = "0"
@@ -49,13 +49,13 @@ class Call:
 
     @property
     def like(self) -> Like:
-        """What two calls have in common where they are the same collective."""
+        """What two calls must have in common to be the same collective."""
         return self.op, self.sizes if self.op in SAME_SIZES else (), self.dtypes
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessGroup:
-    """One process group: each rank's calls by number, and its members as far as they are told."""
+    """One process group: each rank's calls by number, and its members as far as known."""
 
     name: str
     is_default: bool
@@ -93,11 +93,11 @@ def join_recorders(
     places: Mapping[int, str] = {},
     left: Collection[int] = (),
 ) -> tuple[Mismatch, ...]:
-    """What is wrong between the ranks, worst first; empty where nothing is.
+    """What is wrong between the ranks, worst first; empty if nothing is wrong.
 
-    ``traces`` are what the recorders of these ranks wrote, and ``now`` is when, in seconds since
-    the epoch. A rank without a trace counts as unknown, not as missing. ``places`` are the lines of
-    the user's code where ranks stand, and ``left`` are ranks that had ended well by then.
+    ``traces`` are what the recorders of these ranks wrote at ``now``, in seconds since the epoch.
+    A rank without a trace counts as unknown, not as missing. ``places`` are the lines of the user's
+    code where ranks stand, and ``left`` are ranks that had ended well by then.
     """
     known = {rank for rank, trace in traces.items() if "entries" in trace}
     groups: dict[tuple[str, str], ProcessGroup] = {}
@@ -114,7 +114,7 @@ def _add_trace(
     trace: Mapping[str, Any],
     places: Mapping[int, str],
 ) -> None:
-    """Adds what a rank's recorder tells; nothing of what is no trace."""
+    """Adds a rank's recorded collectives; skips malformed entries."""
     entries = trace["entries"]
     for entry in entries if isinstance(entries, list) else ():
         try:
@@ -176,8 +176,8 @@ def _find(
 def _slow(group: ProcessGroup) -> Mismatch | None:
     """The ranks that come last to most collectives, if the others wait for them for long.
 
-    The clocks of nodes count as equal. One that is far ahead is not taken for a straggler: nobody
-    comes later to a collective than the others to the next one.
+    The clocks of nodes count as equal. A clock that is far ahead does not make a straggler: no rank
+    is later to a collective than the others are to the next one.
     """
     seqs = sorted(set.intersection(*map(set, group.calls.values())))
     if len(seqs) < LEAST_CALLS or len(group.calls) < 2:
@@ -198,7 +198,7 @@ def _slow(group: ProcessGroup) -> Mismatch | None:
 
 
 def _differ(group: ProcessGroup, seq: int) -> Mismatch | None:
-    """Where ranks do different things under one number."""
+    """The mismatch if ranks made different calls under the number ``seq``."""
     calls = {rank: own[seq] for rank, own in sorted(group.calls.items()) if seq in own}
     alike = _by(calls, lambda one: one.like)
     if len(alike) < 2:
@@ -209,7 +209,7 @@ def _differ(group: ProcessGroup, seq: int) -> Mismatch | None:
         others = group.at(group.calls.keys() - set(late))
         text = f"{name_ranks(late)} {_have(late)} left out {call.op} {seq}{others}{where}"
         return _find(group, "missing", text, late, call)
-    # Of as many ranks those that do what is not of each step.
+    # Blame the fewest ranks; on a tie, those whose call is the rarer one.
     odd = min(alike.items(), key=lambda one: (len(one[1]), _times(group, *one)))[1]
     call = next(iter(calls.values()))
     if len(by_op := _by(calls, lambda one: one.op)) > 1:
@@ -234,12 +234,12 @@ def _times(group: ProcessGroup, like: Like, ranks: Sequence[int]) -> int:
 def _left_out(
     group: ProcessGroup, seq: int, alike: Mapping[Like, list[int]]
 ) -> tuple[list[int], Call] | None:
-    """The ranks that are in what comes next, as earlier steps tell, and what they have left out."""
+    """The ranks that skipped a call and are in the next one, by earlier steps; and that call."""
     for like, ranks in alike.items():
         own = group.calls[ranks[0]]
         likes = {number: call.like for number, call in own.items()}
         before = (likes.get(seq - 2), likes.get(seq - 1))
-        # Where the two before were the same ones, this one and the next are known.
+        # An earlier step with the same two calls before shows what comes at ``seq`` and next.
         steps = (n for n in likes if n < seq and (likes.get(n - 2), likes.get(n - 1)) == before)
         at = max(steps, default=0) if None not in before else 0
         late = alike.get(likes.get(at + 1, ()), ranks)
@@ -249,10 +249,10 @@ def _left_out(
 
 
 def _missing(group: ProcessGroup, known: set[int], seq: int, waited_s: float) -> Mismatch | None:
-    """Which ranks have not entered the collective in which the others are."""
+    """Which ranks have not entered the collective in which the others wait."""
     there = {rank: own for rank, own in group.calls.items() if max(own) >= seq}
     # A rank whose recorder has nothing of this group has entered none of its collectives.
-    # All ranks are in the first group, of which gloo does not name the members.
+    # All ranks are in the default group, whose members gloo does not name.
     everybody = (known if group.is_default else group.members & known) | group.calls.keys()
     late = everybody - there.keys()
     if not late or not there:
@@ -269,7 +269,7 @@ def _missing(group: ProcessGroup, known: set[int], seq: int, waited_s: float) ->
 
 
 def _left(group: ProcessGroup, left: Collection[int], seq: int) -> Mismatch | None:
-    """Ranks that have ended where the others do once more what they all did in each step."""
+    """Ranks that ended before a collective that the others entered, as in every step before."""
     there = {rank: own for rank, own in group.calls.items() if seq in own}
     call = next(own[seq] for own in there.values())
     times = min(sum(c.like == call.like for c in own.values()) for own in there.values())

@@ -1,4 +1,4 @@
-"""What is known of a run, or of logs that somebody has: read once, with what was missing."""
+"""What is known of a run, or from logs that somebody has, and what could not be read."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
 from launcher.verdict.scan import SETTING, find_telling, read_both, strip_colours, tell_both
 
 MOST_BYTES = 48 << 20
-"""Read of all logs together; each has its share, from both ends."""
+"""Read from all logs together; each log has a share, taken from both ends."""
 SHARE_BYTES = 5 << 20
 LEAST_SHARE_BYTES = 64 << 10
 END_BYTES = 1 << 18
 LIMIT_S = 6.0
-"""After it no other file is opened."""
+"""No further file is opened after this time."""
 MOST_LINES = 6000
 _OF_RANK = re.compile(r"\brank \d+: ")
-"""In an agent's line: it repeats what a worker's own files tell."""
+"""Marks an agent's line that repeats what a worker's own files say."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _SUBMITTED = LogLine(file=SUBMITTED_FILE, text="submitted, and no node has started")
 _WAITS = " waits in the queue:"
 _OF_ALL = re.compile(r"job \d+ waits")
-"""An allocation; what an element of an array waits for is of its node."""
+"""A line about a whole allocation; that of an element of a job array is about one node."""
 MOST_MISSING = 3
 
 
@@ -60,8 +60,8 @@ class Evidence:
 
     ``state`` is the run's, empty for logs; ``lines`` are the telling ones, in the order of their
     files; ``missing`` says what could not be read.
-    ``is_placed``: the nodes of ``failure`` are known, and not guessed from ranks. ``only_node`` is
-    the node of a run that has but one.
+    ``is_placed``: the nodes of ``failure`` are known, not guessed from ranks. ``only_node`` is the
+    node of a run that has only one.
     """
 
     subject: str
@@ -93,7 +93,7 @@ class LogReading:
         self.ends: list[str] = []
 
     def read(self, path: Path, place: LogLine) -> None:
-        """Adds the telling lines of a file; one that cannot be read counts as missing."""
+        """Adds the telling lines of a file; a file that cannot be read counts as missing."""
         if time.monotonic() > self._until:
             self._late += 1
             return
@@ -129,10 +129,10 @@ def read_run(
     nodes: Mapping[int, str] = {},
     looks: Mapping[int, Path] | None = None,
 ) -> Evidence:
-    """The evidence in a run's folder, whole or not; it raises nothing.
+    """The evidence in a run's folder, even an incomplete one; raises nothing.
 
-    ``outcome`` is the run's, ``state`` its state, ``nodes`` what its target says of nodes now, and
-    ``looks`` are looks taken now, by node, where the caller has them.
+    ``outcome`` and ``state`` are the run's, and ``nodes`` is what its target says of nodes now.
+    ``looks`` are folders of looks taken now, by node; by default the last looks are read.
     """
     missing: list[str] = []
     outcome = outcome or run.read_outcome()
@@ -191,7 +191,7 @@ def _reason_so_far(run: RunFolder, newest: Mapping[int, int]) -> Reason | None:
 
 
 def _read_hosts(run: RunFolder, plan: LaunchPlan | None) -> dict[str, int]:
-    """Nodes by their hosts, containers and pods, as far as the run's folder names them."""
+    """Nodes by the names of hosts, containers and pods, as far as the folder has them."""
     hosts = {one.name: node for node, one in enumerate(plan.machines)} if plan else {}
     hosts |= {f"{run.run_id}-{n.node_index}": n.node_index for n in plan.nodes} if plan else {}
     for path in sorted(run.path.glob("*/*.started")):  # of a job that got several hosts at once
@@ -221,13 +221,13 @@ def _report_of_ends(run: RunFolder) -> FailureReport:
 
 
 def _ended_for_a_hang(failure: FailureReport) -> FailureReport:
-    """Whoever has found a hang ends the workers; the outcome, that would say so, is not there."""
+    """The report, with ``hang`` as the cause of each end by a signal, as no outcome says so."""
     ends = [replace(x, cause="hang") if x.exit_code < 0 else x for x in failure.ranks]
     return decide_report(ends, ())
 
 
 def _newest(logs: Sequence[WorkerLog]) -> Iterator[WorkerLog]:
-    """Those of each node's last attempt."""
+    """The logs of each node's last attempt."""
     last: dict[int, tuple[int, int]] = {}
     for log in logs:
         place = (log.incarnation, log.attempt)
@@ -262,7 +262,7 @@ def _read_others(
     for node, path in consoles:
         before = len(reading.lines)
         reading.read(path, LogLine(file=_inside(run, path), node=node))
-        if has_workers:  # whose lines it holds too
+        if has_workers:  # the console repeats their lines
             said = reading.lines[before:]
             own = [x for x in said if x.rank is None and not _OF_RANK.search(x.text)]
             reading.lines[before:] = own
@@ -283,12 +283,12 @@ def read_error_file(path: Path, place: LogLine, root: Path) -> list[LogLine]:
 def _tell_of_nodes(
     run: RunFolder, nodes: Mapping[int, str], newest: Mapping[int, int]
 ) -> Iterable[LogLine]:
-    """What the target and the cluster said of the nodes, and clocks that have jumped."""
+    """What the target and the cluster said of the nodes, clock jumps and installed versions."""
     name = f"{protocol.LEDGER_DIR}/{POD_LEDGER}"
     began = {n: read_ledger(agent_ledger(run, n, i))[:1] for n, i in newest.items()}
     said_of = read_ledger(run.path / name, POD_SOURCE)
     texts = [show_line(str(event.values.get("text", ""))) for event in said_of]
-    # Slurm tells another reason from time to time: only the last one holds.
+    # Slurm changes the reason for a wait from time to time: only the last one holds.
     newest_wait = {text.partition(":")[0]: at for at, text in enumerate(texts) if _WAITS in text}
     for at, (event, text) in enumerate(zip(said_of, texts, strict=True)):
         # What a node waited for before it started is over.

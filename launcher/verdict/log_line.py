@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """One telling line. ``number`` counts from 1 and is 0 behind a gap; ``at`` is 0 if not told.
+    """One telling line. ``number`` counts from 1 and is 0 after a gap; ``at`` is 0 if not known.
 
-    ``node`` and ``rank`` are those that wrote it. ``raised``: it names a traceback's exception,
-    ``frame`` is the innermost place in the user's own code, ``is_own`` whether that raised it.
+    ``node`` and ``rank`` wrote the line. ``raised``: it names a traceback's exception; ``frame`` is
+    the innermost place in the user's own code, and ``is_own`` whether that place raised it.
     """
 
     file: str = ""
@@ -23,14 +23,14 @@ class LogLine:
     is_own: bool = False
     raised: bool = False
     pod: str = ""
-    """The pod that it is about or of, as Kubernetes' own commands name it."""
+    """The pod that wrote it or that it is about, as Kubernetes' own commands name it."""
     host: str = ""
     """The host that wrote it, as the line or the file names it."""
     local_rank: int | None = None
-    """By torchrun's prefix, where no rank is told."""
+    """From torchrun's prefix, if the line names no rank."""
     task: int | None = None
-    """By the label of ``srun``: a node, or a rank where each rank is a task."""
+    """From the label of ``srun``: a node, or a rank if each rank is a task."""
     is_inferred: bool = False
-    """Its node is by what other lines tell of its rank or host, not by its own file or prefix."""
+    """Its node comes from other lines about its rank or host, not from its own file or prefix."""
     joined: bool = False
-    """It is so at this moment: the recorders of all ranks say it together, or the kernel."""
+    """It holds at this moment: the recorders of all ranks together say so, or the kernel."""

@@ -45,7 +45,7 @@ class Seen:
 
 
 def find_last_looks(run: RunFolder, incarnations: Iterable[tuple[int, int]]) -> dict[int, Path]:
-    """The folder of each node's last look; one that found a hang comes before all others."""
+    """The folder of each node's last look; one that found a hang is preferred."""
     found: dict[int, tuple[bool, float, Path]] = {}
     for node, incarnation in incarnations:
         node_dir = run.node_dir(node, incarnation)
@@ -56,7 +56,7 @@ def find_last_looks(run: RunFolder, incarnations: Iterable[tuple[int, int]]) -> 
 
 
 def read_seen(folders: Mapping[int, Path]) -> Seen:
-    """What lies in the folders of one look at each node; one not finished is left out."""
+    """What one look at each node recorded; an unfinished look is left out."""
     seen = Seen(folders=folders)
     for node, folder in folders.items():
         if look := read_look(folder):
@@ -69,7 +69,7 @@ def read_seen(folders: Mapping[int, Path]) -> Seen:
 
 
 def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
-    """Where each rank's main thread stood, of nodes of which no rank has just made a step."""
+    """Where each rank's main thread stood; skips nodes where a rank has just made a step."""
     for node, look in seen.looks.items():
         if look.why == "asked" and any(r.steps and r.silent_s < STANDS_S for r in look.ranks):
             continue
@@ -94,9 +94,9 @@ def tell_recorded(
 ) -> Iterator[LogLine]:
     """What is wrong between the ranks' collectives, worst first; ``logs`` are of the workers.
 
-    Ranks that wait for less than ``waits_s`` are no matter, and slow ones end no run. A worker
-    that ended by an exception has left its recorder's trace beside it. ``first`` is the first that
-    failed, or that ended while the others needed it.
+    Waits shorter than ``waits_s`` are ignored, and slow ranks unless the run ``goes_on``. A worker
+    that ended by an exception has left its recorder's trace beside it. ``first`` is the worker that
+    failed first, or that ended while the others needed it.
     """
     traces = {rank: trace for rank, trace in seen.traces.items() if trace}
     files = {rank: str(seen.folders[node].relative_to(run.path)) for rank, node in _nodes(seen)}
@@ -140,7 +140,7 @@ def _nodes(seen: Seen) -> Iterator[tuple[int, int]]:
 
 
 def _open_last(trace: dict[str, Any]) -> None:
-    """Marks the call that failed as not over, which torch counts as over once it has timed out."""
+    """Marks the failed call as not over: torch counts a call as over once it has timed out."""
     entries = trace.get("entries")
     last = entries[-1] if isinstance(entries, list) and entries else None
     if isinstance(last, dict):

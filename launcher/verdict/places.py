@@ -1,7 +1,7 @@
-"""Which node and rank a line is of: by what stands before it, and by what other lines tell. Pure.
+"""Which node and rank wrote a line: by the line's prefix, and by what other lines say. Pure.
 
-A prefix names one of them: the rank, the node, a host. What is told of both in one line holds for
-all lines that name one of the two.
+A prefix names one of them: the rank, the node, a host. If one line names two of them, the pair
+holds for all lines that name either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from launcher.verdict.log_line import LogLine
 
 LEAST_BEGUN = 3
-"""Lines that names of one form begin, for these to be hosts."""
+"""Names of one form count as hosts if they begin this many lines."""
 MOST_HOSTS = 2000
 
 
@@ -24,7 +24,7 @@ MOST_HOSTS = 2000
 
 STAMP = re.compile(
     r"^(?P<at>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)) (?:std(?:out|err) [FP] )?"
-    # Not of a journal, whose lines go on with a host and a program.
+    # Not a line of a journal, in which a host and a program follow.
     r"(?![\w.-]+ [\w./-]+(?:\[\d+\])?: )",
     re.MULTILINE,
 )
@@ -42,19 +42,19 @@ _HOST_FIRST = re.compile(
     r"(?!python|epoch|step|iter|layer)(?P<host>[A-Za-z][\w.-]*\d[\w.-]*)(?:: | +\| )"
     r"|(?P<pod>[a-z][a-z0-9-]*-\d+(?:-[a-z0-9]{5})?) [a-z][a-z0-9-]* "
 )
-"""As pdsh, clush and Compose put it before a line; and stern, with the container's name."""
+"""A host as pdsh, clush and Compose put it before a line, or stern's pod and container."""
 _HOST_INSIDE = re.compile(
     r"(?:\[[\d :-]+\] )?([\w.-]+):\d+:\d+ (?:\[\d+\] )?.*\bNCCL "
     r"|\[([\w.-]+):\d+\] "
     r"|(?:[A-Z][a-z]{2} +\d+ [\d:]+|\d{4}-\d\d-\d\dT\S+) (?![A-Z]{4})([\w.-]+)"
     r" [\w./-]+(?:\[\d+\])?: "
 )
-"""NCCL's lines, Open MPI's, and those of a journal."""
+"""A host as NCCL, Open MPI and a journal name it in their lines."""
 _RANK_INSIDE = re.compile(
     r"[\[(<](?:PG [^\]]*)?[Rr](?:ank|ANK)[ :=]?(\d+)(?:/\d+)?[\])>]"
     r"|process rank (\d+) with PID"
 )
-"""Where nothing else names it: torch's own words, loggers' and mpirun's."""
+"""A rank as torch, loggers and mpirun name it; used if no prefix names one."""
 _DIGITS = re.compile(r"\d+")
 _NUMBERED = ("node", "rank", "local_rank", "task")
 
@@ -63,12 +63,12 @@ _DOMAIN = re.compile(r"\.[A-Za-z][\w.-]*$")
 
 
 def _short(host: str) -> str:
-    """Without its domain, which one program tells and another one does not."""
+    """The host without its domain, which only some programs write."""
     return _DOMAIN.sub("", host)
 
 
 def form_of(host: str) -> str:
-    """What the names of such hosts look like: ``gpu#``."""
+    """A host's name with ``#`` for each number: ``gpu#``."""
     return _DIGITS.sub("#", host)
 
 
@@ -81,9 +81,9 @@ def find_hosts(lines: Iterable[bytes]) -> frozenset[str]:
 
 
 def split_prefix(text: str, forms: frozenset[str] = frozenset()) -> tuple[str, dict[str, Any]]:
-    """A line without what was put before it, and what this names, by the fields of ``LogLine``.
+    """A line without its prefixes, and what they name, by the fields of ``LogLine``.
 
-    The innermost wins; ``at`` is a text. ``forms`` are those of hosts that begin lines.
+    The innermost prefix wins; ``at`` is a text. ``forms`` are the forms of hosts that begin lines.
     """
     named: dict[str, Any] = {}
     while True:
@@ -107,7 +107,7 @@ _NODE_IN = re.compile(r"(?<![a-z])node[-_]?(\d+)(?![a-z\d])")
 
 
 def node_in(file: str) -> int | None:
-    """The node that a file's name tells of, such as ``slurm/node-1.log``."""
+    """The node that a file's name gives, such as 1 for ``slurm/node-1.log``."""
     found = _NODE_IN.search(file)
     return int(found[1]) if found else None
 
@@ -131,7 +131,7 @@ _NPROC = re.compile(
 _A_TASK_FOR_EACH = re.compile(r"ntasks[_-]per[_-]node[ =:]+(?:\d\d|[2-9])\b", re.IGNORECASE)
 _NODELIST = re.compile(r"(?<![A-Za-z])(?:NODELIST|NodeList)=([\w.,-]+)(?:\[([\d,-]+)\]([\w.-]*))?")
 _TASKS = re.compile(r"(?:on host |error: )([\w.-]+)(?:, \d+ tasks|: tasks?):? (\d+)(,|-)?")
-"""srun's: a host with its tasks, of which the first one tells enough."""
+"""srun's: a host with its tasks, of which the first one is enough."""
 _IN_ORDER = (re.compile(r"Data for node: ([\w.-]+)"), re.compile(r"'([\w.-]+)': \["))
 """mpirun's map of a job, and DeepSpeed's: hosts in the order of nodes."""
 _NODE_RANK = re.compile(r"(?:node|group)[_-]rank[=: ]+(\d+)", re.IGNORECASE)
@@ -146,11 +146,11 @@ def name_nodes(
     reports: Iterable[str] = (),
     by_file: bool = False,
 ) -> list[LogLine]:
-    """With the node of each pod, host and rank that other lines place, and the rank of a local one.
+    """The lines, with nodes and ranks filled in from what other lines say.
 
     An operator's master is the first node, and worker 0 the second; Slurm numbers nodes in the
     order of its list. ``known`` are nodes by their hosts' names, and ``reports`` hold torchrun's;
-    ``by_file``: each file is of one node.
+    ``by_file``: each file is from one node.
     """
     nodes = _Nodes(lines, known, reports, by_file)
     placed = [nodes.name_rank(line) for line in lines]
@@ -162,7 +162,7 @@ def name_nodes(
 
 
 class _Nodes:
-    """The node of each rank (a number), host or file (a name); of what was told two, none."""
+    """The node of each rank (a number), host or file (a name); none if lines name two."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class _Nodes:
         self._shift = {"worker": int(is_shifted)}
 
     def _add_pairs(self, both: Iterable[tuple[str, str, str]]) -> None:
-        """Hosts with a rank and its local rank; nproc, if they leave only one."""
+        """Places hosts by a rank and its local rank, and derives nproc from these if it can."""
         firsts: dict[str, int] = {}
         least = 1
         for host, rank, local in both:
@@ -224,7 +224,7 @@ class _Nodes:
                 self._known[host].add(first // (self._nproc or 1))
 
     def _judge_label(self, lines: Sequence[LogLine], hosts: int, is_each: bool) -> str:
-        """Whether ``srun --label`` tells nodes or ranks: the field of a line that it is."""
+        """What ``srun --label`` numbers, as a field of ``LogLine``: ``node`` or ``rank``."""
         labelled = [line for line in lines if line.task is not None]
         most = 1 + max((line.task or 0 for line in labelled), default=0)
         both = {(line.task, line.rank) for line in labelled if line.rank is not None}
@@ -236,7 +236,7 @@ class _Nodes:
         return "rank" if is_same and not has_agents and hosts != most else "node"
 
     def name_rank(self, line: LogLine) -> LogLine:
-        """With what the label of srun and the local rank say, and the pod's name."""
+        """The line with the node and rank that srun's label, the local rank and the pod give."""
         if line.task is not None and getattr(line, self._label) is None:
             line = replace(line, **{self._label: line.task})  # type: ignore[arg-type]
         if line.rank is None and len(ranks := self._ranks.get(line.local_rank or 0, set())) == 1:
@@ -258,7 +258,7 @@ class _Nodes:
         return next((node for node in found if node is not None), None)
 
     def learn(self, line: LogLine) -> None:
-        """What is told beside each other belongs together."""
+        """Learns that a line's rank and hosts are on the line's node."""
         if named := _NODE_RANK.search(line.text):
             self._known[line.host or f"/{line.file}"].add(int(named[1]))
         if (node := self._node_of(line)) is None:
@@ -269,7 +269,7 @@ class _Nodes:
                 self._known[what].add(node)
 
     def guess(self, lines: Sequence[LogLine]) -> None:
-        """Of hosts that nothing places, by the numbers in their names."""
+        """Guesses nodes of hosts that no line places, by the numbers in their names."""
         alike: dict[str, set[str]] = defaultdict(set)
         for line in lines:
             if line.host:
@@ -279,7 +279,7 @@ class _Nodes:
                 continue
             for column in zip(*map(_DIGITS.findall, hosts), strict=True):
                 numbers = list(map(int, column))
-                # A folder with a file of each host, and none left out, has them all.
+                # A folder with a file for each host, and no gap in the numbers, has all hosts.
                 are_all = self._by_file and max(numbers) - min(numbers) < len(hosts)
                 if len(set(numbers)) == len(hosts) and (are_all or min(numbers) in (0, 1)):
                     for host, number in zip(hosts, numbers, strict=True):
@@ -287,7 +287,7 @@ class _Nodes:
                     break
 
     def place(self, lines: Sequence[LogLine]) -> list[LogLine]:
-        """The lines with their nodes; those that only name one host are about it."""
+        """The lines with their nodes; a line without one is about the node whose host it names."""
         hosts = {
             what: node
             for what in list(self._known)

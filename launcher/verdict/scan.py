@@ -14,12 +14,12 @@ from launcher.verdict.log_line import LogLine
 from launcher.verdict.places import find_hosts, form_of, split_prefix
 
 HEAD_BYTES, TAIL_BYTES = 1 << 20, 4 << 20
-"""Read of a file that is longer than both; a failure tells itself at the end, settings before."""
+"""Read from a file that is longer than both: failures are at its end, settings at its start."""
 MOST_CHARACTERS = 2000
-"""Of a line."""
+"""Kept of a line."""
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m|\r$", re.MULTILINE)
 MOST_LINES = 2000
-"""Kept of one file: the first half of them and the last."""
+"""Kept of one file: half from its start, half from its end."""
 
 _TELLING = re.compile(
     rb"^name:|traceback|error|exception|no module|low on|not responding|fail|fatal|kill|abort"
@@ -36,11 +36,11 @@ _TELLING = re.compile(
     rb"|(?:node|group).rank|ntasks|data for node|attempt has|^ *host +:|^node:|world info"
     rb"|terminat|broken|disconnect|pressure|no devices|reboot|disrupt|is full|read-only|n't |fallen"
 )
-"""In a line in lower case; what holds none of these is not looked at again."""
+"""In a line in lower case; outside a traceback, a line without any of these is dropped."""
 _NUMBERS = re.compile(r"0x[0-9a-f]+|(?<![A-Za-z\d])(?<![A-Za-z]-)\d[\d.:TZ,-]*")
-"""But not those within names, such as a host's."""
+"""Numbers, but not those within names, such as a host's."""
 NEAR_LINES = 30
-"""Of a traceback: so far behind a line that tells its time it was of that time."""
+"""An exception less than this many lines after a line with a time has that time."""
 _OF_LOADER = " in DataLoader worker process"
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -53,7 +53,7 @@ _POD_NAMED = re.compile(
     r"|pods? \"([a-z0-9-]+-\d+)\""
 )
 _POD_OF_ROLE = re.compile(r"(?<![\w.-])[a-z0-9][a-z0-9-]*-(?:master|worker)-\d+(?![\w-])")
-"""As an operator names it wherever it speaks of it."""
+"""A pod as its operator names it, anywhere in a line."""
 _TIMES = (
     re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?"),
     re.compile(r"\b[IWEFC]()(\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?"),
@@ -61,11 +61,11 @@ _TIMES = (
 
 
 SETTING = "settings"
-"""In place of a file: what the plan sets for the workers."""
+"""Stands for a file in lines about what the plan sets for the workers."""
 
 
 def read_both(file: BinaryIO, most_bytes: int) -> tuple[bytes, bytes, int]:
-    """A text's begin and its end, which is empty where the begin is all, and the bytes between.
+    """A text's start, its end (empty if the start is all), and the number of bytes between.
 
     A pipe is read until its writer has ended, or Ctrl-C ends the wait. Raises ``OSError``.
     """
@@ -78,7 +78,6 @@ def read_both(file: BinaryIO, most_bytes: int) -> tuple[bytes, bytes, int]:
         return head, tail, size - len(head) - len(tail)
     head, tail, size = b"", b"", 0
     with contextlib.suppress(KeyboardInterrupt):
-        # Ended by its writer, which a person may end.
         while chunk := file.read(1 << 16):
             size += len(chunk)
             head, tail = (head + chunk, b"") if len(head) < HEAD_BYTES else (head, tail + chunk)
@@ -88,19 +87,19 @@ def read_both(file: BinaryIO, most_bytes: int) -> tuple[bytes, bytes, int]:
 
 
 def strip_colours(text: bytes) -> bytes:
-    """Without what a terminal was told: colours, and the carriage return of each line."""
+    """The text without a terminal's colours and the carriage return of each line."""
     return _COLOUR.sub(b"", text) if b"\x1b" in text or b"\r\n" in text else text
 
 
 def tell_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
-    """The telling lines of a text's begin and end: the first and last that say something new.
+    """The telling lines of a text's start and end: the first and last that say something new.
 
-    ``place`` says whose text it is, for lines that do not.
+    ``place`` says who wrote the lines that do not say so.
     """
     first, last = head.split(b"\n"), tail.split(b"\n")[1:]
     hosts = find_hosts((*first[:MOST_LINES], *(last or first)[-MOST_LINES:]))
     forms = frozenset(map(form_of, hosts))
-    # A host that tells nothing still counts where nodes are numbered by their names.
+    # A host without a telling line still counts when nodes are numbered by hosts' names.
     kept = [replace(place, host=host) for host in sorted(hosts)]
     kept += find_telling(first, place, forms)
     seen = {(line.raised, line.text) for line in kept}
@@ -113,7 +112,7 @@ def tell_both(head: bytes, tail: bytes, place: LogLine) -> list[LogLine]:
 def find_telling(
     lines: Iterable[bytes], place: LogLine, forms: frozenset[str] = frozenset()
 ) -> Iterator[LogLine]:
-    """The telling lines of a text, each with its place; those that differ by numbers alone once."""
+    """The telling lines of a text; of lines that differ only in numbers, the first one."""
     traces: dict[LogLine, tuple[str, bool, int]] = {}
     seen: set[tuple[object, ...]] = set()
     times: dict[LogLine, tuple[int, float]] = {}
@@ -168,7 +167,7 @@ def place_of(file: str, line: int) -> str:
 
 
 def read_time(text: str) -> float:
-    """Seconds since the epoch as a line tells them, taken for UTC; 0 where it tells none."""
+    """A line's time in seconds since the epoch, taken as UTC; 0 if the line has none."""
     for form in _TIMES:
         if found := form.search(text[:120]):
             y, *rest, part = found.groups()

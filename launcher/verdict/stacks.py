@@ -1,4 +1,4 @@
-"""The stacks of all ranks as a few groups: ranks that stand at the same place are one. Pure."""
+"""The stacks of all ranks in a few groups: ranks at the same place form one group. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from launcher.contract.look import Frame, RankStacks
 from launcher.verdict.scan import LIBRARY
 
 MOST_CALLS = 6
-"""In one line; the stack follows it."""
+"""Calls in a group's first line; the stack follows it."""
 MOST_SHOWN = 20
 """Calls of a stack below that line."""
 MOST_LIBRARY_CALLS = 2
-"""Of those that lead from the script to where it stands."""
+"""Library calls in that line, the newest included."""
 _WRAPPERS = ("c10d_logger.py",)
-"""Files of torch that stand around each of its calls and tell nothing."""
+"""Files of torch that only wrap its calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def shorten(frames: Sequence[Frame]) -> str:
         file = PurePosixPath(frame.file).name
         if LIBRARY.search(frame.file):
             in_library += 1
-            # The newest one is told by its name.
+            # The line begins with the newest call's name.
             if at == 0 or file in _WRAPPERS or in_library > MOST_LIBRARY_CALLS:
                 continue
         shown.append(f"{file}:{frame.line}" if frame.line else frame.function)
@@ -78,7 +78,7 @@ def shorten(frames: Sequence[Frame]) -> str:
 
 
 def render_group(group: Group) -> str:
-    """One line, and below it the whole stack."""
+    """One line, and below it the stack's newest calls."""
     thread = "" if group.is_main else f", thread {group.name or '(no name)'}"
     line = f"{name_ranks(group.ranks)}{thread}: {shorten(group.frames)}"
     shown = group.frames[:MOST_SHOWN]

@@ -20,7 +20,7 @@ from launcher.verdict.rules.all import OF_STARTERS
 
 MOST_FILES = 2000
 MOST_GPUS = 8
-"""Of a usual node: lower ranks of a log that names no node are on the first one, most likely."""
+"""GPUs of a usual node: in a log that names no node, ranks below this are likely on node 0."""
 NO_LOGS = re.compile(
     r"\.(?:pt|pth|ckpt|bin|safetensors|np[yz]|gz|zip|tar|pyz?|so|pkl|png|jpe?g|ya?ml|md|toml)$"
 )
@@ -92,7 +92,7 @@ def _place_of(name: str) -> LogLine:
 
 @dataclass(frozen=True, kw_only=True)
 class _Code:
-    """How torchrun's report says that a rank ended; ``node`` is None where it does not tell."""
+    """How torchrun's report says that a rank ended; ``node`` is None if it is not known."""
 
     local_rank: int
     code: int
@@ -100,25 +100,25 @@ class _Code:
 
 
 def _read_codes(reports: Iterable[str], lines: Iterable[LogLine]) -> dict[int, _Code]:
-    """By rank, those that failed first in front."""
+    """How ranks ended, by rank; the root cause comes first."""
     found: dict[int, _Code] = {}
     for text in reports:
         failures = parse_failures(text)
         nproc = 1 + max((local for _, local, _ in failures), default=0)
         for rank, local, code in failures:
             found[rank] = _Code(local_rank=local, code=code, node=_node_of(rank - local, nproc))
-    for line in lines if not found else ():  # It was ended before its report.
+    for line in lines if not found else ():  # torchrun was ended before its report.
         if told := _FAILED.search(line.text):
             rank = int(told["rank"])
-            if not line.node:  # On another node its rank is not known.
+            if not line.node:  # On other nodes the local rank is not the rank.
                 found[rank] = _Code(local_rank=rank, code=int(told["code"]), node=line.node)
     return found
 
 
 def _node_of(first: int, least: int) -> int | None:
-    """The node whose first rank this is, with ``least`` workers or more.
+    """The node whose first rank is ``first``, if each node has ``least`` workers or more.
 
-    Where several fit, that of nodes with as many GPUs as a usual one may have.
+    If several nodes fit, those with at most ``MOST_GPUS`` workers on each are preferred.
     """
     fit = [node for node in range(1, first + 1) if first % node == 0 and first // node >= least]
     usual = [node for node in fit if first // node <= MOST_GPUS]
@@ -128,7 +128,7 @@ def _node_of(first: int, least: int) -> int | None:
 def _judge(
     subject: str, reading: LogReading, missing: tuple[str, ...], *, by_file: bool = False
 ) -> Evidence:
-    """With the workers that failed, as ``runs.failure`` judges them."""
+    """The evidence, with the failed workers as ``runs.failure`` judges them."""
     lines = name_nodes(reading.lines, reports=reading.ends, by_file=by_file)
     agents = {found[1] for line in lines if (found := _AGENT.search(line.text))}
     if len(agents) == 1 and 0 in {line.rank for line in lines}:
@@ -167,7 +167,7 @@ def _judge(
         )
     failure = decide_report(ends, ()) if ends else None
     if len(ends) == 1 and _CLOSED_HERE.search(ends[0].exception):
-        # No network lies between two processes of one machine, and who fails is in the report.
+        # Both processes are on one machine, so no network failed; nor is a failed peer reported.
         lines.append(LogLine(file=ends[0].log, text=_LEFT))
     is_one = _is_one(lines, agents) and not any(end.node_index > 0 for end in ends)
     return Evidence(
@@ -181,7 +181,7 @@ def _judge(
 
 
 def _is_one(lines: Sequence[LogLine], agents: Collection[str]) -> bool:
-    """Whether workers or their machine tell it, and of no second one: nothing names a node then."""
+    """Whether the lines are of one node: they name a worker, host or agent, and no second node."""
     hosts = {line.host for line in lines} - {""}
     others = any(line.node or line.pod or (line.rank or 0) >= MOST_GPUS for line in lines)
     is_told = hosts or agents or any(line.raised or line.rank is not None for line in lines)
@@ -189,7 +189,7 @@ def _is_one(lines: Sequence[LogLine], agents: Collection[str]) -> bool:
 
 
 def _with_ranks(lines: Sequence[LogLine], codes: Mapping[int, _Code]) -> Iterator[LogLine]:
-    """The lines; an exception that no rank was named for is that of the one that ended with 1."""
+    """The lines; an exception without a rank goes to the first rank with code 1 that has none."""
     named = {line.rank for line in lines if line.raised}
     open_ranks = [rank for rank, end in codes.items() if end.code == 1 and rank not in named]
     for line in lines:

@@ -19,7 +19,7 @@ _OF_OTHERS = (
     *(FailureCause.MISSING_COLLECTIVE, FailureCause.NETWORK_CUT, FailureCause.NCCL_ERROR),
     FailureCause.MASTER_UNREACHABLE,
 )
-"""What a worker says of others."""
+"""Causes by which a worker blames others."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
 
@@ -35,7 +35,7 @@ class Verdict:
     subject: str
     state: str
     reason: Reason | None
-    """What the run's record says of its end, or of who is to end it; None where it says nothing."""
+    """Why the run ended, or is about to end, by its record; None if the record does not say."""
     cause: FailureCause
     certainty: str
     what: str
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def decide_verdict(evidence: Evidence) -> Verdict:
-    """The first cause of what the evidence holds."""
+    """Decides from the evidence which failure came first."""
     failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned")
     first = failure.first if failure else None
     found = list(judge_lines(evidence.lines, evidence.standing))
@@ -71,14 +71,14 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     if first:
         end = judge_end(first)
         if first.cause == "hang" or first.is_collateral or end.cause in _OF_OTHERS:
-            begun_by = None  # It only followed from what another one did.
+            begun_by = None  # This worker only followed another one.
         line = end.line if evidence.is_placed else replace(end.line, node=None)
         found.append(replace(end, line=line))
     found += judge_reason(evidence.reason, evidence.detail, evidence.detail_node)
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
     if goes_on and first is None:
-        # Of warnings in logs the run may know nothing; the recorders tell of this moment.
+        # A run that goes on may have survived what its logs say; the recorders tell of this moment.
         found = [one for one in found if one.weight >= Weight.SURE or one.line.joined]
     ordered = _order(found, begun_by)
     if not ordered:
@@ -118,33 +118,33 @@ def _place(
         rank = ends[0].rank
     waits = best.cause is FailureCause.MISSING_COLLECTIVE or "clients joined" in line.text
     if waits and best.rank is None:
-        # Those that came have given up; the one that had to be ended did not come.
+        # The ranks that came have given up; the rank that had to be ended did not come.
         silent = [x.rank for x in ends if x.cause == "terminated" and ": " not in x.exception]
         rank = silent[0] if len(silent) == 1 else rank
     if rank == line.rank and best.rank is None and line.node is not None:
         return rank, line.node
-    # Of a fact of the machine: the node, where there is but one.
+    # The node of that rank's end; without a rank, the one node of all ends.
     nodes = {end.node_index for end in ends if rank in (end.rank, None)}
     told = nodes.pop() if len(nodes) == 1 else -1
     node = line.node if told < 0 else told
-    if node is None and rank is None:  # Where it has ended a process, that is told of too.
+    if node is None and rank is None:  # Take the node where the cause ended a process.
         told_of = (best.cause, FailureCause.KILLED)
         ended = {x.line.node for x in ordered if x.cause in told_of} - {None}
         node = ended.pop() if len(ended) == 1 else None
     is_away = best.cause is FailureCause.MASTER_UNREACHABLE and not evidence.is_placed
-    if node is None:  # Everybody begins to count ranks on the first one.
+    if node is None:  # Every launcher puts rank 0 on node 0.
         node = 0 if rank == 0 else None if is_away else evidence.only_node
     return rank, node
 
 
 def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
-    """The heaviest before others; among equals the first failed worker's, then as they came."""
+    """The heaviest first; among equals the first failed worker's, then in the order of time."""
     all_found = list(found)
     timed = all(one.line.at for one in all_found)
 
     def key(one: Meaning) -> tuple[float, ...]:
         is_own = first is None or one.line.rank == first.rank
-        # What others say once it is gone: they are judged, and it came before them.
+        # Other ranks' lines come last: the first failure came before them. Only ROOT is exempt.
         is_after = not is_own and one.line.rank is not None and one.weight < Weight.ROOT
         says_little = FOLLOWS.index(one.cause) if one.cause in FOLLOWS else -1
         nowhere = one.weight is Weight.ROOT and one.line.node is None
@@ -155,7 +155,7 @@ def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
 
 
 def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
-    """The finding's line, with the place in the code that another one of its exceptions names."""
+    """The finding's line, with the place in the code from another line of the same rank or text."""
     line, told = best.line, [one.line for one in found if one.line.frame]
     own = (x for x in told if x.raised and x.rank == line.rank)
     same = (x for x in told if x.text == line.text)
@@ -165,12 +165,12 @@ def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
 def _judge_certainty(
     best: Meaning, node: int | None, found: Sequence[Meaning], first: WorkerEnd | None
 ) -> str:
-    """Certain is a cause and a node that one piece of direct evidence holds, undisputed.
+    """``certain`` if one piece of direct evidence gives cause and node, and nothing disputes it.
 
-    Direct is what the process that failed first raised, the word of a kernel, an engine or a
-    scheduler, and what the recorders of all ranks say together; its node is that of its own file
-    or prefix, or one that the run's plan names. All that is inferred is likely at most: by the
-    order of times, by a name in a line, by what follows from another failure.
+    Direct evidence is what the process that failed first raised, the word of a kernel, engine or
+    scheduler, and what the recorders of all ranks say together; its node comes from its own file or
+    prefix, or from the run's plan. What is inferred from the order of times, a name in a line, or
+    another failure is ``likely`` at most.
     """
     if best.weight < Weight.LIKELY:
         return "unclear"
@@ -201,7 +201,7 @@ def _tell(best: Meaning, line: LogLine, rank: int | None) -> str:
 
 
 def _fell(failure: FailureReport | None, rank: int | None, text: str) -> tuple[int, ...]:
-    """The ranks that failed after it, and not of the same."""
+    """The ranks that failed after ``rank``, and not with the same exception."""
     ends = failure.ranks if failure else ()
     alike = {end.rank for end in ends if end.exception == text and not end.is_collateral}
     return tuple(sorted({end.rank for end in ends} - alike - {rank}))

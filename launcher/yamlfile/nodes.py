@@ -42,8 +42,8 @@ FastLoader: type[yaml.SafeLoader] = CoreLoader
 if hasattr(yaml, "CSafeLoader"):
 
     class _LibyamlLoader(Composer, yaml.CSafeLoader):
-        """libyaml's parser under PyYAML's composer: the one in C overflows the stack on deep text,
-        where this one raises RecursionError."""
+        """libyaml's parser under PyYAML's composer in Python, which raises ``RecursionError`` on
+        deep text; the composer in C overflows the stack."""
 
         yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
 
@@ -82,7 +82,7 @@ def _compose(text: str, kind: type[yaml.SafeLoader]) -> list[tuple[int, yaml.Nod
 
 
 def _compose_carefully(text: str, origin: Origin) -> list[tuple[int, yaml.Node]]:
-    """The same by PyYAML's own parser, whose errors have a place. Raises ``FileError``."""
+    """As ``_compose``, by PyYAML's own parser, whose errors have a place. Raises ``FileError``."""
     try:
         return _compose(text, CoreLoader)
     except yaml.MarkedYAMLError as error:
@@ -120,7 +120,7 @@ _EXPLANATIONS = (
     ("block", "a wrong indentation, or quotes that end before the text does",
      "give the keys of one section one indentation"),
 )  # fmt: skip
-"""What PyYAML's message holds, the problem in plain words, and the fix; the first that fits."""
+"""Part of PyYAML's message, the problem in plain words, and the fix; the first match counts."""
 
 
 def _explain(message: str, text: str, mark: yaml.Mark | None) -> tuple[str, str]:

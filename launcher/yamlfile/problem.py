@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from launcher.yamlfile.source import YamlSource
 
 KeyPath = tuple[str | int, ...]
-"""From the top of the file to a value: keys of mappings and 0-based places in lists."""
+"""The path from the top of a file to a value: keys of mappings and 0-based places in lists."""
 
 _MAX_SHOWN = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong at a place, as in ``Entry``, and the fix to type.
+    """One thing that is wrong, its place as in ``Entry``, and the fix to type.
 
-    ``path`` is the key, empty where the problem is not about a key.
+    ``path`` is the key, empty if the problem is not about a key.
     """
 
     where: str
@@ -44,11 +44,11 @@ class Origin:
     is_file: bool = True
 
     def at(self, line: int) -> tuple[str, int]:
-        """``file:line`` and the line, from 1; the name and 0 where there is no line."""
+        """``file:line`` and the line, from 1; without a line, the name and 0."""
         return (f"{self.name}:{line}", line) if line and self.is_file else (self.name, 0)
 
     def error(self, what: str, fix: str, line: int = 0) -> FileError:
-        """What makes the whole text unreadable."""
+        """The error of a text that cannot be read at all."""
         where, line = self.at(line)
         return FileError([Problem(where=where, line=line, what=what, fix=fix)])
 

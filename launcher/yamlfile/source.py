@@ -19,7 +19,7 @@ from launcher.yamlfile.problem import FileError, KeyPath, Origin, Problem
 
 MAX_FILE_BYTES = 2**20
 MAX_NODES = 20_000
-"""Values after aliases are followed; a few lines of nested aliases can stand for billions."""
+"""The most values once aliases are followed; a few lines of nested aliases can mean billions."""
 EMPTY = ("", "~", "null")
 """Documents that hold nothing, such as the one before a first ``---``."""
 _MAX_DIGITS = 40
@@ -49,7 +49,7 @@ class YamlSource:
     entries: dict[KeyPath, Entry]
 
     def nearest(self, path: KeyPath) -> Entry:
-        """The entry of ``path``, or of what holds it where the path itself is not written."""
+        """The entry of ``path``, or of what holds it if the path itself is not written."""
         while path and path not in self.entries:
             path = path[:-1]
         return self.entries[path]
@@ -68,7 +68,7 @@ def parse_yaml(
 ) -> YamlSource:
     """Parses the text of a file that holds one mapping; raises ``FileError``.
 
-    ``fix`` is told where it holds something else, and ``least`` where it is empty.
+    ``fix`` is the fix if the file holds anything else, and ``least`` what an empty file needs.
     """
     origin = Origin(file)
     roots = read_nodes(text, origin, only_one=True)
@@ -83,7 +83,7 @@ def parse_documents(text: str, file: str) -> tuple[YamlSource, ...]:
 
 
 def parse_fragment(text: str, where: str) -> YamlSource:
-    """Parses one value given outside a file, as by an option, which ``where`` names."""
+    """Parses one value given outside a file, such as by an option; ``where`` names the option."""
     origin = Origin(where, is_file=False)
     roots = read_nodes(text, origin, only_one=True)
     if not roots:
@@ -134,7 +134,7 @@ def similar_file(path: Path) -> str:
 
 
 def _mappings(roots: list[yaml.Node], origin: Origin, fix: str, least: str) -> list[yaml.Node]:
-    """The documents that are not empty. Raises ``FileError`` where there is none, or no mapping."""
+    """The documents that are not empty. Raises ``FileError`` if none is, or one is no mapping."""
     full = [r for r in roots if not (isinstance(r, yaml.ScalarNode) and r.value in EMPTY)]
     if not full:
         raise origin.error("the file is empty", f"write at least {least}", 1)
@@ -154,7 +154,7 @@ def _line(node: yaml.Node) -> int:
 
 
 class _Builder:
-    """Turns nodes into data, once; holds the limits and what was found on the way."""
+    """Turns nodes into data, once; keeps the limits, and the entries and problems found."""
 
     def __init__(self, text: str, origin: Origin) -> None:
         self._text, self._origin = text, origin
@@ -200,7 +200,7 @@ class _Builder:
         start, end = node.start_mark.index, node.end_mark.index
         if not isinstance(node, yaml.ScalarNode) or node.style in ("|", ">"):
             return self._text[start:end].rstrip()
-        # an anchor or a tag stands in front
+        # leave out an anchor or a tag in front
         return self._text[self._text.index(node.style, start) : end] if node.style else node.value
 
     def _pairs(self, node: yaml.Node, path: KeyPath, depth: int) -> _Pairs:

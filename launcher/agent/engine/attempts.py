@@ -44,7 +44,7 @@ class WorkerPlace:
 
 
 class Attempts:
-    """The attempts of one incarnation; nothing here ever removes what one has written.
+    """The attempts of one incarnation; what an attempt has written is never removed here.
 
     The agent's main thread begins and ends them. Other threads only read ``workers``, which is
     replaced as a whole.
@@ -62,7 +62,7 @@ class Attempts:
         self._oom_kills = 0
 
     def begin(self, ranks: Mapping[int, int]) -> tuple[WorkerPlace, ...]:
-        """Goes on to a new attempt of ``{local rank: rank}``, and makes its folders.
+        """Begins a new attempt of the workers ``{local rank: rank}``, and makes its folders.
 
         Raises OSError.
         """
@@ -74,16 +74,15 @@ class Attempts:
         workers = tuple(self._place(rank, local_rank) for local_rank, rank in ranks.items())
         self.workers, self._hung = workers, set()
         for worker in set(before) - set(workers):
-            # Signals are passed on to the processes that these name.
+            # The supervisor passes signals on to the processes that heartbeats name.
             worker.heartbeat.unlink(missing_ok=True)
         return workers
 
     def forget_speaker(self) -> None:
-        """The workers that would answer a stop request have ended."""
+        """Notes that the workers that would answer a stop request have ended."""
         (self.node_dir / protocol.STOP_READY_FILE).unlink(missing_ok=True)
 
     def folder(self) -> Path:
-        """The folder of the present attempt."""
         return self.node_dir / protocol.ATTEMPT_FOLDER.format(attempt=self.number)
 
     def end(self, *, regroups: bool = False) -> tuple[WorkerEnd, ...]:
@@ -99,7 +98,7 @@ class Attempts:
         )
         if regroups or any(end.cause != "terminated" for end in ends):
             return ends
-        # Without any record: the process that starts workers died or failed.
+        # Workers without any record: the process that starts workers died or failed.
         beats, said = self.beats(), "it ended before its script began"
         never_began = [self._end_now(w, 1, said) for w in self.running() if w.rank not in beats]
         return (*never_began, *ends)
@@ -111,7 +110,7 @@ class Attempts:
         return f"{told}; {said}" if said else told
 
     def beats(self) -> dict[int, WorkerBeat]:
-        """What each worker last said, by rank."""
+        """The last beat of each worker, by rank."""
         found = {worker.rank: read_heartbeat(worker.heartbeat) for worker in self.workers}
         return {rank: beat for rank, beat in found.items() if beat is not None}
 
@@ -126,12 +125,12 @@ class Attempts:
         return bool(workers) and all(has_succeeded(worker.exit_file) for worker in workers)
 
     def were_signalled(self) -> bool:
-        """Whether another than the agent has asked a worker of the present attempt to end."""
+        """Whether a signal that was not the agent's ended a worker of the present attempt."""
         codes = {-signum for signum in signals.ENDING} | {128 + signum for signum in signals.ENDING}
         return any(end.cause != "terminated" and end.exit_code in codes for end in self.end())
 
     def steps(self) -> int:
-        """Optimizer steps of the present attempt, of the worker that made most."""
+        """Optimizer steps in the present attempt by the worker that made the most."""
         return max((beat.steps for beat in self.beats().values()), default=0)
 
     def mark_hung(self, rank: int) -> None:
@@ -139,7 +138,7 @@ class Attempts:
         self._hung.add(rank)
 
     def _killed_with_their_guards(self) -> list[WorkerEnd]:
-        """Only SIGKILL ends a guard whose script has begun: it blocks all other signals."""
+        """The ends of workers whose guard died too: by SIGKILL, as it blocks all other signals."""
         beats = self.beats()
         return [
             self._killed(worker, beats[worker.rank].steps)
@@ -151,7 +150,7 @@ class Attempts:
         end = judge_exit(
             worker.folder,
             self._end_now(worker, -signal.SIGKILL, ""),
-            # One that was asked to end, and that the kernel has kept from it for too long.
+            # Asked to end, and killed because the kernel kept it from ending for too long.
             was_asked=worker.asked.exists(),
             had_failed=False,
             kills_before=self._oom_kills,
@@ -177,7 +176,7 @@ class Attempts:
     def _place(self, rank: int, local_rank: int) -> WorkerPlace:
         folder = self.folder() / protocol.RANK_FOLDER.format(rank=rank)
         folder.mkdir(parents=True, exist_ok=True)
-        # Readers expect both, also of a worker that says nothing.
+        # Readers expect both files, even of a worker that writes nothing.
         for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
             (folder / name).touch()
         heartbeat = self._scratch / f"heartbeat-{self.number}-{rank}"

@@ -1,4 +1,4 @@
-"""Whether to start workers that have ended again. Pure."""
+"""Decides whether workers that have ended are started again. Pure."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ class GiveUp:
 class FaultBook:
     """Remembers how attempts ended and judges the next step.
 
-    ``same_failure_limit`` equal failures in a row without progress end the run. So does one more
-    fault of this node's workers than the user's ``max_restarts``; the roster counts those of all
-    nodes.
+    The run ends after ``same_failure_limit`` equal failures in a row without progress, or once this
+    node's workers have more faults than the user's ``max_restarts``. The roster counts the faults
+    of all nodes.
     """
 
     def __init__(self, *, max_restarts: int, same_failure_limit: int) -> None:
         self.restarts: Counter[str] = Counter()
         self.max_restarts = max_restarts
         self.faults = 0
-        """Of this node's workers."""
+        """Faults of this node's workers."""
         self._same_failure_limit = same_failure_limit
         self._last: tuple[tuple[object, ...], int] = (), 0
-        """What makes two failures equal, and the steps of the attempt."""
+        """The last failure, by what makes two of them equal, and the steps of its attempt."""
         self._same = 0
 
     def judge(
         self, ends: tuple[WorkerEnd, ...], steps: int, *, regroups: bool = False
     ) -> RestartWorkers | GiveUp:
-        """What follows an attempt of ``steps`` optimizer steps that ended so.
+        """Decides what follows an attempt of ``steps`` optimizer steps with these ends.
 
         ``regroups``: the agent itself ended the workers, because the group changed.
         """
@@ -67,7 +67,7 @@ class FaultBook:
         if give_up := self._judge_progress(first, steps):
             return give_up
         if first is None:
-            # The workers say so. Whether a node left is known once the group has formed again.
+            # All workers blame a peer. Whether a node left is known once the group has re-formed.
             return RestartWorkers(cause=LOST_PEER)
         self.faults += 1
         if self.faults > self.max_restarts:

@@ -31,10 +31,10 @@ UsedBytes = Callable[[], Mapping[str, int]]
 
 
 def open_devices(visible: str | None) -> UsedBytes | None:
-    """Reads the used bytes of this node's devices; None where there are none, or no driver.
+    """A function that reads the used bytes of this node's devices; None without device or driver.
 
-    ``visible`` is CUDA_VISIBLE_DEVICES: indices or UUIDs. Where it is not set, all devices that
-    the driver shows are the node's: a container is shown its own, numbered anew.
+    ``visible`` is CUDA_VISIBLE_DEVICES: indices or UUIDs. If it is not set, all devices that the
+    driver shows are the node's: a container sees only its own, numbered from 0.
     """
     if (found := _open(visible)) is None:
         return None
@@ -43,7 +43,7 @@ def open_devices(visible: str | None) -> UsedBytes | None:
 
 
 def open_gauges(visible: str | None) -> Callable[[], list[dict[str, Any]]]:
-    """Reads this node's devices, as ``protocol.VITALS_FILE`` has them; none where there are none.
+    """A function that reads this node's devices, if any, as ``protocol.VITALS_FILE`` has them.
 
     ``visible`` as for ``open_devices``.
     """
@@ -79,7 +79,7 @@ def _handle(nvml: ctypes.CDLL, name: str) -> ctypes.c_void_p | None:
 
 
 def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> _Memory:
-    """All zeros where the driver does not tell."""
+    """All zeros if the driver does not say."""
     memory = _Memory()
     nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
     return memory
@@ -101,7 +101,7 @@ def _gauge(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> dict[str, Any]:
 
 
 class GpuGate:
-    """Remembers what was in use before the first workers, and waits for that again."""
+    """Remembers the memory in use before the first workers, and waits until no more is in use."""
 
     def __init__(self, used_bytes: UsedBytes | None, limit_s: float, clock: Clock) -> None:
         self._used_bytes, self._limit_s, self._clock = used_bytes, limit_s, clock

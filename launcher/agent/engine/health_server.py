@@ -2,7 +2,7 @@
 
 Both answer with the same text. A probe looks at the status: it is 503 while the node is not
 healthy. Answers from what the agent knows already, so that a hanging worker cannot hang a probe.
-``/code-HASH.tar.gz`` is the node's code where it was sent: nodes that come later get it here.
+``/code-HASH.tar.gz`` is the code that was sent to the node, if any: later nodes get it here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Health:
 def read_health(node: Node, book: SilenceBook | None, clock: Clock) -> Health:
     """Healthy: the workers make steps, or have been silent for less than ``hang_max_s``.
 
-    What hangs before that the watchdog ends. A probe cannot tell it from a worker that computes.
+    The watchdog ends earlier hangs: a probe cannot tell them from workers that compute.
     """
     now = clock.monotonic()
     beats = node.attempts.beats()
@@ -79,7 +79,7 @@ def render_metrics(health: Health) -> str:
 
 
 def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
-    """Each metric, what it is, and its values by labels, none where it is not known. Pure."""
+    """Each metric, what it is, and its values by labels: none if they are unknown. Pure."""
     vitals = health.vitals
     training, gpus = vitals.get("training", {}), vitals.get("gpus", [])
     spent = {name: s for name, s in vitals.get("seconds", {}).items() if name != "idle"}
@@ -118,7 +118,7 @@ def read_metrics(health: Health) -> list[tuple[str, str, dict[str, float]]]:
 
 
 def start_health_server(host: str, port: int, read: Callable[[], Health], run_dir: Path) -> int:
-    """Serves from daemon threads; returns the port. Raises OSError where it is taken."""
+    """Serves from daemon threads; returns the port. Raises OSError if the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_LIMIT_S

@@ -1,8 +1,8 @@
 """The agent of a node that is held: it waits for runs, and starts each in a process of its own.
 
 torch is imported once. A run's node is a fork of this process: a supervisor as any other, whose
-agent and workers have torch from the start. Nothing of a run is in this process, so the next one
-finds what the first found. This process has one thread, and no worker.
+agent and workers have torch from the start. A run leaves nothing in this process, so each run finds
+what the first one found. This process has one thread, and no worker.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from launcher.contract.reasons import Reason
 from launcher.contract.records import dump_record, parse_object, parse_record, read_object
 
 POLL_S, POLL_SHARED_S = 0.03, 0.1
-"""The second where the folder may lie on a file server."""
+"""Between two looks at the folder; the second if it may lie on a file server."""
 _OF_INTERPRETER = ("PYTHON", "LD_", "KMP_", "MKL_")
-"""Variables with these beginnings count when an interpreter starts, and not later."""
+"""Prefixes of variables that are read when an interpreter starts, and not later."""
 _SHARED = ("/tmp", "/dev/shm")
 
 
@@ -61,12 +61,12 @@ class Holder:
         self._poll_s = POLL_SHARED_S if task.settings.meet_dir else POLL_S
         self._address, self._folder = task.node.local_addr, Path(task.node.log_dir)
         self._user = run_dir / USER_FILE
-        # A container's own; on a machine others use them too.
+        # Only in a container: on a machine, others use these folders too.
         is_contained = self._folder.is_relative_to(protocol.CONTAINER_RUN_DIR)
         mounted = {mount.target for mount in task.node.mounts}
         self._swept = [Path(name) for name in _SHARED if is_contained and name not in mounted]
         self._there: set[Path] = set()
-        """What they held before the run."""
+        """What the swept folders held before the run."""
         self._seen = 0.0, 0.0, ""
         self._child, self._run_id, self._grace_s, self._record_dir = 0, "", 0.0, Path()
         self._kill_at: float | None = None
@@ -79,7 +79,7 @@ class Holder:
         gc.collect()
         gc.freeze()
         processes.adopt_orphans()
-        # Then the run here gets its grace too.
+        # So that the run that uses this node gets its grace too.
         signal.signal(signal.SIGTERM, signals.heed_supervisor(self._be_ended))
         packages = _state_of_packages()
         ready = Ready(address=self._address, cpu_count=len(os.sched_getaffinity(0)))
@@ -114,7 +114,7 @@ class Holder:
         self._is_ending = True
 
     def _list_requests(self) -> list[str]:
-        # Listed: clients of network file systems then ask the server.
+        # By a listing, for which clients of network file systems ask the server.
         with contextlib.suppress(OSError):
             return os.listdir(self._folder)
         return []
@@ -123,7 +123,7 @@ class Holder:
         return {path for folder in self._swept for path in folder.glob("*")}
 
     def _take(self, name: str) -> dict[str, Any]:
-        """What is asked for. Raises ``ValueError``, ``OSError``."""
+        """Reads a request and removes it. Raises ``ValueError``, ``OSError``."""
         path = self._folder / name
         try:
             return parse_object(path.read_bytes())
@@ -131,11 +131,11 @@ class Holder:
             path.unlink(missing_ok=True)
 
     def _find_user(self, now: float) -> str:
-        """The run whose launcher has given a sign of life lately; empty without one.
+        """The run whose launcher has shown life within ``LEASE_S``; empty without one.
 
-        By this machine's own clock.
+        Measured by this machine's own clock.
         """
-        # A file server that fails for a moment leaves what was seen.
+        # If a file server fails for a moment, what was last seen still counts.
         with contextlib.suppress(OSError), self._user.open() as file:
             changed_at = os.fstat(file.fileno()).st_mtime
             if changed_at != self._seen[0]:
@@ -156,7 +156,7 @@ class Holder:
 
     def _look_after_child(self, now: float, user: str, asked: list[str]) -> None:
         if self._child and (status := processes.reap().get(self._child)) is not None:
-            # What it had no time to end.
+            # Ends what the run's supervisor had no time to end.
             processes.end_children()
             code = os.waitstatus_to_exitcode(status)
             told = {"pid": self._child, "exit_code": code if code >= 0 else 128 - code}
@@ -241,9 +241,9 @@ def _of_interpreter(env: dict[str, str]) -> dict[str, str]:
 
 
 def _state_of_packages() -> tuple[float, ...]:
-    """Changes when a package is installed or removed."""
+    """A value that changes when a package is installed or removed."""
     found = []
-    # Other folders of sys.path are people's own code, which no run has from here.
+    # Other folders of sys.path hold people's own code, which this process does not import.
     for entry in sys.path:
         if entry.endswith(("/site-packages", "/dist-packages")):
             with contextlib.suppress(OSError):

@@ -29,13 +29,13 @@ from launcher.contract.records import dump_record, parse_record, read_object
 LIMIT_S = 4.0
 """How long a look may take; whoever asked waits for 5 s."""
 LOSS_LIMIT_S = 0.3
-"""The same where a lost node is told: the restart waits for it."""
+"""How long a look after a lost node may take: the restart waits for it."""
 PY_SPY_LEAVES_S, NATIVE_LEAVES_S = 1.5, 0.7
-"""Of the limit, for workers whose stacks py-spy did not get. It takes longer for those of C."""
+"""What py-spy leaves of the limit for faulthandler. With the frames of C py-spy takes longer."""
 POLL_S = 0.02
 NO_ANSWER = "no answer in time: its Python ends, or something in it holds Python's lock"
 KEPT = 5
-"""Looks that somebody asked for; older ones are removed."""
+"""So many looks that somebody asked for are kept; older ones are removed."""
 
 
 class Looker:
@@ -54,7 +54,7 @@ class Looker:
             request = parse_record(LookRequest, read_object(self._request))
             self._request.unlink()
             if request.steps:
-                # For seconds, in which this thread goes on to look for hangs.
+                # It takes seconds, in which this thread has to go on looking for hangs.
                 threading.Thread(
                     target=take_profile, args=(self._attempts, request, self._clock), daemon=True
                 ).start()
@@ -68,7 +68,7 @@ class Looker:
     def take(
         self, why: Why, *, id: str = "", native: bool = False, stacks: bool = True
     ) -> Path | None:
-        """Takes a look and returns its folder; None where it could not, or another one goes on.
+        """Takes a look and returns its folder; None if it failed, or another look goes on.
 
         Blocks for ``LIMIT_S`` at most, without stacks for ``LOSS_LIMIT_S``.
         """
@@ -78,7 +78,7 @@ class Looker:
         try:
             return self._take(why, id or f"{why}-{self._clock.wall():.3f}", native, stacks)
         except OSError:
-            # Such as a full disk: a look is worth no restart, and no longer hang.
+            # Such as a full disk: no look is worth a restart, or a hang that lasts longer.
             return None
         finally:
             self._busy.release()
@@ -116,7 +116,7 @@ class Looker:
         pids = {worker.rank: beats[worker.rank].pid for worker in workers}
         spied = PySpy(pids, native=native)
         self._wait(spied.are_done, end - (NATIVE_LEAVES_S if native else PY_SPY_LEAVES_S))
-        # Nothing but py-spy can tell of a worker that a signal has stopped: it has the whole limit.
+        # Only py-spy can read a worker that a signal has stopped, so it may use the whole limit.
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)]
         found = {rank: spied.read(rank) for rank in pids if rank not in stopped}
         files = {worker.rank: worker.stacks for worker in workers}
@@ -133,7 +133,7 @@ class Looker:
         asked: dict[int, str],
         end: float,
     ) -> dict[int, str]:
-        """Why each rank's are missing; empty where they are in the folder."""
+        """Why each rank's collectives are missing; empty if they are in the folder."""
         answers = {w.rank: recorder.answer(w.heartbeat) for w in workers if not asked[w.rank]}
         self._wait(lambda: all(path.exists() for path in answers.values()), end)
         missing = dict(asked)
@@ -164,7 +164,7 @@ def _describe(rank: int, beat: WorkerBeat, now: float) -> RankLook:
 
 
 def _ask_recorder(worker: WorkerPlace, state: str) -> str:
-    """Why the worker cannot be asked; empty where it was."""
+    """Why the worker cannot be asked; empty if it was asked."""
     if state == "T":
         return "a signal has stopped the process"
     recorder.answer(worker.heartbeat).unlink(missing_ok=True)
@@ -192,7 +192,7 @@ def _move_answer(answer: Path, to: Path) -> str:
 
 
 def _write_stacks(folder: Path, found: RankStacks | None) -> str:
-    """Why there are none; empty where they are written."""
+    """Why there are no stacks; empty if they were written."""
     if found is None:
         return "not taken, so that the restart need not wait"
     if not found.taken_by:

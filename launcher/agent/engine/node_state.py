@@ -1,4 +1,4 @@
-"""What the agent knows of its node while it runs, and tells the ledger and the health server."""
+"""What the agent knows about its node, and reports to the ledger and the health server."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Node:
         return self.ends, self.book.judge(self.ends, self.attempts.steps(), regroups=regroups)
 
     def tell_ends(self, ends: tuple[WorkerEnd, ...]) -> None:
-        """Tells the ledger when each worker of the present attempt ended, once."""
+        """Writes into the ledger, once, when each worker of the present attempt ended."""
         if self._told_ends_of == self.attempts.number:
             return
         self._told_ends_of = self.attempts.number
@@ -93,7 +93,6 @@ class Node:
             )
 
     def on_restart(self, cause: str, ends: tuple[WorkerEnd, ...]) -> None:
-        """Counts and tells a restart of the workers."""
         self.book.restarts[cause] += 1
         self.ledger.write("restart", attempt=self.attempts.number, cause=cause)
         say(f"restart ({cause})" + (f": {describe(ends[0])}" if ends else ""))
@@ -102,7 +101,7 @@ class Node:
         """A store is gone, and the next one will be tried."""
         self.had_rendezvous = False
         self.enter("restart")
-        # Nobody is left to answer what the old workers were asked.
+        # The workers that were asked have ended: nobody is left to answer.
         self.attempts.forget_speaker()
         StopFiles(self.attempts.node_dir).forget_resize()
         self.ledger.write("store-lost", detail=detail)

@@ -30,7 +30,7 @@ STDIN_FD = 0
 MAIN = multiprocessing.current_process()
 """multiprocessing's object for a main process; its forks have others."""
 SYS_PATH: tuple[str, ...] = ()
-"""What a script's sys.path holds behind its first entry."""
+"""What a script's sys.path holds after its first entry."""
 KEPT_FDS: frozenset[int] = frozenset()
 """Descriptors that the imports opened and that forks must keep."""
 
@@ -44,7 +44,7 @@ def import_all(modules: tuple[str, ...]) -> dict[str, str]:
     # The agent's archive: scripts must not see it, and importlib.metadata would open it.
     archive = sys.path.pop(0)
     SYS_PATH = tuple(sys.path)
-    # Now, so that its pipe is not among those that forks keep: each worker starts a tracker itself.
+    # Now, so that forks do not keep the tracker's pipe: each worker starts a tracker of its own.
     resource_tracker.ensure_running()
     before = processes.open_fds()
     with without_collector():
@@ -56,8 +56,8 @@ def import_all(modules: tuple[str, ...]) -> dict[str, str]:
 
 
 def import_warm(modules: tuple[str, ...]) -> None:
-    """Imports torch, ``modules`` as far as they are there, and torch's agent, for forks of this
-    process that do the same again."""
+    """Imports torch, ``modules`` if they are installed, and torch's agent, so that forks of this
+    process have them already."""
     global KEPT_FDS
     archive, before = sys.path.pop(0), processes.open_fds()
     with without_collector():
@@ -81,7 +81,7 @@ def _import(modules: tuple[str, ...]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """For the import of torch, which throws nothing away: looking for garbage is a tenth of it."""
+    """Stops garbage collection while torch is imported: it takes a tenth of the time in vain."""
     gc.disable()
     try:
         yield
@@ -117,7 +117,7 @@ def _is_bad_in_fork(torch: ModuleType) -> bool:
 
 
 def start_server(address: Path) -> None:
-    """Forks the server, which listens at ``address``; only where nothing refuses it.
+    """Forks the server, which listens at ``address``. Call only after ``find_refusal`` found none.
 
     The server and what it forks die with this process.
     """
@@ -139,12 +139,12 @@ def start_server(address: Path) -> None:
     server = vars(forkserver)["_forkserver"]
     for name, value in zip(_SERVER_FIELDS, (str(address), alive_w, pid), strict=True):
         setattr(server, name, value)
-    # multiprocessing would start a server without torch, whose workers fail at once.
+    # multiprocessing would start another server, without torch, whose workers fail at once.
     server.ensure_running = lambda: _check_running(pid)
 
 
 class ServerGoneError(Exception):
-    """The warm process has ended: no worker can be made of it any more."""
+    """The warm process has ended: no worker can be forked from it any more."""
 
 
 def _check_running(pid: int) -> None:

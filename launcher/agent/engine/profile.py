@@ -20,11 +20,11 @@ NO_TRAINING = "no training with fabric_train answers here yet (it does once its 
 
 
 def take_profile(attempts: Attempts, request: LookRequest, clock: Clock) -> None:
-    """Leaves a look with a profile of each rank, or why there is none; blocks for its seconds."""
+    """Writes a look with each rank's profile, or why it has none; blocks for the request's time."""
     at = clock.wall()
     folder = look.look_dir(attempts.node_dir, request.id)
     pids = {rank: beat.pid for rank, beat in attempts.beats().items()}
-    # A full disk: a profile is worth no failure.
+    # Such as a full disk: no profile is worth a failure.
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         answers = (attempts.node_dir / protocol.STOP_READY_FILE).exists()
@@ -41,7 +41,7 @@ def take_profile(attempts: Attempts, request: LookRequest, clock: Clock) -> None
 def _ask_training(
     node_dir: Path, folder: Path, pids: Mapping[int, int], request: LookRequest, clock: Clock
 ) -> dict[int, str]:
-    """Why ranks have no trace."""
+    """Asks the training for traces; returns why ranks have none."""
     asked = node_dir / protocol.PROFILE_REQUEST
     write_atomically(asked, json.dumps({"id": request.id, "steps": request.steps}))
     waits = {rank: folder / protocol.TRACE.format(rank=rank) for rank in pids}
@@ -57,7 +57,7 @@ def _ask_training(
 def _record(
     node_dir: Path, folder: Path, pids: Mapping[int, int], request: LookRequest, clock: Clock
 ) -> dict[int, str]:
-    """Why ranks have neither a trace nor a recording."""
+    """Has py-spy record the ranks; returns why ranks have neither a trace nor a recording."""
     paths = {rank: folder / look.SPEEDSCOPE.format(rank=rank) for rank in pids}
     missing = record(pids, paths, request.seconds)
     return {rank: f"{NO_TRAINING}; {why}" for rank, why in missing.items()}

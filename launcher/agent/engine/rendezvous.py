@@ -1,7 +1,7 @@
 """The node's own kind of roster handler: it decides what happens between two attempts.
 
 torch's elastic agent calls ``next_rendezvous`` before each start of its workers, when the old ones
-are dead. The handler then tells why they died, counts it, waits for the GPUs, or ends the run.
+are dead. The handler then reports and counts why they died, and waits for the GPUs or ends the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.05
 REQUEST_LIMIT_S = 2.0
-"""After workers were ended by SIGTERM from elsewhere, how long a stop request may take."""
+"""How long to wait for a stop request after a SIGTERM from elsewhere has ended workers."""
 ADMISSION_LIMIT_S = 60.0
 """How long the training may take to commit before the newcomers come in anyway."""
 _REASON_OF_CLOSING = {
@@ -121,7 +121,7 @@ class NodeHandler(RosterHandler):
             node.on_restart(verdict.cause, ends)
 
     def _tell_losses(self) -> bool:
-        """Whether nodes were lost since the last call."""
+        """Reports nodes that were lost since the last call; returns whether there were any."""
         losses = self.take_losses()
         for text in losses:
             self._node.ledger.write("node-lost", detail=text)
@@ -161,14 +161,14 @@ class NodeHandler(RosterHandler):
         self._admission.look()
         waiting = super().num_nodes_waiting()
         if self._tell_losses():
-            # Now, as the workers are ended next: they alone know in which collective they wait.
+            # The workers are ended next, and only they know in which collective they wait.
             self._node.looker.take("loss", stacks=False)
         self._regroups = self._regroups or waiting > 0
         return waiting
 
 
 def _wait_for_request(files: StopFiles) -> None:
-    """What has signalled the workers may have signalled the supervisor too, which asks then."""
+    """Waits for the supervisor's request: it may have got the same signal as the workers."""
     clock = SystemClock()
     end = clock.monotonic() + REQUEST_LIMIT_S
     while not files.is_asked() and clock.monotonic() < end:
@@ -183,7 +183,7 @@ class Admission:
         self._asked_at: float | None = None
 
     def new_attempt(self) -> None:
-        """Forgets what the workers were asked: they were started anew, or nobody waits now."""
+        """Withdraws the request: the workers were started anew, or nobody waits any more."""
         if self._asked_at is not None:
             self._asked_at = None
             self._files.forget_resize()
@@ -195,7 +195,7 @@ class Admission:
         not asked.
         """
         if self._roster.head.newcomers == 0:
-            # They have gone again. A later stop must not take that answer for its own.
+            # The newcomers have gone. A later stop must not take this request's answer for its own.
             self.new_attempt()
             return
         now = self._clock.monotonic()

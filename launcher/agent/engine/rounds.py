@@ -1,4 +1,4 @@
-"""Goes on with the next store when one is lost: how often, and what it is told. Imports torch."""
+"""When a store is lost, goes on with the next: how often, and with what state. Imports torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.contract.reasons import Reason
 
 MOST_LOSSES = 3
 LOSSES_WITHIN_S = 900.0
-"""After more losses of the store than ``MOST_LOSSES`` within this time, no other one is tried."""
+"""If more than ``MOST_LOSSES`` stores are lost within this time, no other store is tried."""
 
 
 def run_rounds(

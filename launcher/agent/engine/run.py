@@ -75,7 +75,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         watchdog.start()
         tell_vitals(node, run_dir, open_gauges(visible), clock)
 
-    # Not before the first round: the store is forked until then, and a fork wants one thread.
+    # Not before the first round: until then the store may be forked, which needs a single thread.
     node.on_first_round = begin_threads
     reason, detail = rounds.run_rounds(task, node, clock, run_once)
     watchdog.stop()
@@ -85,7 +85,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
         detail=detail,
         attempts=attempts.count,
         restarts=dict(book.restarts),
-        # The causes stand first.
+        # ``ends`` begins with the causes.
         first=next(iter(node.ends), None),
         collateral=node.ends[1:],
         ended_well=min(attempts.ended_well, key=lambda end: end.failed_at, default=None),
@@ -124,7 +124,7 @@ def archive_path() -> str:
 def warm_up(task: NodeTask, scratch: Path) -> bool:
     """Imports what workers need and starts the process that forks them.
 
-    False, and one line saying why, where nothing can be forked here; workers then start fresh.
+    Returns False and prints why if nothing can be forked here; workers then start fresh.
     Must come before anything in this process starts a thread.
     """
     named = task.settings.preload
@@ -144,7 +144,7 @@ def warm_up(task: NodeTask, scratch: Path) -> bool:
 
 
 def refuse_torch() -> str:
-    """Why this torch cannot be used; empty where it can. The launcher knows no image's torch."""
+    """Why this torch cannot be used; empty if it can. The launcher cannot see an image's torch."""
     import torch
 
     oldest = protocol.OLDEST_TORCH

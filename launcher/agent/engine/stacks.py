@@ -31,16 +31,16 @@ _SETTLED_S = 0.1
 """Faulthandler writes in several calls, and does not announce the last one."""
 _PTRACE_CAPABILITY = 19
 _OWN = Path(__file__).parents[2]
-"""The archive's package: the thread that answers looks, and what runs the script."""
+"""The archive's package, with the thread that answers looks and the frames that run the script."""
 _PACKAGES = (f"{_OWN}/agent/", f"{_OWN.name}/agent/")
-"""How the names of its files begin, with sources and with bytecode alone."""
+"""How the names of the package's files begin, with sources and with bytecode alone."""
 _RUNS_SCRIPT = "/agent/worker/start.py"
 _THREAD = re.compile(r"(?:Thread|Current thread) 0x[0-9a-f]+(?: \[(?P<name>.*)\])? \(most recent")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 
 def find_py_spy() -> str:
-    """Its path; empty where it is not installed."""
+    """The path of py-spy; empty if it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return shutil.which("py-spy") or (str(beside) if beside.exists() else "")
 
@@ -51,7 +51,7 @@ class PySpy:
     def __init__(self, pids: Mapping[int, int], *, native: bool) -> None:
         program = find_py_spy()
         self._pids, self._missing = pids, "" if program else NOT_INSTALLED
-        # One that a signal has stopped cannot be paused.
+        # A worker that a signal has stopped cannot be paused.
         self._paused = {rank: native and not is_stopped(pid) for rank, pid in pids.items()}
         self._runs = {
             rank: _start(program, pid, native=self._paused[rank])
@@ -64,7 +64,7 @@ class PySpy:
         return all(run.poll() is not None for run, _, _ in self._runs.values())
 
     def read(self, rank: int) -> RankStacks:
-        """What one rank's said; it is killed where it is not done. Does not wait."""
+        """What one rank's py-spy found; kills it if it is not done. Does not wait."""
         pid, missing = self._pids[rank], self._missing
         if rank in self._runs:
             run, out, errors = self._runs[rank]
@@ -96,7 +96,7 @@ def _read_fd(fd: int) -> str:
 
 
 def record(pids: Mapping[int, int], paths: Mapping[int, Path], seconds: float) -> dict[int, str]:
-    """Has py-spy record each rank's worker for ``seconds`` into its file; why ranks have none."""
+    """Has py-spy record each rank for ``seconds`` into its file; returns why ranks have none."""
     program = find_py_spy()
     if not program:
         return dict.fromkeys(pids, NOT_INSTALLED)
@@ -140,7 +140,7 @@ def parse_py_spy(said: list[dict[str, Any]], pid: int) -> tuple[ThreadStack, ...
 
 
 def explain_py_spy(said: str, pid: int) -> str:
-    """Why py-spy could not do it, with the right that it lacks, from what it said on stderr."""
+    """Why py-spy failed, with the right that it lacks, from what it wrote to stderr."""
     if not os.path.exists(f"/proc/{pid}"):
         return "the process has ended"
     if "ermission denied" in said or "Operation not permitted" in said:
@@ -190,13 +190,13 @@ def _refuse(pid: int, file: Path) -> str:
     if is_stopped(pid):
         return "a signal has stopped it (kill -CONT continues it)"
     try:
-        # Without its handler the signal would end the process, and with another one do anything.
+        # Without faulthandler's handler the signal would end the process, or do anything else.
         if not int(_status(str(pid))["SigCgt"], 16) >> (STACKS_SIGNAL - 1) & 1:
             return "it has no handler for stacks, as after exec"
         is_open = any(os.path.samefile(file, fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
     except (OSError, KeyError, ValueError) as error:
         return f"it cannot be seen: {error}"
-    # The script may have closed it, and the number may be another file's now.
+    # The script may have closed the file, and its descriptor may be another file's now.
     return "" if is_open else "its script has closed the file for its stacks"
 
 
@@ -234,7 +234,7 @@ def _own_threads(threads: Any) -> tuple[ThreadStack, ...]:
         frames = thread.frames
         runs = (n for n, f in enumerate(frames) if f.file.endswith(_RUNS_SCRIPT))
         frames = frames[: next(runs, len(frames))]
-        # As in tracebacks, what imports and what runs a module is left out.
+        # As in tracebacks, the frames that import and run a module are left out.
         frames = tuple(f for f in frames if not f.file.startswith(("<frozen ", *_PACKAGES)))
         if frames or thread.is_main:
             found.append(ThreadStack(name=thread.name, is_main=thread.is_main, frames=frames))

@@ -83,8 +83,8 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
         "rdzv_endpoint": endpoint,
         "rdzv_backend": backend,
         "rdzv_configs": _rdzv_configs(plan),
-        # The static backend reuses its store at a restart: its restarts are the launcher's. Those
-        # of others are counted here, by their cause: a loss inside a collective uses up torch's.
+        # The static backend reuses its store at a restart, so the launcher restarts it. The agent
+        # counts the others' restarts by cause: torch would count a node lost in a collective too.
         "max_restarts": 0 if backend == "static" else 1_000_000_000,
         # Between two looks at workers and membership.
         "monitor_interval": 0.05,
@@ -109,7 +109,7 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
         "is_host": "1" if rendezvous.is_host else "0",
         "node_index": str(plan.node_index),
         "max_restarts": str(plan.max_restarts),
-        # So long newcomers wait until the training has committed.
+        # How long newcomers wait at most until the training has committed.
         "admit_limit_s": "120",
         "workers": str(plan.nproc_per_node),
     }
@@ -159,7 +159,7 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
 def _quieten_torch() -> None:
     """Silences torch's 50 lines about a failed worker; the agent tells it in one line.
 
-    Formatting that exception, torch would also import torch._dynamo: 0.9 s within the restart.
+    To format them, torch would also import torch._dynamo, which takes 0.9 s of the restart.
     """
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
 
@@ -184,8 +184,8 @@ class RunFolderLogs(LogsSpecs):
         copies = Std.ALL if task.settings.tee else Std.NONE
         super().__init__(task.node.log_dir, redirects=Std.ALL, tee=copies)
         self._node, self._task, self._endpoint = node, task, endpoint
-        # Where nobody knew the address before, nobody knew the interface either, and gloo would
-        # take that of the host's name, which may lead to the loopback.
+        # With ``meet_dir`` the plan knows neither the address nor the interface. gloo would take
+        # the interface of the host's name, which may lead to the loopback.
         self._interface = interface_of(task.node.local_addr) if task.settings.meet_dir else ""
 
     @property

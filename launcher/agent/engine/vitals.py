@@ -1,4 +1,4 @@
-"""What a node says of itself every few seconds: steps, processor, memory, GPUs, the training.
+"""What a node reports every few seconds: steps, processor, memory, GPUs, the training.
 
 ``launcher top`` reads the file that this writes, and ``/metrics`` tells the same to Prometheus.
 """
@@ -29,7 +29,7 @@ def tell_vitals(
     node: Node, run_dir: Path, gauges: Callable[[], list[dict[str, Any]]], clock: Clock
 ) -> None:
     """Writes the node's vitals every ``VITALS_S`` seconds, from a thread that ends with this
-    process. What a storage that fails for a moment leaves out, the next turn makes up for."""
+    process. If a write fails, the next one makes up for it."""
     processor, book = Processor(), TrainingBook(run_dir, node.attempts.node_dir, clock.wall())
     path = node.attempts.node_dir / protocol.VITALS_FILE
 
@@ -56,14 +56,14 @@ def tell_vitals(
 
 
 class Processor:
-    """How busy this machine's processors are between two questions."""
+    """How busy this machine's processors are between two calls of ``share``."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat, self._before = stat, (0, 0)
         self.share()
 
     def share(self) -> float:
-        """The busy share since the last question, 0 to 1."""
+        """The busy share since the last call, 0 to 1."""
         times = [int(word) for word in self._stat.read_text().split("\n", 1)[0].split()[1:9]]
         idle, total = sum(times[3:5]), sum(times)
         (idle_before, total_before), self._before = self._before, (idle, total)
@@ -92,9 +92,9 @@ def read_hardware(visible: str | None) -> dict[str, str]:
 
 
 class TrainingBook:
-    """Follows the training's ledger: what it told last, and what its seconds went to.
+    """Follows the training's ledger: its last values, and what the training's seconds went to.
 
-    The ledgers of other nodes count too, where this node sees them: rank 0 may have been there.
+    Reads the ledgers of other nodes too, if this node sees them: rank 0 may have run there.
     """
 
     def __init__(self, run_dir: Path, node_dir: Path, since: float) -> None:
@@ -122,7 +122,7 @@ class TrainingBook:
             whole = lines[: lines.rfind(b"\n") + 1]
             self._read[path] = self._read.get(path, 0) + len(whole)
             for line in whole.splitlines():
-                # A line that nobody of this version wrote counts for nothing.
+                # A line that this version did not write is ignored.
                 with contextlib.suppress(ValueError, TypeError, KeyError, ZeroDivisionError):
                     self._add(path, parse_object(line))
         seconds = {name: round(spent_s, 3) for name, spent_s in self._tally.seconds.items()}

@@ -1,7 +1,7 @@
 """The step watchdog: finds a worker group that no longer makes steps, and has it restarted.
 
 Judges by heartbeats alone, so it works for any script that steps a torch optimizer; one that
-never does is never judged. The limit is learned: how long workers have been silent so far.
+never does is never judged. The limit is learned from how long workers have been silent so far.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Reading:
     cpu_s: float
 
     def share_since(self, first: Reading | None) -> float | None:
-        """What each worker has used of a core since an earlier look. Pure.
+        """The share of a core that a worker has used since an earlier look, on average. Pure.
 
-        None where a worker has beaten since, or where the two looks are too close to tell.
+        None if a worker has beaten since, or if the two looks are too close to tell.
         """
         if first is None or first.beats != self.beats or self.at - first.at < PROOF_S:
             return None
@@ -57,7 +57,7 @@ class Reading:
 class SilenceBook:
     """Learns how long workers are silent, and names those that are so for too long. Pure.
 
-    What was learned stays over restarts; a worker's first beat of an attempt starts its clock.
+    What it learned survives restarts; a worker's first beat of an attempt starts its clock.
     """
 
     def __init__(self, settings: AgentSettings) -> None:
@@ -69,7 +69,6 @@ class SilenceBook:
         self._awake_since = float("-inf")
 
     def new_attempt(self) -> None:
-        """Forgets the beats of the last attempt's workers."""
         self._last.clear()
 
     def wake(self, now: float) -> None:
@@ -78,12 +77,11 @@ class SilenceBook:
 
     @property
     def limit_s(self) -> float:
-        """How long a worker may be silent now."""
         learned = self._longest_s * self._settings.hang_factor
         return min(max(learned, self._settings.hang_min_s), self._settings.hang_max_s)
 
     def find_silent(self, beats: Mapping[int, WorkerBeat], now: float) -> tuple[Silence, ...]:
-        """The workers over their limit; ``now`` is of the clock of the beats."""
+        """The workers that are silent for longer than the limit; ``now`` is by the beats' clock."""
         if self._settings.hang_min_s <= 0:
             return ()
         silent = []
@@ -186,7 +184,7 @@ class Watchdog:
         if first is None or share is None:
             return
         if hung := decide_hung(silent, len(workers), share > BUSY_SHARE, self._max_s):
-            # Before anybody is told, who could end the workers.
+            # Before the hang is reported: whoever reads that could end the workers.
             looked = self._looker.take("hang") or "no file: they could not be written"
             self._tell(hung, (first.at, now_read.at), share, beats[hung.rank], looked)
             self._end(beats, workers)

@@ -47,13 +47,13 @@ SOURCES: Mapping[str, Source] = {
     "indexed-job": Source(index=("JOB_COMPLETION_INDEX",), is_pod=True),
     "slurm": Source(index=(ARRAY_INDEX, "SLURM_PROCID"), is_task=True),
 }
-"""By plan, each node has a plan of its own."""
+"""By name, as in ``AgentSettings.identity``. With ``plan``, each node has a plan of its own."""
 
 
 def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None = None) -> NodeTask:
     """The task with this node's own index, address, size, log folder and part in the rendezvous.
 
-    Raises InputError where the place that should know the index does not say it.
+    Raises InputError if the environment does not tell the index, or does not fit the plan.
     """
     name = task.settings.identity
     source = SOURCES.get(name)
@@ -76,15 +76,15 @@ def identify(task: NodeTask, environ: Mapping[str, str], host_name: str | None =
 
 
 def source_of(task: NodeTask) -> Source:
-    """The task's own source; one that was checked by ``identify`` before."""
+    """The source of a task that ``identify`` has checked."""
     return SOURCES[task.settings.identity]
 
 
 def claim_incarnation(task: NodeTask) -> NodeTask:
     """The task with the first incarnation that no earlier start of this node has taken.
 
-    Only for nodes that share a plan: nothing tells how often a pod or a task was replaced.
-    Raises OSError where that fails.
+    Changes only nodes that share a plan: nothing tells how often a pod or a task was replaced.
+    Raises OSError if the incarnation's folder cannot be made.
     """
     if not source_of(task).shares_plan:
         return task
@@ -144,10 +144,10 @@ def _with_identity(task: NodeTask, index: int, addr: str) -> NodePlan:
 def _read_task_index(task: NodeTask, environ: Mapping[str, str]) -> int:
     source = source_of(task)
     if task.node.max_nodes == 1:
-        # An element of an array of single runs has an index that is none of this run.
+        # In an array of runs with one node each, the index numbers the runs.
         return 0
     if environ.get(STEP_TASKS, "1") != "1":
-        # An array whose elements have several nodes: its index is not a node's.
+        # In an array whose elements have several nodes, the array's index is not a node's.
         source = replace(source, index=tuple(n for n in source.index if n != ARRAY_INDEX))
     return _parse_index(task.settings.identity, source, environ)
 
@@ -162,7 +162,7 @@ def _read_index(name: str, environ: Mapping[str, str], host_name: str) -> int:
 
 
 def _parse_index(name: str, source: Source, environ: Mapping[str, str], pod: str = "") -> int:
-    """The index that the first of the source's variables tells. Raises InputError."""
+    """The index in the first of the source's variables that is set. Raises InputError."""
     variable = next((one for one in source.index if one in environ), None)
     text = environ.get(variable or "", "")
     if text.isascii() and text.isdigit():

@@ -12,7 +12,7 @@ from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
 
 
 def read_told(file: int) -> NodeOutcome | None:
-    """What the engine's process wrote into a descriptor, which this closes; None if it died."""
+    """Reads the outcome that the engine's process wrote, and closes ``file``; None if it died."""
     with open(file) as text:
         # Both processes share the position in the file.
         text.seek(0)
@@ -20,7 +20,7 @@ def read_told(file: int) -> NodeOutcome | None:
 
 
 def write_outcome(path: Path, outcome: NodeOutcome) -> None:
-    """Replaces the node's ``outcome.json``. Where it cannot be written, the exit code tells."""
+    """Replaces the node's ``outcome.json``. If that fails, only the exit code tells the reason."""
     with contextlib.suppress(OSError):
         write_atomically(path, f"{outcome.to_json(2)}\n")
 

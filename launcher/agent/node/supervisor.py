@@ -42,7 +42,7 @@ _BLOCKED = frozenset({*REASON_OF_SIGNAL, *_PASSED_ON, signal.SIGCHLD})
 _POLL_S = 0.1
 """Between two looks at an agent that must stop."""
 _LOOK_S = 1.0
-"""Between two looks at STOP_FILE; the agent's end is a signal."""
+"""Between two looks at STOP_FILE; the agent's end is noticed at once, by SIGCHLD."""
 SCRATCH_PREFIX = "launcher-agent-"
 _OWNER = "owner"
 
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         say(str(error))
         return int(ExitCode.DISK_FULL if disk.is_full(error) else ExitCode.BAD_INPUT)
     if task.settings.meet_dir and not task.settings.tee:
-        # Nobody gave this process a console of its node's: that is not known before it starts.
+        # Whoever started this process did not know its node, and so gave it no console of its own.
         streams.write_to_file(f"{task.node.log_dir}/{protocol.CONSOLE_FILE}")
     return Supervisor(task).run()
 
@@ -113,12 +113,12 @@ class Supervisor:
     def _prepare(self) -> None:
         processes.adopt_orphans()
         node = self._task.node
-        # An operator's values count pods, an engine's its tasks, and would win over the plan.
+        # They would override the plan: an operator's values count pods, an engine's its tasks.
         of_engine = [name for name in os.environ if name.startswith(protocol.ENGINE_PREFIXES)]
         for name in (*protocol.STALE_VARIABLES, *of_engine):
             os.environ.pop(name, None)
         os.environ.update(node.env)
-        # Meant for torchrun; a torchrun that the script starts would take it over.
+        # Meant for torchrun alone; a torchrun that the script starts would use it too.
         os.environ.pop(protocol.LINE_PREFIX_TEMPLATE, None)
         os.environ[protocol.NODE_INDEX] = str(node.node_index)
         self._node_dir.mkdir(parents=True, exist_ok=True)
@@ -145,12 +145,12 @@ class Supervisor:
     # -- the agent's process ------------------------------------------------------------------
 
     def _run_agent(self) -> NodeOutcome:
-        # In memory: a full disk must not swallow what the agent says of it.
+        # In memory: a full disk must not swallow the agent's report.
         file = os.memfd_create("outcome")
         oom_kills = read_oom_kills()
         self._agent_pid = self._fork_agent(file)
         status = self._wait_for_agent()
-        # Without the agent no process would end the others.
+        # Without the agent nobody else ends the node's other processes.
         processes.end_children()
         code = os.waitstatus_to_exitcode(status)
         told = outcomes.read_told(file)
@@ -161,7 +161,7 @@ class Supervisor:
         return self._judge(code, told, is_oom=is_oom)
 
     def _judge(self, code: int, told: NodeOutcome | None, *, is_oom: bool) -> NodeOutcome:
-        """The outcome of a node whose agent ended somehow; every ending has a reason."""
+        """The node's outcome once the agent has ended; every ending has a reason."""
         if self._stop and (told is None or told.reason is not Reason.COMPLETED):
             return replace(told or self._outcome, reason=self._stop.reason, detail="")
         if told is not None:
@@ -205,7 +205,7 @@ class Supervisor:
     def _wait_for_agent(self) -> int:
         while True:
             if (status := processes.reap().get(self._agent_pid)) is not None:
-                # What has ended the agent may have been sent to this process too.
+                # The signal that ended the agent may have been sent to this process too.
                 self._take_signal(0.0)
                 return status
             if self._stop is None and (reason := read_stop_file(os.environ)):
@@ -238,7 +238,7 @@ class Supervisor:
 
     def _ask(self, reason: Reason) -> None:
         if self._stop:
-            # An engine repeats itself; a person who does so has lost patience.
+            # An engine repeats its request; a person who repeats one has lost patience.
             repeats = source_of(self._task).is_task and reason is Reason.PREEMPTED
             self._stop.times_asked += 0 if repeats else 1
             return
@@ -268,7 +268,7 @@ class Supervisor:
 
 
 class Scratch:
-    """A private folder, whose lock says that its owner lives; the kernel frees the lock."""
+    """A private folder, locked as long as its owner lives; at its end the kernel frees the lock."""
 
     def __init__(self, root: Path | None = None) -> None:
         """Makes the folder, and removes those of owners that were killed."""
@@ -287,13 +287,13 @@ class Scratch:
         made.rename(self.path / _OWNER)
 
     def remove(self) -> None:
-        """Idempotent."""
+        """Removes the folder; idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _sweep(root: Path) -> None:
     for folder in root.glob(f"{SCRATCH_PREFIX}*"):
-        # Folders of other users cannot be opened; one without a lock is just being made.
+        # Folders of other users cannot be opened; one without a lock file is just being made.
         with contextlib.suppress(OSError):
             lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC)
             try:

@@ -32,7 +32,7 @@ def most_connections() -> int:
 
 
 def keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Lets the kernel look every minute whether the other end is there."""
+    """Has the kernel check every minute whether the other end is there."""
     connection: Any = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -79,7 +79,7 @@ def parse_lifeline(text: str) -> tuple[int, str]:
 
 
 class LifelineListener:
-    """Accepts connections, tells each of them this process' name, and hears nothing."""
+    """Accepts connections, sends this process' name to each, and ignores what they send."""
 
     def __init__(self, addr: str) -> None:
         self.name = uuid.uuid4().hex[:6]
@@ -99,10 +99,10 @@ class LifelineListener:
         null = os.open(os.devnull, os.O_RDWR)
         for one in self._open:
             if (fd := one.fileno()) >= 0:
-                # Not closed: the socket closes its number itself when it is freed.
+                # Not closed: the socket closes its descriptor itself when it is freed.
                 os.dup2(null, fd, inheritable=False)
         os.close(null)
-        # In a process that this one forks, the numbers may be those of its own files.
+        # When this process forks in turn, the descriptors may be those of its own files.
         self._open.clear()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -119,9 +119,9 @@ class LifelineListener:
 
 
 async def hear_end(reader: asyncio.StreamReader) -> bool:
-    """Waits until the connection ends; whether the other end closed it in an orderly way."""
+    """Waits until the connection ends; returns whether it was closed in an orderly way."""
     try:
-        # What somebody sends is thrown away: unread, it would turn the end into a reset.
+        # Data is read and dropped: unread, it would turn the end into a reset.
         while await reader.read(4096):
             pass
     except OSError:
@@ -130,7 +130,7 @@ async def hear_end(reader: asyncio.StreamReader) -> bool:
 
 
 def _listen(addr: str) -> socket.socket:
-    """On the loopback alone where the others reach this node there, else on all addresses."""
+    """Listens on the loopback if the others reach this node there, else on all addresses."""
     if addr in (LOOPBACK, "localhost"):
         return socket.create_server((LOOPBACK, 0), backlog=BACKLOG)
     if socket.has_dualstack_ipv6():

@@ -1,4 +1,4 @@
-"""Makes a node's handler of what torch's ``LaunchConfig`` says of its rendezvous."""
+"""Makes a node's handler from what torch's ``LaunchConfig`` says about the rendezvous."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.agent.roster.store import Endpoint, StoreProcess, serve_forked
 def create_handler(
     params: RendezvousParameters, make: Callable[..., RosterHandler] = RosterHandler
 ) -> RosterHandler:
-    """What torch's registry calls; raises as ``parse_rules`` for a wrong configuration.
+    """Called by torch's registry; raises what ``parse_rules`` raises for a wrong configuration.
 
     Every key of ``params.config`` is described in ``Rules``. With ``is_host`` the store is
     started here, unless something serves the endpoint already.

@@ -1,4 +1,4 @@
-"""What the head should become, and whom a node watches, as it sees it: pure rules over ``State``.
+"""Pure rules over one node's ``State``: what the head should become, and whom the node watches.
 
 Any node may strike off a silent or leaving member, or re-open a round that broke. Only the leader
 admits nodes and seals rounds. A change that comes too late fails without effect.
@@ -14,11 +14,11 @@ from launcher.agent.roster.settings import WATCHED
 from launcher.agent.roster.view import State, lost, may_form, plan_watched, status_in
 
 COMING_INTERVALS = 4
-"""For how many pulses a later round waits for newcomers that are on their way."""
+"""How many pulses a later round waits for newcomers that are on their way."""
 
 
 def decide_change(state: State, now: float) -> Head | None:
-    """The head to propose, sealing apart; ``None`` when all is as it should be."""
+    """The head to propose, except to seal a round; ``None`` if nothing has to change."""
     head = state.known_head
     if head.phase is Phase.CLOSED:
         worse = head.closed == heads.FINISHED and state.closing not in ("", heads.FINISHED)
@@ -105,7 +105,7 @@ def _without_the_replaced(state: State, head: Head) -> Head | None:
 
 
 def replaced(state: State) -> tuple[str, ...]:
-    """Seats whose index a node that came later, and waits now, has taken."""
+    """Seats whose node index was taken by a node that came later and waits now."""
     present = {*state.members, *waiters(state), *arrived(state)}
     newest: dict[int, str] = {}
     for seat in state.seats:
@@ -127,7 +127,7 @@ def _reopened(state: State, head: Head, now: float) -> Head | None:
     if state.leads:
         # Once a member has finished, the others are near their end too and are not restarted.
         ending = not frozenset(head.finished).isdisjoint(state.members)
-        # Told only then, because it has the training commit and end for them.
+        # Announced only when calm: for newcomers the training has to commit and end.
         calm = head.newcomers or now - state.grown_at >= state.rules.growth_pause_s
         most = min(_room(state) - head.nodes, len(waiters(state)))
         newcomers = most if calm and not ending else 0
@@ -136,7 +136,7 @@ def _reopened(state: State, head: Head, now: float) -> Head | None:
 
 
 def _may_admit(state: State, head: Head, now: float) -> bool:
-    """Newcomers come in together, when the group allows it or has had its time."""
+    """Whether newcomers may come in, together: the group allows it, or has had its time."""
     if state.admitted == head.epoch:
         return True
     if not state.leads:
@@ -157,9 +157,9 @@ def waiters(state: State) -> tuple[str, ...]:
 
 # -- a round that forms --------------------------------------------------------------------------
 def _handed_over(state: State, head: Head, now: float) -> Head | None:
-    """A leader gives the lead to a node that has come, where it cannot seal the round itself.
+    """A leader that cannot seal the round itself gives the lead to a node that has arrived.
 
-    Its workers take too long to stop, or shared storage does not answer.
+    Such as when its workers take too long to stop, or shared storage does not answer.
     """
     if not state.leads:
         return None
@@ -226,7 +226,7 @@ def _room(state: State) -> int:
 
 
 def _last_call_s(state: State, chosen: tuple[str, ...]) -> float:
-    """Around a second store the nodes of the last group are expected, except lost ones."""
+    """How long the first round waits for more nodes; at a later store, for the last group's."""
     rules = state.rules
     if rules.nodes_before == 0:
         return rules.last_call_s
@@ -239,7 +239,7 @@ def _last_call_s(state: State, chosen: tuple[str, ...]) -> float:
 
 
 def _coming(state: State, here: tuple[str, ...]) -> bool:
-    """Whether a node outside still waits for the round before, and will see this one soon."""
+    """Whether a node outside waits for an earlier round, and so will see this one soon."""
     outside = set(state.seats) - set(here) - set(state.members)
     patience_s = COMING_INTERVALS * state.rules.interval_s
     return any(
@@ -250,10 +250,10 @@ def _coming(state: State, here: tuple[str, ...]) -> bool:
 
 
 def quorate(state: State, kept: tuple[str, ...], chosen: tuple[str, ...]) -> bool:
-    """Without fencing: more than half of the last membership that did not leave or finish.
+    """Whether the nodes are enough to form a group; with fencing they always are.
 
-    So many that the absent cannot form a group will do too, replacements among them.
-    """
+    Without: more than half of the last membership that did not leave or finish, or so many nodes,
+    replacements among them, that the absent ones cannot form a group."""
     head, rules = state.known_head, state.rules
     if rules.fenced or rules.rules_out_another(len(chosen)):
         return True
@@ -272,7 +272,7 @@ def exhausted(state: State) -> bool:
 
 
 def note_arrivals(state: State, now: float) -> State:
-    """Remembers when the last node came, for last calls and for newcomers one after another."""
+    """Remembers when the last node came: last calls and admissions wait from then on."""
     if not state.leads:
         return state
     here, outside = arrived(state), waiters(state)
@@ -284,7 +284,7 @@ def note_arrivals(state: State, now: float) -> State:
 
 
 def plan_lines(state: State) -> tuple[heads.Member, ...] | None:
-    """The members to be connected with; ``None`` while those of a new round are not known. Pure.
+    """The members to connect to; ``None`` while those of a new round are not known. Pure.
 
     Each node watches its successors and the leader watches all, so that several nodes that end at
     once are noticed at once. These are O(N) connections.

@@ -53,14 +53,14 @@ class Generation:
 
 @dataclass(frozen=True)
 class LineClosed:
-    """The connection to a member closed, and the member was dialled in vain."""
+    """A member counts as gone: its connection was closed in order, or it was dialled in vain."""
 
     seat: str
 
 
 @dataclass(frozen=True)
 class LineOpen:
-    """The process of a member whose connection had closed answers, or is no longer watched."""
+    """A member that counted as gone answers after all, or is no longer watched."""
 
     seat: str
 
@@ -109,7 +109,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Enlist:
-    """Append to the list of all seats that ever came: one, or ``+`` and one that has finished."""
+    """Append a seat to the list of all that ever came; ``+`` before it: it has finished."""
 
     seat: str
 

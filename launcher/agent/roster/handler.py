@@ -1,7 +1,7 @@
-"""``roster`` for torch's elastic agent: a ``RendezvousHandler`` on its public interface alone.
+"""``roster`` for torch's elastic agent: a ``RendezvousHandler`` that uses only public interfaces.
 
-``num_nodes_waiting() > 0`` makes the agent re-form the group without using up a restart; that is
-how a lost node, a newcomer and a departure reach it. ``backend.py`` makes it for torch.
+``num_nodes_waiting() > 0`` makes the agent re-form the group without using up a restart: so it
+learns of a lost node, a newcomer or a departure. ``backend.py`` makes the handler for torch.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         self._thread.begin(rules.connect_timeout_s + 1.0)
 
     def _connect(self) -> StoreClient:
-        """Two connections: one beats, the other may block with the caller; runs in the thread."""
+        """Opens two connections: one beats, one may block with the caller. Runs in the thread."""
         timeout_s = self._rules.connect_timeout_s
         self._caller = StoreClient(self._endpoint, self._run_id, timeout_s)
         return StoreClient(self._endpoint, self._run_id, timeout_s)
@@ -112,13 +112,13 @@ class RosterHandler(rdzv.RendezvousHandler):
     def next_rendezvous(self) -> rdzv.RendezvousInfo:
         """Blocks until this node is in a sealed membership; raises as torch documents.
 
-        ``RendezvousClosedError`` (``ReplacedError`` where that is why), ``RendezvousTimeoutError``,
+        ``RendezvousClosedError`` (``ReplacedError`` if replaced), ``RendezvousTimeoutError``,
         ``RendezvousStateError`` (also where the fence cannot be written),
         ``RendezvousConnectionError``.
         """
         self._thread.check()
         if not nodes_waiting(self._thread.state):
-            # Workers have failed while the group was whole, for all that is known yet.
+            # As far as is known, workers have failed while the group was whole.
             self._thread.ask_nodes()
         # Held until the membership is sealed, so that no other process takes the port.
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
@@ -185,7 +185,7 @@ class RosterHandler(rdzv.RendezvousHandler):
             # The host keeps the store until the last of the others has parted or is lost.
             with contextlib.suppress(rdzv.RendezvousConnectionError):
                 wait_for_the_others(self._caller, self._thread.state, self._clock)
-        # Before the store, of whose end torch prints a C++ backtrace to whoever asks it just then.
+        # Before the store: torch prints a C++ backtrace if the store ends while it is asked.
         self._thread.end()
         if self._store is not None:
             self._store.stop()
@@ -203,7 +203,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         return self.head.closed == FENCED_OUT
 
     def take_losses(self) -> tuple[str, ...]:
-        """What this node has seen of nodes that were lost since the last call, in words."""
+        """The losses of nodes that this node has seen since the last call, in words."""
         losses = self._thread.losses
         return tuple(losses.popleft() for _ in range(len(losses)))
 
@@ -241,7 +241,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         self._thread.settle(is_known_to_have_finished, PARTING_LIMIT_S)
 
     def leave_finished(self) -> None:
-        """For a node that is stopped while it waits for the others to finish; they go on."""
+        """Leaves a group whose other members still work; this node's workers have succeeded."""
         self.finish()
         self.leave()
         if self._store is not None:
@@ -337,7 +337,7 @@ class RosterHandler(rdzv.RendezvousHandler):
                 self._thread.post(events.Fenced(newest.origin != head.origin))
 
     def _overtaken_by(self, head: Head) -> TakenGeneration | None:
-        """A later generation than that of the last membership here; a new store has none."""
+        """A generation after that of the last membership, if any; None while a store has none."""
         newest = self._fence.newest() if self._fence else None
         if not newest or not newest.origin or not 0 < head.generation < newest.number:
             return None

@@ -15,7 +15,7 @@ from launcher.contract.clock import Clock
 PrefixStore: Any = torch.distributed.PrefixStore  # type: ignore[attr-defined]
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
-"""What the barrier's keys begin with. If torch renamed it, the barrier would be torch's again."""
+"""The prefix of the barrier's keys. If torch renamed it, torch's own barrier would be used."""
 LOOK_S = 0.05
 
 

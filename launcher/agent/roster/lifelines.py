@@ -1,7 +1,7 @@
-"""One node's connections to the nodes that it watches: a closed one says at once that one ended.
+"""One node's connections to the nodes that it watches: they close at once when such a node ends.
 
 A closed connection alone proves nothing, because a switch may have cut it. So the node is dialled
-again, and what this tells is posted to the state machine, which also looks at the node's beat:
+again, and the result is posted to the state machine, which also looks at the node's beat:
 
 - its port refuses, or answers with the name of another process: the process is gone;
 - the same process answers: all is well;
@@ -54,15 +54,15 @@ class Line:
     port: int
     name: bytes
     stood: bool
-    """Whether it ever stood, or may be presumed to have: then a refusal is a proof."""
+    """Whether the connection ever stood, or is presumed to have: then a refusal proves the end."""
     standing: asyncio.StreamWriter | None = None
     orderly: bool = False
     """Whether the last connection that stood was closed in an orderly way."""
     told: str = ""
-    """Why this node counts as gone, if that was told."""
+    """Why this node counts as gone, if that was posted."""
     failures: int = 0
     due: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set where the node has to be dialled, though a connection stood."""
+    """Set when the node has to be dialled again, though a connection stood."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -78,9 +78,9 @@ class Lifelines:
 
     # -- any thread's side ---------------------------------------------------------------------
     def follow(self, members: tuple[Member, ...], *, presumed: bool = False) -> None:
-        """These members are watched from now on, and no others; the first are the surest kept.
+        """Watches these members from now on, and no others; the first ones, if they are too many.
 
-        ``presumed``: those that are new would answer if they lived, so a refusal is a proof.
+        ``presumed``: the new ones would answer if they lived, so a refusal proves their end.
         """
         if self._is_open:
             loop_of_process().call_soon_threadsafe(self._watch, members, presumed)
@@ -95,7 +95,7 @@ class Lifelines:
         return next((line.told for line in lines if line.member.seat == seat), "")
 
     def end(self) -> None:
-        """Closes the connections, soon; to the other ends that is no sign of anything."""
+        """Has the connections closed soon; the other ends draw no conclusion from that."""
         self.follow(())
         self._is_open = False
 
@@ -150,7 +150,7 @@ class Lifelines:
         except OSError:
             self._fail(line, CLOSED)
             return
-        # The kernel accepts for a process that listens, even while that is stopped.
+        # The process is there, if maybe stopped: the kernel accepts for it as long as it listens.
         self._take_back(line)
         why = ANOTHER
         try:
@@ -177,7 +177,7 @@ class Lifelines:
         line.standing = writer
         line.stood = self.has_stood = True
         line.orderly, line.failures = False, 0
-        # Its name may lead elsewhere later.
+        # The host's name may lead elsewhere later.
         line.host = writer.get_extra_info("peername")[0]
         keep_alive(writer)
         _run(line, self._hear_end(line, reader, writer))
@@ -194,7 +194,7 @@ class Lifelines:
             line.due.set()
 
     def _fail(self, line: Line, why: str) -> None:
-        """The node was dialled in vain, which is a sign of its end only with ``why``."""
+        """Notes that the node was dialled in vain: a sign of its end only with ``why``."""
         line.failures = min(line.failures + 1, 10)
         if line.stood and (why in (REFUSED, ANOTHER) or (why and line.orderly)):
             self._tell(line, why)
@@ -219,7 +219,7 @@ class Lifelines:
 
 
 def _run(line: Line, work: Coroutine[Any, Any, None]) -> None:
-    """Runs it until its end, or until the line is forgotten; asyncio itself keeps no task alive."""
+    """Runs ``work``. Keeps its task alive until the line is forgotten, as asyncio does not."""
     task = asyncio.get_running_loop().create_task(work)
     line.tasks.add(task)
     task.add_done_callback(line.tasks.discard)

@@ -34,7 +34,7 @@ from launcher.contract.node_plan import Elastic, Env
 from launcher.contract.records import parse_record, read_object
 
 CONNECT_LIMIT_S = 15.0
-"""How long a store may take to answer whose node runs already, and lost the last one too."""
+"""How long a later store may take to answer: its node runs already, and lost the last one too."""
 GONE_S = 6 * SIGN_S
 """A store that cannot be reached and shows no sign of life for so long is gone."""
 REACH_LIMIT_S = 60.0
@@ -46,10 +46,10 @@ LOOK_S = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """What a node writes of the store that it serves."""
+    """What a node writes about the store that it serves."""
 
     addresses: tuple[str, ...]
-    """All of its machine, the one that it takes for the best first and the loopback last."""
+    """All addresses of the node's machine, the one that it prefers first and the loopback last."""
     port: int
     host: str
     node_index: int
@@ -59,14 +59,14 @@ class Announcement:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """Where a store answered, and this node's own address on the way; None over the loopback."""
+    """Where a store answered, and this node's address on the route there; None for the loopback."""
 
     endpoint: Endpoint
     local_addr: str | None
 
 
 class UnreachableError(Exception):
-    """A store lives, and this node does not reach it."""
+    """A store lives, but this node cannot reach it."""
 
 
 def carry_conf(conf: Env, carried: Mapping[str, str]) -> Env:
@@ -77,7 +77,7 @@ def carry_conf(conf: Env, carried: Mapping[str, str]) -> Env:
 
 
 class Meeting:
-    """One node's way to the run's store, again after each loss."""
+    """Finds or serves the run's store for one node, again after each loss."""
 
     has_answered = True
 
@@ -99,7 +99,7 @@ class Meeting:
         conf = dict(carry_conf(rendezvous.conf, carried))
         if self._task.settings.awaits_nodes:
             conf.setdefault("join_timeout_s", str(NEVER_S))
-        # Then the rest of the group ends, and the scheduler that started it can start all anew.
+        # After that the group's other nodes end, and their scheduler can start all nodes anew.
         conf["rejoin_timeout_s"] = conf.get("join_timeout_s", "90")
         found = self._find_or_serve()
         if isinstance(found, StoreProcess):
@@ -209,14 +209,14 @@ def _describe(path: Path, said: Announcement | None, refusing: tuple[str, ...]) 
 
 
 def _read(path: Path) -> Announcement | None:
-    """None while it is being written."""
+    """The announcement; None while it is being written."""
     with contextlib.suppress(ValueError):
         return parse_record(Announcement, read_object(path))
     return None
 
 
 def _read_sign(path: Path) -> int:
-    """Changes as long as the store lives. Opened, as network file systems then ask the server."""
+    """A time that changes while the store lives. At an open network file systems ask the server."""
     try:
         with path.open() as file:
             return os.fstat(file.fileno()).st_mtime_ns
@@ -241,7 +241,7 @@ def reach(said: Announcement) -> tuple[Reached | None, tuple[str, ...]]:
 def _connect_to_all(hosts: Sequence[str], port: int) -> tuple[dict[str, str], tuple[str, ...]]:
     """The hosts that take a connection, with this machine's own address there; those that refuse.
 
-    All at once, as others than the right one may be silent: takes a second at most.
+    Dials all at once, because the wrong ones may be silent: takes a second at most.
     """
 
     def dial(host: str) -> str | None:

@@ -39,7 +39,7 @@ class Cause(enum.Enum):
     """Another node came with the same index: a restarted agent, or two nodes told the same."""
     JOINED = "joined"
     FENCED = "fenced"
-    """A generation was taken by a leader of this same store that had lost its lead."""
+    """A leader of this same store took a generation after it had lost the lead."""
 
 
 REPLACED = Cause.REPLACED.value
@@ -57,9 +57,9 @@ class Head:
 
     ``epoch`` is the number of the round being formed or sealed. ``members`` is the key under
     which the last sealed membership lies, empty before the first; ``nodes`` its size. ``gone``
-    maps those of its seats that were lost or left to why. ``newcomers`` is how many nodes wait
-    that could be admitted. ``counts`` holds sealed rounds by cause. ``finished`` are the seats, of
-    any round, whose workers have all succeeded: they join no further one. ``origin`` tells one
+    maps those of its seats that were lost or left to the cause. ``newcomers`` is how many waiting
+    nodes could be admitted. ``counts`` holds sealed rounds by cause. ``finished`` are the seats, of
+    any round, whose workers have all succeeded: they join no further round. ``origin`` tells one
     store of a run from the next.
     """
 
@@ -79,12 +79,11 @@ class Head:
     closed: str = ""
 
     def next(self, **changes: Any) -> Head:
-        """The head after a change."""
         return replace(self, version=self.version + 1, **changes)
 
 
 class Member(NamedTuple):
-    """One node of a sealed membership. Every node makes one for each of them.
+    """One node of a sealed membership. Every node has one of these for each member.
 
     ``port`` is where its rank 0 may listen, ``lifeline`` where its agent answers (see
     ``answering.py``), empty where it does not; ``workers`` how many it has, 0 where unknown.
@@ -109,7 +108,6 @@ class Ring(tuple[Member, ...]):
 
     @cached_property
     def ranks(self) -> Mapping[str, int]:
-        """The rank of each seat."""
         return {seat: rank for rank, seat in enumerate(self.seats)}
 
 
@@ -131,7 +129,6 @@ def format_head(head: Head) -> str:
 
 
 def parse_head(text: str) -> Head:
-    """The inverse of ``format_head``."""
     data = json.loads(text)
     typed = {"phase": Phase(data["phase"]), "cause": Cause(data["cause"])}
     return Head(**data | typed | {"finished": tuple(data["finished"])})
@@ -148,7 +145,6 @@ def format_members(members: tuple[Member, ...]) -> str:
 
 
 def parse_members(text: str) -> Ring:
-    """The inverse of ``format_members``."""
     return Ring(Member(*fields) for fields in json.loads(text))
 
 
@@ -167,7 +163,7 @@ def open_round(head: Head, cause: Cause) -> Head:
 
 
 def strike(head: Head, gone: Mapping[str, Cause], leader: str) -> Head:
-    """Members are lost or left: the round opens, or the open one learns its true cause."""
+    """Members were lost or left: a round opens, or the one that is open gets its true cause."""
     was_sealed = head.phase is Phase.SEALED
     opened = replace(open_round(head, Cause.LOST), version=head.version) if was_sealed else head
     cause = next(iter(gone.values())) if was_sealed or head.cause is Cause.FAULT else head.cause

@@ -13,7 +13,7 @@ WATCHED = 2
 IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
 """torch's variable: all nodes have equally many workers. Scripts do not see it."""
 BEATS_PER_S = 4000
-"""Of all nodes of a run together, at most: they keep the store busy for an eighth of a core."""
+"""The most for all nodes of a run together: they keep the store busy for an eighth of a core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Rules:
     min_nodes: int
     """A group has at least so many nodes."""
     max_nodes: int
-    """And at most so many."""
+    """A group has at most so many nodes."""
     node_index: int = 0
     """This node's place in the plan, from 0; ranks follow it."""
     is_host: bool = False
@@ -86,17 +86,17 @@ class Rules:
     def interval_s(self) -> float:
         """Between two beats: short enough that detection ends within a second of its limit.
 
-        Nodes of a large run beat less often, so that the store has no more work for more of them.
+        Nodes of a large run beat less often, so that more nodes mean no more work for the store.
         """
         return min(max(0.25, self.max_nodes / BEATS_PER_S), max(0.05, self.detection_limit_s / 10))
 
     def rules_out_another(self, nodes: int) -> bool:
-        """Whether a group of so many leaves too few node indexes for another beside it."""
+        """Whether a group of so many nodes leaves too few node indexes for another group."""
         return nodes + self.min_nodes > self.max_nodes
 
 
 def parse_rules(config: Mapping[str, object], *, min_nodes: int, max_nodes: int) -> Rules:
-    """Rules from text or typed values. Raises ValueError for a wrong value, TypeError for a key."""
+    """Reads text or typed values. Raises ValueError for a wrong value, TypeError for a key."""
     kinds = {one.name: str(one.type) for one in fields(Rules)}
     # torch's ``LaunchConfig`` adds ``timeout``.
     given = {key: value for key, value in config.items() if key != "timeout"}

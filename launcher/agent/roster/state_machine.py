@@ -38,7 +38,7 @@ MAX_SWAPS_PER_PULSE = 4
 
 
 def start(rules: Rules, index: int, nonce: str) -> State:
-    """A node that has not come yet; ``nonce`` tells its seats from those of its predecessors."""
+    """A node before it joins; ``nonce`` tells its seats from those of its predecessors."""
     before = heads.parse_members(rules.members_before) if rules.members_before else ()
     return State(rules=rules, index=index, nonce=nonce, seat=f"{index}.{nonce}-0", before=before)
 

@@ -37,7 +37,7 @@ READY_LIMIT_S = 10.0
 SIGN_S = 1.0
 TOKEN_KEY = "launcher/token"
 STARTS = 3
-"""How often to fork: a child that is forked next to threads may find a lock held for ever."""
+"""How often to try a fork: next to threads, the child may find a lock that is held for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class StoreClient:
             )
 
     def carry_out(self, action: events.StoreAction) -> events.Done | events.Values | events.Swapped:
-        """One operation, answered by the event that the machine expects."""
+        """Carries out one operation; returns the event that the state machine expects."""
         with _reaching(self.endpoint):
             match action:
                 case events.Write(key, text):
@@ -202,7 +202,7 @@ class StoreProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """What others know a store by.
+    """How others recognise a store.
 
     ``token`` lies in the store. The store's process touches ``file`` every SIGN_S seconds, which
     tells those that cannot reach it that it lives.
@@ -232,7 +232,7 @@ def serve_forked(port: int, sign: Sign | None = None) -> StoreProcess:
 
 def _fork_store(port: int, sign: Sign | None) -> tuple[int, str]:
     """The child's pid, and its port or why it has none; empty where it said nothing in time."""
-    # No collection before: the objects thaw again below, and looking at all of torch's takes 30 ms.
+    # Without gc.collect(), which takes 30 ms with torch's objects: they are unfrozen again below.
     gc.freeze()
     reader, writer = os.pipe()
     parent = os.getpid()

@@ -1,4 +1,4 @@
-"""The thread around the pure machine. It alone talks to the store, and may hang if the store does.
+"""The thread around the state machine. It alone talks to the store, and may hang with the store.
 
 The caller's side only posts events and reads the last state, so that a frozen store blocks it no
 longer than the silence limit.
@@ -45,7 +45,7 @@ class RosterThread:
         self.state = start(rules, rules.node_index, nonce=uuid.uuid4().hex[:8])
         """What was known at the last pulse."""
         self.losses: deque[str] = deque()
-        """What this node can tell of nodes that were lost, in words; whoever tells it takes it."""
+        """Losses of nodes that this node saw, in words; whoever reports one removes it."""
         self._lines = Lifelines(self.post)
         self._lines_of = "", ""
         self._notice: Notice | None = None
@@ -80,11 +80,11 @@ class RosterThread:
         self.post(event)
 
     def ask_nodes(self) -> None:
-        """Has the watched nodes dialled now: a worker's failure may come from the end of one."""
+        """Has the watched nodes dialled now: a worker may have failed because one of them ended."""
         self._lines.ask(WATCHED)
 
     def check(self) -> None:
-        """Raises what ended the connection, also when the store has been silent too long."""
+        """Raises the error that ended the connection, or one if the store is silent too long."""
         with self._changed:
             now = self._clock.monotonic()
             if now - self._checked_at > self._silence_s / 2:
@@ -110,7 +110,7 @@ class RosterThread:
             self.check()
 
     def settle(self, done: Callable[[State], bool], timeout_s: float) -> bool:
-        """Whether the state got there in time; a lost store ends the wait."""
+        """Waits until the state is ``done``; False if it is not in time, or the store is lost."""
         with self._changed:
             self._changed.wait_for(lambda: done(self.state) or self._failure, timeout_s)
             return done(self.state)
@@ -155,7 +155,7 @@ class RosterThread:
             end = min(end, began + pause_s(self.state, began))
 
     def _handle(self, client: StoreClient, event: events.Event) -> None:
-        """The event and all operations that follow from it, one after the other."""
+        """Handles an event, and one after the other all operations that follow from it."""
         following: events.Event | None = event
         while following is not None and not self._ending:
             state, actions = step(self.state, following, self._clock.monotonic())
@@ -185,7 +185,7 @@ class RosterThread:
     def _may_presume(self, state: State) -> bool:
         """Whether nodes that this one has not watched yet would answer if they lived.
 
-        Around a second store, and where others have died just now and this node has watched one.
+        They would around a second store, and if others have just died and a connection once stood.
         """
         head = state.head
         if head is None or not head.members:
@@ -194,7 +194,7 @@ class RosterThread:
         return loses and self._lines.has_stood
 
     def _note_losses(self, old: State, new: State) -> None:
-        """Takes down why nodes are struck off that this node has watched."""
+        """Notes why nodes that this node has watched were struck off."""
         if old.head is None or new.head is None or old.head.gone == new.head.gone:
             return
         seen = lost(old)

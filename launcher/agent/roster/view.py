@@ -24,8 +24,8 @@ after which a node whose connection has closed is lost."""
 
 @dataclass(frozen=True)
 class Beat:
-    """The last text seen of a node, for how many watched seconds it has not changed, and whether
-    it ever did: a first sight proves no life."""
+    """The last text of a node's beat, for how many watched seconds it has not changed, and whether
+    it has ever changed: a first look proves no life."""
 
     text: str
     silent_s: float = 0.0
@@ -63,7 +63,7 @@ class State:
     """Members whose connection has closed, and how often their beat has changed since."""
     before: tuple[heads.Member, ...] = ()
     dead_before: frozenset[str] = frozenset()
-    """Of the members under an earlier store, those that are gone."""
+    """The seats in ``before``, the members under an earlier store, that are gone."""
     listing: str = ""
     seats: tuple[str, ...] = ()
     """In the order of the list."""
@@ -222,7 +222,7 @@ def lost(state: State) -> frozenset[str]:
 
 
 def with_closed_line(state: State, seat: str) -> State:
-    """The connection to a node has closed: what its beat says is looked at anew."""
+    """Notes that the connection to a node has closed: its beat is judged anew from now on."""
     if state.head is not None and seat in state.members and seat not in state.head.gone:
         beats = {s: beat for s, beat in state.beats.items() if s != seat}
         lines = {**state.closed_lines, seat: 0}
@@ -233,7 +233,7 @@ def with_closed_line(state: State, seat: str) -> State:
 
 
 def with_open_line(state: State, seat: str) -> State:
-    """The node answers after all."""
+    """Notes that the node answers after all."""
     lines = {s: changes for s, changes in state.closed_lines.items() if s != seat}
     return replace(state, closed_lines=lines, dead_before=state.dead_before - {seat})
 
@@ -260,7 +260,7 @@ def plan_watched(
     While all of these are suspects the window doubles, so that a whole rack that goes dark is
     noticed by the node before it.
     """
-    # One by one: of 1,000 members it needs a few, at every pulse.
+    # Lazily: every pulse needs only a few of maybe 1,000 members.
     behind = (s for s in chain(islice(ring, at + 1, None), islice(ring, at)) if s not in gone)
     watched = tuple(islice(behind, width))
     while suspects.issuperset(watched) and (more := tuple(islice(behind, len(watched)))):
@@ -291,7 +291,7 @@ def adopt(state: State, text: str, now: float) -> State:
 
 def see(state: State, values: Mapping[str, str], now: float) -> State:
     """Takes in the head, the watched beats and, for the leader, the list of all seats."""
-    # Not more: a node that slept has learned nothing of the others meanwhile.
+    # Capped: a node that slept has learned nothing about the others meanwhile.
     elapsed_s = min(max(0.0, now - state.looked_at), 2 * state.rules.interval_s)
     heard = {k.removeprefix("beat/"): v for k, v in values.items() if k.startswith("beat/")}
     beats = listen(state.beats, heard, elapsed_s)
@@ -315,7 +315,7 @@ def _note_seats(state: State, listing: str) -> State:
 
 
 def keys_to_look_at(state: State) -> tuple[str, ...]:
-    """The head and a few beats; only the leader reads more, and it alone."""
+    """The head and a few beats; only the leader reads more."""
     head = state.known_head
     heard: tuple[str, ...] = ()
     if state.leads:
@@ -338,7 +338,7 @@ def keys_to_look_at(state: State) -> tuple[str, ...]:
 def answered(
     state: State, event: events.Done | events.Values | events.Swapped, now: float
 ) -> State:
-    """The store's answer to the action under way."""
+    """Takes in the store's answer to the action under way."""
     asked, state = state.asked, replace(state, asked=None)
     match asked, event:
         case events.Write(key), events.Done() if key == state.written:

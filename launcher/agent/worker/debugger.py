@@ -24,14 +24,14 @@ from launcher.contract import protocol
 PATIENCE_S = 5.0
 """After so long without a terminal the worker says that it waits for one."""
 _NEVER = datetime.timedelta(days=30)
-"""As long as torch's own clocks take."""
+"""In place of no limit: about the longest that torch's clocks can hold."""
 
 
 def open_debugger(kind: str) -> None:
     """Sets what ``breakpoint()`` does: ``pdb``, ``editor``, or ``none`` for the other ranks.
 
-    An editor is waited for here, so that its own breakpoints count from the first line on.
-    Raises ``SystemExit`` with what is missing.
+    Waits here for an editor, so that its own breakpoints count from the first line on. Raises
+    ``SystemExit`` with what is missing.
     """
     if kind == "pdb":
         _set_hook(Debugger().stop)
@@ -47,15 +47,15 @@ def _set_hook(hook: Callable[..., None]) -> None:
 
 
 def let_wait(groups: Any) -> None:
-    """Process groups wait for a rank that stands in a debugger, whatever limit they are given.
+    """Makes process groups wait for a rank in a debugger, whatever limit the script gives them.
 
-    ``groups`` is torch's module that makes them.
+    ``groups`` is ``torch.distributed.distributed_c10d``.
     """
     begin, make = groups.init_process_group, groups._new_process_group_helper
 
     @functools.wraps(begin)
     def begin_patiently(*given: Any, **named: Any) -> Any:
-        # It is the limit of the store too, where ranks meet before they are a group.
+        # The limit also holds for the store, where ranks meet before they are a group.
         if len(given) > 2:
             return begin(*given[:2], _NEVER, *given[3:], **named)
         return begin(*given, **{**named, "timeout": _NEVER})
@@ -64,7 +64,7 @@ def let_wait(groups: Any) -> None:
         return make(*given, **{**named, "timeout": _NEVER} if "timeout" in named else named)
 
     groups.init_process_group, groups._new_process_group_helper = begin_patiently, make_patient
-    # Where torch was imported before the fork, the package has the name too.
+    # If torch was imported before the fork, the package has the function under its name too.
     package = sys.modules["torch.distributed"]
     if hasattr(package, "init_process_group"):
         vars(package)["init_process_group"] = begin_patiently
@@ -105,7 +105,7 @@ class Debugger:
         self._pdb: pdb.Pdb | None = None
 
     def stop(self, *, header: str | None = None) -> None:
-        """Stops where it is called from, in this process alone."""
+        """Stops at the line of the caller; does nothing in a child of the script."""
         if os.getpid() != self._pid:
             _tell(f"passes by a breakpoint in its child {os.getpid()}: num_workers=0 stops there")
             return
@@ -115,7 +115,7 @@ class Debugger:
             _tell(f"passes by a breakpoint: no socket for the terminal: {error}")
             return
         if self._pdb is None:
-            # The handler of SIGINT is the script's.
+            # The script keeps its own handler of SIGINT.
             self._pdb = pdb.Pdb(stdin=terminal, stdout=terminal, nosigint=True)  # type: ignore[arg-type]
             self._pdb.use_rawinput = False
         if header is not None:
@@ -124,12 +124,12 @@ class Debugger:
 
 
 class _Terminal:
-    """Standard input and output of pdb: one connection, or the next after it was cut."""
+    """Input and output of pdb: one connection, and the next one after it was cut."""
 
     encoding = "utf-8"
 
     def __init__(self) -> None:
-        """Listens where the node's user alone comes in. Raises ``OSError``."""
+        """Listens at a socket in a private folder of the node's user. Raises ``OSError``."""
         path = Path(os.environ[protocol.HEARTBEAT]).with_name(f"debugger-{os.getpid()}")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -140,7 +140,7 @@ class _Terminal:
         self._unanswered = ""
 
     def write(self, text: str) -> None:
-        """Shows a text, again to a later terminal if nobody answers."""
+        """Shows a text, and shows it again to a later terminal if nobody answers."""
         self._unanswered += text
         if self._talk is not None:
             with contextlib.suppress(OSError):
@@ -148,10 +148,10 @@ class _Terminal:
                 self._talk.sendall(text.encode())
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Does nothing: ``write`` has no buffer."""
 
     def readline(self) -> str:
-        """The next line of whoever sits there. Ctrl-D leaves pdb, and the script goes on."""
+        """The next line that the person types. Ctrl-D leaves pdb, and the script goes on."""
         while b"\n" not in self._held:
             self._held += self._receive()
         line, _, self._held = self._held.partition(b"\n")

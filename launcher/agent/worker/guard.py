@@ -42,7 +42,7 @@ _BLOCKED = frozenset({*signals.ENDING, *_PASSED_ON, signal.SIGCHLD})
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """What the guard was told by its environment."""
+    """What the guard's environment says."""
 
     folder: Path
     node_dir: Path
@@ -56,7 +56,7 @@ class _Place:
 
 
 def enter_forked(*argv: str) -> None:
-    """A worker forked from the warm process: the function that torch's agent calls."""
+    """Runs a worker in a fork of the warm process; torch's agent calls this function."""
     from launcher.agent.engine import preload
 
     def prepare() -> None:
@@ -72,10 +72,10 @@ def enter_forked(*argv: str) -> None:
 
 
 def _end_when_told(agent_pid: int, parent_pid: int) -> None:
-    """Ends this process once the agent says so, or has gone.
+    """Ends this process once the agent signals it, or has gone.
 
-    Of no other's signal: torch's agent would wait for ever for one that has gone from the event at
-    which it waits.
+    Other senders' signals are ignored: torch's agent would wait for ever for a process that died
+    while it waited for the node's other workers.
     """
     while True:
         came = processes.wait_for_signal(frozenset(signals.ENDING), None)
@@ -84,7 +84,7 @@ def _end_when_told(agent_pid: int, parent_pid: int) -> None:
 
 
 def enter_fresh(argv: tuple[str, ...]) -> NoReturn:
-    """A worker in a new interpreter: the command that torch's agent starts."""
+    """Runs a worker in a new interpreter; torch's agent starts this as a command."""
     parent_pid = int(os.environ.get(PARENT_PID, os.getppid()))
     # sys.path[0] is the agent's archive, which no script should see.
     _run(argv, parent_pid, tuple(sys.path[1:]), lambda: None)
@@ -144,7 +144,7 @@ class _Watch:
         """The script's wait status."""
         came: tuple[int, int] | None = None
         while True:
-            # Checked before the signal is acted on: this script ended by itself.
+            # Checked before acting on the signal: a script that is gone by now ended by itself.
             if (status := processes.reap().get(self._pid)) is not None:
                 return status
             self._on_signal(*(came or (None, 0)))
@@ -162,7 +162,7 @@ class _Watch:
             return
         if signum in _PASSED_ON:
             processes.send(self._pid, signum)
-        # What reaches all processes of the node is the supervisor's business.
+        # Only from the agent: the supervisor acts on signals to all processes of the node.
         elif signum in signals.ENDING and sender == self._place.agent_pid:
             if not self.was_asked:
                 folder = self._place.folder
@@ -185,7 +185,7 @@ def _grace_s(place: _Place) -> float:
     request = StopFiles(place.node_dir).read_request()
     if request is None or request.reason == protocol.STOP_REASON_RESIZE:
         return place.exit_grace_s
-    # The clock may have been set since: never longer than what was given.
+    # The clock may have been set since: never wait longer than the request's own grace.
     left_s = min(request.deadline - time.time(), request.deadline - request.at)
     return max(place.exit_grace_s, left_s)
 

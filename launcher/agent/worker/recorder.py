@@ -1,7 +1,7 @@
 """The worker's side of a look: has torch's flight recorder written to a file when the agent asks.
 
-A thread waits until somebody opens a FIFO. It holds no descriptor meanwhile, which a script could
-close or use again, takes no signals, and starts with the first process group, as torch's own do.
+A thread waits until somebody opens a FIFO. It starts with the first process group, as torch's own
+threads do, takes no signals, and while it waits holds no descriptor that a script could close.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DUMPS = ("_dump_nccl_trace", _NEWER)
 def settings(c10d: Any) -> dict[str, str]:
     """The variable that switches the recorder on; ``c10d`` is ``torch._C._distributed_c10d``.
 
-    Only the one that this torch reads: a newer one warns of the older name.
+    Only the one that this torch reads: newer versions warn about the older name.
     """
     if any(name in os.environ for name in VARIABLES):
         return {}
@@ -50,7 +50,7 @@ def answer(heartbeat: Path) -> Path:
 
 
 def answer_from_first_group(module: Any, heartbeat: Path) -> None:
-    """``module`` is ``torch.distributed.distributed_c10d``, just imported or long there."""
+    """Starts to answer when the script makes its first group; ``module`` is distributed_c10d."""
     make: Callable[..., Any] | None = getattr(module, _MAKES_GROUP, None)
     if make is None:
         return
@@ -66,10 +66,10 @@ def answer_from_first_group(module: Any, heartbeat: Path) -> None:
 
 def _start(heartbeat: Path) -> None:
     os.mkfifo(asking(heartbeat))
-    # The new thread inherits this. A signal for the process must not end up with it.
+    # The new thread inherits this mask, so that it takes no signal that is sent to the process.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        # Not of ``threading``: scripts count those.
+        # Not by ``threading``, whose threads scripts count.
         _thread.start_new_thread(_answer_always, (heartbeat,))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -83,7 +83,7 @@ def _answer_always(heartbeat: Path) -> None:
         except OSError:
             # The agent has gone, and its folder with it.
             return
-        # Whatever is wrong with torch's recorder must not end in the script's output.
+        # Errors of torch's recorder must not show up in the script's output.
         with contextlib.suppress(Exception):
             write_trace(answer(heartbeat))
 

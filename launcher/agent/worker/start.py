@@ -50,7 +50,7 @@ _kept_open: list[object] = []
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """``argv`` is what follows ``python`` on the command line; ``sys_path`` what follows [0].
+    """``argv`` follows ``python`` on the command line; ``sys_path`` follows ``sys.path[0]``.
 
     ``folder`` is the worker's log folder.
     """
@@ -167,7 +167,7 @@ def _tell(text: str) -> None:
 
 
 def _show(error: BaseException) -> None:
-    """Tells an uncaught exception as the interpreter does."""
+    """Prints an uncaught exception as the interpreter does."""
     error.__traceback__ = _own_part(error.__traceback__)
     with contextlib.suppress(BaseException):
         sys.excepthook(type(error), error, error.__traceback__)
@@ -190,7 +190,7 @@ def _words_of(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:
-        # As the interpreter tells it.
+        # What the interpreter prints then.
         return "<exception str() failed>"
 
 
@@ -248,7 +248,7 @@ def stacks_file(heartbeat: Path) -> Path:
 
 
 def _open_stacks() -> None:
-    """Python stacks on demand, also while a thread is stuck in C code, and of a crash."""
+    """Has Python stacks written on demand, even while a thread is stuck in C, and at a crash."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         file = stacks_file(Path(os.environ[protocol.HEARTBEAT])).open("w")
         _kept_open.append(file)
@@ -265,10 +265,10 @@ def _start_heartbeat() -> None:
 
 
 def _plan_debugger() -> Prepare:
-    """What opens this worker's debugger. Comes before the recorder, which watches groups too."""
+    """Returns what opens this worker's debugger. Call it before the recorder hooks groups too."""
     if not (kind := os.environ.pop(protocol.DEBUGGER, "")):
         return lambda: None
-    # Here: a worker without a debugger does without pdb.
+    # Imported here, so that a worker without a debugger does not import pdb.
     from launcher.agent.worker import debugger
 
     after_import(recorder.GROUPS, debugger.let_wait)
@@ -279,9 +279,9 @@ def _plan_debugger() -> Prepare:
 
 
 def leave_multiprocessing(kept_fds: Collection[int], stdin_fd: int, main: BaseProcess) -> None:
-    """Undoes that this process was made by a fork server: to the script it is a main process.
+    """Makes this fork of the warm process look like a main process to the script.
 
-    ``main`` is what multiprocessing took the server itself for.
+    ``main`` is the object by which multiprocessing knew the warm process itself.
     """
     from multiprocessing import forkserver, process, resource_tracker, set_start_method
 
@@ -311,7 +311,7 @@ def _forget(owner: object, **values: object) -> None:
 
 
 def reseed() -> None:
-    """Random state as a fresh process has it: from the system, not the one that forks share.
+    """Seeds random generators from the system, as in a fresh process: forks share their state.
 
     Python's own reseeds itself at a fork; CUDA's generators do not exist yet.
     """

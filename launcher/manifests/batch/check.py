@@ -60,8 +60,8 @@ class BatchRule(AnyRule):
 def check_batch_script(text: str, file: str) -> list[Breach]:
     """The breaches of one batch script, in the order of its lines.
 
-    Of a job with several components only the places of its options are looked at: which of them
-    belong to which step is not known.
+    In a job with several components only misplaced options are found, because it is not known
+    which options belong to which step.
     """
     script = parse_batch_script(text, file)
     found = list(_check_late(script))
@@ -91,7 +91,7 @@ def _count(options: Options, name: str) -> int | None:
 
 
 def _counts(script: BatchScript, launch: Launch | None = None) -> Mapping[str, int | None]:
-    """Nodes of the job or of a launch's step, tasks, tasks and GPUs of a node, as it is written."""
+    """Written counts: nodes and tasks of the job or a launch's step, tasks and GPUs of a node."""
     job, step = dict(script.options), (launch.srun or {}) if launch else {}
     if "ntasks" in step:
         job.pop("ntasks-per-node", None)
@@ -127,7 +127,7 @@ VARIABLES = {
 
 
 def _number(value: str, counts: Mapping[str, int | None]) -> int | None:
-    """A written number, or what a variable of Slurm comes to; None for anything else."""
+    """A written number, or the value of a variable of Slurm; None for anything else."""
     if NUMBER.fullmatch(value):
         return int(value)
     name = re.fullmatch(r"\$\{?(\w+)\}?", value)
@@ -146,7 +146,7 @@ def _check_launch(script: BatchScript, launch: Launch) -> Breaches:
         what = f"torchrun without srun, in a job of {counts['nodes']} nodes"
         fix = "srun --ntasks-per-node=1 torchrun ..."
         yield hit_line(BatchRule.SRUN_MISSING, script, launch.line.number, what, fix)
-    # With these srun starts it on one chosen node, as scripts with a loop over the nodes do.
+    # With these options srun starts torchrun on one chosen node, as scripts with a node loop do.
     if launch.srun is None or {"nodelist", "relative"} & set(launch.srun):
         return
     yield from _check_tasks(script, launch, counts)
@@ -211,7 +211,7 @@ def _check_nnodes(
 
 
 def _check_meeting(script: BatchScript, launch: Launch) -> Breaches:
-    """torchrun on several nodes: where they meet, and which of them each one is."""
+    """torchrun on several nodes: whether it has a meeting point, and each node its rank."""
     given, line = set(launch.options), launch.line.number
     backend, nnodes = launch.options.get("rdzv-backend"), launch.options.get("nnodes")
     is_static = backend is None or backend.text == "static"
@@ -264,7 +264,7 @@ def _check_values(script: BatchScript, line: ScriptLine, *, is_multiple: bool) -
 
 
 def _values(script: BatchScript, line: ScriptLine) -> Iterator[tuple[str, str, str, int]]:
-    """Addresses, ports and ids of a line: name, value, what of it is filled in here, line."""
+    """Addresses, ports and ids of a line: name, value, the part filled in here (``Word``), line."""
     for word in line.words:
         if found := MEETING.match(word.text):
             yield found[0].rstrip("="), word.text, word.here, word.line

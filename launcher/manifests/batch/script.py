@@ -1,7 +1,6 @@
 """A batch script as lines: the options of sbatch, and the lines that start torchrun.
 
-Nothing is run, and no variable of the script is followed: what a line alone does not tell is not
-known.
+Nothing is run, and no variable of the script is followed: only what a line itself says is known.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ WORD = re.compile(
     rf"""(?:\\.|'[^']*+'|"(?:\\.|{SUBSTITUTED}|[^"\\])*+"|{SUBSTITUTED}|[^\s'"\\`])++""", re.DOTALL
 )
 NOT_HERE = re.compile(r"\\\$[({]*\w*|'[^']*'")
-"""What the script's own shell does not fill in."""
+"""Parts of a word that the script's own shell does not fill in."""
 HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*['\"]?(\w+)")
 
 
@@ -31,8 +30,8 @@ HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*['\"]?(\w+)")
 class Word:
     """A word without its quotes, and its line.
 
-    ``here`` is what is left of it where the script's own shell fills in variables and commands; the
-    rest is filled in by a shell on each node, which ``bash -c '...'`` starts.
+    ``here`` is the part in which the script's own shell fills in variables and commands; the rest
+    is filled in by a shell on each node, which ``bash -c '...'`` starts.
     """
 
     text: str
@@ -57,8 +56,8 @@ class ScriptLine:
 class Launch:
     """A line that starts torchrun.
 
-    ``srun`` are the options of the srun in front of it, None where there is no srun. ``is_open``: a
-    variable that may hold options stands behind it.
+    ``srun`` are the options of the srun in front of it, or None without srun. ``is_open``: a
+    variable that may hold more options follows it.
     """
 
     line: ScriptLine
@@ -67,7 +66,7 @@ class Launch:
     is_open: bool
 
     def place(self, name: str) -> int:
-        """The line of an option, or that of torchrun where it is not given."""
+        """The line of an option, or that of torchrun if the option is not given."""
         given = self.options.get(name)
         return self.line.number if given is None else given.line
 
@@ -84,7 +83,7 @@ class BatchScript:
 
 
 def is_batch_script(text: str, file: str) -> bool:
-    """By its suffix, or by its content where the suffix is none of YAML's."""
+    """Whether a file is one by its suffix, or by its content unless the suffix is YAML's."""
     suffix = PurePath(file).suffix.lower()
     if suffix in (".yaml", ".yml", ".json"):
         return False
@@ -127,7 +126,7 @@ def _read_lines(text: str) -> Iterator[ScriptLine]:
         held.append(row)
         raw, first = "\n".join(held), number - len(held) + 1
         words, is_whole = _split(raw, first)
-        # A quote that nothing closes would take the whole script.
+        # Without the limit, a quote that is never closed would swallow the whole script.
         if (row.endswith("\\") or not is_whole) and len(held) < 100:
             continue
         found = HERE_DOCUMENT.search(raw)
@@ -162,7 +161,7 @@ def _split(raw: str, line: int, *, on_node: bool = False) -> tuple[tuple[Word, .
 
 
 def _parse_options(words: Sequence[Word]) -> tuple[dict[str, Word], Sequence[Word]]:
-    """The options up to the first word that is none, and the words from there on."""
+    """The options up to the first word that is not an option, and the words from there on."""
     found: dict[str, Word] = {}
     at = 0
     while at < len(words) and words[at].text.startswith("-"):
@@ -190,7 +189,7 @@ def _parse_launch(line: ScriptLine) -> Launch | None:
     ends = ("&&", "||", "|", "then", "else", "do", "{")
     start = max((i + 1 for i in range(at) if texts[i] in ends or texts[i][-1:] == ";"), default=0)
     before = texts[start:at]
-    # These take the name of another program and do not start it.
+    # These programs take the name of another program and do not start it.
     if {
         *["echo", "printf", "which", "type", "pip", "pkill", "pgrep", "killall", "cat", "ls"]
     } & set(before):

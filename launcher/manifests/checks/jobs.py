@@ -20,7 +20,7 @@ NODE = "node"
 
 
 def check_length(item: Value, longest: str, suffix: int = 0) -> Breaches:
-    """The name of an object, and the ``longest`` that is derived from it."""
+    """The name of an object, and the ``longest`` name that is derived from it."""
     place, name = item["metadata"]["name"], object_name(item)
     if not name and item["metadata"]["generateName"]:
         return

@@ -15,7 +15,7 @@ SECRET_NAME = re.compile(
 
 
 def check_pod(pod: Value, *, training: bool = True) -> Breaches:
-    """A pod's ``spec``; shared memory matters where it takes part in a ``training``."""
+    """A pod's ``spec``; shared memory matters if the pod takes part in a ``training``."""
     if pod["hostNetwork"].data is True and pod["dnsPolicy"].text != "ClusterFirstWithHostNet":
         yield hit(
             Rule.HOST_NETWORK_DNS,

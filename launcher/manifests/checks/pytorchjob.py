@@ -1,4 +1,4 @@
-"""Rules for PyTorchJobs: what the operator's webhook lets through.
+"""Rules for PyTorchJobs: mistakes that the operator's webhook lets through.
 
 Source: the training operator's webhook, defaults and controller at v1.9.4.
 """

@@ -20,7 +20,7 @@ class AnyRule(enum.Enum):
 
     def __init__(self, severity: str, why: str) -> None:
         self.id = self.name.lower().replace("_", "-")
-        """The name that ``--json`` and the docs give it."""
+        """The rule's name in ``--json`` and the docs."""
         self.severity = severity
         self.why = why
 
@@ -115,7 +115,7 @@ def hit(rule: Rule, at: Value, what: str, fix: str) -> Breach:
 
 
 def expect(rule: Rule, field: Value, wanted: str, absent: str = "", more: str = "") -> Breaches:
-    """A breach where a field has not the wanted value.
+    """A breach if a field does not have the wanted value.
 
     ``absent`` is the default of a field that is left out; ``more`` is added to the found value.
     """

@@ -31,7 +31,7 @@ OF_SLURM = {
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
 }
-"""Variables whose values the script's own options tell."""
+"""Variables whose values follow from the script's own options."""
 
 
 def import_batch_script(script: BatchScript, draft: Draft) -> None:
@@ -69,7 +69,7 @@ def import_batch_script(script: BatchScript, draft: Draft) -> None:
 
 
 def _share(special: Special, draft: Draft) -> None:
-    """Tasks and GPUs of each node, also where the script says how many all nodes have."""
+    """Sets the tasks and GPUs of each node, also from the script's totals for all nodes."""
     nodes = draft.keys.get("nnodes", 1)
     for total, key in (("tasks", "tasks_per_node"), ("all_gpus", "gpus")):
         count = last(special, total)

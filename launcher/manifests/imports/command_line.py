@@ -36,7 +36,7 @@ LAUNCH_MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 AROUND = ("nohup", "time", "exec", "sudo", "env", "stdbuf", "unbuffer", "ibrun", "bash", "sh")
-"""Programs that start the next word; with ``-c`` a shell's text is read on."""
+"""Programs that start what follows them; the text of a shell's ``-c`` is read too."""
 OPERATORS = ("&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "&>", "<", "|&")
 _OPERATOR = re.compile(r"&&|\|\||;(?=\s|$)|(?<=\s)&(?=\s|$)")
 TEXT_KEYS = ("slurm.gpus_per_node", "slurm.gres", "slurm.time", "slurm.mem")
@@ -54,7 +54,7 @@ class LineReader:
     known: Mapping[str, str]
 
     def read(self, words: Sequence[str]) -> None:
-        """A command with all that it starts. Raises ``InputError`` where it starts no training."""
+        """Reads a command and all that it starts. Raises ``InputError`` if that is no training."""
         words = list(words)
         while words:
             name = words[0].rpartition("/")[2]
@@ -70,7 +70,7 @@ class LineReader:
                 return
 
     def read_all(self, words: Sequence[str]) -> None:
-        """Commands behind each other (``cd x && torchrun ...``); reads the one that launches."""
+        """Of several commands (``cd x && torchrun ...``), reads the one that launches."""
         self.read(self._launch_of(words))
 
     def _launch_of(self, words: Sequence[str]) -> list[str]:
@@ -89,7 +89,7 @@ class LineReader:
     # -- programs ----------------------------------------------------------------------------------
 
     def options(self, program: Program, words: list[str]) -> tuple[Special, list[str]]:
-        """Takes a program's options; those that need more than a key, and the words behind all."""
+        """Takes a program's options. Returns those that need more than a key, and what follows."""
         special: Special = defaultdict(list)
         for name, value, word in split_options(words, program):
             self.take(program, name, value, word, special)
@@ -114,7 +114,7 @@ class LineReader:
             self.draft.put(key, given if value else name != "no-requeue")
 
     def _start(self, program: Program, words: list[str]) -> list[str]:
-        """A program with its options; the words that it starts."""
+        """Takes a program's options, and returns the words that it starts."""
         if program.verb and words[:1] != [program.verb]:
             name = program.names.partition("|")[0]
             what = f"{name} {' '.join(words[:1])}: it starts no training"
@@ -140,7 +140,7 @@ class LineReader:
         return ["python", "-m", *rest] if special["module"] else rest
 
     def take_slurm(self, special: Special) -> None:
-        """Options of sbatch and srun that are no key alone."""
+        """Takes the options of sbatch and srun that need more than a key."""
         self.draft.put("slurm.kind", "allocation")
         for entry in special["extra"]:
             self.draft.add("slurm.extra", entry)
@@ -173,7 +173,7 @@ class LineReader:
     # -- what they start ---------------------------------------------------------------------------
 
     def _step_in(self, name: str, words: list[str]) -> list[str]:
-        """A shell, Python, or a program around another: what it starts."""
+        """Returns what a shell, Python, or a program around another starts."""
         is_python = PYTHON.fullmatch(name)
         while words and words[0].startswith("-") and words[0] != "-m":
             flag, *words = words
@@ -220,7 +220,7 @@ class LineReader:
             self.draft.set_env(name, value)
 
     def _filled(self, text: str) -> str:
-        """With the variables that are known, and defaults of those that are not."""
+        """The text with the values of known variables, and the defaults of unknown ones."""
         return VARIABLE.sub(lambda it: self.known.get(it[1]) or it[2] or it[0], text)
 
     def _mount(self, mount: str) -> None:
@@ -233,7 +233,7 @@ class LineReader:
             self.draft.add("mounts", mount)
 
     def spread(self, special: Special) -> None:
-        """``-np`` over ``host:slots,...``, else over the nodes that are known."""
+        """Spreads ``-np`` over ``host:slots,...``, else over the nodes that are known."""
         hosts = [part.partition(":") for part in last(special, "machines").split(",") if part]
         names = list(dict.fromkeys(host for host, _, _ in hosts))
         slots = {count for _, _, count in hosts}
@@ -265,7 +265,7 @@ def split_line(line: str) -> list[str]:
     """The words of a line of shell. Raises ``InputError`` where a quote has no end."""
     try:
         line = line.replace("\\\n", " ")
-        # What another command prints is one word, whatever stands in it.
+        # A command's substituted output is one word, whatever the command.
         held, number = re.findall(SUBSTITUTED, line), itertools.count()
         line = re.sub(SUBSTITUTED, lambda _: f"\0{next(number)}\0", line)
         words = shlex.split(_OPERATOR.sub(r" \g<0> ", line))
@@ -308,7 +308,7 @@ def split_options(words: list[str], program: Program) -> Iterator[tuple[str, str
 
 
 def last(special: Special, name: str) -> str:
-    """What such an option was given last; empty where it was not."""
+    """The last value that such an option was given; empty if it was not given."""
     return special[name][-1] if special[name] else ""
 
 

@@ -52,7 +52,7 @@ class Draft:
 
 
 def render_draft(draft: Draft, targets: Collection[str] = (), name: str = "job.yaml") -> str:
-    """The text of the job file ``name``, for that of the ``targets`` whose section it has.
+    """The text of the job file ``name``, to be run on the one of ``targets`` whose section it has.
 
     Raises ``InputError`` where nothing says what to run.
     """
@@ -74,7 +74,7 @@ def render_draft(draft: Draft, targets: Collection[str] = (), name: str = "job.y
 
 
 def _drop(draft: Draft, error: FileError) -> bool:
-    """Leaves out the keys that a job file would not take, and says so; False where none is one."""
+    """Leaves out the keys that a job file does not accept, and notes why; False for none."""
     before = len(draft.keys)
     for problem in error.problems:
         path = ".".join(map(str, problem.path))

@@ -30,7 +30,7 @@ DECIDED = {
 
 
 class _Import:
-    """The import of one object: which of its places were taken, so that the others are named."""
+    """The import of one object; keeps which of its places were taken, to name the others."""
 
     def __init__(self, draft: Draft, item: Value) -> None:
         self.draft, self.item = draft, item
@@ -45,7 +45,7 @@ class _Import:
             self.draft.put(key, value.data)
 
     def name_the_rest(self) -> None:
-        """Every place that is written and was not taken, by its topmost key."""
+        """Names every place that is written and was not taken, by its topmost key."""
         for path in self.item.source.entries:
             above = {path[:n] for n in range(len(path) + 1)}
             is_partly = any(taken[: len(path)] == path for taken in self.taken)
@@ -92,7 +92,7 @@ def _pytorchjob(work: _Import) -> None:
     for other in job.replicas:
         work.take(other.spec["replicas"])
         if other is not replica:
-            work.take(other.spec)  # the same pod once more, but for its rank
+            work.take(other.spec)  # the same pod, except for its rank
     container, pod = replica.container, replica.pod
     work.take(container["name"])
     work.put("image", container["image"])

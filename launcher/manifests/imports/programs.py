@@ -1,4 +1,4 @@
-"""What the options of torchrun and its kin are called in a job file, and which have no place there.
+"""Which key of a job file each option of torchrun and its kin becomes, and which have none.
 
 Sources: ``torchrun --help`` (2.13), ``accelerate launch --help`` (1.x) and the variables that
 ``accelerate.utils.launch`` sets, ``horovodrun --help``, ``mpirun(1)`` of Open MPI, ``mpiexec`` of
@@ -67,9 +67,9 @@ class Program:
 
     ``keys``: for each option, by its long name with ``-``, the key of the job file, or the name of
     what ``command_line`` does with it (``@machines``). ``flags`` take no value, ``twos`` take two.
-    ``short``: the long names of short options. ``names`` is a pattern, ``verb`` the word behind it.
-    ``notes``: what it does beyond its options, and who does that here. ``has_image``: an image
-    stands behind the options, and then what the container runs.
+    ``short``: the long names of short options. ``names`` is a pattern for the program's name,
+    ``verb`` the word after it. ``notes``: what it does beyond its options, and who does that here.
+    ``has_image``: an image follows the options, and then what the container runs.
     """
 
     names: str
@@ -83,7 +83,7 @@ class Program:
 
 
 def _pairs(text: str, prefix: str = "") -> dict[str, str]:
-    """``option=key``, or an option alone, whose key is called as it is; keys behind a prefix."""
+    """Reads ``option=key``, or an option named like its key; each key begins with ``prefix``."""
     pairs = (word.partition("=")[::2] for word in text.split())
     return {name: prefix + (key or name.replace("-", "_")) for name, key in pairs}
 
@@ -185,4 +185,4 @@ _ALL = (
     ),
 )
 PROGRAMS = {one.names: one for one in _ALL}
-"""By the patterns of their names."""
+"""The programs by the patterns of their names."""

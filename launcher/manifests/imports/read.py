@@ -22,10 +22,10 @@ TAKES = "a launch line, a batch script, a PyTorchJob or TrainJob, an accelerate 
 
 
 def import_text(text: str, source: str, command: Sequence[str] = ()) -> Draft:
-    """The job of a text; ``command`` is the script where the text names none.
+    """The job of a text; ``command`` is the script if the text names none.
 
-    ``source`` stands in messages for it. Raises ``InputError`` for what is none of ``TAKES``, or
-    ends before it says what to run.
+    ``source`` is the text's name in messages. Raises ``InputError`` for a text that is none of
+    ``TAKES``, or that ends before it says what to run.
     """
     draft = Draft(source=source)
     lines = [line for line in text.splitlines() if line.partition("#")[0].strip()]
@@ -79,7 +79,7 @@ def _yaml(text: str, source: str, draft: Draft) -> None:
 def _accelerate(config: Value, draft: Draft) -> None:
     """What ``accelerate config`` wrote: the options of ``accelerate launch`` as keys.
 
-    Those of plugins are handed on as variables (``accelerate.utils.launch``).
+    The options of plugins are passed on as variables (``accelerate.utils.launch``).
     """
     reader, special = LineReader(draft, {}), defaultdict[str, list[str]](list)
     program = PROGRAMS["accelerate"]

@@ -15,9 +15,9 @@ from launcher.manifests.scripts.rules import ScriptRule
 from launcher.yamlfile.problem import FileError, Origin
 
 MAX_BYTES = 2**20
-"""Larger is no script that a person wrote."""
+"""A larger file is not a script that a person wrote."""
 MAX_AT_START = 6000
-"""Words and signs of a script that is read at the start of a run, so that it costs no 50 ms."""
+"""Limit of words and signs for a script read at a run's start, which may take 50 ms at most."""
 NOTEBOOK = re.compile(r'\s*\{.*"(cells|nbformat)"\s*:', re.DOTALL)
 PYTHON_2 = ("Missing parentheses in call to", "multiple exception types must be")
 PYTHON = re.compile(
@@ -38,11 +38,11 @@ OF_ALL = (
     processes.check_fabric_cpu,
     lightning.check_lightning,
 )
-"""Those for every file that is given, a module of a training too."""
+"""The checks for every file, even a module that does not train by itself."""
 
 
 def is_training_script(text: str, file: str) -> bool:
-    """By its suffix, or by its content where the suffix tells nothing."""
+    """Whether a file is one by its suffix, or by its content if it has no suffix."""
     suffix = PurePath(file).suffix.lower()
     is_open = suffix == "" and "#SBATCH" not in text
     return suffix in (".py", ".ipynb") or (is_open and bool(PYTHON.search(text)))
@@ -93,7 +93,7 @@ def glance_at(path: Path) -> list[Breach]:
         text = path.read_text("utf-8-sig") if path.stat().st_size < MAX_BYTES else ""
         if not 0 < len(re.findall(r"\w+|[^\w\s]", text)) <= MAX_AT_START:
             return []
-        # Steps in which names are followed; a loop of 900 lines over a few helpers needs 1,000.
+        # The limit on following names; a loop of 900 lines over a few helpers needs 1,000 steps.
         return check_training_script(text, str(path), 3000)
     except Exception:  # whatever it is, the run has to start
         return []

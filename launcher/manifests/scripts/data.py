@@ -15,7 +15,7 @@ LOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_w
           "collate_fn")  # fmt: skip
 """The first parameters of DataLoader, in their order."""
 HANDS_OVER = {"accelerate": "prepare", "fabric": "setup_dataloaders", "deepspeed": "deepspeed_io"}
-"""Libraries that split the data of those loaders alone that such a call is given."""
+"""Libraries that split only the data of loaders that are passed to the named call."""
 SEEDS = ("manual_seed", "seed_everything", "set_seed", "seed_all", "manual_seed_all")
 HELD = re.compile(r"default_rng|RandomState|random\.Random|torch\.Generator")
 RANDOM = re.compile(r"(random|numpy\.random)\.(?!seed|default_rng|RandomState|Random$)\w+")
@@ -175,7 +175,7 @@ def check_download(script: TrainingScript) -> Breaches:
         function = script.function_of(call)
         if not (is_one or is_some) or (function and function.name == "prepare_data"):
             continue
-        # if rank != 0: barrier(); download; if rank == 0: barrier()
+        # As in: if rank != 0: barrier(); download; if rank == 0: barrier()
         before = [one for one in script.barriers if one.lineno < call.lineno]
         first = [one for one in before if script.is_beside(one, call)]
         if is_some or script.is_guarded(call):
@@ -228,7 +228,7 @@ def check_load_without_weights_only(script: TrainingScript) -> Breaches:
 
 
 def check_relative_checkpoint(script: TrainingScript) -> Breaches:
-    """A file that is saved and loaded again, in whatever folder the script is started."""
+    """A file that is saved to and loaded from a path relative to the current folder."""
     loads = named(script, "torch.load")
     loaded = {_beginning(script, argument(call, "f", 0)) for call in loads}
     for call in () if script.called.get("chdir") else named(script, "torch.save"):
@@ -241,7 +241,7 @@ def check_relative_checkpoint(script: TrainingScript) -> Breaches:
 
 
 def _beginning(script: TrainingScript, path: ast.AST | None, depth: int = DEPTH) -> str:
-    """The text that a path begins with; empty where the script does not tell, or tells several."""
+    """The text that a path begins with; empty if the script shows none, or several."""
     while path is not None and not isinstance(path, ast.Constant):
         if isinstance(path, ast.JoinedStr):
             path = path.values[0]
@@ -257,7 +257,7 @@ def _beginning(script: TrainingScript, path: ast.AST | None, depth: int = DEPTH)
 
 
 def saves_and_loads(script: TrainingScript) -> tuple[bool, bool]:
-    """Whether names of what is called look like writing a checkpoint, and like reading one."""
+    """Whether names of called functions look like writing a checkpoint, and like reading one."""
     names = {script.name(call) for call in script.all_calls}
     return any(map(SAVES.search, names)), any(map(LOADS.search, names))
 

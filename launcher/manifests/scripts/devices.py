@@ -18,7 +18,7 @@ MAKES = {
     *("linspace", "logspace", "tensor", "as_tensor", "from_numpy", "Tensor", "FloatTensor"),
 }
 TAKES = {"to", "type_as", "cuda", "tolist", "item", "numpy", "size", "dim", "numel", "shape"}
-"""Of a tensor: what brings it to where it is used, and what is no tensor."""
+"""Attributes of a tensor that move it to where it is used, or that are not a tensor."""
 
 
 def device_words(script: TrainingScript) -> list[tuple[ast.Call, ast.expr]]:
@@ -33,7 +33,7 @@ def device_words(script: TrainingScript) -> list[tuple[ast.Call, ast.expr]]:
 
 
 def sets_device(script: TrainingScript) -> bool:
-    """Whether the process' GPU is chosen for all of it, by a library or a variable number."""
+    """Whether a library, or a number that is not constant, chooses the whole process' GPU."""
     calls = (*script.calls("set_device"), *script.calls("set_device_index"))
     is_chosen = any(call.args and constant(call.args[0]) is None for call in calls)
     return is_chosen or bool(script.frameworks)
@@ -75,7 +75,7 @@ def check_first_gpu(script: TrainingScript) -> Breaches:
 
 
 def check_rank_as_device(script: TrainingScript) -> Breaches:
-    """The global rank where a node counts its own GPUs."""
+    """The global rank used as the number of a GPU, which each node counts by itself."""
     words = [word for _, word in device_words(script)]
     for call in script.wrapped_models:
         ids, output = argument(call, "device_ids", 1), argument(call, "output_device", 2)
@@ -90,7 +90,7 @@ def check_rank_as_device(script: TrainingScript) -> Breaches:
 
 
 def check_data_parallel(script: TrainingScript) -> Breaches:
-    """``nn.DataParallel``, unless it is the way out of a script that has DDP or ranks too."""
+    """``nn.DataParallel``, unless it is the fallback of a script that has DDP or ranks too."""
     for call in script.calls("DataParallel", "torch"):
         tests = [test for test, _ in script.conditions(call)]
         is_way_out = bool(tests and script.wrapped_models)
@@ -116,7 +116,7 @@ def check_nccl_without_device(script: TrainingScript) -> Breaches:
 
 
 def check_tensor_not_buffer(script: TrainingScript) -> Breaches:
-    """A tensor that a module makes at its start and uses later, where it may be on a GPU."""
+    """A tensor that a module makes in ``__init__`` and uses later, when it may be on a GPU."""
     for one in script.classes:
         if not any(base.endswith(("nn.Module", ".LightningModule")) for base in script.bases(one)):
             continue

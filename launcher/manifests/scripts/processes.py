@@ -22,12 +22,12 @@ OF_ALL = {
     "Accelerator": re.compile(r"wait_for_everyone|gather\w*|reduce"),
     "initialize": re.compile(r"save_checkpoint"),
 }  # fmt: skip
-"""What all ranks have to call: of a module, or of what such a call makes."""
+"""Calls that all ranks have to make: of a module, or of an object that the named call makes."""
 HERE = re.compile(r"tcp://(localhost|127\.0\.0\.1|\[::1\])\b")
 OPTIONS = re.compile(
     r"\b(args|opts?|cfg|conf|config|hparams|params|flags|environ|getenv|launcher|slurm)\b", re.I
 )
-"""In a condition: without that option, or under a launcher, it does not happen."""
+"""Words by which a condition depends on an option or a launcher."""
 
 
 def is_optional(script: TrainingScript, node: ast.AST) -> bool:

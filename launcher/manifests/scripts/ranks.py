@@ -1,4 +1,4 @@
-"""What a script says about ranks, and which library takes them into its hands."""
+"""What a script says about ranks, and which library manages them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ WORDS = re.compile(
 FIRST = re.compile(r"rank_zero|main_process|zero_first|master_only|rank_?0|main_only", re.I)
 """Decorators and context managers that let one rank go first or alone."""
 OTHERS = {"composer", "ray", "ignite", "colossalai", "fastai", "mmengine", "torchtnt", "megatron"}
-"""Libraries that are asked for by their import alone."""
+"""Libraries that count as used once they are imported."""
 
 
 class TrainingScript(ScriptTree):
     """A script's tree, and what it says about ranks."""
 
     def has_to_do_with_ranks(self, node: ast.AST) -> bool:
-        """Whether an expression, or what its names hold, mentions ranks at all. For precision."""
+        """Whether an expression, or a value of its names, mentions ranks; to avoid false alarms."""
         return any(
             WORDS.search(self.word(one))
             or constant(one) in ("RANK", "LOCAL_RANK")
@@ -71,7 +71,7 @@ class TrainingScript(ScriptTree):
         return depth > 0 and any(self.is_rank_check(o, depth - 1) for o in self.values(test))
 
     def rank_conditions(self, node: ast.AST, depth: int = 3) -> list[tuple[str, bool]]:
-        """What lets only some ranks reach a node, here or at all calls of its function."""
+        """The tests that let only some ranks reach a node, here or at all calls of its function."""
         tests = [one for one in self.conditions(node) if self.is_rank_check(one[0])]
         own = [(ast.unparse(test), way) for test, way in tests]
         callers = self.callers(node)
@@ -82,7 +82,7 @@ class TrainingScript(ScriptTree):
         return found[0] if all(one == found[0] for one in found) else []
 
     def is_guarded(self, node: ast.AST, depth: int = 3) -> bool:
-        """Whether one rank reaches a node alone or first, as far as words tell. For precision."""
+        """Whether, by names, one rank reaches a node alone or first; to avoid false alarms."""
         tests = (test for test, _ in self.conditions(node))
         if any(self.is_rank_check(one) or self.has_to_do_with_ranks(one) for one in tests):
             return True
@@ -108,7 +108,7 @@ class TrainingScript(ScriptTree):
 
     @cached_property
     def frameworks(self) -> set[str]:
-        """Which of the libraries that take ranks, devices or data into their hands are used."""
+        """The libraries in use that manage ranks, devices or data."""
         bases = {base for one in self.classes for base in self.bases(one)}
         roots = {name.partition(".")[0] for name in self.imports.values()}
         of_lightning = any(base.partition(".")[0] in LIGHTNING for base in bases)

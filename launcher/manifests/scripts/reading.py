@@ -1,7 +1,7 @@
 """A training script as the rules see it: names through their imports, values, conditions.
 
-The script is never run. What its syntax tree alone does not tell is not known, and no finding
-rests on it.
+The script is never run. What its syntax tree does not show counts as unknown, and no finding rests
+on it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.manifests.scripts.rules import ScriptRule
 
 IGNORED = re.compile(r"#\s*launcher:\s*ignore\[([\w\s,-]*)\]")
 MAX_STEPS = 10**5
-"""How many nodes are looked at while names are followed: about 1 s. Later ones are not known."""
+"""How many nodes are visited while following names, about 1 s; then values count as unknown."""
 SKIPS = (ast.Return, ast.Continue, ast.Break)
 DEPTH = 4
 """How many names a value is followed through: enough for ``args.gpu``, a parameter, a helper."""
@@ -101,7 +101,7 @@ class ScriptTree:
         return ".".join((head, *reversed(parts)))
 
     def last(self, node: ast.AST) -> str:
-        """The last part of a name: what is called, of whatever object."""
+        """The last part of a name: the function or method alone."""
         return self.name(node).rpartition(".")[2]
 
     def root(self, node: ast.AST) -> str:
@@ -109,7 +109,7 @@ class ScriptTree:
         return self.name(node).partition(".")[0]
 
     def calls(self, last: str, *roots: str) -> list[ast.Call]:
-        """The calls of that name, of these packages where they are named, by line."""
+        """The calls of that name, only those of the packages ``roots`` if given, by line."""
         found = [one for one in self.called.get(last, ()) if not roots or self.root(one) in roots]
         return sorted(found, key=lambda one: one.lineno)
 
@@ -186,7 +186,7 @@ class ScriptTree:
                 yield one
                 values = self.values(one) if left else []
                 todo += [(value, left - 1) for value in values]
-                # Of a, b = f() only that part of what f returns.
+                # Of a, b = f(), follow only the part of what f returns for this name.
                 if not (values and isinstance(one, ast.Subscript)):
                     todo += [(child, left) for child in ast.iter_child_nodes(one)]
 
@@ -206,7 +206,7 @@ class ScriptTree:
     # -- conditions ---------------------------------------------------------------------------
 
     def conditions(self, node: ast.AST) -> list[tuple[ast.expr, bool]]:
-        """The tests that decide, in its function, whether a node is reached, and how they end."""
+        """The tests that decide in its function if a node is reached, with the results needed."""
         found: list[tuple[ast.expr, bool]] = []
         while (above := self.parents.get(node)) is not None:
             if isinstance(above, ast.If | ast.IfExp | ast.While) and node is not above.test:

@@ -1,7 +1,7 @@
 """Builds an image from a base, requirements and code, by the engine's own BuildKit.
 
-The docker command line builds, as its SDK knows no BuildKit. The context is a tar on its standard
-input: of the code it holds what was listed, and none of it lies on the disk a second time.
+The docker command line builds, as the SDK knows no BuildKit. It reads the context as a tar on
+standard input: only the listed files of the code, of which no second copy lies on the disk.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ LABEL {protocol.LABEL_TORCH}=${{TORCH}} {protocol.LABEL_CUDA}=${{CUDA}} \\
 USER {USER}
 """
 STEPS = re.compile(r"#\d+ \d+\.\d+ ((?!error: |  fix: ).*)")
-"""What a step prints, in BuildKit's plain progress; its errors are told at the end."""
+"""What a step prints, in BuildKit's plain progress; errors are shown at the end."""
 ALL = re.compile(r"(.*)")
 HINTS = (
     ("unable to find user root", "--base with a shell, python3 and torch, such as pytorch/pytorch"),
@@ -89,7 +89,7 @@ HINTS = (
     ("connection refused", "correct the registry's name: nothing answers at {host}"),
     ("no such host", "correct the registry's name {host}, or this machine's network"),
 )
-"""What an engine's message holds, and the fix."""
+"""A part of an engine's message, and the fix."""
 
 Send = Callable[[IO[bytes]], None]
 
@@ -107,7 +107,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """The image that was built; ``torch`` and ``cuda`` are in torch's own words.
+    """The image that was built; ``torch`` and ``cuda`` are the versions that torch reports.
 
     ``is_same``: the tag named this very image before.
     """
@@ -133,7 +133,7 @@ def check_tag(tag: str, *, pushes: bool) -> None:
 
 
 def read_wheels(folder: Path) -> tuple[Path, ...]:
-    """The packages in a folder. Raises ``InputError`` where there are none."""
+    """The packages in a folder. Raises ``InputError`` if there are none."""
     found = sorted(p for p in folder.glob("*") if p.name.endswith((".whl", ".tar.gz", ".zip")))
     if not found:
         fix = f"pip download -r requirements.txt -d {folder}"
@@ -145,16 +145,16 @@ class Builder:
     """The engine, and the client that builds on it. ``tell`` gets what is printed on the way."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        """Raises ``TargetError`` where nothing can be built here."""
+        """Raises ``TargetError`` if nothing can be built here."""
         self._tell = tell
         self._engine = Engine(SystemClock())
         self._client, self._words = find_client()
         self._engine.read_info()
 
     def build(self, order: Order) -> Built:
-        """Makes the image. The one that had the tag before stays without a name.
+        """Builds the image. The image that had the tag before stays, untagged.
 
-        Raises ``LauncherError``. On Ctrl-C the engine gives the build up.
+        Raises ``LauncherError``. On Ctrl-C the engine stops the build.
         """
         self._need_base(order.base)
         before, args = self._id_of(order.tag), {"BASE": order.base}
@@ -162,9 +162,9 @@ class Builder:
             self._build(order, args, "facts", "--output", f"type=local,dest={folder}")
             facts = json.loads(Path(folder, "facts.json").read_text())
         args |= {"INNER": order.code.record.inner, "AGENT": read_agent_version()}
-        # As in the images of this project: without the build's own suffix.
+        # Without the suffix of torch's build, as in the images of this project.
         args |= {"TORCH": facts["torch"].partition("+")[0], "CUDA": facts["cuda"]}
-        # A builder of buildx' own keeps what it builds to itself, unless it is told.
+        # Without it buildx' own builders do not give the image to the engine.
         load = ("--load",) if "buildx" in self._words else ()
         self._build(order, args, "image", "--tag", order.tag, *load)
         after = self._id_of(order.tag)
@@ -196,7 +196,7 @@ class Builder:
 
     def _build(self, order: Order, args: Mapping[str, str], target: str, *more: str) -> None:
         """Builds one stage of ``DOCKERFILE``. Raises ``LauncherError``."""
-        # BuildKit keeps a proxy's address out of the image, and out of what decides on a layer.
+        # BuildKit keeps proxy arguments out of the image, and out of the key of cached layers.
         given = [f"{name}={args[name]}" for name in args] + [p for p in PROXIES if p in os.environ]
         options = [word for value in given for word in ("--build-arg", value)]
         words = (*self._words, "--progress=plain", "--target", target, *options, *more, "-")
@@ -209,9 +209,9 @@ class Builder:
     def _run(
         self, words: Sequence[str], shown: re.Pattern[str], send: Send | None = None
     ) -> tuple[int, list[str]]:
-        """Runs the client on what ``send`` writes to it; its exit code and its lines, at least one.
+        """Runs the client with what ``send`` writes; its exit code and its lines, at least one.
 
-        It is killed on the way out of an error or Ctrl-C, and the engine then stops its work.
+        An error or Ctrl-C here kills the client, and the engine then stops its work.
         """
         # On one stream: the engine's errors belong among what the steps print.
         merged = ("sh", "-c", 'exec "$@" 2>&1', "sh", self._client, *words)
@@ -229,7 +229,7 @@ class Builder:
                 if found := shown.fullmatch(lines[-1]):
                     self._tell(found[1])
         except BaseException:
-            # A client runs buildx as a program of its own.
+            # All: the client runs buildx as a program of its own.
             talk.kill_all()
             raise
         finally:
@@ -240,7 +240,7 @@ class Builder:
 def find_client() -> tuple[str, tuple[str, ...]]:
     """The first docker client on PATH that has BuildKit, and its words for a build.
 
-    Up to 20.10 a client has it; later ones need the plugin buildx, which may be missing.
+    Clients up to 20.10 contain BuildKit; later ones need the plugin buildx, which may be missing.
     """
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     clients = [path for folder in folders if os.access(path := f"{folder}/docker", os.X_OK)]
@@ -281,8 +281,8 @@ def write_context(order: Order, stream: IO[bytes], *, with_code: bool) -> None:
 
 
 def _add_code(context: tarfile.TarFile, code: PackedCode) -> None:
-    """The code below ``code/``, in folders that any user may write to: a script makes files beside
-    itself, and the image's user owns none of them."""
+    """Adds the code below ``code/``, in folders that any user may write to: a script makes files
+    beside itself, and the image's user owns none of the folders."""
     made: set[PurePosixPath] = set()
 
     def make(folder: PurePosixPath) -> None:
@@ -298,7 +298,7 @@ def _add_code(context: tarfile.TarFile, code: PackedCode) -> None:
         for member in archive:
             path = PurePosixPath("code", member.name)
             make(path.parent)
-            # They hold the old name where it is not ASCII, and would win.
+            # PAX headers hold the old name if it is not ASCII, and would win.
             member.name, member.pax_headers = str(path), {}
             context.addfile(member, archive.extractfile(member) if member.isreg() else None)
 

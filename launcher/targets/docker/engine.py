@@ -1,6 +1,6 @@
-"""The Docker engine: the only user of its SDK. What a run holds there is found by labels.
+"""The Docker engine, used through its SDK. What a run holds there is found by labels.
 
-The SDK is imported at first use: most calls of the command line do without.
+The SDK is imported at first use: most commands do not need it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("source path does not exist", REMOTE_HINT),
     ("active endpoints", "docker network disconnect whatever else is on the run's network"),
 )
-"""What an engine's message holds, in lower case, and the fix."""
+"""A part of an engine's message, in lower case, and the fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +76,13 @@ class OwnContainer:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerEnding:
-    """How a container ended. ``error`` is the engine's message, empty where it has none."""
+    """How a container ended. ``error`` is the engine's message, empty if it has none."""
 
     exit_code: int
     out_of_memory: bool
     error: str
     finished: str = ""
-    """When, as the engine writes it."""
+    """When it ended, as the engine writes it."""
 
 
 class NotStartedError(TargetError):
@@ -94,7 +94,7 @@ class NotStartedError(TargetError):
 
 
 class Creatable(Protocol):
-    """A container to be, in the SDK's arguments."""
+    """A container to be created, as the SDK's arguments."""
 
     @property
     def name(self) -> str: ...
@@ -110,7 +110,7 @@ class Creatable(Protocol):
 class Engine:
     """The engine that the docker command line uses, with what it holds under ``label``.
 
-    Each method may raise ``TargetError``. What is gone already is removed without an error.
+    Each method may raise ``TargetError``. Removing what is already gone is no error.
     """
 
     def __init__(self, clock: Clock, label: str = protocol.LABEL_RUN_ID) -> None:
@@ -144,7 +144,7 @@ class Engine:
             return info
 
     def read_image_config(self, image: str) -> dict[str, Any]:
-        """An image's labels, folder and so on. Raises ``TargetError`` where it is not here."""
+        """An image's labels, folder and so on. Raises ``TargetError`` if it is not here."""
         with engine_errors(f"inspect {image}", image):
             inspected = self.api.inspect_image(image)  # type: ignore[no-untyped-call]
             return inspected["Config"] or {}
@@ -168,7 +168,7 @@ class Engine:
         return self._label if run_id is None else f"{self._label}={run_id}"
 
     def read_ending(self, container: OwnContainer) -> ContainerEnding | None:
-        """None where the container is gone by now."""
+        """How a container ended; None if it is gone by now."""
         import docker.errors
 
         with engine_errors("inspect a container"):
@@ -191,12 +191,12 @@ class Engine:
     ) -> list[str]:
         """Creates and starts a run's containers, on its network; returns their ids, in order.
 
-        On any error, and on Ctrl-C, nothing of them is left.
+        On any error or Ctrl-C, it removes what it has created.
         """
         run_id = network_kwargs["labels"][self._label]
         with engine_errors(f"start {run_id}"), contextlib.ExitStack() as undo:
             made: list[str] = []
-            # Undone last: a network goes after what is on it.
+            # Undone last: a network can only be removed after its containers.
             undo.callback(lambda: at_once(self._remove_network, made))
 
             def create_network() -> None:
@@ -229,7 +229,7 @@ class Engine:
             with engine_errors(f"start {name}"):
                 self.api.start(id)
         except TargetError as error:
-            # A program is not in its image, or a mount fails.
+            # The image lacks the program, or a mount fails.
             if "OCI runtime create failed" in error.what and not error.hint:
                 raise NotStartedError(name, error.what) from error
             raise

@@ -1,7 +1,7 @@
 """Runs as a step of ``launcher build`` in the image: installs the requirements, or reads torch.
 
-Standard library only. It says an error in two lines, ``error:`` and ``fix:``, which the launcher
-repeats.
+Standard library only. An error is printed in two lines, ``error:`` and ``fix:``, which the
+launcher repeats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOT_TRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED\] ([^()\n]*[^()\n ])")
 OTHER_TORCH = re.compile(r"^ +(?!.*\(constraint\))(.* (?:depends on|requested) torch\b.*)", re.M)
 WHEELS_FIX = "pip download -r FILE -d wheels, where there is a network; then --wheelhouse wheels"
 LINE = 200
-"""So many characters of pip's error are told."""
+"""How many characters of pip's error are shown."""
 
 
 def fail(what: str, fix: str) -> NoReturn:
@@ -69,7 +69,7 @@ def _installed(name: str) -> str:
 
 
 def _enter_venv() -> None:
-    """Goes on in an environment that pip may install into; it sees the base's packages."""
+    """If pip may not install here, starts again in a venv that sees the base's packages."""
     marker = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
     has_pip = importlib.util.find_spec("pip") is not None
     if has_pip and (sys.prefix != sys.base_prefix or not marker.exists()):
@@ -78,7 +78,7 @@ def _enter_venv() -> None:
         fix = "--base with pip (on Debian and Ubuntu: apt-get install python3-venv in it)"
         fail(f"the base image's {sys.executable} has no pip, and no venv", fix)
     if sys.prefix != sys.base_prefix:
-        # Ended by whoever builds the image; ensurepip asks no network.
+        # Ended by whoever builds the image; ensurepip uses no network.
         subprocess.run((sys.executable, "-m", "ensurepip"), check=True)
         return
     venv.create(VENV, system_site_packages=True, with_pip=True)

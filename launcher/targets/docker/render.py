@@ -17,8 +17,8 @@ from launcher.targets.shell import quote, render_block
 class DockerArtifact:
     """A plan as a network and containers; ``labels`` are the network's.
 
-    ``folders`` must exist before the containers, as what the engine creates belongs to root.
-    ``agent`` are the files that they start from, if they need any.
+    ``folders`` must exist before the containers, as folders that the engine creates are root's.
+    ``agent`` are the files that the containers start from, if they need any.
     """
 
     run_id: str
@@ -100,7 +100,7 @@ class DockerArtifact:
 
 
 def render_docker(plan: LaunchPlan, only: tuple[int, ...] | None = None) -> DockerArtifact:
-    """The plan's nodes (or ``only`` those) as containers. Each is named as its host is."""
+    """The plan's nodes (or ``only`` those) as containers."""
     chosen = tuple(node for node in plan.nodes if only is None or node.node_index in only)
     own = ContainerSettings.of(plan)
     shared = tuple(shared_options(plan, own, plan.run_id))

@@ -68,7 +68,7 @@ def _text_of(path: Path) -> str:
 
 
 def _of_project(path: Path) -> list[str]:
-    """The dependencies of a project; none where the file is about tools alone."""
+    """The dependencies that a pyproject.toml names; none if it only configures tools."""
     try:
         project = tomllib.loads(_text_of(path)).get("project", {})
     except tomllib.TOMLDecodeError as error:

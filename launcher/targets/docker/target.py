@@ -55,7 +55,7 @@ NO_RUNTIME = (
     "the Docker engine has no NVIDIA runtime; fix: install nvidia-container-toolkit, or --on local"
 )
 TAIL_LINES = 100
-"""How many last lines tell whether a file is complete: to read a log of 50 MB takes seconds."""
+"""How many last lines are compared to find a file complete: reading 50 MB takes seconds."""
 
 
 class DockerTarget(Target):
@@ -70,7 +70,7 @@ class DockerTarget(Target):
         self._engine = Engine(clock or SystemClock())
         self._consoles = Consoles()
         self._endings: dict[tuple[str, int, int], ContainerEnding] = {}
-        """By run, node and incarnation, as somebody may prune containers that have ended."""
+        """By run, node and incarnation. Kept, as somebody may prune containers that have ended."""
 
     def facts(self, job: JobSpec) -> TargetFacts:
         info = self._engine.read_info()
@@ -83,7 +83,7 @@ class DockerTarget(Target):
         labels = config.get("Labels") or {}
         torch_version = labels.get(protocol.LABEL_TORCH) or None
         if torch_version is not None and not labels.get(protocol.LABEL_CUDA):
-            # Labelled, and without CUDA: its torch could not use them.
+            # The image has labels, and none for CUDA: its torch cannot use GPUs.
             gpus = ()
         in_image, note = choose_agent(job, image, labels.get(protocol.LABEL_AGENT) or None)
         self.notes += [note] if note else []
@@ -113,7 +113,7 @@ class DockerTarget(Target):
         )
 
     def _check_engine(self, plan: LaunchPlan) -> None:
-        """Raises ``TargetError`` on another engine than the run's: it knows nothing of the run."""
+        """Raises ``TargetError`` if another engine answers than the run's."""
         own = ContainerSettings.of(plan)
         if own.engine_id and own.engine_id != self._engine.id:
             at = f"export DOCKER_HOST={own.engine_at}" if own.engine_at else "unset DOCKER_HOST"
@@ -169,10 +169,10 @@ class DockerTarget(Target):
             run = RunFolder(Path(plan.run_dir))
             told = read_node_outcome(run, node.node_index, node.incarnation)
             if told and state is NodeState.MISSING:
-                # Somebody has pruned containers, or another call has found its end and removed it.
+                # Somebody pruned the container, or another call found it ended and removed it.
                 state, exit_code = NodeState.EXITED, told.exit_code
             if told and ending:
-                # The engine tells of every kill in a container's life.
+                # The engine reports any kill for memory in a container's life.
                 codes = [end.exit_code for end in told.ends]
                 is_oom = is_out_of_memory(codes, oom_killed=ending.out_of_memory)
                 ending = replace(ending, out_of_memory=is_oom)
@@ -253,7 +253,7 @@ def has_nvidia(info: Mapping[str, Any]) -> bool:
 
 
 def describe(ending: ContainerEnding) -> str:
-    """The engine's word on how a container ended; empty where the exit code says it all."""
+    """The engine's word on how a container ended; empty if the exit code says it all."""
     if ending.error:
         return ending.error
     if ending.out_of_memory:
@@ -268,7 +268,7 @@ def check_host(plan: LaunchPlan) -> None:
     """Raises where this machine lacks a folder or device that the containers need."""
     own = PurePosixPath(protocol.CONTAINER_RUN_DIR).parent
     given = [m for m in plan.nodes[0].mounts if not PurePosixPath(m.target).is_relative_to(own)]
-    # The folder of all runs, and of a hold's checkpoints, come last and are made.
+    # The launcher makes the folders of runs and of a hold's checkpoints. They come last.
     made = (plan.checkpoint_dir, str(Path(plan.run_dir).parent))
     given = [m for m in given if m.source not in made]
     for index, mount in enumerate(given):
@@ -314,7 +314,7 @@ class Consoles:
         Waits for the follower, so only for a container that has ended or is not followed.
         """
         if id in self._followers:
-            # It writes what is left after its container has ended.
+            # The follower writes what is left after its container has ended.
             self._followers.pop(id).join(5.0)
         # On a full disk the rest stays in the engine's own log, until the container is removed.
         with contextlib.suppress(OSError):
@@ -324,8 +324,8 @@ class Consoles:
 
 
 def _follow(api: APIClient, id: str, path: Path) -> None:
-    # Whatever ends a stream (engine restarted, container removed, disk full): what is missing
-    # then is what `save` completes.
+    # Whatever ends the stream (engine restarted, container removed, disk full), `save` writes
+    # what is then missing.
     with contextlib.suppress(Exception), path.open("wb", buffering=0) as file:
         for chunk in api.logs(id, stream=True, follow=True):
             file.write(chunk)

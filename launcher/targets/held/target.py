@@ -1,6 +1,6 @@
-"""Runs in a hold whose nodes see the run folders of this machine: they are forked there.
+"""Runs in a hold whose nodes see this machine's run folders: held nodes fork the run's nodes.
 
-All that is asked and told goes through files of those folders, whatever the nodes are.
+All requests and answers are files in those folders, whatever kind of nodes they are.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class HeldTarget(Target):
     # -- before a run -----------------------------------------------------------------------------
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        """As ``Target.facts``: of the nodes as they say themselves, and of the hold's own plan."""
+        """As ``Target.facts``: from what the nodes say of themselves, and from the hold's plan."""
         if self.hold is None:
             raise InputError("that run was in a hold, and none is named", "--in NAME, or --on")
         hold, cwd = self.hold, str(Path.cwd())
@@ -118,7 +118,7 @@ class HeldTarget(Target):
         )
         is_on_gpus, machines = plan.accelerator == "cuda", list[MachineFacts]()
         for node, ready in zip(plan.nodes, hold.wait_ready(), strict=True):
-            # A container counts its GPUs from 0; where a scheduler gives them out nobody knows.
+            # A container counts its GPUs from 0; None if a scheduler gives them out.
             ids = tuple(map(str, range(len(node.device_ids)))) or None
             machine = MachineFacts(
                 cpu_count=ready.cpu_count,
@@ -220,7 +220,7 @@ class HeldTarget(Target):
         )
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
-        """As ``Target.stop``: the held nodes are asked, and stay."""
+        """As ``Target.stop``: asks the held nodes to end the run's nodes; held nodes stay."""
         run = RunFolder(self._run_root / run_id)
         if not run.is_there():
             return

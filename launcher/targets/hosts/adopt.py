@@ -23,11 +23,11 @@ Copies = list[tuple[Host, RunOnHost]]
 
 
 def find_named(inventory: Inventory | None, run_root: Path, name: str) -> RunFolder:
-    """The run in its folder here, or else on the hosts where some are named.
+    """The run from its folder here, or else from the hosts, if any are named.
 
-    ``name`` is a run id, its beginning, or ``latest``, which on hosts fits where only one run is
-    there. A folder is made of a run on hosts, with all that they have of it. Raises ``InputError``
-    where none or several fit.
+    ``name`` is a run id, its beginning, or ``latest``, which on hosts works if they have only one
+    run. A run from hosts gets a folder here, with all its files. Raises ``InputError`` if no run
+    or several fit.
     """
     try:
         run = find_run(run_root, name)
@@ -55,7 +55,7 @@ def find_named(inventory: Inventory | None, run_root: Path, name: str) -> RunFol
 def read_runs(inventory: Inventory, wanted: str = "") -> dict[str, Copies]:
     """Runs whose id begins with ``wanted``, by their ids, from all hosts that answer.
 
-    Raises ``TargetError`` where none answers.
+    Raises ``TargetError`` if none answers.
     """
 
     def read(session: Session) -> Sequence[RunOnHost]:
@@ -98,7 +98,7 @@ def began_at(copies: Copies) -> float:
 
 
 def plan_in_force(copies: Copies) -> LaunchPlan:
-    """The plan with the most starts behind it, as hosts may have older copies. Pure."""
+    """The plan with the most starts; some hosts may have older copies. Pure."""
     plans = [parse_plan(run.plan) for _, run in copies]
     return max(plans, key=lambda plan: (plan.attempt, sum(n.incarnation for n in plan.nodes)))
 
@@ -110,7 +110,7 @@ def localise(copies: Copies, run_dir: str, inventory: Inventory) -> LaunchPlan:
 
     def find_holder(index: int, known: Host) -> Host:
         holders = {host.name: host for host, run in copies for held in run.nodes if held == index}
-        # Hosts with one home all have the folders of all nodes: the name tells whose a node is.
+        # Hosts that share a home all have every node's folder: only the name says whose it is.
         return holders.get(known.name) or next(iter(holders.values()), known)
 
     hosts = tuple(

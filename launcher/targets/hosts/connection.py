@@ -33,11 +33,11 @@ SILENCE_LIMIT_S = 8.0
 """A host beats every second; after this silence the connection is replaced."""
 RETRY_S = 1.0
 FULL_RETRY_S = 10.0
-"""How long after a full disk here, or another error, the host is asked for what is missing."""
+"""How long after a failed write here, as on a full disk, the host is asked for missing bytes."""
 COPY_SILENCE_S = 60.0
 """After this silence a host counts as frozen, even if its sshd answers."""
 BROUGHT_BYTES = 100 << 20
-"""Of the files that the training wrote beside its code on its first node."""
+"""The most that is copied of what the training wrote beside its code on its first node."""
 NOT_COPIED_BACK = (
     *("plan.json", "artifact.sh", "submitted.json", "launcher.json", "outcome.json"),
     *("job.json", "code.json", "code.tar.gz", "code.diff"),
@@ -75,7 +75,7 @@ class HostLine:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; a node there that hears no other line then ends. Idempotent."""
+        """Ends the line; a node that hears no other line then ends. Idempotent."""
         with self._lock:
             self._closed = True
             if self._session is not None:
@@ -89,7 +89,7 @@ class HostLine:
     def state(self, node: str) -> NodeSeen:
         """What the host last said of a node, as ``index.incarnation``."""
         found = self._states.get(node, MISSING)
-        # A node that was just started may be missing in what the host says.
+        # The host may not yet report a node that was just started.
         fresh = time.monotonic() - self._started.get(node, float("-inf")) < 5.0
         return NodeSeen(state="running") if found.state == "missing" and fresh else found
 
@@ -98,7 +98,7 @@ class HostLine:
         return time.monotonic() - self._heard_at
 
     def beat(self) -> None:
-        """Says that this launcher lives, and ends a silent connection."""
+        """Tells the host that this launcher lives; ends a silent connection."""
         with self._lock:
             if self._session is None:
                 return
@@ -172,7 +172,7 @@ class HostCopy:
 
 
 def watch_request(host: HostFacts, node: int, run_id: str, run_dir: Path) -> WatchRun:
-    """Asks for all bytes that are not yet in ``run_dir``, without following the run."""
+    """A request for all bytes that are not yet in ``run_dir``; it does not follow the run."""
     return WatchRun(run_dir=run_dir_on(host, run_id), node=node, have=read_sizes(run_dir))
 
 
@@ -186,11 +186,11 @@ def copy_once(
     beside_code_bytes: int = 0,
     is_last: bool = False,
 ) -> tuple[Mapping[str, NodeSeen], bool]:
-    """Copies all that the host has; returns its node's states, and whether a launcher follows.
+    """Copies the run's files; returns its node's states, and whether a launcher follows the run.
 
-    Also at most ``beside_code_bytes`` of what the training wrote beside its code. Raises
-    ``TargetError`` where the host is gone, and with ``is_last`` where something of it could not be
-    written here, such as on a full disk.
+    Also copies at most ``beside_code_bytes`` of what the training wrote beside its code. Raises
+    ``TargetError`` if the host is gone, and with ``is_last`` also if a file could not be written
+    here, as on a full disk.
     """
     states: Mapping[str, NodeSeen] = {}
     copy = HostCopy(run_dir)
@@ -223,7 +223,7 @@ def read_sizes(run_dir: Path) -> dict[str, int]:
 
 
 def write_at(run_dir: Path, part: FilePart, blob: bytes) -> None:
-    """Writes a part of a host's file, only inside of ``run_dir`` and not over launcher's files."""
+    """Writes a part of a host's file, only inside ``run_dir`` and not over the launcher's files."""
     name = PurePosixPath(part.file)
     if name.is_absolute() or ".." in name.parts or str(name) in (".", *NOT_COPIED_BACK):
         return
@@ -241,7 +241,7 @@ def write_at(run_dir: Path, part: FilePart, blob: bytes) -> None:
         while written < len(blob):
             # A nearly full disk takes only some of the bytes.
             written += os.pwrite(descriptor, blob[written:], part.offset + written)
-        # The time of the host's clock, for which a report corrects.
+        # By the host's clock, whose offset reports correct.
         os.utime(descriptor, (part.at, part.at))
     finally:
         os.close(descriptor)

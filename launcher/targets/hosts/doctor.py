@@ -40,7 +40,7 @@ PROBE_LIMIT_S = 40.0
 def diagnose_hosts(
     job: JobSpec, inventory: Inventory, run_root: Path, limit_s: float
 ) -> Iterator[Finding]:
-    """As ``diagnose``. The probe does not run if an earlier check has failed."""
+    """As ``Room.diagnose``. The probe does not run if an earlier check has failed."""
     findings: list[Finding] = []
     ssh = Ssh(inventory)
     port = job.rdzv.port or random.SystemRandom().choice(PORTS)
@@ -140,7 +140,7 @@ def _judge_together(
 
 
 class _HostsProbe:
-    """Runs the probe on the job's hosts, and on pairs of them where that tells which is slow."""
+    """Runs the probe on the job's hosts, and on pairs of them to find a slow host."""
 
     def __init__(self, job: JobSpec, inventory: Inventory, run_root: Path) -> None:
         self._inventory, self._run_root = inventory, run_root
@@ -151,7 +151,7 @@ class _HostsProbe:
         self._job = run.as_probe(job, name)
 
     def diagnose(self, limit_s: float) -> Iterator[Finding]:
-        """The rows of the run."""
+        """The findings of the run."""
         try:
             plan, answers = self._run(self._inventory, self._job, limit_s)
         except LauncherError as error:

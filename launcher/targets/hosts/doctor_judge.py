@@ -25,8 +25,8 @@ IMAGE = "image"
 class HostAnswer:
     """One host's answer; ``error`` says why there is none.
 
-    ``found`` is what a start needs to know, ``node`` what the probe says of its Python and
-    machine, ``node_error`` why it says nothing.
+    ``found`` is what a start needs to know, ``node`` what the probe reports of the host's Python
+    and machine, ``node_error`` why the probe reports nothing.
     """
 
     host: Host
@@ -46,9 +46,9 @@ def judge_reachable(answer: HostAnswer) -> Finding:
 
 
 def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Finding]:
-    """Each clock against the middle one, this machine's among them.
+    """Compares each host's clock with the median; this machine's clock counts in it.
 
-    c10d's keep-alives are stamped with the time of day: beyond the limit the world splits.
+    c10d stamps keep-alives with the time of day: beyond the limit the world splits.
     """
     middle = statistics.median([0.0, *offsets_s.values()])
     spread_s = max(offsets_s.values(), default=0.0) - min(offsets_s.values(), default=0.0)
@@ -64,7 +64,7 @@ def judge_clocks(offsets_s: Mapping[str, float], backend: str) -> Iterator[Findi
 
 
 def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
-    """The Docker engine, and that it can give GPUs to containers."""
+    """Whether a Docker engine answers, and can give GPUs to containers."""
     name, version = answer.host.name, answer.found.docker
     if not version:
         fix = f"ssh {name} docker version; start it, or add the user to the group docker"
@@ -85,7 +85,7 @@ def judge_engine(answer: HostAnswer) -> Iterator[Finding]:
 
 
 def judge_images(answers: Sequence[HostAnswer], own: Image) -> Iterator[Finding]:
-    """The image of each host against ``own``, which is what a run would send."""
+    """Compares each host's image with ``own``, which a run would send."""
     known = [answer.found.image_id for answer in answers if answer.found.image_id]
     right = own.id or max(known, key=known.count, default="")
     for answer in answers:
@@ -111,7 +111,7 @@ def _short(id: str) -> str:
 
 
 def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Finding]:
-    """Who holds what the job needs; only a warning if the other hosts are enough."""
+    """Who holds what the job needs: only a warning if the other hosts are enough."""
     held = {answer.host.name: why_held(answer.host, answer.found, job) for answer in answers}
     enough = sum(not why for why in held.values()) >= job.nnodes.min
     for answer in answers:
@@ -129,7 +129,7 @@ def judge_leases(answers: Sequence[HostAnswer], job: JobSpec) -> Iterator[Findin
 
 
 def judge_ports(answers: Sequence[HostAnswer], port: int) -> Iterator[Finding]:
-    """Whether the rendezvous port is free on every host: any may be the one that serves."""
+    """Whether the rendezvous port is free on every host: any of them may serve it."""
     taken = [answer.host.name for answer in answers if port not in answer.found.free_ports]
     for name in taken:
         fix = f"ssh {name} ss -ltnp sport = :{port} shows by whom; or --set rdzv.port=N"
@@ -141,8 +141,8 @@ def judge_ports(answers: Sequence[HostAnswer], port: int) -> Iterator[Finding]:
 def judge_ways(
     hosts: Sequence[Host], candidates: Sequence[Sequence[Address]], met: Reachability
 ) -> Iterator[Finding]:
-    """Every ordered pair of hosts, by the one that is called; then the addresses of a run."""
-    # Where all hosts meet, only the addresses that a run would take count.
+    """Whether all others can call each host; then the addresses that a run would use."""
+    # If a run could choose addresses, only those count.
     chosen: list[Address] = []
     why: TargetError | None = None
     try:
@@ -174,7 +174,7 @@ def judge_ways(
 
 
 def judge_folder(hosts: Sequence[Host], met: Reachability, folder: str | None) -> Iterator[Finding]:
-    """Whether the checkpoint folder is one folder; ``folder`` None where each has its own."""
+    """Whether all hosts see one checkpoint folder; ``folder`` is None if each has its own."""
     check = "shared checkpoints"
     if folder is None:
         found = "checkpoint_dir is not set: each host has a folder of its own"
@@ -193,7 +193,7 @@ def judge_folder(hosts: Sequence[Host], met: Reachability, folder: str | None) -
 
 
 def judge_neighbours(names: Sequence[str], slow: Mapping[tuple[str, str], bool]) -> list[Finding]:
-    """Which host makes an all-reduce slow, or hang; ``slow`` has the pairs of neighbours."""
+    """Which host makes an all-reduce slow, or hang; ``slow``: is a pair of neighbours slow?"""
     of = {name: [is_slow for pair, is_slow in slow.items() if name in pair] for name in names}
     bad = [name for name in names if of[name] and all(of[name])]
     check = "all-reduce of two"

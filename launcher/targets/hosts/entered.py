@@ -1,6 +1,6 @@
 """Runs in a hold whose nodes do not see the run folders, and are entered by its target's doors.
 
-All is as on hosts: the program of a host runs in each node, through its door in place of ssh.
+The rest is as on hosts: the host program runs in each node, reached by its door in place of ssh.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Doors(Ssh):
-    """Sessions to the nodes of a hold, each to whatever has the node's place then."""
+    """Sessions to a hold's nodes, each to whatever runs as the node at that time."""
 
     def __init__(self, held: LaunchPlan, target: Target) -> None:
         super().__init__(Inventory(hosts=()))
@@ -45,7 +45,7 @@ class Doors(Ssh):
         self._index_of = {node.name: node.node_index for node in held.nodes}
 
     def door(self, index: int) -> Door:
-        """Raises ``TargetError`` where the node does not run."""
+        """Raises ``TargetError`` if the node does not run."""
         with self._lock:
             return self._target.door(self._held, index)
 
@@ -66,7 +66,7 @@ class Doors(Ssh):
             raise TargetError(error.what, f"to try: {self.entering(host)}") from error
 
     def disconnect(self, host: Host) -> bool:
-        """As ``Ssh.disconnect``: none is shared."""
+        """As ``Ssh.disconnect``: no connection is shared here."""
         return False
 
 
@@ -82,7 +82,7 @@ class EnteredTarget(HostsTarget):
         self._doors: Doors | None = None
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        """As ``Target.facts``: of the nodes as they say themselves, and of the hold's own plan."""
+        """As ``Target.facts``: from what the nodes say of themselves, and from the hold's plan."""
         if self.hold is None:
             raise InputError("that run was in a hold, and none is named", "--in NAME, or --on")
         plan, cwd = self.hold.plan, Path.cwd()
@@ -99,7 +99,7 @@ class EnteredTarget(HostsTarget):
             hold=self.hold.run.run_id,
         )
         if self._open_target(plan.target).as_run(plan).checkpoint_dir:
-            # All nodes have it, and it outlives them. Jobs of one name share it, as ever there.
+            # All nodes see this folder, and it outlives them. Jobs of one name share it.
             folder = f"{dict(plan.nodes[0].env)[protocol.CHECKPOINT_DIR]}/{job.name}"
             job = job.model_copy(update={"checkpoint_dir": folder})
         facts = plan_facts(

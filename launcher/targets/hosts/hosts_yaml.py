@@ -1,4 +1,4 @@
-"""The keys of hosts.yaml, and what is wrong with one by file and line."""
+"""The keys of hosts.yaml, and errors in them by file and line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HostKeys(_Keys):
     interface: Annotated[str, Field(pattern=r"\A[^\s/:,=^]{1,15}\z")] | None = None
     python: Text | None = None
     state_dir: Text | None = None
-    # Of the machine, not of a user: others must find the same folder.
+    # An absolute path, so that all users of the machine find the same folder.
     lease_dir: Annotated[str, Field(pattern=r"\A/[^\x00\n]*\z")] | None = None
     labels: Labels | None = None
 

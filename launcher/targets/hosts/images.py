@@ -13,7 +13,7 @@ from launcher.targets.hosts.ssh import REQUEST_LIMIT_S, Session
 CHUNK_BYTES = 4 << 20
 PROVIDE_LIMIT_S = 3600.0
 SILENCE_LIMIT_S = 300.0
-"""Within which an engine must give the next part of an image, and a host take it."""
+"""How long an engine may take to give the next part of an image, and a host to take it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ def read_image(name: str) -> Image:
 
 
 def provide_image(image: Image, session: Session) -> None:
-    """Makes a host hold the image. Raises ``TargetError`` where it can neither get nor pull it."""
+    """Sends a host the image, or has it pulled there. Raises ``TargetError`` if that fails."""
     asked = messages.FindImage(image=image.name, pull=not image.id)
     there = session.call(asked, limit_s=REQUEST_LIMIT_S if image.id else PROVIDE_LIMIT_S)
     if image.id and there != image.id:
@@ -42,7 +42,7 @@ def provide_image(image: Image, session: Session) -> None:
 
 
 def _send(image: Image, session: Session) -> None:
-    """Streams it from this machine's engine into the host's, a few megabytes at a time."""
+    """Streams the image into the host's engine, a few megabytes at a time."""
     save = Conversation(("docker", "save", image.name))
     try:
         session.send(messages.LoadImage(limit_s=PROVIDE_LIMIT_S), limit_s=SILENCE_LIMIT_S)

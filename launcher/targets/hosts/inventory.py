@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:-]*[A-Za-z0-9_])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*")
 _RANGE = re.compile(r"\[([^\]]*)\]")
 _COMMA = re.compile(r",(?![^\[]*\])")
-"""One that is not within brackets."""
+"""A comma that is not within brackets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def read_inventory(
 
 
 def read_inventory_of(job: JobSpec, **filters: Any) -> Inventory:
-    """The machines that a job file names. Raises ``InputError`` where it names none."""
+    """The machines that a job file names. Raises ``InputError`` if it names none."""
     if job.hosts.inventory is None:
         raise InputError(
             "no hosts are named", "--hosts hosts.yaml, or --hosts gpu1,gpu2 (launcher docs hosts)"
@@ -164,7 +164,7 @@ def _slots(word: str, where: str) -> int:
 
 def parse_hosts_yaml(text: str, file: str) -> Inventory:
     """Reads ``hosts:``, a list of names and mappings, with ``defaults:`` for all of them."""
-    # Only here: a list of names needs no pydantic, which takes long to import.
+    # Imported only here: a list of names needs no pydantic, which takes long to import.
     from launcher.targets.hosts.hosts_yaml import parse_hosts_file
 
     found, source = parse_hosts_file(text, file)

@@ -60,7 +60,7 @@ def find_held(hold: Hold, node: HostNode) -> messages.HeldNode:
     held, run_dir = hold.plan.nodes[node.node.node_index], run_dir_on(node.host, hold.run.run_id)
     on_hosts = isinstance(hold.plan.own, HostsSettings)
     if not on_hosts:
-        # The keeper is in the held node, as in a pod, and sees what that one sees.
+        # The keeper runs in the held node, such as a pod, and sees the node's paths.
         run_dir = dict(held.env)[protocol.RUN_DIR]
     adds_env = on_hosts and hold.plan.image is not None
     assert node.task is not None, "a run in a hold has the agent"
@@ -92,9 +92,9 @@ def end(
     *,
     tell_launcher: bool,
 ) -> None:
-    """Ends a node of a run, or without ``index`` all that it has on this host.
+    """Ends a node of a run, or without ``index`` all that the run has on this host.
 
-    ``tell_launcher``: a launcher elsewhere that follows the run ends it, and starts no new nodes.
+    ``tell_launcher``: also has a launcher elsewhere that follows the run end it.
     """
     asked = messages.StopNodes(
         run_id=plan.run_id,
@@ -110,7 +110,7 @@ def end(
 def bring_last(
     ssh: Ssh, session: Session, plan: LaunchPlan, host: HostFacts, index: int
 ) -> list[str]:
-    """Copies what a run has written on a host here, and removes it there; returns notes.
+    """Copies here what a run has written on a host, and removes it there; returns notes.
 
     Checkpoints stay, and so does what the training wrote beside its code and is not copied here.
     """

@@ -26,11 +26,11 @@ def decide_addresses(
     candidates: Sequence[Sequence[Address]],
     reached: Mapping[tuple[int, int, str], str],
 ) -> list[Address]:
-    """An address of each host: of the first the fastest that all others reach, and of those theirs
-    on the way there, unless the inventory names another.
+    """An address of each host: the first host's fastest one that all others reach, and for each
+    other host the one that it reached the first from, unless the inventory names another.
 
-    ``reached`` holds (from, to, address) by the hosts' places, and the caller's own address. Raises
-    ``TargetError`` with the names of hosts that do not reach the first.
+    ``reached`` maps (from, to, address), with hosts by place, to the caller's own address. Raises
+    ``TargetError`` naming the hosts that do not reach the first.
     """
     wanted = [wanted_addresses(host, candidates[place]) for place, host in enumerate(hosts)]
     others = range(1, len(hosts))
@@ -83,7 +83,7 @@ def decide_hosts(
 ) -> tuple[HostFacts, ...]:
     """The first hosts of the inventory that are free; an elastic job may get fewer than its MAX.
 
-    ``busy`` says why a host cannot be used. Raises ``TargetError`` where too few are left.
+    ``busy`` says why a host cannot be used. Raises ``TargetError`` if too few are left.
     """
     free = [facts for facts in found if facts.host.name not in busy]
     if len(free) < job.nnodes.min:
@@ -97,9 +97,9 @@ def decide_hosts(
 
 
 def check_clocks(hosts: Sequence[HostFacts], backend: str) -> None:
-    """Raises ``TargetError`` under c10d where clocks differ too much.
+    """Raises ``TargetError`` under c10d if clocks differ too much.
 
-    It stamps keep-alives with the time of day: beyond the limit the world splits without an error.
+    c10d stamps keep-alives with the time of day: beyond the limit the world splits, with no error.
     """
     slow = min(hosts, key=lambda facts: facts.clock_offset_s)
     fast = max(hosts, key=lambda facts: facts.clock_offset_s)
@@ -113,7 +113,7 @@ def check_clocks(hosts: Sequence[HostFacts], backend: str) -> None:
 
 
 def check_versions(hosts: Sequence[HostFacts]) -> None:
-    """Raises ``TargetError`` where hosts have different versions of torch."""
+    """Raises ``TargetError`` if hosts have different versions of torch."""
     versions = [facts.torch_version for facts in hosts]
     usual = max(versions, key=versions.count)
     if odd := [f"{f.host.name} {f.torch_version}" for f in hosts if f.torch_version != usual]:
@@ -134,7 +134,7 @@ def decide_unshared(seen: Sequence[Collection[int]]) -> tuple[int, ...]:
 
 
 def check_shared(names: Sequence[str], seen: Sequence[Collection[int]], folder: str) -> None:
-    """Raises ``TargetError`` where hosts do not see each other's files in the checkpoint folder."""
+    """Raises ``TargetError`` if hosts do not see each other's files in the checkpoint folder."""
     alone = decide_unshared(seen)
     if alone:
         listed = ", ".join(names[place] for place in alone)
@@ -145,7 +145,7 @@ def check_shared(names: Sequence[str], seen: Sequence[Collection[int]], folder: 
 
 
 def shared_folder(job: JobSpec, cwd: str) -> str | None:
-    """The job's checkpoint folder, which all hosts share; None where each has its own."""
+    """The job's checkpoint folder, which all hosts share; None if each has its own."""
     given = job.checkpoint_dir
     return given if given is None or given.startswith("/") else f"{cwd}/{given}"
 
@@ -163,10 +163,10 @@ def plan_facts(
     terminal: bool = False,
     names: Sequence[str | None] = (),
 ) -> TargetFacts:
-    """What the planner is told of hosts: a machine of its own for each node.
+    """The facts for the planner: each node has a machine of its own.
 
-    ``port`` is free on all of them; ``inner`` is the caller's folder in the code that is sent, None
-    where none is. ``names`` are the names of the nodes in which those of the run are.
+    ``port`` is free on all hosts; ``inner`` is the caller's folder in the code that is sent, None
+    if none is sent. For a run in a hold, ``names`` are the names of the held nodes.
     """
     hosts, shared = own.hosts, shared_folder(job, cwd)
     runs = {host.name: run_dir_on(host, RUN_ID) for host in hosts}
@@ -190,7 +190,7 @@ def plan_facts(
                 machine=host,
                 folders=Folders(
                     run=runs[host.name],
-                    # If no folder is shared, one of the host's own, which outlives the run.
+                    # Without a shared folder each host has its own, which outlives the run.
                     checkpoints=shared or f"{host.state_dir}/{CHECKPOINTS_DIR}/{RUN_ID}",
                     cwd=f"{runs[host.name]}{caller}",
                     code=f"{runs[host.name]}/{CODE_DIR}",
@@ -205,7 +205,7 @@ def plan_facts(
 
 
 def describe_hosts(hosts: Sequence[HostFacts], image: str | None, *, shared: bool) -> str:
-    """The machines, and what was looked at before they were taken."""
+    """The machines, and what was checked before they were taken."""
     names = [host.name for host in hosts]
     more = f" and {len(names) - SHOWN_HOSTS} more" if len(names) > SHOWN_HOSTS else ""
     checked = "ssh, torch, ports, leases, clocks" if image is None else "ssh, Docker, ports, leases"
@@ -215,7 +215,7 @@ def describe_hosts(hosts: Sequence[HostFacts], image: str | None, *, shared: boo
 
 
 def find_caller(code: CodeRecord, cwd: Path) -> str:
-    """The caller's folder below the code's root; where it is none, the working folder."""
+    """The caller's folder below the code's root; if it is elsewhere, the working folder."""
     cwd = cwd.resolve()
     return cwd.relative_to(code.root).as_posix() if cwd.is_relative_to(code.root) else code.inner
 

@@ -15,12 +15,12 @@ REACH_LIMIT_S = 3.0
 TOKEN_LIMIT_S = 5.0
 
 Way = tuple[int, int, str]
-"""From, to, address: hosts by their place in what was asked."""
+"""From, to, address; hosts by their place in the ``sessions`` of ``meet``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reachability:
-    """The result; hosts are given by their place in what was asked.
+    """The result of ``meet``; hosts by their place in its ``sessions``.
 
     ``reached`` holds each way that was open, and the caller's own address on it. ``seen`` holds,
     for each host, the hosts whose files it saw in the folder. ``unwritten`` are the hosts that
@@ -40,16 +40,16 @@ def meet(
     *,
     called: Sequence[int] | None = None,
 ) -> Reachability:
-    """Lets hosts call those that are ``called``, or all others; blocks for seconds.
+    """Has each host call the ``called`` hosts, or all others; blocks for seconds.
 
-    They are called at a port that their kernel chooses, and all their addresses.
-    ``folder`` is the one that all should share, if any. Ports and files last as long as the
-    ``sessions``, which the caller closes. Raises ``TargetError`` where a host is gone.
+    A host is called at all its addresses, on a port that its kernel chooses. ``folder`` is the one
+    that all hosts should share, if any. Ports and files last as long as the ``sessions``, which
+    the caller closes. Raises ``TargetError`` if a host is gone.
     """
     secret = secrets.token_hex(8)
-    # One for each host: two may have the same address, of a bridge or a tunnel.
+    # A token for each host: two hosts may have the same address, of a bridge or a tunnel.
     tokens = [f"{secret}-{place}" for place in range(len(sessions))]
-    # Not at the same time: a host that looks for files does not greet callers.
+    # First calls, then files: a host that looks for files does not greet callers.
     wanted = range(len(sessions)) if called is None else called
     reached = _call(ssh, sessions, candidates, tokens, wanted)
     seen, unwritten = _share(ssh, sessions, tokens, folder) if folder else ([], {})

@@ -32,7 +32,7 @@ from launcher.targets.shell import quote, render_block, render_line, render_star
 class HostNode:
     """One node: what lies on its host, and what its keeper starts there.
 
-    ``spec`` is without the secrets and the lease, which only a start has.
+    ``spec`` is without the secrets and the held node, which are added only at a start.
     """
 
     node: NodePlan
@@ -50,9 +50,9 @@ class HostNode:
 
 @dataclass(frozen=True, kw_only=True)
 class HostsArtifact:
-    """A plan as nodes on hosts; ``files`` are the agent's, if any, on the launcher's machine.
+    """A plan as nodes on hosts. ``files`` are the agent's, if any.
 
-    ``run_dir`` is the run's folder there, which keeps the archive of the training code.
+    ``run_dir`` is the run's folder on the launcher's machine, with the training code's archive.
     """
 
     code: CodePlan | None
@@ -62,10 +62,10 @@ class HostsArtifact:
     nodes: tuple[HostNode, ...]
 
     def shell(self, *, embed: bool = False) -> str:
-        """A script that does the same by hand, without leases; ``embed``: without this project."""
+        """A script that starts the nodes, without leases; ``embed``: also without this project."""
         archive: list[str] = []
         if self.files and not embed:
-            # On this machine, from where each host gets it.
+            # Made on this machine, and copied to each host.
             folder = self.files.archive_path.rpartition("/")[0]
             archive = [f"mkdir -p {quote(folder)}", *self.files.shell_archive()]
         lines = [
@@ -192,7 +192,7 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
 
 
 def _docker_argv(plan: LaunchPlan, node: NodePlan, own: ContainerSettings) -> tuple[str, ...]:
-    """In the foreground, and on the host's own network: its addresses are the host's."""
+    """Runs a node's container in the foreground, on the host's network with its addresses."""
     shared = shared_options(plan, own, "host")
     container = Container(plan=plan, node=node, shared=tuple(shared))
     options = (word for option in container.options for word in option.words)
@@ -200,7 +200,7 @@ def _docker_argv(plan: LaunchPlan, node: NodePlan, own: ContainerSettings) -> tu
 
 
 def _docker_exec_argv(plan: LaunchPlan, node: NodePlan, env: Mapping[str, str]) -> tuple[str, ...]:
-    """By hand, in the container of a hold, which the launcher has fork it."""
+    """Starts a node by hand in a hold's container; a launcher has the held node fork it."""
     values = (*(f"{name}={value}" for name, value in env.items()), *node.secrets)
     options = (word for value in values for word in ("--env", value))
     agent = start_argv(plan, node, PYTHON, protocol.CONTAINER_AGENT)

@@ -112,7 +112,7 @@ def _sample_job(arguments: Namespace) -> str:
 
 
 def read_hosts(arguments: Namespace | None) -> Inventory | None:
-    """The machines that the command line names; None where it names none."""
+    """The machines that the command line names; None if it names none."""
     from launcher.targets.hosts.inventory import read_inventory
 
     if arguments is None or arguments.hosts is None:

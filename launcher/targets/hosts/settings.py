@@ -11,17 +11,16 @@ from launcher.targets.docker_options import ContainerSettings
 STATE_DIR = "~/.launcher"
 """Where a host keeps runs, code and programs, unless the inventory names another folder."""
 LEASE_DIR = "/dev/shm/launcher-leases"
-"""Of one machine alone and gone with a reboot, as the processes that hold the leases are."""
+"""On one machine alone, and gone after a reboot, like the processes that hold the leases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One machine; what is None is left to the ssh configuration or found on the machine.
+    """One machine; a field that is None is left to ssh's configuration or found on the machine.
 
-    ``name`` is what the ssh client is given, an alias of ``~/.ssh/config`` included. ``slots``
-    are processes on a machine without GPUs; ``gpus`` are the ids that may be used. ``address`` is
-    where the other hosts reach it, ``interface`` the one they reach it by. ``labels`` say where
-    it stands, such as a rack.
+    ``name`` is what the ssh client is given, such as an alias of ``~/.ssh/config``. ``slots`` is
+    how many processes may run without GPUs; ``gpus`` are the ids that may be used. Other hosts
+    reach it at ``address``, by its ``interface``. ``labels`` say where it stands, such as a rack.
     """
 
     name: str
@@ -38,7 +37,7 @@ class Host:
     labels: tuple[tuple[str, str], ...] = ()
 
     def ssh(self, config: str | None, *options: str) -> tuple[str, ...]:
-        """The words that start ssh to it: all but ``--``, its name and a command."""
+        """The words that start ssh to this host, without ``--``, its name and a command."""
         given = (("-F", config), ("-p", self.port), ("-l", self.user), ("-i", self.identity))
         words = (str(word) for pair in given if pair[1] for word in pair)
         return ("ssh", *options, *words)
@@ -46,12 +45,11 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts(MachineFacts):
-    """A host as it was when the plan was made; ``device_ids`` are those that nobody holds.
+    """A host as it was when the plan was made; ``device_ids`` are the GPUs that nobody holds.
 
     ``state_dir`` is the host's own folder, absolute; ``runtime`` is ``python`` or ``docker``.
-    ``user`` is ``uid:gid`` there; ``image`` is what containers start from, and ``torch_version``
-    then that of the image which the host has now. ``machine`` tells the host from any other that
-    may get its name.
+    ``user`` is ``uid:gid`` there. Containers start from ``image``; ``torch_version`` is then that
+    of the host's present image. ``machine`` identifies the host, as another may get its name.
     """
 
     host: Host
@@ -75,7 +73,7 @@ class HostFacts(MachineFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class HostsSettings(TargetSettings):
-    """``hosts`` are the machines by node index; ``hold`` the run id of the hold of a run in one."""
+    """``hosts`` are the machines by node index; ``hold`` is the hold's run id, for a run in one."""
 
     hosts: tuple[HostFacts, ...]
     ssh_config: str | None
@@ -88,5 +86,5 @@ class HostsSettings(TargetSettings):
 
     @property
     def keeps_nodes(self) -> str:
-        # A node that the run has given up would be idle there, and end by the hold's limit.
+        # A node that the run gives up would be idle, and end at the hold's idle limit.
         return "run it without --in, on nodes of its own" if self.hold else ""

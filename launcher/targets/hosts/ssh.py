@@ -71,7 +71,7 @@ Item = TypeVar("Item")
 
 
 class Ssh:
-    """Opens sessions to the hosts of an inventory; connections are shared and private."""
+    """Opens sessions to an inventory's hosts, over connections that a user's launchers share."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
@@ -79,7 +79,7 @@ class Ssh:
         self._opening: set[Session] = set()
         self._is_interrupted = False
         self.machines: dict[str, str] = {}
-        """The machine that must answer, by the host's name; any other may have that name now."""
+        """The machine that must answer, by the host's name: another may have the name by now."""
 
     def argv(self, host: Host, *, terminal: bool = False) -> tuple[str, ...]:
         """The ssh client with everything but the remote command."""
@@ -91,7 +91,7 @@ class Ssh:
             "ServerAliveInterval=5",
             "ServerAliveCountMax=3",
             "ControlMaster=auto",
-            # Seconds after the last session.
+            # Seconds that it stays after the last session.
             "ControlPersist=60",
             f"ControlPath={self._control}/%C",
             # Users set these for their own log-ins: a tmux in place of our command, or a forwarded
@@ -117,7 +117,7 @@ class Ssh:
 
     def open(self, host: Host) -> Session:
         """A conversation with a host. Raises ``TargetError`` with the fix."""
-        # Anew: a folder of log-ins is gone with the last of them, and ssh then refuses to start.
+        # Made again: XDG_RUNTIME_DIR goes at the user's last log-out, and ssh would not start.
         self._control = make_control_dir()
         argv = (*self.argv(host), f'exec python3 -S -c "{PYTHON_PROGRAM}"')
         try:
@@ -158,7 +158,7 @@ class Ssh:
     def try_each(
         self, work: Callable[[Session], Result], hosts: Iterable[Host]
     ) -> list[Result | TargetError]:
-        """Calls ``work`` with a session to each host; in order, results or why there is none."""
+        """Calls ``work`` with a session to each host; returns results or errors, in order."""
 
         def attempt(host: Host) -> Result | TargetError:
             try:
@@ -177,9 +177,9 @@ class Ssh:
         away: dict[str, TargetError] | None = None,
         first: Callable[[Session], None] = lambda session: None,
     ) -> Iterator[dict[str, Session]]:
-        """One with each host, by its name, for the block; raises as ``each`` does.
+        """Opens a session to each host for the block, by name; raises as ``each`` does.
 
-        ``first`` is called with each session as soon as it is open, whatever the others wait for.
+        ``first`` is called with each session as soon as it is open, without waiting for others.
         ``away`` gets the errors of hosts that are not reached, in place of raising them.
         """
         opened: dict[str, Session] = {}
@@ -210,9 +210,9 @@ class Ssh:
             self.each(lambda session: session.close(), opened.values())
 
     def disconnect(self, host: Host) -> bool:
-        """Stops sharing the connection, so that the next is new; whether there was one.
+        """Stops sharing the connection, so that the next is new; returns whether there was one.
 
-        What goes through it continues: it may belong to another launcher.
+        Sessions over it continue: they may belong to another launcher.
         """
         control = ("ssh", "-O", "stop", *self.argv(host)[1:])
         # The process of this machine that holds the shared connection answers at once, or hangs.
@@ -233,7 +233,7 @@ def make_control_dir() -> Path:
     """A private folder with a short path: a socket's path has at most 104 bytes."""
     # One per user and not per launcher, so that a killed launcher leaves no folder behind.
     base = os.environ.get("XDG_RUNTIME_DIR", "")
-    # It may be another user's after su, or one that is not there.
+    # XDG_RUNTIME_DIR may be another user's after su, or may be missing.
     is_fit = os.access(base, os.W_OK | os.X_OK) and len(base) < 32
     folder = Path(base if is_fit else "/tmp", f"launcher-ssh-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -252,7 +252,7 @@ class Session:
     def __init__(
         self, host: Host, argv: tuple[str, ...], machine: str = "", entering: str = ""
     ) -> None:
-        """``machine`` is the one that must answer, empty for any; ``entering`` leads there."""
+        """``machine`` must answer, empty for any; ``entering`` is the command that leads there."""
         self.host, self._machine, self._entering = host, machine, entering
         try:
             self._talk = Conversation(argv, SSH_ENV)
@@ -287,8 +287,8 @@ class Session:
     ) -> Answer:
         """Sends a request, and waits for the answer.
 
-        Raises ``TargetError`` where the host refuses, and where the connection is gone, or silent
-        for ``limit_s``.
+        Raises ``TargetError`` if the host refuses, or if the connection is gone, or silent for
+        ``limit_s``.
         """
         with self._talk.limit(limit_s):
             self.send(asked.having(limit_s=limit_s), blob)
@@ -296,7 +296,7 @@ class Session:
         return cast(Answer, answer.value if isinstance(answer, Answered) else answer)
 
     def send(self, message: Record, blob: bytes = b"", limit_s: float | None = None) -> None:
-        """Sends a message. Raises ``TargetError`` where the connection is gone, or is stuck."""
+        """Sends a message. Raises ``TargetError`` if the connection is gone, or is stuck."""
         if isinstance(message, HostRequest):
             message = message.having(machine=self._machine)
         with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
@@ -314,7 +314,7 @@ class Session:
     def receive(self, limit_s: float | None = None) -> tuple[Record, bytes]:
         """The next message.
 
-        Raises ``TargetError`` where the host refuses, and where the connection is gone, or silent.
+        Raises ``TargetError`` if the host refuses, or if the connection is gone, or silent.
         """
         with self._talk.limit(limit_s) if limit_s else contextlib.nullcontext():
             try:
@@ -334,7 +334,7 @@ class Session:
         raise TargetError(*explain(self.host.name, code, said))
 
     def kill(self) -> None:
-        """Ends it from another thread."""
+        """Ends the conversation from another thread."""
         self._talk.kill()
 
     def close(self) -> None:
@@ -349,13 +349,13 @@ class Session:
 
 
 def hello(host: Host) -> bytes:
-    """What starts the program on a host, before the first message.
+    """The bytes that start the program on a host, before the first message.
 
-    The program itself is sent to a host that asks for it: it is 41 kB, which need round trips.
+    The program itself goes only to a host that asks for it: its 41 kB need round trips.
     """
     _, version = host_program()
     loader = b"%d\n%s" % (len(LOADER), LOADER)
-    # A folder, as Python caches compiled modules of a folder, and not of an archive.
+    # The host unpacks it to a folder: Python caches compiled modules only of folders.
     return loader + f"{host.state_dir}\nhost-{version}\n".encode()
 
 

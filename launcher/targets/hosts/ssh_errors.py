@@ -55,11 +55,11 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
     said = said.strip()
     first = f"an ssh session: ssh {name} python3 --version"
     last = said.splitlines()[-1].strip() if said else ""
-    # As csh says it, with exit code 1; start-up files may lack other commands.
+    # csh says it with exit code 1. Start-up files may lack other commands.
     if exit_code == 127 or re.search("(?i)python3: command not found", said):
         return (
             f"{name}: has no python3 in the PATH of an ssh session",
-            # Not python: of the inventory, which is what the training runs in.
+            # Not python: of the inventory, which names the Python of the training.
             f"install python3, 3.9 or newer, there, or put it first on PATH in {first} ({last})",
         )
     if old := re.search(r"python3 is [\d.]+ there, [\d.]+ is needed", said):
@@ -68,7 +68,7 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
             f"install a newer python3 there, and have it first on PATH in {first}",
         )
     for pattern, (what, fix) in _TABLE.items():
-        # With any other code it is no word of the client's: a folder there may be closed too.
+        # With any other code the words are not ssh's: a folder's permission may be denied.
         if exit_code == SSH_FAILED and re.search(pattern, said):
             told = "" if "known" in what or "key" in what else f" ({last})" if last else ""
             return f"{name}: {what}{told}", fix.format(name=name)

@@ -42,8 +42,8 @@ def survey_hosts(
 ) -> tuple[tuple[HostFacts, ...], int | None, list[str]]:
     """The hosts of the job's nodes, in their order, and a TCP port that is free on all of them.
 
-    Also a line for each host that is away. Raises ``TargetError`` where the job cannot run on the
-    others.
+    Also a note for each host that is not reached. Raises ``TargetError`` if the job cannot run on
+    the others.
     """
     away: dict[str, TargetError] = {}
     with ssh.sessions(inventory.hosts, away=away) as opened:
@@ -95,7 +95,7 @@ def _with_addresses(
 def read_held(ssh: Ssh, plan: LaunchPlan, job: JobSpec) -> tuple[HostsSettings, int | None]:
     """The hosts of a hold as they were when it was made, and a port that is most likely free.
 
-    Raises ``TargetError`` where they do not share the checkpoint folder of a job, if it has one,
+    Raises ``TargetError`` if they do not share the checkpoint folder of a job, if it has one,
     and ``InputError`` for a job that they cannot run.
     """
     own, folder = HostsSettings.of(plan), shared_folder(job, str(Path.cwd()))
@@ -156,12 +156,12 @@ def read_host(session: Session, job: JobSpec, ports: list[int]) -> HostReport:
         image=job.image or "",
         own_image=OWN_IMAGE,
     )
-    # Right to half of the shortest round trip.
+    # The offset is exact to half of the shortest round trip.
     return session.call(asked).having(clock_offset_s=min(looks)[1])
 
 
 def why_not(host: Host, found: HostReport, job: JobSpec) -> str:
-    """Why a host cannot take a node now; empty where it can."""
+    """Why a host cannot take a node now; empty if it can."""
     if job.hosts.runtime == "python":
         if not found.python:
             return f"has no {host.python or job.hosts.python or 'python3'}: set python: for it"
@@ -178,7 +178,7 @@ def why_not(host: Host, found: HostReport, job: JobSpec) -> str:
 
 
 def why_held(host: Host, found: HostReport, job: JobSpec) -> str:
-    """Why a host has not what the job needs of it, and who holds it; empty where it has."""
+    """Why a host lacks GPUs or slots that the job needs, and who holds them; empty if it has."""
     nproc = job.nproc_per_node if isinstance(job.nproc_per_node, int) else None
     if found.gpus:
         kind, own, free = "GPUs", len(own_gpus(host, found)), len(free_gpus(host, found))

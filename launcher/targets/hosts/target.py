@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from launcher.job.spec import JobSpec
 
 LOST_AFTER_S = 12.0
-"""Silence after which a host's nodes count as lost: they have ended there before (FOLLOWED_S)."""
+"""Silence after which a host's nodes count as lost: they have ended by then (FOLLOWED_S)."""
 _away: dict[str, tuple[float, TargetError]] = {}
-"""When hosts were not reached, and why, by their names."""
+"""When a host was last not reached, and why, by its name."""
 
 
 class HostsTarget(Target):
@@ -79,7 +79,7 @@ class HostsTarget(Target):
         inventory: Inventory | None = None,
         filters: Mapping[str, Any] | None = None,
     ) -> None:
-        """``filters`` hold for the inventory that a job names."""
+        """``filters`` apply to the inventory that a job names."""
         super().__init__()
         # From the start: an interrupt just before ``submit`` must not wait until all is sent.
         self.is_sending = True
@@ -96,7 +96,7 @@ class HostsTarget(Target):
     # -- before a run -----------------------------------------------------------------------------
 
     def facts(self, job: JobSpec) -> TargetFacts:
-        """As ``Target.facts``. Raises ``InputError`` where no hosts are named."""
+        """As ``Target.facts``. Raises ``InputError`` if no hosts are named."""
         if self.hold is not None:
             plan, self._inventory = self.hold.plan, None
             own, port = read_held(self._connect(plan), plan, job)
@@ -163,9 +163,9 @@ class HostsTarget(Target):
     # -- start ------------------------------------------------------------------------------------
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
-        """As ``Target.submit``: leases first, then everything in place, then all are started.
+        """As ``Target.submit``: takes all leases, then sends all files, then starts all nodes.
 
-        Of single nodes, those whose host is away or refuses are told by ``observe`` as missing.
+        With ``only``, ``observe`` reports nodes whose host is away or refuses as missing.
         """
         artifact = self.render(plan, only)
         if self.hold is not None:
@@ -175,7 +175,7 @@ class HostsTarget(Target):
         started = [node.node.node_index for node in artifact.nodes]
         for index in started:
             self._refused.pop(index, None)
-        # Of single nodes the others run, and have their grace.
+        # With ``only`` the other nodes run, and need their grace.
         self.is_sending = only is None
         try:
             self._start(plan, artifact, secrets, needs_all=only is None)
@@ -184,7 +184,7 @@ class HostsTarget(Target):
                 with contextlib.suppress(TargetError):
                     self.stop(plan.run_id, 0)
                 raise
-            # A restart of all nodes closed them.
+            # A restart of all nodes has closed the lines.
             self._open_lines(plan)
             self._refused |= dict.fromkeys(started, f"{error.what}; {error.hint}")
         finally:
@@ -217,7 +217,7 @@ class HostsTarget(Target):
                 session.call(StartNode(node=node.spec.having(secrets=secrets, held=held)))
                 self._lines[node.node.node_index].started(nodes.key_of(node.node))
 
-            # Leases before anything travels, which may take minutes.
+            # Take leases before sending anything, which may take minutes.
             each(take)
             self._open_lines(plan)
             code = self._read_code(plan)
@@ -227,11 +227,11 @@ class HostsTarget(Target):
                 image = read_image(plan.image)
                 each(lambda node, session: provide_image(image, session))
             self.is_sending = False
-            # No rendezvous clock runs before every host is ready.
+            # Last: no rendezvous timeout may run before every host is ready.
             each(launch)
 
     def _may_answer(self, node: HostNode) -> bool:
-        """False for a host that its line does not reach, of whose node ``observe`` tells so."""
+        """False for a silent host; ``observe`` then reports its node as missing."""
         if self._answers(node.node.node_index):
             return True
         self._refused[node.node.node_index] = f"{node.host.name} does not answer"
@@ -275,7 +275,7 @@ class HostsTarget(Target):
     def look(
         self, run: RunFolder, plan: LaunchPlan, request: LookRequest, limit_s: float, clock: Clock
     ) -> Mapping[int, str]:
-        """As ``Target.look``; a host that is not reached is one that did not answer."""
+        """As ``Target.look``; a host that is not reached counts as a node that did not look."""
         hosts = nodes.hosts_of(plan)
 
         def ask(item: tuple[HostFacts, int]) -> str:
@@ -289,7 +289,7 @@ class HostsTarget(Target):
             )
             try:
                 with self._connect(plan).open(host.host) as session:
-                    # A host needs some time beside that in which its node has to look.
+                    # The host needs some time on top of what its node has to look.
                     files = session.call(asked, limit_s=limit_s + 5.0)
             except TargetError as error:
                 return error.what
@@ -342,14 +342,14 @@ class HostsTarget(Target):
         if found.state != "running":
             told = read_node_outcome(RunFolder(Path(plan.run_dir)), index, node.incarnation)
         if told and found.state == "missing":
-            # A launcher elsewhere has ended the run, and taken it off the host.
+            # A launcher elsewhere has ended the run, and removed it from the host.
             found = NodeSeen(state="exited", exit_code=told.exit_code)
         if index in self._refused:
             found = NodeSeen(state="missing", detail=self._refused[index])
         elif line and line.silent_s() > LOST_AFTER_S and found.state == "running":
             host = HostsSettings.of(plan).hosts[index]
             found = NodeSeen(state="missing", detail=f"{host.name} does not answer")
-        # The engine tells of every kill in a container's life.
+        # The engine reports any kill for memory in a container's life.
         codes = [end.exit_code for end in told.ends] if told else []
         return NodeObservation(
             node_index=index,
@@ -361,9 +361,9 @@ class HostsTarget(Target):
         )
 
     def _ask(self, plan: LaunchPlan) -> tuple[Mapping[str, NodeSeen], bool]:
-        """States of all nodes, and all their files, for a run that no launcher here follows.
+        """Copies all files of a run that no launcher here follows; returns its nodes' states.
 
-        Also whether a launcher elsewhere does.
+        Also returns whether a launcher elsewhere follows it.
         """
         hosts = nodes.hosts_of(plan)
         copied = self._connect(plan).each(lambda item: self._copy(plan, *item), hosts)
@@ -404,7 +404,7 @@ class HostsTarget(Target):
     # -- end --------------------------------------------------------------------------------------
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
-        """As ``Target.stop``. What a followed run leaves on a silent host ends there.
+        """As ``Target.stop``. On a silent host the keeper ends the node of a followed run.
 
         Raises ``TargetError`` for a host that is not reached, unless this launcher follows the run.
         """
@@ -427,29 +427,29 @@ class HostsTarget(Target):
         run = RunFolder(self._run_root / run_id)
         if run.is_there():
             return run.read_plan()
-        # The folder was removed while its run goes on, which can then only be ended from here.
+        # The folder was removed while the run goes on: only this launcher can still end it.
         own = self._submitted
         return own if own is not None and own.run_id == run_id else None
 
     def _end(self, plan: LaunchPlan, only: tuple[int, ...] | None, grace_s: float) -> None:
         """Ends ``only`` these nodes, or the run, whose files are then brought here.
 
-        Nothing is removed before all nodes have ended: hosts with one home have one folder of the
-        run.
+        Nothing is removed before all nodes have ended: hosts that share a home share the run's
+        folder.
         """
         ssh, away = self._connect(plan), dict[str, TargetError]()
         wanted = [item for item in nodes.hosts_of(plan) if only is None or item[1] in only]
         for host, index in wanted:
             if not self._answers(index):
                 away[host.name] = TargetError(f"{host.name}: it does not answer")
-        # One elsewhere that follows the run would only start its nodes anew.
+        # A launcher elsewhere that follows the run would start its nodes again.
         foreign = only is None and not self._lines
         by_name = {host.name: (host, index) for host, index in wanted if host.name not in away}
 
         def end(session: Session) -> None:
             host, index = by_name[session.host.name]
             if only is None and (line := self._lines.get(index)):
-                # Two that copy the same at once would only be in each other's way.
+                # The line must not copy the same files as ``bring_last``.
                 line.close()
             one = None if only is None else index
             nodes.end(session, plan, host, one, grace_s, tell_launcher=foreign)
@@ -474,7 +474,7 @@ class HostsTarget(Target):
     def live_runs(self) -> tuple[LiveRun, ...]:
         """Runs of this machine's run folders that have no outcome yet.
 
-        None while this launcher follows a run: its hosts are not asked about others.
+        Empty while this launcher follows a run: its hosts are not asked about others.
         """
         if self._lines:
             return ()
@@ -486,7 +486,7 @@ class HostsTarget(Target):
                     continue
                 states, followed = self._ask(plan)
             except LauncherError:
-                # Its own commands tell. A host that is away, or a damaged plan, hides no other run.
+                # A host that is away, or a damaged plan, must not hide the other runs.
                 continue
             # Between two attempts no node runs, but the run does.
             running = max(sum(s.state == "running" for s in states.values()), int(followed))

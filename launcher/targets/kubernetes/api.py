@@ -34,9 +34,9 @@ Object = dict[str, Any]
 
 REQUEST_LIMIT_S = 30.0
 ANSWER_LIMIT_S = 3.5
-"""How long who only looks waits for a server that may never answer."""
+"""How long a command that only looks waits for the server."""
 WATCH_S, STREAM_SILENCE_S = 240, 330.0
-"""How long the server keeps a watch open, and how long nothing may come from it."""
+"""How long the server keeps a watch open, and how long a stream may bring nothing."""
 SENT_AT_ONCE = 64 * 1024
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID = 403, 404, 409, 410, 422
@@ -51,7 +51,7 @@ OPERATORS = {
     "JobSet": "JobSet",
     "PodGroup": "Volcano",
 }
-"""What brings a kind that Kubernetes itself does not have."""
+"""The operator that brings each kind."""
 
 
 def plural(kind: str) -> str:
@@ -62,7 +62,7 @@ def plural(kind: str) -> str:
 class ApiError(TargetError):
     """The API server refused a request; ``status`` is HTTP's.
 
-    ``is_kind_missing``: it does not know the kind of the object, rather than its name.
+    ``is_kind_missing``: the server does not know the object's kind, not only its name.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class ObjectPlace:
 class Cluster:
     """One namespace of the cluster that ``context`` of ``kubeconfig`` names.
 
-    None are the current context, its namespace, and the file that kubectl would use. ``run_id`` is
-    the run that remembers this place. Every method may raise ``TargetError``, ``ApiError`` where
-    the server answered.
+    None means the current context, its namespace, and the file that kubectl would use. ``run_id``
+    is the run that was submitted there. Every method may raise ``TargetError``, or ``ApiError`` if
+    the server refused.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Cluster:
 
     @property
     def _in_cluster(self) -> bool:
-        """As kubectl: inside of a pod where no kubeconfig says otherwise."""
+        """Whether to use the pod's own account, as kubectl does in a pod without a kubeconfig."""
         return is_in_pod() and self._context is None and not has_config(self._files)
 
     @property
@@ -141,7 +141,7 @@ class Cluster:
 
     @functools.cached_property
     def kubectl(self) -> str:
-        """kubectl as it is to be typed for this cluster."""
+        """The kubectl command for this cluster."""
         words = ["kubectl", *self._named_file]
         if self._context and self._context != self._current:
             words += ["--context", self._context]
@@ -149,7 +149,7 @@ class Cluster:
 
     @property
     def kubectl_there(self) -> str:
-        """The same, with its namespace."""
+        """``kubectl`` with the namespace."""
         return f"{self.kubectl} -n {self.namespace}"
 
     @functools.cached_property
@@ -172,7 +172,7 @@ class Cluster:
 
     @property
     def skips_verification(self) -> bool:
-        """Whether the context tells clients not to look at the server's certificate."""
+        """Whether the context tells clients not to verify the server's certificate."""
         return not self._client.configuration.verify_ssl
 
     @property
@@ -181,20 +181,20 @@ class Cluster:
 
     @property
     def _config(self) -> Object:
-        """The kubeconfig; empty where it cannot be read."""
+        """The kubeconfig; empty if it cannot be read."""
         _, config = official_client()
         with contextlib.suppress(config.ConfigException, OSError, *MALFORMED):
-            # The client's own list of contexts is empty where the current one is not there.
+            # The client's own list of contexts is empty if the current one does not exist.
             held = config.kube_config.KubeConfigMerger(self._files).config
             found: Object = held.value if held is not None else {}
             return found
         return {}
 
     def read_identity(self) -> dict[str, str]:
-        """What tells this cluster from one whose context has the same name.
+        """What tells this cluster from another with the same context name.
 
         The server's address, a digest of the authority that signs its certificate, and the uid of
-        kube-system where this user may read that.
+        kube-system if this user may read that.
         """
         settings = self._client.configuration
         authority = Path(settings.ssl_ca_cert).read_bytes() if settings.ssl_ca_cert else b""
@@ -206,7 +206,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def answers_within(self, limit_s: float) -> Iterator[None]:
-        """In the block, this thread's requests end after ``limit_s`` seconds together.
+        """Gives this thread's requests in the block ``limit_s`` seconds in all.
 
         The context's login command does not count.
         """
@@ -230,14 +230,14 @@ class Cluster:
         return self._call("POST", self._path(place, named=False), query, item, place=place)
 
     def apply(self, item: Object, *, dry_run: bool = False) -> Object:
-        """Server-side apply: makes the object or brings it to what is given."""
+        """Server-side apply: creates the object, or changes it to ``item``."""
         place = ObjectPlace.of(item)
         query = (DRY_RUN if dry_run else {}) | WRITTEN | {"force": "true"}
         content = "application/apply-patch+yaml"
         return self._call("PATCH", self._path(place), query, item, content=content, place=place)
 
     def read(self, place: ObjectPlace) -> Object | None:
-        """An object; None where there is none of that name."""
+        """An object; None if there is none of that name."""
         return self.look(self._path(place), place)
 
     def merge(self, place: ObjectPlace, patch: Object) -> Object:
@@ -259,7 +259,7 @@ class Cluster:
     ) -> Object:
         """The namespace's objects of a kind, as the list that the server sends.
 
-        Each item has its kind and version, which a server says of its own kinds once for all.
+        Each item has its kind and version, which servers leave out in lists of built-in kinds.
         """
         place = ObjectPlace(api_version=api_version, kind=kind, name="")
         query = {"labelSelector": selector, **({"fieldSelector": fields} if fields else {})}
@@ -270,7 +270,7 @@ class Cluster:
     # -- what a diagnosis asks --------------------------------------------------------------------
 
     def look(self, path: str, place: ObjectPlace | None = None) -> Object | None:
-        """What lies at a path of the API, such as ``/api/v1/nodes``; None where nothing does."""
+        """What lies at a path of the API, such as ``/api/v1/nodes``; None if nothing does."""
         try:
             return self._call("GET", path, place=place)
         except ApiError as error:
@@ -279,7 +279,7 @@ class Cluster:
             raise
 
     def may(self, verb: str, resource: str) -> bool:
-        """Whether this user may, in the namespace; ``pods/log``, ``jobs.batch`` as for kubectl."""
+        """Whether this user has a right in the namespace, as on ``pods/log`` or ``jobs.batch``."""
         name, _, group = resource.partition(".")
         kinds, _, inner = name.partition("/")
         attributes = {"namespace": self.namespace, "verb": verb, "group": group}
@@ -295,9 +295,9 @@ class Cluster:
     # -- streams ---------------------------------------------------------------------------------
 
     def watch_pods(self, selector: str, version: str) -> Iterator[Object]:
-        """Events of pods from a resource version on, until the server ends it.
+        """Events of pods from a resource version on, until the server ends the watch.
 
-        Raises ``ApiError`` with status 410 where the version is too old, ``TargetError`` where the
+        Raises ``ApiError`` with status 410 if the version is too old, ``TargetError`` if the
         connection breaks.
         """
         query = {
@@ -326,7 +326,7 @@ class Cluster:
             yield from chunks
 
     def send(self, pod: str, container: str, argv: Sequence[str], data: bytes = b"") -> str:
-        """Runs a program with this input, whose end it has to know itself; returns its stdout."""
+        """Runs a program with ``data`` as input, but no end of file; returns its stdout."""
         client, _ = official_client()
         from kubernetes.stream import stream
         from websocket import WebSocketException
@@ -344,7 +344,7 @@ class Cluster:
             except client.ApiException as error:
                 if isinstance(error.__context__, KeyboardInterrupt):
                     raise error.__context__ from None
-                # What the server answered follows its status, with all headers.
+                # The server's answer, with all its headers, follows the status.
                 raise OSError(str(error.reason).partition(" -+-+- ")[0]) from error
             try:
                 talk.sock.settimeout(REQUEST_LIMIT_S)
@@ -360,7 +360,7 @@ class Cluster:
             except (WebSocketException, LookupError, TypeError) as error:
                 raise OSError(str(error)) from error
             finally:
-                # At once, without words that a server that hangs does not read.
+                # At once, without a closing message: a server that hangs would not read it.
                 talk.sock.shutdown()
 
     @contextlib.contextmanager
@@ -408,7 +408,7 @@ class Cluster:
         silence_s: float,
         body: Object | None = None,
     ) -> Any:
-        """The client's response; ``silence_s`` is how long nothing may come of it."""
+        """Sends a request; ``silence_s`` is how long its response may bring nothing."""
         left_s = getattr(self._of_thread, "ends_at", math.inf) - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("it has taken too long")
@@ -483,7 +483,7 @@ def _hint(status: int, said: str, cluster: Cluster) -> str:
 
 
 def find_fix(message: str, namespace: str, kubectl: str = "kubectl") -> str:
-    """The fix for a pod that the server refused; empty where none is known."""
+    """The fix for a pod that the server refused; empty if none is known."""
     if "exceeded quota" in message or "failed quota" in message:
         return f"{kubectl} describe quota -n {namespace}; then resources: of the job"
     if "PodSecurity" in message:

@@ -47,8 +47,7 @@ from launcher.targets.kubernetes.render_kinds import RENDERERS
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLUSTER_FILE = "cluster.json"
-"""In the run folder: kubeconfig, context and namespace, for calls after the current ones have
-changed, and the identity of the cluster."""
+"""In the run folder: the run's kubeconfig, context and namespace, and the cluster's identity."""
 STOP_MARGIN_S = 30.0
 LEAST_TRIES_S = 5.0
 """How long the launcher tries to end a job whose grace is shorter, or that has not begun."""
@@ -61,7 +60,7 @@ API_OF_KIND = {
 
 
 class MayRunError(TargetError):
-    """A submission failed, and the job may run all the same; ``hint`` ends it."""
+    """A submission failed, but the job may run; ``hint`` has the command that ends it."""
 
 
 class AnotherClusterError(TargetError):
@@ -83,7 +82,7 @@ class ClusterJob:
     def submit(self, objects: Sequence[Object], notes: list[str]) -> None:
         """As ``Target.submit``; the job is the last of ``objects``. Adds to ``notes``.
 
-        Raises ``MayRunError`` where the job may run although this failed.
+        Raises ``MayRunError`` if the job may run although this failed.
         """
         cluster = self.cluster
         *others, job = objects
@@ -99,7 +98,7 @@ class ClusterJob:
         asked = False
         made: Object | None = None
         try:
-            # Before anything is made: a later call takes away what a killed launcher leaves.
+            # Before anything is made: later calls can then remove what a killed launcher leaves.
             make_folders((self.plan.run_dir,))
             write_cluster(Path(self.plan.run_dir), cluster)
             for item in others:
@@ -109,10 +108,10 @@ class ClusterJob:
             owner = {key: made[key] for key in ("apiVersion", "kind")}
             owner |= {key: made["metadata"][key] for key in ("name", "uid")}
             for item in others:
-                # With the job goes what was made for it, also by kubectl delete.
+                # What was made for the job is then deleted with it, also by kubectl.
                 cluster.merge(ObjectPlace.of(item), {"metadata": {"ownerReferences": [owner]}})
         except BaseException as error:
-            # That the server or a proxy gave up waiting is no refusal.
+            # A timeout of the server or of a proxy is no refusal.
             is_refused = isinstance(error, ApiError) and (
                 error.status < 500 or "webhook" in error.what
             )
@@ -120,7 +119,7 @@ class ClusterJob:
             self._withdraw(others, error, may_run=may_run)
             taken = isinstance(error, ApiError) and error.status == CONFLICT
             if taken and (held := cluster.read(self._place)) is not None:
-                raise self._refuse_taken(held) from error  # by who submitted at the same moment
+                raise self._refuse_taken(held) from error  # by another submission just now
             raise
 
     def _withdraw(self, others: Sequence[Object], error: BaseException, *, may_run: bool) -> None:
@@ -153,8 +152,8 @@ class ClusterJob:
     def _try_pod(self) -> list[str]:
         """Has the server admit one pod of the job and forget it.
 
-        Returns notes where no pod is made now but may be later. Raises ``ApiError`` where none can
-        ever be: by Pod Security, by limits of the namespace, for lack of a service account.
+        Returns notes if no pod can be made now, but may be later. Raises ``ApiError`` if none ever
+        can: by Pod Security, by limits of the namespace, for lack of a service account.
         """
         try:
             self.cluster.create(render_trial_pod(self.plan), dry_run=True)
@@ -171,7 +170,7 @@ class ClusterJob:
         return []
 
     def _refuse_taken(self, held: Object) -> InputError:
-        """The error for a job whose name is taken by ``held``, with the commands for that."""
+        """The error for a job whose name ``held`` has taken, with the commands that help."""
         kind, name, namespace = held["kind"], held["metadata"]["name"], self.cluster.namespace
         run_id = section(held, "metadata", "labels").get(protocol.LABEL_RUN_ID, "")
         if run_id and (Path(self.plan.run_dir).parent / run_id / protocol.PLAN_FILE).is_file():
@@ -187,9 +186,9 @@ class ClusterJob:
     # -- observing -------------------------------------------------------------------------------
 
     def read(self) -> Object | None:
-        """The job's own object; None where it is gone, or another run's by now.
+        """The job's own object; None if it is gone, or is another run's by now.
 
-        Raises ``AnotherClusterError`` where it is not found because this is another cluster.
+        Raises ``AnotherClusterError`` if it is not found because this is another cluster.
         """
         item = self.cluster.read(self._place)
         labels = section(item or {}, "metadata", "labels")
@@ -199,7 +198,7 @@ class ClusterJob:
         return None
 
     def _expect_its_cluster(self) -> None:
-        """k3s and kubeadm give the contexts of all their clusters one name."""
+        """Raises ``AnotherClusterError`` on another: k3s and kubeadm name all contexts alike."""
         known = read_told(Path(self.plan.run_dir)).get("identity")
         if known is None or is_same(known, found := self.cluster.read_identity()):
             return
@@ -218,7 +217,7 @@ class ClusterJob:
         return JobEnd(succeeded=False, word=DELETED, message=message)
 
     def observe(self) -> Observation:
-        """As ``Target.observe``, with why pods are missing."""
+        """As ``Target.observe``; also says why pods are missing."""
         nodes = self.pods.observe()
         missing = [n for n, node in enumerate(nodes) if node.state is NodeState.MISSING]
         if missing:
@@ -269,9 +268,9 @@ class ClusterJob:
         self.remove_left()
 
     def remove_left(self) -> None:
-        """Deletes what a launcher has made that was killed before the job owned it. Idempotent.
+        """Deletes what a launcher made that was killed before the job owned it. Idempotent.
 
-        What this user may not see or delete stays, and what kubectl has applied.
+        Leaves what this user may not see or delete, and what kubectl has applied.
         """
         if not RunFolder(Path(self.plan.run_dir)).is_borrowed:
             for place in self._find_left():
@@ -279,7 +278,7 @@ class ClusterJob:
                     self.cluster.delete(place)
 
     def _find_left(self) -> Iterator[ObjectPlace]:
-        """What was made for the job and does not go with it."""
+        """What was made for the job but is not deleted with it."""
         *others, _ = RENDERERS[self._kind](self.plan)
         selector = selector_of(self.plan.run_id)
         for version, kind in {(item["apiVersion"], item["kind"]): None for item in others}:
@@ -291,7 +290,7 @@ class ClusterJob:
     def end(self, notes: list[str], *, keep: bool) -> None:
         """Collects the last logs, and deletes the job or, with ``keep``, suspends it.
 
-        Raises ``TargetError`` with the command to type where the job runs on.
+        Raises ``TargetError`` with the command to type if the job runs on.
         """
         try:
             with self.cluster.answers_within(ANSWER_LIMIT_S):
@@ -318,8 +317,8 @@ class ClusterJob:
     def wait_gone(self, grace_s: float, *, is_done: bool = False) -> None:
         """Waits until the pods of a job that was deleted have ended, and brings their last lines.
 
-        ``is_done``: the training has ended, so that a pod which has not was late, and is not waited
-        for. Raises ``TargetError`` where some are left ``STOP_MARGIN_S`` after their grace.
+        ``is_done``: the training has ended, so a pod that still runs joined too late, and is not
+        waited for. Raises ``TargetError`` if some are left ``STOP_MARGIN_S`` after their grace.
         """
         selector = selector_of(self.plan.run_id)
         deadline = self._clock.monotonic() + math.ceil(grace_s) + STOP_MARGIN_S
@@ -342,7 +341,7 @@ class ClusterJob:
         return self._patch(True) if keep else f"{self.cluster.kubectl} delete {self._named}"
 
     def render_looking(self) -> str:
-        """The kubectl command that tells what the controllers say of the job."""
+        """The kubectl command that shows what the controllers say of the job."""
         return f"{self.cluster.kubectl} describe {self._named}"
 
     def render_resuming(self) -> str:
@@ -371,19 +370,19 @@ class ClusterJob:
 
 
 def is_same(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether two identities are of one cluster. The uid decides, where both have one."""
+    """Whether two identities are of one cluster. The uid decides, if both have one."""
     if "uid" in one and "uid" in other:
         return one["uid"] == other["uid"]
     return all(one.get(key) == other.get(key) for key in ("server", "authority"))
 
 
 def read_told(run_dir: Path) -> dict[str, Any]:
-    """What ``write_cluster`` has left; empty where nothing did."""
+    """What ``write_cluster`` has written; empty if it has not."""
     return read_object(run_dir / CLUSTER_FILE)
 
 
 def read_cluster(run_dir: Path, **given: str) -> Cluster | None:
-    """Where a run was submitted to, but for what is ``given``; None where nothing says so."""
+    """The cluster that a run was submitted to; ``given`` overrides the record. None if unknown."""
     told = read_told(run_dir) | given
     if not {"context", "namespace"} <= told.keys():
         return None
@@ -392,7 +391,7 @@ def read_cluster(run_dir: Path, **given: str) -> Cluster | None:
 
 
 def write_cluster(run_dir: Path, cluster: Cluster) -> None:
-    """Remembers it for later calls. Raises ``TargetError`` where it does not answer."""
+    """Records the cluster for later calls. Raises ``TargetError`` if it does not answer."""
     told = {
         "context": cluster.context,
         "namespace": cluster.namespace,

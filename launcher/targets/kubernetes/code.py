@@ -1,9 +1,8 @@
 """The training code on its way into pods.
 
-ConfigMaps carry it, or the launcher sends it into a pod that waits for it, and an init container
-unpacks it. Or that container fetches it from a git repository, by the git of an image and the key
-of a Secret, of one of Kubernetes' own types: ``ssh-auth``, with ``known_hosts`` beside the key, or
-``basic-auth``.
+ConfigMaps carry it, or the launcher sends it into a pod that waits for it; an init container
+unpacks it. Or the init container fetches it from a git repository, with the git of its image and
+a Secret of Kubernetes' type ``ssh-auth`` (with ``known_hosts`` beside the key) or ``basic-auth``.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 PART_BYTES = 700_000
-"""Of one ConfigMap: an object may have 1 MiB, and base64 makes four bytes of three."""
+"""The most in one ConfigMap: an object may have 1 MiB, and base64 makes four bytes of three."""
 MAX_BYTES = 8_000_000
-"""Of the ConfigMaps of a run: they lie in the memory of the cluster's etcd."""
+"""The most in a run's ConfigMaps: they lie in the memory of the cluster's etcd."""
 ARCHIVE = "code.tar.gz"
 CONTAINER = "code"
-"""The init container that has the code."""
+"""The init container that unpacks or fetches the code."""
 SENDING_VERBS = ("create", "get")
-"""Of pods/exec. A websocket is a GET; since Kubernetes 1.35 it needs the right to create too."""
+"""Rights on pods/exec: a websocket is a GET, and since Kubernetes 1.35 it needs create too."""
 LABEL = "launcher.code"
-"""Of the ConfigMaps with code: who looks for a run's plan does not read them all."""
+"""The label of ConfigMaps with code: a search for a run's plan then need not read them."""
 PARTS = f"{protocol.CONTAINER_CODE}-parts"
 OTHER_WAYS = (
     "code: {git: URL, ref: COMMIT}, an image that holds it (launcher build --base IMAGE --tag REF "
@@ -74,9 +73,9 @@ git checkout -qf FETCH_HEAD
 [ ! -f .gitmodules ] || git submodule update -q --init --recursive --depth 1
 mkdir -p "./$3"
 """
-"""A second time it does the same. No ``$(``, which Kubernetes replaces."""
+"""Running it again does the same. No ``$(``: Kubernetes would replace it."""
 RECEIVE = 'mkdir -p "${0%/*}" && head -c "$1" >"$0.$$" && mv "$0.$$" "$0"'
-"""What is started beside the waiting program. It knows the size, as its input has no end."""
+"""Runs beside the waiting program, and takes ``$1`` bytes, since its input has no end."""
 
 
 def is_sent(plan: LaunchPlan) -> bool:
@@ -85,7 +84,7 @@ def is_sent(plan: LaunchPlan) -> bool:
 
 
 def check_size(code: PackedCode) -> None:
-    """Raises ``InputError`` where a manifest cannot carry the code."""
+    """Raises ``InputError`` if a manifest cannot carry the code."""
     if len(code.data) <= MAX_BYTES:
         return
     with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
@@ -99,14 +98,14 @@ def check_size(code: PackedCode) -> None:
 
 
 def check_sending(cluster: Cluster) -> None:
-    """Raises ``InputError`` where this user may not send code into pods."""
+    """Raises ``InputError`` if this user may not send code into pods."""
     check_exec(
         cluster, f"code of more than {_kilobytes(MAX_BYTES)} packed is sent into a pod", OTHER_WAYS
     )
 
 
 def check_exec(cluster: Cluster, what: str, other_ways: str = "") -> None:
-    """Raises ``InputError`` where this user may not start programs in pods, as ``what`` needs."""
+    """Raises ``InputError`` if this user may not start programs in pods, as ``what`` needs."""
     if all(cluster.may(verb, "pods/exec") for verb in SENDING_VERBS):
         return
     raise InputError(
@@ -116,7 +115,7 @@ def check_exec(cluster: Cluster, what: str, other_ways: str = "") -> None:
 
 
 def tell_code(code: PackedCode) -> str:
-    """How much code a job's pods get, and which, without a folder of this machine."""
+    """Describes the code that a job's pods get, without a folder of this machine."""
     record = code.record
     commit = f", commit {record.commit[:12]}" if record.commit else ""
     changes = " with changes that are not committed" if commit and record.is_dirty else ""
@@ -137,9 +136,9 @@ def _kilobytes(size: int) -> str:
 
 
 def code_map_names(plan: LaunchPlan) -> tuple[str, ...]:
-    """The names of the code's ConfigMaps: others for each run and content.
+    """The names of the code's ConfigMaps, different for each run and content.
 
-    With the run, as the cluster still deletes an earlier run's when the next one comes.
+    For each run, since the cluster may still be deleting those of the run before.
     """
     assert plan.code is not None, "asked for jobs that take code along"
     text = f"{plan.run_id} {plan.code.hash}"
@@ -168,7 +167,7 @@ def render_code_maps(plan: LaunchPlan, metadata: Object, code: PackedCode) -> li
 
 
 def kept_archive(plan: LaunchPlan) -> str:
-    """Where a pod has code that was sent: in its run folder, which the agent gives others."""
+    """Where a pod keeps sent code: in its run folder, from which its agent serves other pods."""
     assert plan.code is not None, "asked for jobs that take code along"
     run_dir = dict(plan.nodes[0].env)[protocol.RUN_DIR]
     return f"{run_dir}/{protocol.KEPT_CODE.format(hash=plan.code.hash)}"
@@ -189,7 +188,7 @@ def render_unpacking(
         "name": CONTAINER,
         **image,
         **own,
-        # A namespace may demand them of every container. A pod takes the larger of both.
+        # A namespace may demand them of every container; a pod counts only the larger of the two.
         **({"resources": resources} if resources else {}),
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -216,7 +215,7 @@ def _render_program(plan: LaunchPlan, inner: str, run: Object) -> Object:
 
 
 def _answers(plan: LaunchPlan) -> bool:
-    """Whether a pod that runs gives its code to others. A held one waits for runs alone."""
+    """Whether running pods serve their code to others; pods of a hold do not."""
     return bool(PodSettings.of(plan).probe_port) and not is_hold(plan)
 
 
@@ -238,7 +237,7 @@ def render_code_volumes(plan: LaunchPlan) -> list[Object]:
 
 
 def render_fetching(source: GitSource, inner: str) -> dict[str, Any]:
-    """What is its own in the init container."""
+    """The fields of the init container that fetches code from git."""
     mounts = [
         {"name": "git", "mountPath": GIT_KEY, "readOnly": True},
         # ssh refuses to work for a user without a name.
@@ -257,11 +256,11 @@ class CodeSender:
     def __init__(self, target: KubernetesTarget, plan: LaunchPlan, console: Console) -> None:
         self._target, self._plan, self._console = target, plan, console
         self._sent: set[str] = set()
-        """Uids of the pods that have got it from here."""
+        """Uids of the pods to which this process has sent it."""
         self._told: set[str] = set()
 
     def turn(self, pods: tuple[PodView, ...]) -> None:
-        """Sends it where no pod that is there has it and can give it. Blocks until it is sent."""
+        """Sends it to a waiting pod that cannot get it from another. Blocks until it is sent."""
         there = [pod for pod in pods if pod.state is not NodeState.EXITED]
         waiting = [p for p in there if p.preparing == CONTAINER and p.uid not in self._sent]
         has_code = any(pod.state is NodeState.RUNNING or pod.uid in self._sent for pod in there)
@@ -273,7 +272,7 @@ class CodeSender:
         pod = waiting[0]
         self._tell(f"sending the code to {pod.name}: {tell_code(code)}")
         argv = ("sh", "-c", RECEIVE, kept_archive(self._plan), str(len(code.data)))
-        # From now on Ctrl-C does not wait for a turn of the loop.
+        # From here on Ctrl-C interrupts at once, not at the next turn of the loop.
         self._target.is_sending = True
         try:
             self._target.job(self._plan).cluster.send(pod.name, CONTAINER, argv, code.data)

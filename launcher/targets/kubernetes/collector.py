@@ -1,4 +1,4 @@
-"""The pods of one run: watched from the first question on, and their logs put into the run folder.
+"""Watches the pods of one run, and writes their logs into the run folder.
 
 One process at a time writes the logs, whichever comes first; the others read the files.
 """
@@ -35,11 +35,11 @@ from launcher.targets.kubernetes.watch import PodWatch
 LOG_LIMIT_S = 15.0
 """How long the last lines of ended pods may take."""
 ENDINGS_LIMIT_S = 2.0
-"""How long the watch may take to tell how pods ended that a list no longer has."""
+"""How long the watch may take to report how pods ended that are no longer listed."""
 
 
 class PodCollector:
-    """What a cluster holds of one run's pods, and what of it is in the run folder.
+    """One run's pods on a cluster, and what the run folder has of them.
 
     Nothing is watched, and no log is read, before a method needs it. Every method may raise
     ``TargetError``.
@@ -99,10 +99,9 @@ class PodCollector:
         return self._incarnations.number(pod.node_index, pod.uid, pod.restarts)
 
     def as_run(self, plan: LaunchPlan) -> LaunchPlan:
-        """The plan with the incarnations that its nodes have come to.
+        """The plan with its nodes' present incarnations.
 
-        Its checkpoint folder is the claim's as the job file names it; empty where it goes with the
-        pods.
+        Its checkpoint folder is the claim as the job file names it; empty without a claim.
         """
         claim = PodSettings.of(plan).checkpoint
         folder = "" if claim is None else f"pvc/{claim.name}/{claim.folder}"
@@ -138,7 +137,7 @@ class PodCollector:
     def read_logs(self) -> None:
         """Brings what all containers have written by now, within ``LOG_LIMIT_S``, and outcomes.
 
-        Raises ``ApiError`` where this user may not read logs.
+        Raises ``ApiError`` if this user may not read logs.
         """
         pods, refusal = self.watch.refresh(), self.refusal
         if self.writes_output():
@@ -164,7 +163,7 @@ class PodCollector:
         self._finish_ended()
 
     def close(self) -> None:
-        """Brings the last words of pods that have ended, and watches them no longer."""
+        """Brings the last output of pods that have ended, and stops watching."""
         self._finish_ended()
         self._watch.wait_endings(ENDINGS_LIMIT_S)
         if self.writes_output():
@@ -223,7 +222,7 @@ def selector_of(run_id: str) -> str:
 class ConsoleWriter:
     """Appends the lines of a log to a file that may hold a part of it from an earlier reader.
 
-    Lines that the file has are left out, also where the cluster has thrown away a log's beginning.
+    Lines that the file has are left out, even if the cluster has thrown away a log's beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -236,13 +235,13 @@ class ConsoleWriter:
     def __call__(self, line: bytes) -> None:
         """Takes the next whole line of the log, from its beginning on."""
         if self._held is not None:
-            # The search goes on behind the line that was found last.
+            # The search goes on after the line that was found last.
             if line in self._held:
                 return
             self._held.close()
             self._held = None
         self._late.append(line)
-        # What cannot be opened now is tried again with the next line.
+        # If the file cannot be opened now, the next line tries again.
         with contextlib.suppress(OSError), self._path.open("ab") as file:
             lines, self._late = self._late, []
             file.writelines(lines)

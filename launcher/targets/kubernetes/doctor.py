@@ -26,13 +26,13 @@ from launcher.targets.kubernetes.render import render_losses, render_manifest
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLAIM, SECRET, PULL_SECRET = "PersistentVolumeClaim", "Secret", "image pull secret"
-"""Rows about what the job names."""
+"""Checks of the objects that the job file names."""
 
 
 def diagnose_kubernetes(
     job: JobSpec, run_root: Path, context: str | None = None, kubeconfig: str | None = None
 ) -> Iterator[Finding]:
-    """As ``diagnose``; None are kubectl's own.
+    """As ``Room.diagnose``; None: the context or kubeconfig that kubectl would use.
 
     Every request is one that a user of the namespace may make.
     """
@@ -79,7 +79,7 @@ class _Diagnosis:
         self._objects = render_manifest(plan, code=code).objects
 
     def diagnose(self) -> Iterator[Finding]:
-        """All rows; a namespace that is not there ends them."""
+        """All rows; only the namespace's if it is not there."""
         found = list(self._asking("namespace", self._namespace, self._judge_namespace))
         yield from found
         if any(finding.status is Status.FAILED for finding in found):
@@ -158,7 +158,7 @@ class _Diagnosis:
         yield from self._asking(check, f"{kind} {name}", look)
 
     def _judge_dry_run(self) -> Iterator[Finding]:
-        """As ``submit`` does it, but every object is tried."""
+        """Tries each object as ``submit`` does, also after one was refused."""
         for item in self._objects:
             where = f"{item['kind']} {item['metadata']['name']}"
             is_job = item is self._objects[-1]
@@ -174,7 +174,7 @@ class _Diagnosis:
         return ok(check, where, "the server admits it")
 
     def _judge_pod(self) -> Iterator[Finding]:
-        """Tries one of the job's pods: quotas, limits and Pod Security are checked only there."""
+        """Tries one of the job's pods: quotas, limits and Pod Security are checked on pods."""
         if not self._cluster.may("create", "pods"):
             return
         pod = render_trial_pod(self._plan)
@@ -182,7 +182,7 @@ class _Diagnosis:
 
 
 def _resource(item: Object) -> str:
-    """As kubectl has it: ``jobs.batch``."""
+    """An object's resource as kubectl names it: ``jobs.batch``."""
     group, slash, _ = item["apiVersion"].rpartition("/")
     return plural(item["kind"]) + (f".{group}" if slash else "")
 
@@ -222,7 +222,7 @@ def judge_pull_secret(secret: Object | None, name: str, cluster: Cluster) -> Fin
 
 
 def judge_claim(claim: Object | None, name: str, cluster: Cluster, node_count: int) -> Finding:
-    """A claim that so many nodes write to."""
+    """A claim to which ``node_count`` nodes write."""
     place, flag = f"{CLAIM} {name}", f"{name} -n {cluster.namespace}"
     if claim is None:
         fix = f"{cluster.kubectl} apply -f k8s/base/storage.yaml, as {flag}"

@@ -44,7 +44,7 @@ ON = "kubernetes"
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A job's object of this project, and its kind by the job file's word."""
+    """A job's object with a run id, and its kind as the job file names it."""
 
     kind: str
     item: Object
@@ -77,9 +77,9 @@ class Found:
 
 
 def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
-    """The namespace's jobs of this project, and notes on kinds that this user may not list.
+    """The namespace's jobs with a run id, and notes on kinds that this user may not list.
 
-    Raises ``TargetError``, also where this user may list none of the kinds.
+    Raises ``TargetError``, also if this user may list none of the kinds.
     """
     found: list[Found] = []
     refused: dict[str, ApiError] = {}
@@ -94,7 +94,7 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
                 refused[f"{plural(name)}.{api_version.partition('/')[0]}"] = error
             continue
         known += 1
-        # Others are made by an object that is found itself, such as the Jobs of a JobSet.
+        # An object with an owner is a part of another job, as the Jobs of a JobSet are.
         own = (item for item in items if not item["metadata"].get("ownerReferences"))
         found += (Found(kind=kind, item=item) for item in own)
     if refused and not known:
@@ -124,9 +124,9 @@ def list_run(run_root: Path, job: Found, now: float) -> ListedRun:
 
 
 def find_on_cluster(cluster: Cluster, name: str) -> Found | None:
-    """The run of that id, beginning of an id, or job's name; ``latest`` is the one made last.
+    """The run with that id, beginning of an id, or job name; ``latest`` is the one made last.
 
-    None where the namespace has none. Raises ``InputError`` where several fit, ``TargetError``.
+    None if the namespace has none. Raises ``InputError`` if several fit, or ``TargetError``.
     """
     jobs, _ = read_jobs(cluster)
     found = sorted(jobs, key=lambda one: one.created_at)
@@ -143,9 +143,9 @@ def find_on_cluster(cluster: Cluster, name: str) -> Found | None:
 
 
 def borrow_run(cluster: Cluster, found: Found, run_root: Path) -> RunFolder:
-    """Makes a folder of the run, by the plan that the cluster keeps; the caller removes it.
+    """Makes a folder for the run from the plan that the cluster keeps; the caller removes it.
 
-    Raises ``InputError`` where the cluster has no plan of the run that can be read here.
+    Raises ``InputError`` if the cluster has no plan of the run that can be read here.
     """
     path = run_root.absolute() / found.run_id
     plan = _read_plan(cluster, found, str(path))
@@ -159,7 +159,7 @@ def borrow_run(cluster: Cluster, found: Found, run_root: Path) -> RunFolder:
 
 
 def _read_plan(cluster: Cluster, found: Found, run_dir: str) -> LaunchPlan:
-    """The plan that the cluster keeps of a run. Raises ``InputError`` where there is none."""
+    """The plan that the cluster keeps of a run. Raises ``InputError`` if there is none."""
     selector = f"{selector_of(found.run_id)},!{CODE_LABEL}"
     maps = cluster.list_objects("v1", "ConfigMap", selector)["items"]
     kept = [one for one in maps if protocol.NODE_TASK_FILE in (one.get("data") or {})]
@@ -170,7 +170,7 @@ def _read_plan(cluster: Cluster, found: Found, run_dir: str) -> LaunchPlan:
             f"{cluster.kubectl} describe {found.item['kind'].lower()} {found.job_name} "
             f"-n {cluster.namespace}",
         )
-    # A manifest that was changed and applied again has left one for each version.
+    # A manifest that was changed and applied again left a ConfigMap per version.
     newest = max(kept, key=lambda one: str(one["metadata"]["creationTimestamp"]))
     try:
         return parse_kept_plan(newest["data"][protocol.NODE_TASK_FILE], run_dir)
@@ -199,9 +199,9 @@ def find_run(arguments: Namespace, run_root: Path) -> RunFolder:
 
 
 def look_for_run(arguments: Namespace, run_root: Path, otherwise: InputError) -> RunFolder | None:
-    """The run there, where nobody said that it is; asks for a short time first.
+    """Looks on the cluster for a run not found here, after a brief check that it answers.
 
-    None where there is no cluster to ask.
+    None if no cluster is configured. Raises ``InputError`` if the run is not there either.
     """
     there = Cluster(**_place_in(arguments))
     if not (is_in_pod() or has_config(there.kubeconfig or config_files())):
@@ -231,7 +231,7 @@ def _find_here(arguments: Namespace, run_root: Path, name: str) -> RunFolder:
     try:
         return find_in_folder(run_root, name)
     except InputError as error:
-        # There is no folder to cd to, of a run of a cluster.
+        # Not the hint to cd: a run of a cluster may have no folder.
         what = f"{error.what}, {_nor_in(Cluster(**_place_in(arguments)))}"
         raise InputError(what, f"{typed.command('ps', '--all')} lists the runs") from error
 
@@ -243,7 +243,7 @@ def _nor_in(cluster: Cluster) -> str:
 def list_runs(
     arguments: Namespace, run_root: Path, note: Note, *, everything: bool
 ) -> list[ListedRun]:
-    """Runs that go on (or ``everything`` that is left of others too), oldest first.
+    """Runs that go on, oldest first; with ``everything``, also ended runs whose jobs are left.
 
     ``note`` takes lines about what is left out. Raises as ``read_jobs``.
     """
@@ -257,7 +257,7 @@ def list_runs(
 
 
 def _place_in(arguments: Namespace) -> dict[str, str]:
-    """What the options say of a place on a cluster."""
+    """The context, namespace and kubeconfig that the options name."""
     given = {key: getattr(arguments, key, None) for key in ("context", "namespace", "kubeconfig")}
     place = {key: str(value) for key, value in given.items() if value}
     if "kubeconfig" in place:
@@ -266,10 +266,10 @@ def _place_in(arguments: Namespace) -> dict[str, str]:
 
 
 def move_run(run: RunFolder, place: dict[str, str]) -> None:
-    """Looks for a run in the place that was named, and remembers it from then on.
+    """Looks for a run in ``place``, and records that place for later calls if the run is there.
 
-    For a context that was renamed, or another kubeconfig. Raises ``InputError`` where the run is
-    on no cluster or not there, ``TargetError`` where the cluster does not answer.
+    For a context that was renamed, or another kubeconfig. Raises ``InputError`` if the run is
+    on no cluster or not there, ``TargetError`` if the cluster does not answer.
     """
     plan = run.read_plan()
     option = " ".join(f"--{key} {value}" for key, value in place.items())

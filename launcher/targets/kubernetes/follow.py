@@ -1,4 +1,4 @@
-"""Follows a run on a cluster, whose controllers start and replace its pods: watch and tell."""
+"""Follows a run on a cluster, whose controllers start and replace its pods."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from launcher.targets.kubernetes.target import KubernetesTarget
 
 READ_END_S = 2.0
-"""Between two looks at the job's object; its pods are watched."""
+"""Seconds between two looks at the job's object; its pods are watched."""
 RETRY_S = 1.0
 TRY_S = 10.0
 """How long one try to end the job may take: a connection may hang while the server answers."""
@@ -58,7 +58,7 @@ class _Look(threading.Thread):
         super().__init__(daemon=True)
         self._job, self._news = job, missing.read(pods, wanted, now)
         self.end: JobEnd | None = None
-        """How the job ended; None while it goes on, or where the cluster does not say."""
+        """How the job ended; None while it goes on, or if the cluster does not say."""
         self.lines: list[str] = []
         """Why pods are missing."""
 
@@ -102,7 +102,7 @@ class ClusterDriver:
         self._is_done = False
         """Whether the training has ended well."""
         self._is_over = False
-        """Whether the job has ended, or the cluster has accepted its end."""
+        """Whether the job has ended, or the cluster has accepted a request to end it."""
         self._silent = False
         self._told: set[str] = set()
 
@@ -137,7 +137,7 @@ class ClusterDriver:
         if (end := look.end) is not None:
             self._is_over, self._is_done = True, end.succeeded
             self._ends_it = end.succeeded or end.word == DELETED
-            # Each node's last pod, also where a controller has deleted it since.
+            # Each node's last pod, even if it was deleted since.
             with contextlib.suppress(TargetError):
                 watch.refresh()
             watch.wait_endings(ENDINGS_LIMIT_S)
@@ -158,7 +158,7 @@ class ClusterDriver:
         self._job.scale(self._run, nodes)
 
     def _tell(self) -> None:
-        """What changed since the last turn about the cluster, the right to logs, the pods."""
+        """Prints what is new since the last turn: cluster, right to logs, pods."""
         error = self._pods.watch.error
         if (error is not None) != self._silent:
             self._silent = error is not None
@@ -194,7 +194,7 @@ class ClusterDriver:
     def abandon(self, error: BaseException, *, submitted: bool) -> bool:
         """As ``Driver.abandon``: a job that was made goes on without a launcher.
 
-        After an interrupt the job is deleted, or the error has the command to type.
+        After an interrupt it deletes the job, or raises an error with the command to type.
         """
         if not submitted:
             is_known = isinstance(error, LauncherError | KeyboardInterrupt)
@@ -226,7 +226,7 @@ class ClusterDriver:
     def _insist(self, end: Callable[[], None], *, keep: bool = False) -> None:
         """Tries to end the job until the grace is over: a cluster may be away for a while.
 
-        Raises ``TargetError`` with the command to type where the job runs on.
+        Raises ``TargetError`` with the command to type if the job runs on.
         """
         deadline = self._clock.monotonic() + max(self.plan.stop_grace_s, LEAST_TRIES_S)
         why = "interrupted"
@@ -256,7 +256,7 @@ class ClusterDriver:
 
 
 def find_end(run: RunFolder, job: ClusterJob) -> Outcome | None:
-    """As ``Target.find_end``. The job's own object says it: pods may be away for a while.
+    """As ``Target.find_end``, by the job's own object: pods may be away for a while.
 
     None also while another process brings the last output: that process folds the run.
     """
@@ -280,10 +280,10 @@ def find_end(run: RunFolder, job: ClusterJob) -> Outcome | None:
 def bring_output(
     run: RunFolder, plan: LaunchPlan, target: KubernetesTarget, clock: Clock, *, follow: bool
 ) -> Iterator[None]:
-    """As ``Target.bring_output``; with ``follow`` the run has its outcome in the end.
+    """As ``Target.bring_output``; with ``follow``, until the run has its outcome.
 
-    A cluster that stops answering is waited for; ``TargetError`` is raised by the first turn alone,
-    ``ApiError`` also where this user may not read logs.
+    Waits for a cluster that stops answering: only the first turn raises ``TargetError``. Raises
+    ``ApiError`` also later, if this user may not read logs.
     """
     job = target.job(plan)
     pods = job.pods
@@ -303,4 +303,4 @@ def bring_output(
             next_look_at = clock.monotonic() + READ_END_S
         yield
     if pods.refusal is not None:
-        raise pods.refusal  # also where the run had ended before the first answer
+        raise pods.refusal  # also if the run had ended before the first answer

@@ -1,4 +1,4 @@
-"""What happened to a run's pods, for its report; it is saved while the pods are there.
+"""Saves what happened to a run's pods, for its report, while the pods are there.
 
 Controllers delete pods, and with them what their statuses say.
 """
@@ -56,12 +56,12 @@ class Incarnations:
         return len(self._of(index))
 
     def newest(self, index: int) -> int:
-        """The number of the last one seen."""
+        """The number of the last container seen."""
         return max(len(self._seen.get(index, ())) - 1, 0)
 
 
 class PodRecorder:
-    """Saves what is new about a run's pods each time it is asked. Idempotent over processes."""
+    """Saves what is new about a run's pods, also after another process did."""
 
     def __init__(self, run: RunFolder, incarnations: Incarnations, clock: Clock) -> None:
         self._run, self._incarnations, self._clock = run, incarnations, clock
@@ -72,7 +72,7 @@ class PodRecorder:
         self._lock = threading.Lock()
 
     def save(self, pods: Iterable[PodView], there: Iterable[PodView]) -> None:
-        """``pods`` are all that were seen, oldest first; ``there`` those that are not gone."""
+        """``pods`` are all that were seen, oldest first; ``there`` are the ones not gone."""
         left = {pod.uid for pod in there}
         for pod in pods:
             index = pod.node_index
@@ -92,7 +92,7 @@ class PodRecorder:
                     self._done.add(pod.uid)
 
     def hear(self, source: LogSource, index: int, number: int, stamp: str, text: str) -> None:
-        """A line of a container's log. What the agent says there is recorded nowhere else."""
+        """Takes a line of a container's log. Records what the agent says: nothing else does."""
         if text.startswith(AGENT_SAYS) and not text.startswith(f"{AGENT_SAYS}health: "):
             key = f"{source.uid}/{source.restarts}/{stamp}/{text}"
             said = text.removeprefix(AGENT_SAYS)
@@ -104,7 +104,7 @@ class PodRecorder:
 
     def _save_container(self, source: LogSource, folder: Path, ending: Ending | None) -> None:
         """Saves which container's output lies in a node's folder, and its outcome there."""
-        # A full disk here does not stop following a run that goes on there.
+        # A full disk here must not stop following a run that goes on there.
         with contextlib.suppress(OSError, DiskFullError):
             if not (folder / POD_FILE).exists():
                 make_folders((str(folder),))
@@ -125,7 +125,7 @@ class PodRecorder:
 def _moments(pod: PodView, now: float) -> Iterator[tuple[str, float, str]]:
     """What happened to a pod and when: a key, seconds since the epoch, words."""
     if pod.trouble and pod.state is NodeState.PENDING and pod.trouble is not Trouble.UNSCHEDULABLE:
-        # It has no time of its own. That a pod cannot be placed is one of its conditions.
+        # Kubernetes gives it no time. UNSCHEDULABLE is reported by the pod's conditions below.
         text = f"pod {pod.name} waits: {pod.trouble.value}: {pod.message}"
         yield f"{pod.uid}/{pod.restarts}/{pod.trouble.value}", now, text
     yield f"{pod.uid}/made", seconds_of(pod.created), f"pod {pod.name} made"
@@ -140,7 +140,7 @@ def _moments(pod: PodView, now: float) -> Iterator[tuple[str, float, str]]:
 def _container_moments(
     pod: PodView, source: LogSource, ending: Ending | None
 ) -> Iterator[tuple[str, float, str]]:
-    """The same of one of its containers."""
+    """As ``_moments``, for one container of the pod."""
     key = f"{pod.uid}/{source.restarts}"
     present = pod.started if source.restarts == pod.restarts else ""
     started = ending.started if ending else present

@@ -25,7 +25,7 @@ def official_client() -> tuple[Any, Any]:
 
 
 def config_files() -> str:
-    """Read at each call: the official client remembers the value at its import."""
+    """The kubeconfigs as of now: the official client keeps the value from its import."""
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
@@ -36,16 +36,16 @@ def has_config(files: str) -> bool:
 
 
 def is_in_pod() -> bool:
-    """Whether this process runs in a pod, which has an account of its own."""
+    """Whether this process runs in a pod."""
     return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def open_client(files: str | None, context: str | None, *, kubectl: str, fix: str) -> Any:
     """A client for a context of the kubeconfigs (None: their current one).
 
-    Where ``files`` is None, it is one for the pod's account. Raises ``TargetError``: ``kubectl`` is
-    as it is typed for that context, ``fix`` says what helps where the files do not have it.
-    Connects to nothing, but runs the context's login command, if any.
+    If ``files`` is None, the client uses the pod's account. Connects to nothing, but runs the
+    context's login command, if any. Raises ``TargetError`` with a hint: ``kubectl`` is what to type
+    for that context, ``fix`` says what helps if the files do not have it.
     """
     client, config = official_client()
     import urllib3
@@ -76,7 +76,7 @@ def open_client(files: str | None, context: str | None, *, kubectl: str, fix: st
     if said:
         what = f"the login command of context {context or 'in use'} failed: {said[0]}"
         raise TargetError(what, f"{kubectl} get pods runs the same command, and tells more")
-    # A followed log takes a connection, and the client warns on the terminal above its limit.
+    # Each followed log takes a connection; above this limit the client warns on the terminal.
     settings.connection_pool_maxsize = 1024
     # A request that was sent is not repeated: its answer may only be late.
     settings.retries = urllib3.Retry(3, read=False)

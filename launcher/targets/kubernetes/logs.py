@@ -1,4 +1,4 @@
-"""Logs of pods, followed together: each line once, through restarts and broken connections."""
+"""Follows logs of pods: brings each line once, through restarts and broken connections."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.targets.kubernetes.api import ApiError, Cluster
 from launcher.targets.kubernetes.pod_states import Ending, PodView
 
 RETRY_S = 1.0
-"""Between two tries to read on."""
+"""Seconds between two tries to read on."""
 GONE = (400, 404)
 """What a server answers for a log that is not there yet, or not any more."""
 REFUSED = (401, 403)
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
-"""RFC 3339, as it begins every line that a container wrote."""
+"""The time (RFC 3339) that begins every line that a container wrote."""
 
 Write = Callable[[bytes], None]
 """Takes whole lines, each with its end."""
@@ -26,7 +26,7 @@ Write = Callable[[bytes], None]
 
 @dataclass(frozen=True, kw_only=True)
 class LogSource:
-    """One container's log: of the pod called ``pod``, after so many ``restarts`` in it."""
+    """One container's log, in the pod called ``pod``; ``restarts`` counts the containers before."""
 
     pod: str
     uid: str
@@ -37,7 +37,7 @@ class LogSource:
 def containers_of(pod: PodView) -> list[tuple[LogSource, Ending | None]]:
     """The containers of a pod that were started or tried, with their endings, older first.
 
-    One that was restarted before it was seen has left its log and its ending as well.
+    Also the container before the latest: its log and ending are still there.
     """
     found = [(pod.restarts - 1, pod.ending_before), (pod.restarts, pod.ending)]
     return [
@@ -58,7 +58,7 @@ class Fate:
 
 
 class Cursor:
-    """Where in a log a reader is, by the server's timestamps: what it has seen it drops.
+    """A reader's position in a log, by the server's timestamps. Drops lines seen before.
 
     Several lines may have one timestamp; a log asked for again begins at a whole second.
     """
@@ -79,10 +79,10 @@ class Cursor:
         return {"sinceTime": f"{self._last[:19]}Z"} if self._last else {}
 
     def accept(self, line: bytes) -> bytes | None:
-        """The text of a line with a timestamp; None for one that was seen before.
+        """The text of a line, without its timestamp; None for a line that was seen before.
 
-        None also for one without: it is the server's own word in the place of a log, such as
-        "unable to retrieve container logs", with which a log ends that is no longer there.
+        None also for a line that has no timestamp: the server writes it in place of a log that is
+        no longer there, such as "unable to retrieve container logs".
         """
         stamp, _, text = line.partition(b" ")
         if (at := _sortable(stamp)) is None or at < self._last:
@@ -112,7 +112,7 @@ def _sortable(stamp: bytes) -> str | None:
 class LogFollower:
     """Follows one source in a thread of its own until it is over.
 
-    ``once``: only to where it is now.
+    ``once``: only up to the log's present end.
     """
 
     def __init__(
@@ -130,15 +130,15 @@ class LogFollower:
         self.refusal: ApiError | None = None
         """Why this user gets no log; None while the server gives one."""
         self.loss = ""
-        """What the server said in the place of the log; empty where it had one."""
+        """What the server sent in place of the log; empty if it had the log."""
         self._is_whole = False
-        """Whether the log was read to its end, which the server then need not have any more."""
+        """Whether the log was read to its end: the server may then drop it."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
     def at(self) -> str:
-        """When the line was written that was taken last."""
+        """When the last line taken was written."""
         return self._cursor.last
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Has the agents in pods look at their workers, and brings what they saw here, by exec."""
+"""Has the agents in pods look at their workers, and fetches what they saw, by exec."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ done
 cd "{protocol.LOOKS_DIR}/$1" || exit
 for file in *.json; do echo "$file"; tr -d '\\n' <"$file"; echo; done
 """
-"""Run in a pod with the node's folder, the look's id, the request, and tenths of a second. Prints
-each file's name, and its text on one line."""
+"""Runs in a pod, with the node's folder, the look's id, the request, and the limit in tenths of a
+second. Prints each file's name, and its text on one line."""
 
 
 def look(

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 MISSING_S = 3.0
 """How long pods may be missing before the job's events are looked at."""
 NEXT_LOOK_S = 5.0
-"""Between two looks at them; at the second one it is told that nothing says why."""
+"""Seconds between two looks at the events; the second one reports if nothing says why."""
 
 
 class MissingPods:
-    """Asks why pods are missing, or do not start without a word, once that has lasted a while.
+    """Finds out why pods are missing, or silently do not start, once that has lasted a while.
 
-    It tells each answer once.
+    It reports each answer once.
     """
 
     def __init__(self, job: ClusterJob, kind: str) -> None:
@@ -48,7 +48,7 @@ class MissingPods:
         """New lines about nodes of ``wanted`` that do not start; ``now`` is any steady clock's."""
         present = {pod.node_index for pod in pods}
         self._any_pod = self._any_pod or bool(present)
-        # As the kubelet waits for a volume or a sandbox, which only events tell. One is enough.
+        # The kubelet may wait for a volume or a sandbox: only events say so. One pod is enough.
         silent = [p.name for p in pods if p.state is NodeState.PENDING and not p.trouble][:1]
         if wanted <= present and not silent:
             self._since = None
@@ -74,9 +74,8 @@ def read_reasons(
 ) -> tuple[str, ...]:
     """What the job's conditions, its events and those of ``pods`` say, each in a line.
 
-    Nothing where the job is gone.
-
-    Raises ``TargetError``. A user who may not read events is told so where no condition speaks.
+    Empty if the job is gone. If no condition says anything and the user may not list events, the
+    only line says that. Raises ``TargetError``.
     """
     if job is None:
         return ()
@@ -105,7 +104,7 @@ def tell_reasons(
 
 
 def describe_silence(job: ClusterJob, item: Object | None) -> str:
-    """A line for where no pod was made, and nothing says why."""
+    """A line for a job without pods, if nothing says why."""
     look, called = job.render_looking(), job.called
     if item is not None and not item.get("status"):
         # No controller has written anything into it.

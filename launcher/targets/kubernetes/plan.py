@@ -1,4 +1,4 @@
-"""The launch plan of a job on Kubernetes: what a cluster would say is in the job file instead.
+"""Plans a job on Kubernetes without asking a cluster: the job file says all that is needed.
 
 Names of pods follow the controllers that make them: training operator v1.9, Trainer v2.3,
 JobSet v0.12, Kubernetes' Indexed Job.
@@ -58,8 +58,8 @@ class PodSettings(TargetSettings):
 
     ``has_master``: a Master and Workers, for a static rendezvous. ``checkpoint`` and ``run`` are
     claims; None: each pod's own disk. ``probe_port`` None: no probes. A pod gets ``rdma_devices``
-    of ``rdma_resource``. ``tolerations`` are fields and values. Only the launcher that follows the
-    run uses ``start_limit_s``.
+    of ``rdma_resource``. ``tolerations`` are fields and values. ``start_limit_s`` is for the
+    launcher that follows the run, and for pods that wait for their code.
     """
 
     kind: str
@@ -86,9 +86,9 @@ class PodSettings(TargetSettings):
     probe_port: int | None = HEALTH_PORT
     start_limit_s: int = START_LIMIT_S
     code_bytes: int = 0
-    """Of the packed code that the pods get."""
+    """The size of the packed code that the pods get."""
     git: GitSource | None = None
-    """What they fetch instead."""
+    """The repository that pods fetch it from instead."""
 
     @property
     def claims(self) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ def _plan_checkpoint(job: JobSpec) -> Claim | None:
 
 
 def describe_own_disks(plan: LaunchPlan) -> str:
-    """What follows for a run whose checkpoints are on the pods' own disks."""
+    """A note for a run whose checkpoints are on the pods' own disks."""
     node = plan.nodes[0]
     lost = ""
     if 2 * node.min_nodes <= node.max_nodes and plan.is_elastic:
@@ -250,7 +250,7 @@ def plan_kubernetes(
     place: CodePlace | None = None,
     code: PackedCode | None = None,
 ) -> LaunchPlan:
-    """A plan without a cluster: what one would say is in the job file instead."""
+    """Plans a job without asking a cluster."""
     facts = plan_facts(job, run_root=run_root, cwd=cwd, code=code)
     hash = code.hash if code else ""
     return plan_run(job, facts, run_id=run_id, extra_args=extra_args, place=place, code_hash=hash)
@@ -259,9 +259,9 @@ def plan_kubernetes(
 def plan_facts(
     job: JobSpec, *, run_root: str, cwd: str, code: PackedCode | None = None
 ) -> TargetFacts:
-    """What is known of any cluster; ``run_root`` and ``cwd`` are of the launcher's machine.
+    """The facts, the same for any cluster; ``run_root`` and ``cwd`` are on the launcher's machine.
 
-    Raises ``InputError`` where the job asks for what its kind cannot do.
+    Raises ``InputError`` if the job asks for something that its kind cannot do.
     """
     pods = replace(plan_pods(job), code_bytes=len(code.data) if code else 0)
     accelerator: Literal["cuda", "cpu"] = "cuda" if pods.gpus else "cpu"
@@ -312,8 +312,8 @@ def _folder(mounted_at: str, claim: Claim | None) -> str:
 def render_kept_plan(plan: LaunchPlan) -> str:
     """The plan as the cluster keeps it: node 0's task, and the rest for launchers elsewhere.
 
-    Each pod's agent reads the task and finds out which node it is. Left out are the other nodes,
-    which follow from the first, and this machine's folder.
+    Each pod's agent reads the task and finds out which node it is. The text leaves out the other
+    nodes, which follow from the first, and this machine's folder.
     """
     assert plan.agent is not None, "pods need the agent"
     task = json.loads(NodeTask(node=plan.nodes[0], settings=plan.agent).to_json())
@@ -344,7 +344,7 @@ def parse_kept_plan(text: str, run_dir: str) -> LaunchPlan:
 
 
 def wrap_json(value: object, indent: str = "", name: str = "") -> str:
-    """JSON with as many items on a line as fit into ``WIDTH``: short, and still to be read."""
+    """JSON with as many items on a line as fit into ``WIDTH``: short, and still readable."""
     key = f"{json.dumps(name)}: " if name else ""
     text = key + json.dumps(value)
     if len(indent + text) <= WIDTH or not isinstance(value, dict | list):

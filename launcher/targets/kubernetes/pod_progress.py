@@ -1,4 +1,4 @@
-"""The progress of a run's pods in words, and when a run whose pods cannot start ends. Pure."""
+"""Words for the progress of a run's pods, and when to end a run whose pods cannot start. Pure."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def is_lasting(pod: PodView) -> bool:
 class PodProgress:
     """Says what changed about the pods, each trouble of a pod once.
 
-    A pod with a lasting trouble ends the run after ``limit_s``; 0: never. ``kubectl`` is as it is
-    typed for the pods' namespace.
+    A pod with a lasting trouble ends the run after ``limit_s``; 0: never. ``kubectl`` is the
+    command to type for the pods' namespace.
     """
 
     def __init__(self, limit_s: int, kubectl: str = "kubectl") -> None:
         self._limit_s, self._kubectl = limit_s, kubectl
         self._words: dict[str, str] = {}
         self._lost: set[str] = set()
-        """Uids of pods."""
+        """Uids of pods whose loss was reported."""
         self._troubles: set[tuple[str, Trouble, int]] = set()
 
     def tell(self, pods: tuple[PodView, ...]) -> Iterator[str]:
@@ -65,8 +65,8 @@ class PodProgress:
             if pod.node_index is None:
                 continue
             if pod.trouble is not None:
-                # The message alone changes: an image that cannot be pulled has two reasons in
-                # turn, with the seconds until the next try.
+                # Without the message, which changes: an image that cannot be pulled has two
+                # reasons in turn, with the seconds until the next try.
                 key = (pod.uid, pod.trouble, pod.restarts)
                 if key not in self._troubles:
                     self._troubles.add(key)
@@ -87,7 +87,7 @@ class PodProgress:
     ) -> Iterator[str]:
         """Lines about nodes of ``wanted`` whose pods were lost while they ran.
 
-        ``seen`` are all pods, ``there`` those that are not gone.
+        ``seen`` are all pods, ``there`` the ones that are not gone.
         """
         left = {pod.uid for pod in there}
         well = (pod for pod in there if pod.state is NodeState.RUNNING and pod.trouble is None)
@@ -112,9 +112,9 @@ def _word(pod: PodView) -> str:
 
 
 class StartLimit:
-    """Ends a run of which too few nodes run while pods cannot start.
+    """Ends a run that has too few running nodes, and pods that cannot start.
 
-    A pod may wait for a person for ``limit_s``; 0: for ever.
+    A pod may wait ``limit_s`` for a person to help; 0: for ever.
     """
 
     def __init__(self, limit_s: int, min_nodes: int, kubectl: str = "kubectl") -> None:
@@ -126,7 +126,7 @@ class StartLimit:
     def judge(self, pods: Iterable[PodView], now: float) -> tuple[Reason, str] | None:
         """Why the run must end; None while it may go on.
 
-        ``pods`` are all that were seen, with those that are gone; ``now`` is of a steady clock.
+        ``pods`` are all that were seen, also gone ones; ``now`` is a steady clock's time.
         """
         seen = tuple(pods)
         newest = newest_of_each(seen)

@@ -65,7 +65,7 @@ FIXES: Mapping[Trouble, str] = {
 
 
 def fix_of(trouble: Trouble, kubectl: str = "kubectl") -> str:
-    """What a person may do about it; ``kubectl`` is as it is typed for the pods' namespace."""
+    """What a person may do about it; ``kubectl`` is the command to type for the pods' namespace."""
     return FIXES[trouble].format(kubectl=kubectl)
 
 
@@ -87,7 +87,7 @@ class PodView:
     ``node_index`` is None for an operator's own pods. ``restarts`` counts earlier containers of
     the same pod; ``exit_code`` is as a shell's. ``ending`` is the present container's,
     ``ending_before`` the one's before it. ``conditions`` are times and words on its placement.
-    Times are as Kubernetes writes them, empty where it has not said.
+    Times are as Kubernetes writes them, empty if unknown.
     """
 
     name: str
@@ -106,11 +106,11 @@ class PodView:
     started: str = ""
     conditions: tuple[tuple[str, str], ...] = ()
     preparing: str = ""
-    """The init container that runs; empty where none does."""
+    """The init container that runs; empty if none does."""
 
 
 def section(item: Object, *path: str) -> Object:
-    """A part of an object; empty where it is missing or null."""
+    """A part of an object; empty if it is missing or null."""
     for name in path:
         item = item.get(name) or {}
     return item
@@ -132,14 +132,14 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
     named = (s for s in status.get("containerStatuses") or () if s.get("name") == container)
     own: Object = next(named, {})
     state = section(own, "state")
-    # A container waits for ever behind one that prepares its pod and cannot.
+    # A container waits for ever behind an init container that fails.
     inits = status.get("initContainerStatuses") or ()
     blocking = next(filter(_is_stuck, inits), own)
     ended = section(blocking, "state", "terminated")
     trouble, message = _trouble(pod, blocking)
     restarts, phase = own.get("restartCount", 0), status.get("phase", "Pending")
-    # The kubelet reports a container's end before it changes the pod's phase, and "waiting" after
-    # it where it starts the container again.
+    # The kubelet reports a container's end before it changes the pod's phase. If it starts the
+    # container again, it next reports "waiting".
     has_ended = phase in ("Failed", "Succeeded") or "terminated" in state
     exit_code = ended.get("exitCode", 137 if phase == "Failed" else None)
     going = NodeState.RUNNING if "running" in state else NodeState.PENDING
@@ -212,7 +212,7 @@ def seconds_of(stamp: str) -> float:
 
 
 def event_time(event: Object) -> float:
-    """When an event was seen last, in seconds since the epoch; 0 where it does not say."""
+    """When an event was seen last, in seconds since the epoch; 0 if it does not say."""
     stamps = (
         section(event, "series").get("lastObservedTime"),
         *(event.get(key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")),
@@ -261,7 +261,7 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
     if any(is_oom(one.get("reason") or "", one.get("message") or "") for one in (ended, before)):
         return Trouble.OUT_OF_MEMORY, ""
     waiting = section(own, "state", "waiting")
-    # Between two starts such a pod is said to crash; why the last start failed tells more.
+    # Between two failed starts Kubernetes calls it a crash; why the last one failed says more.
     if waiting.get("reason") == "CrashLoopBackOff" and before.get("reason") in NOT_STARTED:
         return Trouble.START, before.get("message", "")
     for found in (waiting, ended):
@@ -276,14 +276,14 @@ GOOD_ENDS = ("Succeeded", "Complete", "Completed", "SuccessCriteriaMet")
 """Types of conditions by which Job, JobSet, PyTorchJob and TrainJob say that they are done."""
 BAD_ENDS = ("Failed", "FailureTarget")
 DELETED = "Deleted"
-"""Of a job whose object is gone."""
+"""The ``JobEnd.word`` of a job whose object is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnd:
     """How a job's object says that it has ended; ``word`` is the controller's reason.
 
-    ``at`` is in seconds since the epoch; None where it does not say.
+    ``at`` is in seconds since the epoch; None if unknown.
     """
 
     succeeded: bool
@@ -293,7 +293,7 @@ class JobEnd:
 
 
 def parse_job_end(item: Object) -> JobEnd | None:
-    """The end that a job's conditions tell; None while it goes on."""
+    """How a job ended, by its conditions; None while it goes on."""
     found = true_conditions(item)
     for kind in (*BAD_ENDS, *GOOD_ENDS):
         if (condition := found.get(kind)) is not None:
@@ -322,7 +322,7 @@ def reason_of_end(
     if end.word == DELETED:
         return Reason.STOP_REQUESTED, end.message
     failed = (pod for pod in pods if pod.exit_code)
-    # The one that says why comes first.
+    # The pod that says why comes first.
     by_cause = lambda pod: order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)  # noqa: E731
     for pod in sorted(failed, key=by_cause)[:1]:
         if pod.trouble is Trouble.OUT_OF_MEMORY:
@@ -330,9 +330,9 @@ def reason_of_end(
         if pod.trouble is Trouble.START:
             return Reason.BAD_INPUT, describe_trouble(pod, kubectl)
         last = last_words(pod.message) or f"ended with exit code {name_exit_code(pod.exit_code)}"
-        # The agent knows more than its exit code tells: running out of memory has none of its own.
+        # The agent's outcome says more than its exit code: out of memory has no own code.
         outcome = parse_node_outcome(pod.message)
-        # One that was killed after it had said that its workers were done has not completed.
+        # A pod that was killed after its agent reported success did not complete.
         reason = outcome.reason if outcome else Reason.COMPLETED
         if reason is Reason.COMPLETED:
             reason = reason_of_exit_code(pod.exit_code or 0)
@@ -343,7 +343,7 @@ def reason_of_end(
 
 
 def last_words(message: str) -> str:
-    """A termination message on one line; empty where it says nothing."""
+    """A termination message on one line; empty if it says nothing."""
     outcome = parse_node_outcome(message)
     said = outcome.detail if outcome else message
     return " ".join(said.splitlines()[-1:])
@@ -352,7 +352,7 @@ def last_words(message: str) -> str:
 def order_of_failure(
     exit_code: int, ending: Ending | None, trouble: Trouble | None = None
 ) -> tuple[bool, bool, bool, float]:
-    """What ran out of memory first: it takes the others with it, and leaves no word.
+    """Sort key: out of memory comes first, as it ends other nodes too, and leaves no message.
 
     Then permanent failures; causes before the failures that followed them; then by time.
     """

@@ -31,7 +31,7 @@ CONTROLLERS = {
 NUMBER = re.compile(
     r"[-+]?(0[xXoObB][0-9a-fA-F_]+|(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9_]+)?)$"
 )
-"""What kubectl, which reads YAML 1.1 by Go's rules, takes for no text; PyYAML does not know all."""
+"""Text that kubectl (YAML 1.1 by Go's rules) reads as a number; PyYAML does not know all of it."""
 WIDTH = 88
 """Columns of a mapping or list that is written on one line."""
 
@@ -40,7 +40,7 @@ WIDTH = 88
 class RenderedManifest:
     """An ``Artifact``: objects in the order in which they are applied.
 
-    ``opening`` says in the manifest what they need.
+    ``opening`` is the manifest's first comment: what the objects need.
     """
 
     opening: tuple[str, ...]
@@ -55,7 +55,7 @@ class RenderedManifest:
         return comment + "---\n".join(_dump(one) for one in self.objects)
 
     def shell(self, *, embed: bool = False) -> str:
-        """A script that applies the manifest; its plan says whether the agent is in it."""
+        """A script that applies the manifest; the plan, not ``embed``, puts the agent into it."""
         return f"#!/bin/sh\n{self.apply} -n {self.namespace} -f - <<'EOF'\n{self.yaml()}EOF\n"
 
     def shell_to_join(self) -> str:
@@ -74,7 +74,7 @@ def render_manifest(
 ) -> RenderedManifest:
     """The plan's objects. ``made_by`` and ``file`` are for the opening comment.
 
-    ``code`` is what the plan takes along. Raises ``InputError`` where that is missing or too large.
+    ``code`` is what the plan takes along. Raises ``InputError`` if it is missing or another one.
     """
     pods = PodSettings.of(plan)
     *others, job = RENDERERS[pods.kind](plan)
@@ -168,7 +168,7 @@ def _fits(value: Object | list[Any]) -> bool:
 
 
 class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
-    """Texts of several lines as they are, what fits into ``WIDTH`` on one, no aliases."""
+    """Writes texts of several lines as blocks, what fits into ``WIDTH`` on one line, no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -187,7 +187,7 @@ class _Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
-# A text that looks like one of these gets quotes; truth values and numbers stay plain.
+# A text that looks like a truth value or number gets quotes; real ones stay plain.
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]$"), list("yYnN"))
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("-+.0123456789"))
 

@@ -1,7 +1,7 @@
-"""A plan as the objects of each kind: PyTorchJob, TrainJob, JobSet and Indexed Job.
+"""Renders a plan as the objects of each kind: PyTorchJob, TrainJob, JobSet and Indexed Job.
 
-Gang scheduling too: what each scheduler is told so that either all pods start or none. Under
-Volcano an elastic job asks for its smallest size; it starts with that, and grows.
+With gang scheduling, the scheduler starts either all pods or none. Under Volcano an elastic job
+asks for its smallest size; it starts with that, and grows.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def _object(api_version: str, kind: str, metadata: Object, spec: Object) -> Obje
 
 
 def render_pytorchjob(plan: LaunchPlan) -> tuple[Object, ...]:
-    """The agent's ConfigMap, and the job: Workers alone, or Master and Workers where static."""
+    """The agent's ConfigMap, and the job: only Workers, or Master and Workers if static."""
     is_static, others = PodSettings.of(plan).has_master, len(plan.nodes) - 1
     if is_static:
         # Containers restart in place. The operator refuses 0 replicas.
         replicas = {"Master": _replica(plan, 1, "OnFailure")}
         replicas |= {"Worker": _replica(plan, others, "OnFailure")} if others else {}
     else:
-        # backoffLimit does not end this policy; the agent's permanent exit codes do.
+        # Under this policy backoffLimit ends no job; the agent's permanent exit codes do.
         replicas = {"Worker": _replica(plan, len(plan.nodes), "ExitCode")}
     spec: Object = {
         "nprocPerNode": str(plan.nodes[0].nproc_per_node),
@@ -70,7 +70,7 @@ def _replica(plan: LaunchPlan, replicas: int, restart_policy: str) -> Object:
 
 
 def _elastic_policy(plan: LaunchPlan) -> Object:
-    """In full, so that torchrun could read it too; the agent reads the sizes alone."""
+    """Complete, so that torchrun could read it too; the agent reads only the sizes."""
     node = plan.nodes[0]
     rendezvous = node.rendezvous
     assert isinstance(rendezvous, Elastic), "a static rendezvous has a Master"
@@ -116,7 +116,7 @@ def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
     }
     job = {
         "runtimeRef": {"apiGroup": TRAINER, "kind": "TrainingRuntime", "name": plan.job_name},
-        # Left out, the trainer would inject nothing.
+        # Without this the trainer would inject nothing.
         "trainer": {"numNodes": nodes, "numProcPerNode": workers},
     }
     return (
@@ -158,7 +158,7 @@ def render_jobset(plan: LaunchPlan) -> tuple[Object, ...]:
     }
     spec = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        # Restarts of lost pods: the agents count the workers' own, and end with permanent codes.
+        # For lost pods: the agents count the workers' restarts, and end with permanent codes.
         "failurePolicy": {"maxRestarts": LOSSES_PER_NODE * len(plan.nodes), "rules": [permanent]},
         "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
     }
@@ -187,12 +187,12 @@ def render_indexed_job(plan: LaunchPlan) -> tuple[Object, ...]:
 
 
 def _indexed(plan: LaunchPlan, *, replaces: bool, **pod: str) -> Object:
-    """A Job with a pod for each node; ``replaces``: those that are lost one by one."""
+    """A Job's spec with a pod for each node; ``replaces``: it replaces lost pods one by one."""
     template = render_template(plan, NODE, env=told_by_hand(plan), **pod, restartPolicy="Never")
-    # An elastic job is done when MIN pods are: one that starts later would wait for a group.
+    # An elastic job is done when MIN pods are: a pod that starts later would wait for a group.
     done = {"rules": [{"succeededCount": plan.nodes[0].min_nodes}]}
     return {
-        # Equal, and patched together, the Job can be resized.
+        # A Job can be resized if these two are equal and patched together.
         "parallelism": len(plan.nodes),
         "completions": len(plan.nodes),
         "completionMode": "Indexed",
@@ -225,7 +225,7 @@ def _gang_metadata(plan: LaunchPlan) -> Object:
 
 
 def _pod_group(plan: LaunchPlan) -> list[Object]:
-    """Volcano's PodGroup of pods that no operator makes one for."""
+    """Volcano's PodGroup, for kinds whose pods get none from an operator."""
     pods = PodSettings.of(plan)
     if pods.gang != VOLCANO:
         return []

@@ -1,4 +1,4 @@
-"""The pod that every kind of Kubernetes object starts a node in, and the agent's ConfigMap.
+"""Renders the pod of a node, the same for every kind of object, and the agent's ConfigMap.
 
 Admissible under Pod Security ``restricted``, unless the job asks for what that forbids.
 """
@@ -29,13 +29,13 @@ STOP_MARGIN_S = 15
 """On top of the job's grace, for the agent to report after its workers have ended."""
 PROBE_PERIOD_S = 20
 PROBE_FAILURES = 15
-"""The agent ends hangs itself, and sooner: the probe is for an agent that no longer answers."""
+"""For an agent that no longer answers: it ends hangs of workers itself, and sooner."""
 
 AGENT_FIX = (
     "build the image again (make image, make push) under a new tag, or with "
     "kubernetes.image_pull_policy: Always; or --set agent.in_image=false"
 )
-"""Under the same tag a node that holds the image would not pull it."""
+"""A node that holds the image would not pull it again under the same tag."""
 CHECK = """\
 read -r agent <{file} || agent=none
 [ "$agent" = {version} ] && exec {agent}
@@ -43,7 +43,7 @@ echo "error: the image holds agent $agent, this manifest was made for {version}"
 echo "  fix: {fix}" >&2
 exit 2
 """
-"""What a pod starts whose image holds the agent. No ``$(``, which Kubernetes replaces."""
+"""The command of a pod whose image holds the agent. No ``$(``: Kubernetes would replace it."""
 
 
 def given(**fields: Any) -> Object:
@@ -58,7 +58,7 @@ def render_metadata(plan: LaunchPlan, name: str | None = None) -> Object:
 
 
 def render_labels(plan: LaunchPlan) -> Object:
-    """What the job's objects and pods are found by."""
+    """Labels by which the job's objects and pods are found."""
     return {
         "app.kubernetes.io/managed-by": "launcher",
         protocol.LABEL_JOB: plan.job_name,
@@ -70,9 +70,9 @@ def render_labels(plan: LaunchPlan) -> Object:
 
 
 def render_config_map(plan: LaunchPlan) -> Object:
-    """The plan, and the agent's archive where the image does not hold it.
+    """The plan, and the agent's archive if the image does not hold it.
 
-    Named by its content: running pods keep what they have.
+    Its name has a hash of its content: running pods keep what they have.
     """
     pods = PodSettings.of(plan)
     has_key = pods.git is not None and pods.git.secret is not None
@@ -102,7 +102,7 @@ def _config_map_name(plan: LaunchPlan) -> str:
 
 
 def render_template(plan: LaunchPlan, container: str, *, env: Env = (), **pod: Any) -> Object:
-    """The pod's template. ``env`` is what no operator injects; ``pod`` are more of its fields."""
+    """The pod's template. ``env``: what no operator injects; ``pod``: more fields of its spec."""
     return {
         "metadata": {"labels": render_labels(plan)},
         "spec": {**_render_pod(plan, container, env), **pod},
@@ -117,7 +117,7 @@ def render_trial_pod(plan: LaunchPlan) -> Object:
 
 
 def told_by_hand(plan: LaunchPlan) -> Env:
-    """The sizes that an operator would inject; a patch of them reaches the agent."""
+    """The sizes, if no operator injects them; patched sizes reach the agent."""
     node = plan.nodes[0]
     sizes = dict.fromkeys((node.min_nodes, node.max_nodes))
     return (
@@ -253,7 +253,7 @@ def _resources(plan: LaunchPlan, pods: PodSettings) -> Object:
 
 
 def _probes(plan: LaunchPlan, pods: PodSettings) -> Object:
-    """No readiness probe: it would hide the pods' names, by which the nodes meet.
+    """Startup and liveness probes. A readiness probe would hide the names by which nodes meet.
 
     An agent that waits for others counts as healthy, so no probe ends a rendezvous.
     """

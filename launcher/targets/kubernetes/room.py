@@ -67,7 +67,7 @@ class KubernetesRoom(Room):
         given = {key: value for key, value in options.items() if value is not None}
         on = getattr(arguments, "on", None)
         if "set" not in arguments:
-            # A run's folder remembers its cluster; without one, it is looked for where this was.
+            # A run's folder remembers its cluster; finding a run without one needs these again.
             named = [] if on != self.name or arguments.is_plugin else ["--on", self.name]
             names_runs = on == self.name or bool(given.keys() & {*PLACE})
             finds_runs_by = [*named, *words_given(arguments, PLACE)]

@@ -72,14 +72,14 @@ class KubernetesTarget(Target):
         self._job: ClusterJob | None = None
 
     def _cluster(self, run_id: str, namespace: str | None) -> Cluster:
-        """Where the run was submitted to, or else where new ones go."""
+        """The cluster that the run was submitted to, or else the one for new runs."""
         if self._given is None:
             known = read_cluster(self._run_root / run_id)
             self._given = known or Cluster(self._context, namespace, self._kubeconfig)
         return self._given
 
     def job(self, plan: LaunchPlan) -> ClusterJob:
-        """The run's job; a target is asked about one run alone."""
+        """The run's job; a target is asked about one run only."""
         if self._job is None:
             cluster = self._cluster(plan.run_id, PodSettings.of(plan).namespace)
             self._job = ClusterJob(cluster, plan, self._clock)
@@ -93,7 +93,7 @@ class KubernetesTarget(Target):
         return plan_facts(job, run_root=root, cwd=cwd, code=self.code)
 
     def check(self, plan: LaunchPlan) -> None:
-        """As ``Target.check``: whether the cluster answers; only a pod sees image and volumes."""
+        """As ``Target.check``: the cluster must answer; only a pod can check image and volumes."""
         cluster = self._cluster("", PodSettings.of(plan).namespace)
         cluster.read_version()
         if cluster.skips_verification:
@@ -122,7 +122,7 @@ class KubernetesTarget(Target):
         return render_manifest(plan, code=self._code_of(plan))
 
     def _code_of(self, plan: LaunchPlan) -> PackedCode | None:
-        """The code that the plan takes along; that of a run is in its folder."""
+        """The code that the plan takes along; a run has it in its folder."""
         if plan.code is None or self.code is not None:
             return self.code
         return read_kept_code(Path(plan.run_dir))
@@ -136,9 +136,9 @@ class KubernetesTarget(Target):
     # -- while it runs ---------------------------------------------------------------------------
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
-        """As ``Target.submit``: the server admits everything before anything is made.
+        """As ``Target.submit``: dry runs of all objects come before anything is made.
 
-        Raises ``InputError`` where an object of the job's name is there already.
+        Raises ``InputError`` if an object of the job's name is there already.
         """
         job, objects = self.job(plan), self.render(plan).objects
         # An interrupt does not wait for an answer; what was made is then taken away.
@@ -182,8 +182,8 @@ class KubernetesTarget(Target):
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
         """As ``Target.stop``; claims, and so checkpoints, are never touched.
 
-        Raises ``TargetError`` with the command to type where the job runs on, and ``InputError``
-        for single nodes: a cluster chooses which of its pods go.
+        Raises ``TargetError`` with the command to type if the job runs on, and ``InputError``
+        for single nodes: the cluster's controllers choose which pods go.
         """
         if only is not None:
             fix = typed.command("scale", run_id, "N")

@@ -1,4 +1,4 @@
-"""The pods of one run as they change: a list, then a watch, for as long as it is asked for."""
+"""Watches the pods of one run: reads a list, then changes, until it is stopped."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RETRY_S = 1.0
 
 
 class PodWatch:
-    """Holds the newest view of every pod seen, those that are gone too.
+    """Holds the newest view of every pod seen, also of pods that are gone.
 
-    ``masters`` is 1 where a Master is the first node. Reads in a thread of its own.
+    ``masters`` is 1 if the first node is a Master. Reads in a thread of its own.
     """
 
     def __init__(self, cluster: Cluster, selector: str, masters: int = 0) -> None:
@@ -25,7 +25,7 @@ class PodWatch:
         self._pods: dict[str, PodView] = {}
         self._gone: set[str] = set()
         self._deleted: set[str] = set()
-        """Of the gone ones those whose last state the watch has told."""
+        """Uids of gone pods whose last state the watch has reported."""
         self._stopped = threading.Event()
         self.error: TargetError | None = None
         """Why the cluster cannot be asked at the moment; None while it answers."""
@@ -47,13 +47,13 @@ class PodWatch:
         return tuple(pod for pod in self.seen() if pod.uid not in gone)
 
     def seen(self) -> tuple[PodView, ...]:
-        """Pods that are there and those that are gone, as they were last, oldest first."""
+        """All pods, also gone ones, by their last views, oldest first."""
         with self._lock:
             found = list(self._pods.values())
         return tuple(sort_pods(found))
 
     def wait_endings(self, limit_s: float) -> None:
-        """Waits until the watch has told the last state of pods that a list no longer has."""
+        """Waits until the watch has reported the last states of pods that are no longer listed."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and self.error is None:
             with self._lock:
@@ -69,7 +69,7 @@ class PodWatch:
         return self.pods()
 
     def find(self, uid: str) -> PodView | None:
-        """The newest view of a pod; None where it is gone."""
+        """The newest view of a pod; None if it is gone."""
         with self._lock:
             return None if uid in self._gone else self._pods.get(uid)
 
@@ -89,7 +89,7 @@ class PodWatch:
                     continue
                 self.error = error
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                # Whatever stands between us and the server may answer anything.
+                # A proxy between this process and the server may answer anything.
                 self.error = TargetError(f"the cluster's answer makes no sense: {error!r}")
                 version = ""
             else:

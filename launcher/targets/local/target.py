@@ -1,7 +1,4 @@
-"""Target ``local``: processes of this machine, the embedded default where no Docker engine runs.
-
-What only a run needs is imported where it is used, as rendering takes no longer than its imports.
-"""
+"""Target ``local``: processes of this machine, the embedded default where no Docker engine runs."""
 
 from __future__ import annotations
 
@@ -99,7 +96,7 @@ class LocalTarget(Target):
         rendezvous = plan.nodes[0].rendezvous
         serves = isinstance(rendezvous, Static) or rendezvous.is_host
         port = int(endpoint_of(rendezvous).rpartition(":")[2])
-        # Those that this launcher chose were free; one that is lost in a race is chosen anew.
+        # Ports that this launcher chose were free; if another run takes one, it chooses anew.
         if serves and port not in self._free_ports and not is_free(port, LOOPBACK):
             fix = "name another, or leave it out: the launcher then takes a free one"
             raise KeyInputError(("rdzv", "port"), f"{port} is in use on this machine", fix)
@@ -114,7 +111,7 @@ class LocalTarget(Target):
         make_folders(artifact.folders)
         write_agent_files(artifact.agent)
         for process in artifact.processes:
-            if process.node.incarnation:  # before the first, nothing can be there to look for
+            if process.node.incarnation:  # the first has no earlier one to end
                 self.stop(plan.run_id, plan.stop_grace_s, (process.node.node_index,))
         if self.hold:
             self.hold.start({p.node.node_index: self._ask(p) for p in artifact.processes})
@@ -134,7 +131,7 @@ class LocalTarget(Target):
         )
 
     def _start(self, run_id: str, process: Process) -> None:
-        """Starts one node; where that fails, nothing of the run is left."""
+        """Starts one node; if that fails, ends the whole run."""
         node = process.node
         try:
             pid = children.start(
@@ -185,7 +182,7 @@ class LocalTarget(Target):
 
     def _end(self, run_id: str, index: int | None, grace_s: float) -> None:
         # SIGTERM goes to the agents alone: they end their workers, and would report a worker
-        # that got one of its own as failed.
+        # that gets SIGTERM from elsewhere as failed.
         deadline = self._clock.monotonic() + grace_s
         process_table.send(find_agents(self._find(run_id, index)), signal.SIGTERM)
         while find_agents(self._find(run_id, index)) and self._clock.monotonic() < deadline:
@@ -202,7 +199,7 @@ class LocalTarget(Target):
         label = {protocol.RUN_ID: run_id}
         label |= {} if index is None else {protocol.NODE_INDEX: str(index)}
         found = {*process_table.find(**label)}
-        # Those that were forked in a hold have its variables.
+        # Nodes forked in a hold have the hold's variables: find them by their records.
         run = RunFolder(self._run_root / run_id)
         for node, incarnation in run.incarnations():
             record = read_record(run.node_dir(node, incarnation))
@@ -217,7 +214,7 @@ def _env_of(process: Process) -> dict[str, str]:
 
 
 def _observe_other(run_dir: str, node: NodePlan) -> NodeObservation:
-    """A node that another launcher started: by its very process, else by the outcome it left.
+    """A node that another launcher started, by its recorded process, else by its outcome.
 
     Not by variables of processes, which only the user who started them can read.
     """
@@ -239,7 +236,7 @@ def _observation(node: NodePlan, is_known: bool, exit_code: int | None) -> NodeO
 
 
 def _run_dir_of(pids: tuple[int, ...]) -> str:
-    """What the first of them says that still lives: a worker's children come and go."""
+    """The run folder, from the first process that still lives: workers' children come and go."""
     told = (process_table.variable_of(pid, protocol.RUN_DIR) for pid in pids)
     return next(filter(None, told), "")
 
@@ -247,8 +244,8 @@ def _run_dir_of(pids: tuple[int, ...]) -> str:
 def find_agents(pids: tuple[int, ...]) -> tuple[int, ...]:
     """Those of a run's processes that the launcher started itself.
 
-    Workers have TORCHELASTIC_RUN_ID, and may be orphans. Forked workers show no such variable, but
-    have a parent in the run.
+    Workers have TORCHELASTIC_RUN_ID, even as orphans. Forked workers do not show it, but have a
+    parent in the run.
     """
     return tuple(
         pid

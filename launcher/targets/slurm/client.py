@@ -16,7 +16,7 @@ from launcher.targets import short_command
 from launcher.targets.short_command import CommandEnd
 
 LIMIT_S = 20.0
-"""Where the controller is away, Slurm's commands would try for several times as long."""
+"""The limit of a command: Slurm's own tries last far longer if the controller is away."""
 OF_CLUSTER = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"))
 """Variables that say which cluster is asked, and as whom."""
 _FORMAT = "%A|%F|%K|%T|%r|%N|%S|%k"
@@ -30,7 +30,7 @@ OUT_OF_REACH = (
     ("configuration source", "export SLURM_CONF=FILE, the cluster's slurm.conf; or a login node"),
     ("protocol authentication error", "munge -n | unmunge tells what munge lacks on this machine"),
 )
-"""Parts of the errors of commands that end before they ask the controller, with the fix."""
+"""Parts of errors of commands that fail before they ask the controller, with the fix."""
 REFUSALS = (
     (
         "accounting/qos policy",
@@ -52,7 +52,7 @@ REFUSALS = (
 )
 """Parts of what sbatch says when it refuses a job, with the fix."""
 NOT_NOW = "Requested node configuration is not available"
-"""What ``sbatch --test-only`` says of nodes that are down or drained, where sbatch itself waits."""
+"""What ``sbatch --test-only`` says of nodes that are down or drained; sbatch itself would wait."""
 ENDED_STATES = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 ) | {"PREEMPTED", "TIMEOUT", "REVOKED"}
@@ -68,11 +68,11 @@ class SlurmError(TargetError):
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """One job, or one element of an array, as squeue tells it.
+    """One job, or one element of an array, as squeue shows it.
 
-    ``number`` is the id that is typed: of the array with ``element``, None for a job without one.
-    ``why`` is why it waits, such as ``Priority``; ``begins_at`` is when it begins or began, in
-    seconds since the epoch, None where Slurm does not know. ``run_id`` is the launcher's run that
+    ``number`` is the id of the job, or of the array that has the ``element`` (None without array).
+    ``why`` is why it waits, such as ``Priority``. ``begins_at`` is when it begins or began, in
+    seconds since the epoch, None if Slurm does not know. ``run_id`` is the launcher's run that
     its comment names, if any.
     """
 
@@ -86,19 +86,19 @@ class QueuedJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended and is only remembered."""
+        """Whether it has ended, although squeue still shows it."""
         return self.state in ENDED_STATES
 
     @property
     def held_until(self) -> float | None:
         """When Slurm begins it at the earliest, as after a requeue; None if it may begin now."""
-        # Right after a requeue Slurm has no reason to tell yet.
+        # Right after a requeue squeue shows no reason yet.
         is_held = self.state == "PENDING" and self.why in ("BeginTime", "None")
         return self.begins_at if is_held else None
 
     @property
     def name(self) -> str:
-        """As it is typed: ``12`` or ``12_3``."""
+        """The id as Slurm's commands take it: ``12`` or ``12_3``."""
         return str(self.number) if self.element is None else f"{self.number}_{self.element}"
 
 
@@ -113,9 +113,9 @@ def without_outer_job(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_filters(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a question, or for ``scancel``. Pure.
+    """The environment for commands that only ask, and for ``scancel``. Pure.
 
-    A person may have set ``SQUEUE_PARTITION`` and the like, which hide jobs: hidden ones would
+    A person may have set ``SQUEUE_PARTITION`` and the like, which hide jobs: hidden jobs would
     count as gone. With ``SCANCEL_INTERACTIVE`` scancel would wait for a person's answer.
     """
     of_person = ("SQUEUE_", "SCANCEL_", "SINFO_")
@@ -123,14 +123,14 @@ def without_filters(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_command(*argv: str, limit_s: float = LIMIT_S, cwd: str | None = None) -> str:
-    """What a command of Slurm prints. Raises ``SlurmError`` with its own words."""
+    """Returns a command's output. Raises ``SlurmError`` with its own words."""
     return _run(argv, limit_s, cwd).out
 
 
 def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> CommandEnd:
     env = without_outer_job(os.environ)
     if argv[0] != "sbatch":
-        # A person may have another format for times, which must not reach a new job.
+        # ``_parse_time`` reads this format only. Not for sbatch: a new job would inherit it.
         env = {**without_filters(os.environ), "SLURM_TIME_FORMAT": "standard"}
     try:
         said = short_command.ask(argv, limit_s, cwd, env)
@@ -158,7 +158,7 @@ def _run(argv: tuple[str, ...], limit_s: float, cwd: str | None = None) -> Comma
 
 
 def submit_script(script: Path, *options: str, folder: str) -> int:
-    """Submits a batch script from a folder; the job's id. ``options`` overrule the script's own.
+    """Submits a batch script from a folder; returns the job's id. ``options`` overrule those in it.
 
     Raises ``SlurmError``.
     """
@@ -169,7 +169,7 @@ def submit_script(script: Path, *options: str, folder: str) -> int:
 
 
 def fix_of_refusal(words: str) -> str:
-    """What to type where sbatch has refused a job with these words."""
+    """The fix for a job that sbatch refused with these words."""
     return _find_fix(words, REFUSALS) or "sinfo --summarize, man sbatch, or ask an admin"
 
 
@@ -178,16 +178,16 @@ def _find_fix(words: str, fixes: tuple[tuple[str, str], ...]) -> str:
 
 
 def try_script(script: Path) -> str:
-    """What Slurm says of a batch script without taking it, such as when it would start.
+    """Asks Slurm about a batch script without submitting it; returns, say, when it would start.
 
-    Raises ``SlurmError`` where it would refuse it.
+    Raises ``SlurmError`` if Slurm would refuse the script.
     """
     said = _run(("sbatch", "--test-only", str(script)), LIMIT_S)
     return (said.err or said.out).strip()
 
 
 def read_queue(jobs: Iterable[int]) -> tuple[QueuedJob, ...]:
-    """The state of jobs and of each element of arrays; a job that is long over is left out."""
+    """The state of jobs and of each element of arrays, without jobs that ended long ago."""
     ids = ",".join(map(str, sorted(jobs)))
     if not ids:
         return ()
@@ -225,7 +225,7 @@ def _parse_time(text: str) -> float | None:
 
 
 def cancel(names: Iterable[str], *options: str) -> None:
-    """Cancels jobs, or single elements such as ``12_3``; those that are over already are no error.
+    """Cancels jobs, or single elements such as ``12_3``; ended ones are no error.
 
     Raises ``SlurmError``.
     """
@@ -238,22 +238,22 @@ def cancel(names: Iterable[str], *options: str) -> None:
 
 
 def start_within(names: Iterable[str], after_s: int) -> None:
-    """Has Slurm hold jobs and elements back for that long, instead of until their ``BeginTime``.
+    """Has Slurm hold jobs and elements back for ``after_s``, not until their ``BeginTime``.
 
-    Raises ``SlurmError``, also where one of them does not wait any more.
+    Raises ``SlurmError``, also if one of them no longer waits.
     """
     run_command("scontrol", "update", f"JobId={','.join(names)}", f"StartTime=now+{after_s}")
 
 
 def find_jobs(run_id: str) -> tuple[int, ...]:
-    """Jobs of a run that the queue knows, found by their comment: also those made by hand."""
+    """The run's jobs in the queue, found by their comment; also jobs submitted by hand."""
     out = run_command("squeue", "--me", "--noheader", "--format=%F|%k")
     pairs = (line.strip().partition("|")[::2] for line in out.splitlines())
     return tuple(sorted({int(job) for job, comment in pairs if comment == comment_of(run_id)}))
 
 
 def comment_of(run_id: str) -> str:
-    """What marks a run's jobs in the queue."""
+    """The comment that marks a run's jobs in the queue."""
     return f"{COMMENT}{run_id}"
 
 

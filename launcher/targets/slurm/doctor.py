@@ -1,7 +1,7 @@
 """``doctor`` for a Slurm cluster: what its own commands say of a job. Starts nothing unasked.
 
-Whether a job fits is Slurm's to say: ``sbatch --test-only`` is asked about the very script. Every
-command has a limit, and one that hangs is a finding.
+Slurm decides whether a job fits: ``sbatch --test-only`` gets the very script. Every command has a
+limit, and a command that hangs is a finding.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def diagnose_slurm(
 ) -> Iterator[Finding]:
     """As ``Room.diagnose``; ``ask_nodes`` runs a test job, which must end within ``limit_s``.
 
-    Only this machine sees ``folder``, which takes the batch script. ``run_root`` holds the run
-    folders.
+    The batch script goes into ``folder`` on this machine. ``run_root`` holds the run folders.
     """
     try:
         facts = SlurmTarget(run_root).facts(job)
@@ -82,7 +81,7 @@ def _try(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]
 
 
 def _judge_controller() -> Finding:
-    """``Slurmctld(primary) at HOST is UP``, and the same of each backup."""
+    """Looks for ``Slurmctld(primary) at HOST is UP``, or the same of a backup."""
     fix = NO_ANSWER
     try:
         said = run_command("scontrol", "ping")
@@ -96,7 +95,7 @@ def _judge_controller() -> Finding:
 
 def _run_test_job(job: JobSpec, run_root: Path, limit_s: float) -> Iterator[Finding]:
     """Runs the probe as a job on one node; nothing of it is left in the queue or on disk."""
-    # In place of the job's own. Five minutes: a file server may take long to give a node its torch.
+    # Overrides for the probe. Five minutes: a file server may take long to give a node its torch.
     probed = {
         "nnodes": NodeRange(1, 1),
         "stop_grace_s": 10,

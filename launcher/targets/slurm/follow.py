@@ -1,4 +1,4 @@
-"""Follows a run on Slurm: its files tell most, the queue is asked now and then for the rest."""
+"""Follows a run on Slurm, mostly by its files; asks the queue now and then for the rest."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ REASON_OF_STATE = {
     "CANCELLED": (Reason.STOP_REQUESTED, "cancelled by scancel"),
     "REVOKED": (Reason.STOP_REQUESTED, "revoked"),
 }
-"""What Slurm's word for a job's end means. Where it has another word, exit codes decide."""
+"""What Slurm's state of an ended job means. For other states, exit codes decide."""
 
 
 class SlurmDriver:
@@ -87,7 +87,7 @@ class SlurmDriver:
             return self._judge_gone(starts, jobs)
         if is_all_over(starts, wanted):
             return end if is_told_why(end, starts, jobs) or self._watch.ask_soon() else None
-        # Those that still run see the end of the run themselves, and tell it.
+        # Nodes that still run have the grace to notice the run's end.
         now = self._clock.monotonic()
         self._decided_at = now if self._decided_at is None else self._decided_at
         return end if now - self._decided_at > self.plan.stop_grace_s else None
@@ -95,20 +95,20 @@ class SlurmDriver:
     def _judge_gone(
         self, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
     ) -> Outcome | None:
-        """The end of a run whose jobs left the queue without a word of their scripts."""
+        """The end of a run whose jobs left the queue before their scripts recorded an end."""
         if self._watch.jobs is None or any(not job.is_over for job in jobs):
             self._missing_since = None
             return None
         looks = self._watch.looks
         self._missing_since = looks if self._missing_since is None else self._missing_since
-        # The file system may delay a script's last word, which has come by then.
-        # Twice in a row the queue must not know a job before it counts as gone.
+        # Jobs count as gone after two answers in a row without them: what a script wrote at its
+        # end may be delayed by the file system, and has come by then.
         return end_by_queue(self._run, starts, jobs) if looks > self._missing_since else None
 
     # -- what a person is told --------------------------------------------------------------------
 
     def _note(self, about: str, text: str, of_node: int | None = None) -> None:
-        """Tells it once; with ``of_node`` also to whoever reads the run's timeline."""
+        """Prints a text once; with ``of_node``, also adds it to the run's timeline."""
         if self._told.get(about) != text:
             self._told[about] = text
             self._console.note(text)
@@ -159,8 +159,7 @@ class SlurmDriver:
         self._watch.close()
         if not isinstance(error, KeyboardInterrupt):
             return not submitted and isinstance(error, LauncherError)
-        # A second Ctrl-C, which may have come before sbatch has answered. A third does not end the
-        # wait.
+        # A second Ctrl-C, perhaps before sbatch has answered. A third does not end the wait.
         names = " ".join(map(str, read_jobs(self._run)))
         what, by_hand = f"job {names}", f"scancel {names}"
         if job := SlurmSettings.of(self.plan).inside:
@@ -186,7 +185,7 @@ def wanted_elements(run: RunFolder, plan: LaunchPlan) -> frozenset[int | None]:
 
 
 def is_all_over(starts: tuple[JobStart, ...], wanted: frozenset[int | None]) -> bool:
-    """Whether each wanted element's script has said its last word."""
+    """Whether each wanted element's script has ended and has not requeued its job."""
     newest = newest_starts(starts)
     over = {e for e, start in newest.items() if start.code is not None and not start.goes_on}
     return wanted <= over
@@ -199,7 +198,7 @@ def decide_end(
     jobs: tuple[QueuedJob, ...],
     wanted: frozenset[int | None],
 ) -> Outcome | None:
-    """How the run ended, as soon as that is certain: all scripts are over, or one node says so."""
+    """How the run ended, as soon as its nodes' outcomes or its scripts' ends make that certain."""
     for node in dict(run.incarnations()).items():
         told = read_node_outcome(run, *node)
         # A node that saw the whole run finish.
@@ -216,7 +215,7 @@ def decide_end(
 
 
 def is_told_why(end: Outcome, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]) -> bool:
-    """Whether more than a signal's exit code says why: scancel, preemption and limits send one."""
+    """Whether more than a signal is known: scancel, preemption and time limits all send one."""
     newest = newest_starts(starts).values()
     if end.reason not in (Reason.PREEMPTED, Reason.KILLED) or any(s.stop for s in newest):
         return True
@@ -227,7 +226,7 @@ def is_told_why(end: Outcome, starts: tuple[JobStart, ...], jobs: tuple[QueuedJo
 def end_by_queue(
     run: RunFolder, starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...]
 ) -> Outcome:
-    """How a run ended of which only the queue tells, or that the queue has forgotten."""
+    """How a run ended whose files record no end, by the queue if that still knows it."""
     if end := _end_told(jobs):
         return end
     last = next((start for start in reversed(starts) if start.code is not None), None)
@@ -240,7 +239,7 @@ def end_by_queue(
 
 
 def _end_told(jobs: Iterable[QueuedJob]) -> Outcome | None:
-    """The end that Slurm's word for the first ended job means; None where no word says it."""
+    """The end by the first job whose state says why it ended; None if there is none."""
     for job in jobs:
         if job.state in REASON_OF_STATE:
             reason, detail = REASON_OF_STATE[job.state]
@@ -249,7 +248,7 @@ def _end_told(jobs: Iterable[QueuedJob]) -> Outcome | None:
 
 
 def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) -> Outcome:
-    """How a start has ended: by its request, by the queue's word for it, or by its exit code."""
+    """How a start ended, by the stop request, by its state in the queue, or by its exit code."""
     if start.stop:
         with contextlib.suppress(ValueError):
             return Outcome(reason=Reason(start.stop))
@@ -266,7 +265,7 @@ def end_of(run: RunFolder, start: JobStart, jobs: tuple[QueuedJob, ...] = ()) ->
 
 
 def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Outcome | None:
-    """As ``Target.find_end``; asks the queue once, and only where the files do not tell."""
+    """As ``Target.find_end``; asks the queue once, and only if the files do not say it."""
     if not SlurmSettings.of(plan).inside:
         find_unrecorded(run)
     starts, wanted = read_starts(run), wanted_elements(run, plan)
@@ -286,7 +285,7 @@ def find_end(run: RunFolder, plan: LaunchPlan, stop: Callable[[], None]) -> Outc
 
 def is_being_submitted(run: RunFolder, now: float) -> bool:
     """Whether a launcher that cannot be seen from here may be about to submit the run's job."""
-    # It copies the code after it has made the folder, and Slurm's controller may be slow.
+    # After it made the folder, it copies the code; and Slurm's controller may be slow.
     is_new = now - run.submitted_at() < 300.0
     return is_new and run.is_elsewhere and not read_jobs(run)
 

@@ -1,6 +1,6 @@
-"""A run inside of an allocation that is there already: its nodes, by srun, and no job of its own.
+"""A run inside an existing allocation: it uses that job's nodes, and has no job of its own.
 
-The batch script is the same, and runs as a process of this machine, whose ``srun`` takes the nodes.
+The batch script is the same. It runs as a process of this machine, and its srun starts the nodes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ for started in "$1"/*.started; do
   [ -s "$ended" ] || echo "$code over" >"$ended"
 done
 """
-"""Runs the batch script, and writes its last word if the script ended without one: the job around
-it goes on, so Slurm tells nothing of it. An exit code below 128 comes from a person's lines in
-``slurm.setup`` then, and becomes 1."""
+"""Runs the batch script, and writes ``KEY.ended`` if the script did not: the job around it goes on,
+so Slurm does not report its end. An exit code below 128 then comes from a person's lines in
+``slurm.setup``, and becomes 1."""
 
 
 def find_allocation(environ: Mapping[str, str]) -> SlurmProcess | None:
-    """This process as a script or shell of an allocation; None elsewhere, in a task too."""
+    """This process, if it is a script or shell of an allocation; None elsewhere, also in a task."""
     process = read_slurm(environ)
     return None if process is None or process.is_task else process
 
@@ -54,7 +54,7 @@ def nodes_of(allocation: SlurmProcess) -> NodesThere:
 
 
 def fit_facts(facts: TargetFacts, allocation: SlurmProcess) -> TargetFacts:
-    """The facts of a run that needs no job: one set of nodes, which nobody requeues."""
+    """The facts of a run without its own job: one set of nodes, which nobody requeues."""
     own = facts.own
     assert isinstance(own, SlurmSettings)
     nodes = f"{len(facts.nodes)} of its {allocation.nodes} nodes"

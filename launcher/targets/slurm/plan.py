@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TARGET = "slurm"
 CODE_DIR = "code"
 NOTICE_MARGIN_S = 30
-"""Seconds from the end of the grace to the time limit, at which slurmctld looks every 30 s."""
+"""Seconds from the end of the grace to the time limit: slurmctld checks limits every 30 s."""
 OWN_OPTIONS = {
     **dict.fromkeys(("--time", "-t"), "slurm.time"),
     **dict.fromkeys(("--gpus", "-G", "--gpus-per-node", "--gpus-per-task"), "slurm.gpus_per_node"),
@@ -56,7 +56,7 @@ class SlurmMachine(MachineFacts):
 
 
 def plan_slurm(job: JobSpec, cwd: str) -> SlurmSettings:
-    """The settings of a job's jobs on Slurm. Raises ``InputError`` for what they cannot be."""
+    """The settings of a job's jobs on Slurm. Raises ``InputError`` if they cannot work."""
     spec = job.slurm
     _check(job)
     time_s = None if spec.time is None else parse_time_s(spec.time)
@@ -125,7 +125,7 @@ def parse_time_s(text: str) -> int | None:
 
 
 def count_gpus(job: JobSpec) -> int:
-    """GPUs of each node, as Slurm or the job is told; 0 without a word of any."""
+    """GPUs of each node, by slurm.gres, slurm.gpus_per_node or resources.gpus; 0 if none is set."""
     spec, asked = job.slurm, job.resources.gpus
     path, text = ("slurm", "gpus_per_node"), spec.gpus_per_node
     if spec.gres is not None:
@@ -161,7 +161,7 @@ def _check(job: JobSpec) -> None:
             "resources.gpus: 8, or how many GPUs a node has",
         )
     for option in spec.extra:
-        # --time of --time=1 and of --time 1; -t of -t1
+        # The name is --time in --time=1 and in --time 1, and -t in -t1.
         name = re.split(r"[= ]", option)[0] if option.startswith("--") else option[:2]
         if name in OWN_OPTIONS:
             key = OWN_OPTIONS[name]
@@ -181,9 +181,9 @@ def plan_facts(
     sends_code: bool,
     terminal: bool = False,
 ) -> TargetFacts:
-    """What the planner is told: every path is on the shared file system, as on this machine.
+    """The facts for the planner: every path is on the shared file system, as on this machine.
 
-    Raises ``InputError`` where the job asks for what Slurm cannot do.
+    Raises ``InputError`` if the job asks for something that Slurm cannot do.
     """
     own = plan_slurm(job, cwd)
     folder = f"{run_root}/{RUN_ID}"
@@ -193,13 +193,13 @@ def plan_facts(
         checkpoints=absolute(given, cwd) if given else f"{folder}/{protocol.CHECKPOINTS_DIR}",
         cwd=cwd,
         code=f"{folder}/{CODE_DIR}" if sends_code else "",
-        # Containers see these folders under their own names.
+        # Containers see these folders at the same paths.
         in_container=True,
     )
     cores = job.slurm.cpus_per_task or math.ceil(job.resources.cpus or 1)
 
     def machine(index: int) -> SlurmMachine:
-        # Names for the plan alone: nodes find each other through the run's folder.
+        # Names for the plan only: nodes find each other through the run's folder.
         address = f"node-{index}"
         return SlurmMachine(
             cpu_count=cores, device_ids=None, gpus=own.gpus, address=address, loopback=None

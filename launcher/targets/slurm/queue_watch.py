@@ -1,4 +1,4 @@
-"""What the queue says of a run's jobs, asked now and then."""
+"""Asks the queue now and then for the state of a run's jobs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from launcher.targets.slurm.starts import JobStart, read_jobs, read_queue, read_
 LOOK_S = 10.0
 """Seconds between two questions to the controller: sites ban users who ask more often."""
 SOON_S, SOON_LOOKS = 1.0, 3
-"""How often, and how many times, the controller is asked who ended a job by a signal."""
+"""Seconds between questions about who ended a job by a signal, and how many are asked."""
 HELD_BACK_S = 15
-"""How long a requeued job is held back, where Slurm itself takes about two minutes.
+"""How long a requeued job is held back; Slurm by itself holds it for about two minutes.
 
 A node refuses a job that begins in the very second in which the node ended it, and Slurm then
-fails the job. The node judges by its own clock, which may be so far ahead of the controller's.
+fails the job. The node uses its own clock, which may be this far ahead of the controller's.
 """
 
 
@@ -37,7 +37,7 @@ class QueueWatch:
         self._soon_until = 0
         self._tried: set[str] = set()
         self.jobs: tuple[QueuedJob, ...] | None = None
-        """As last told; None before the first answer."""
+        """The jobs by the last answer; None before the first."""
         self.looks = 0
         """Answers so far."""
         self.error: TargetError | None = None
@@ -48,7 +48,7 @@ class QueueWatch:
 
     def _look(self) -> None:
         while not self._over.is_set():
-            # A job that was just submitted waits in the queue; its files tell when it starts.
+            # A job that was just submitted waits in the queue; its files say when it starts.
             pause_s = LOOK_S if self.looks or self.error else LOOK_S / 5
             self._wake.wait(SOON_S if self.looks < self._soon_until else pause_s)
             self._wake.clear()
@@ -68,13 +68,13 @@ class QueueWatch:
         held = find_held_back(read_starts(self._run), jobs, SystemClock().wall())
         if new := [start for start in held if start.key not in self._tried]:
             self._tried.update(start.key for start in new)
-            # A site may not allow it, and a job may have started meanwhile: it has waited, then.
+            # An error is ignored: a site may not allow this, or a job may have started meanwhile.
             with contextlib.suppress(client.SlurmError):
                 client.start_within([start.name for start in new], HELD_BACK_S)
                 self.hastened += tuple(new)
 
     def ask_soon(self) -> bool:
-        """Has the thread ask a few times in a row; True once it has, or has got no answer."""
+        """Has the thread ask a few times in a row; True once it has done so, or got no answer."""
         if not self._soon_until:
             self._soon_until = self.looks + SOON_LOOKS
             self._wake.set()
@@ -89,7 +89,7 @@ class QueueWatch:
 def find_held_back(
     starts: tuple[JobStart, ...], jobs: tuple[QueuedJob, ...], now: float
 ) -> tuple[JobStart, ...]:
-    """The last starts of jobs that were requeued, and that Slurm holds back longer than needed.
+    """The last starts of requeued jobs that Slurm holds back longer than needed.
 
     A job that a fault of the platform has ended is left out: Slurm may not know yet that its node
     is lost, and would start the job there again.

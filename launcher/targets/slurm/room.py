@@ -29,7 +29,7 @@ class SlurmRoom(Room):
         from launcher.targets.slurm.inside import find_allocation
         from launcher.targets.slurm.target import SlurmTarget
 
-        # With --on slurm a job of its own is meant, also inside of another.
+        # --on slurm asks for a job of its own, also inside an allocation.
         new = arguments is not None and "set" in arguments and arguments.on is None
         return SlurmTarget(run_root, allocation=find_allocation(os.environ) if new else None)
 

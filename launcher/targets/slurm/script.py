@@ -23,11 +23,11 @@ _NAME = re.compile("@([A-Z_]+)@")
 WIDTH = 96
 """The length at which long lines are wrapped."""
 SRUN_SLACK_S = 20
-"""How long srun may outlive its agents, or the grace of a stop; the notice's margin is longer."""
+"""How long srun may outlive its agents, or the grace of a stop; less than NOTICE_MARGIN_S."""
 LOOK_S = 5
 """Seconds between two looks at the folder for agents that have ended while srun goes on."""
 TRIES, TRY_S = 30, 20
-"""How often, and how far apart, a controller that is away is asked to requeue."""
+"""How often, and how many seconds apart, a controller that is away is asked to requeue."""
 STALE_PREFIXES = (
     *("SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_GPU_BIND", "SLURM_STEP_"),
     *("PMI_", "PMIX_", "OMPI_COMM_WORLD_"),
@@ -196,13 +196,13 @@ def render_script(plan: LaunchPlan, *, embed: bool = False) -> str:
 
 
 def _options(plan: LaunchPlan, own: SlurmSettings) -> list[str]:
-    """What sbatch is told."""
+    """The options of sbatch."""
     first = plan.nodes[0]
     least, most = first.min_nodes, first.max_nodes
     # Without --no-kill Slurm requeues a job that lost a node, even the node of its script.
     shape, log = [f"--nodes={most}", "--ntasks-per-node=1"], "%j"
     if least < most:
-        # With tasks on each node Slurm would count those for the least, and give no more nodes.
+        # With --ntasks-per-node Slurm would count tasks for the minimum, and give no more nodes.
         shape = [f"--nodes={least}-{most}", "--no-kill"]
     if own.kind == ARRAY:
         array = f"--array=0-{len(plan.nodes) - 1}"
@@ -228,7 +228,7 @@ def quote_option(option: str) -> str:
 
 
 def _words(plan: LaunchPlan, own: SlurmSettings, *, embed: bool) -> dict[str, str]:
-    """What stands in the templates for each ``@NAME@``."""
+    """The text that replaces each ``@NAME@`` in the templates."""
     assert plan.agent is not None
     is_array = own.kind == ARRAY
     element = '"$SLURM_ARRAY_TASK_ID"'
@@ -243,7 +243,7 @@ def _words(plan: LaunchPlan, own: SlurmSettings, *, embed: bool) -> dict[str, st
         "TASK": NodeTask(node=plan.nodes[0], settings=plan.agent).to_json().rstrip("\n"),
         "MAKE_CODE": quote(render_line(make_code)),
         "EACH": f"*_{element}.*" if is_array else "*",
-        # Starts in a row that leave no checkpoint: a preemption may come early.
+        # How many starts in a row may leave no checkpoint: a preemption may come early.
         "IDLE_LIMIT": str(1 + max(2, own.max_requeues)),
         "OUTCOMES": f'"$RUN/nodes/"{element} -maxdepth 2'
         if is_array
@@ -314,7 +314,7 @@ def _container(plan: LaunchPlan, own: SlurmSettings) -> list[str]:
 
 
 def _mounts(plan: LaunchPlan, own: SlurmSettings) -> list[str]:
-    """``SOURCE:TARGET[:ro]``, as both runtimes take it; the run's folders have their own names."""
+    """``SOURCE:TARGET[:ro]``, as both runtimes take it; the run's folders keep their paths."""
     pairs = [(plan.run_dir, plan.run_dir, "")]
     if not PurePosixPath(plan.checkpoint_dir).is_relative_to(plan.run_dir):
         pairs.append((plan.checkpoint_dir, plan.checkpoint_dir, ""))
@@ -329,7 +329,7 @@ def _mounts(plan: LaunchPlan, own: SlurmSettings) -> list[str]:
 
 
 def name_for_pyxis(image: str) -> str:
-    """``registry.org#train:1`` of ``registry.org/train:1``; a file and others unchanged."""
+    """``registry.org#train:1`` for ``registry.org/train:1``; files and other names unchanged."""
     first, _, rest = image.removeprefix("docker://").partition("/")
     is_registry = first == "localhost" or re.search("[.:]", first)
     if not rest or not is_registry or "#" in first or image.startswith("."):
@@ -338,6 +338,6 @@ def name_for_pyxis(image: str) -> str:
 
 
 def name_for_apptainer(image: str) -> str:
-    """``docker://IMAGE`` of an image in a registry; a file or another source unchanged."""
+    """``docker://IMAGE`` for an image in a registry; files and other sources unchanged."""
     is_file = image.startswith(("/", ".")) or image.endswith((".sif", ".img", ".sqsh"))
     return image if is_file or "://" in image else f"docker://{image}"

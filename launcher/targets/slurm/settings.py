@@ -1,4 +1,4 @@
-"""A run's own settings on Slurm, and where its jobs leave word in the run folder."""
+"""A run's own settings on Slurm, and the files of its jobs in the run folder."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ JOBS_DIR = "slurm"
 
 ``KEY`` names one start of one job: ``JOBID.RESTARTS``, or ``ARRAYJOBID_ELEMENT.RESTARTS``.
 
-- ``JOBID.job``: a job that was submitted; its text is the array's elements, empty without one
+- ``JOBID.job``: a job that was submitted; its text is the array's elements, empty without an array
 - ``KEY.started``: the script runs; its text is the names of the nodes
-- ``KEY.stop``: asks the agents of that start to stop by a reason (``contract.reasons``); the script
-  makes it empty, and whoever asks writes into that file
+- ``KEY.stop``: asks the agents of that start to stop; the script makes it empty, and whoever asks
+  writes the reason (``contract.reasons``) into it
 - ``KEY.ended``: the script's last act: the exit code, and ``requeued`` or ``over``
-- ``KEY.fault``: the start ended by a fault of the platform, after which the job was requeued
+- ``KEY.fault``: a fault of the platform ended the start; it counts against ``max_requeues``
 - ``JOBID.log``, ``ARRAYJOBID_ELEMENT.log``: what the script and srun print in all starts
 - ``node-INDEX.log``: what each node's srun task prints before its agent knows its own folder
 """
 CLUSTER_FILE = "cluster"
 """In JOBS_DIR: the name of the cluster whose controller has the run's jobs."""
 TASK_FILE = "node-plan.json"
-"""In JOBS_DIR: what every agent is started with."""
+"""In JOBS_DIR: the task (a ``NodeTask``) with which every agent is started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class SlurmSettings(TargetSettings):
     requeue: bool = True
     max_requeues: int = 3
     inside: int = 0
-    """The job in whose allocation the run's only step runs; 0 where it gets a job of its own."""
+    """The job in whose allocation the run's only step runs; 0 if the run has a job of its own."""
 
     @property
     def keeps_nodes(self) -> str:

@@ -15,18 +15,18 @@ from launcher.targets.slurm.settings import CLUSTER_FILE, JOBS_DIR
 _KEY = re.compile(r"(\d+)(?:_(\d+))?\.(\d+)\.(started|stop|ended|fault)")
 _JOB = re.compile(r"(\d+)\.job")
 OF_SLURM = re.compile(r"(srun|slurmstepd|sbatch|scontrol): ")
-"""Begins a line of Slurm itself in a job's log."""
+"""How a line of Slurm itself begins in a job's log."""
 SETUP_LINES = 3
-"""How many of the last lines of ``slurm.setup`` are told."""
+"""How many of the last lines that ``slurm.setup`` printed are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobStart:
     """One start of a job, or of an element of an array.
 
-    ``nodes`` are names; ``stop`` is the reason for which it was asked to stop, empty if it was not.
-    ``code`` is the script's exit code, None while it runs; ``goes_on``: it has put its job back
-    into the queue; ``is_fault``: for a fault of the platform.
+    ``nodes`` are names. ``stop`` is the reason for which it was asked to stop, empty if it was not.
+    ``code`` is the script's exit code, None while it runs. ``goes_on``: the script has requeued its
+    job. ``is_fault``: a fault of the platform ended it.
     """
 
     job: int
@@ -40,12 +40,12 @@ class JobStart:
 
     @property
     def name(self) -> str:
-        """The job or element, as it is typed."""
+        """The id of the job or element, as Slurm's commands take it."""
         return str(self.job) if self.element is None else f"{self.job}_{self.element}"
 
     @property
     def key(self) -> str:
-        """What its files are called after."""
+        """How the names of its files begin."""
         return f"{self.name}.{self.restarts}"
 
 
@@ -78,7 +78,7 @@ def _start(job: int, element: int | None, restarts: int, files: dict[str, str]) 
 
 
 def newest_starts(starts: tuple[JobStart, ...]) -> dict[int | None, JobStart]:
-    """The last start of each element, or of the job (None); a later job continues an earlier."""
+    """The last start of each element, or of the job (None), over all jobs of the run."""
     return {start.element: start for start in starts}
 
 
@@ -93,9 +93,9 @@ def read_jobs(run: RunFolder) -> tuple[int, ...]:
 
 
 def read_queue(run: RunFolder) -> tuple[client.QueuedJob, ...]:
-    """What the queue tells of a run's own jobs: not of another run's that has got their number.
+    """A run's jobs in the queue, without jobs of another run that got the same number.
 
-    Raises ``TargetError`` where the controller of another cluster answers.
+    Raises ``TargetError`` if the controller of another cluster answers.
     """
     jobs = read_jobs(run)
     found = tuple(j for j in client.read_queue(jobs) if j.run_id in ("", run.run_id))
@@ -105,13 +105,13 @@ def read_queue(run: RunFolder) -> tuple[client.QueuedJob, ...]:
 
 
 def write_cluster(run: RunFolder) -> None:
-    """Records the cluster that has the run's jobs, where its controller tells."""
+    """Records the name of the cluster that has the run's jobs, if its controller answers."""
     with contextlib.suppress(client.SlurmError):
         write_atomically(run.path / JOBS_DIR / CLUSTER_FILE, f"{client.read_cluster()}\n")
 
 
 def check_cluster(run: RunFolder) -> None:
-    """Raises ``TargetError`` on another cluster than the run's, which knows nothing of its jobs."""
+    """Raises ``TargetError`` if another cluster answers than the one that has the run's jobs."""
     with contextlib.suppress(FileNotFoundError):
         wanted = (run.path / JOBS_DIR / CLUSTER_FILE).read_text().strip()
         if (found := client.read_cluster()) != wanted:
@@ -134,9 +134,9 @@ def find_unrecorded(run: RunFolder) -> None:
 
 
 def find_taken(run: RunFolder, error: client.SlurmError) -> int:
-    """The job that a busy controller has taken though sbatch failed with ``error``.
+    """The job that a busy controller has accepted although sbatch failed with ``error``.
 
-    Raises ``error``, or ``TargetError`` where Slurm may still take the job.
+    Raises ``error`` if the controller refused, ``TargetError`` if it may still accept the job.
     """
     if not error.is_away:
         raise error
@@ -157,13 +157,12 @@ def ask_to_stop(run: RunFolder, start: JobStart, reason: str) -> None:
         if path.read_text().strip():
             return
     with contextlib.suppress(OSError):
-        # The script has made the file: nodes might see a new one of that name much later.
+        # In place: nodes might see a new file of that name much later.
         path.write_text(f"{reason}\n")
 
 
 def last_words(run: RunFolder, start: JobStart) -> str:
-    """The last line that is not blank of what the start's first node printed before its agent ran,
-    or else of what the script printed; empty if there is none."""
+    """The last line of the first node before its agent ran, or else of the script; may be empty."""
     for name in (f"node-{start.element or 0}.log", f"{start.name}.log"):
         with contextlib.suppress(OSError):
             text = (run.path / JOBS_DIR / name).read_text(errors="replace").strip()
@@ -173,7 +172,7 @@ def last_words(run: RunFolder, start: JobStart) -> str:
 
 
 def setup_words(run: RunFolder, start: JobStart) -> str:
-    """The last lines that ``slurm.setup`` printed, as where one of its lines has failed."""
+    """The last lines that ``slurm.setup`` printed: they may say why it failed."""
     log = run.path / JOBS_DIR / f"{start.name}.log"
     try:
         lines = log.read_text(errors="replace").splitlines()

@@ -212,13 +212,13 @@ class SlurmTarget(Target):
     # -- end --------------------------------------------------------------------------------------
 
     def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
-        """As ``Target.stop``: agents are asked through the folder; what is left is cancelled.
+        """As ``Target.stop``: asks the agents through the folder, then cancels what is left.
 
-        Raises ``TargetError`` with the command to type where the controller does not answer.
+        Raises ``TargetError`` with the command to type if the controller does not answer.
         """
         run = RunFolder(self._run_root / run_id)
         if not run.is_there():
-            # The folder was removed: the queue alone still knows the run's jobs.
+            # The folder was removed: only the queue still knows the run's jobs.
             try:
                 client.cancel(map(str, client.find_jobs(run_id)))
             except client.SlurmError as error:
@@ -237,12 +237,12 @@ class SlurmTarget(Target):
                 request_stop(run, keep=False)
                 why = "its launcher is on another machine and submits it; it was asked to stop"
                 raise TargetError(f"STILL RUNNING: {run_id}: {why}", "the same command in a moment")
-            # Those too that scaling has withdrawn, and that may still be ending.
+            # Also elements that scaling has withdrawn: they may still be ending.
             every = frozenset[int | None]({None, *(n.node_index for n in plan.nodes)})
             self._end(run, every, grace_s, whole=True)
 
     def _end_inside(self, run: RunFolder, plan: LaunchPlan, grace_s: float) -> None:
-        """Ends the step alone: the job around it is somebody's own."""
+        """Ends only the run's step: the job around it is not the launcher's."""
         job, every = SlurmSettings.of(plan).inside, wanted_elements(run, plan)
         if self._let_end(run, every, grace_s):
             return
@@ -256,18 +256,15 @@ class SlurmTarget(Target):
             raise TargetError(what, by_hand)
 
     def _let_end(self, run: RunFolder, only: frozenset[int | None], grace_s: float) -> bool:
-        """Asks the agents to stop, and waits for their scripts' last words while the grace lasts.
-
-        Whether all have ended.
-        """
+        """Asks the agents to stop, and waits for the grace; returns whether all have ended."""
         for start in newest_starts(read_starts(run)).values():
             if start.element in only and start.code is None:
                 ask_to_stop(run, start, Reason.STOP_REQUESTED.value)
-        # Agents and script see a request late, and write their last words.
+        # Time to see the request late, and to record how they end.
         return self._has_ended(run, only, grace_s + 5.0 if grace_s else 0)
 
     def _has_ended(self, run: RunFolder, only: frozenset[int | None], limit_s: float) -> bool:
-        """Waits for the scripts' last words, at most so long."""
+        """Waits at most ``limit_s`` for the scripts to record their ends; whether all have."""
         deadline = self._clock.monotonic() + limit_s
         while (live := self._live(run, only)) and self._clock.monotonic() < deadline:
             self._clock.sleep(0.1)
@@ -276,11 +273,11 @@ class SlurmTarget(Target):
     def _end(
         self, run: RunFolder, only: frozenset[int | None], grace_s: float, whole: bool = False
     ) -> None:
-        """Ends these elements; ``whole``: and all that the run's jobs have besides."""
+        """Ends these elements; with ``whole``, also everything else of the run's jobs."""
         self._cancel_waiting(run, None if whole else only)
         self._let_end(run, only, grace_s)
         try:
-            # Also those that run, and whose scripts have not said so yet.
+            # The queue also has jobs whose scripts have not recorded their start yet.
             left = {*self._live(run, only), *self._queued(run, only)}
             client.cancel(self._numbers(run) if whole and left else sorted(left))
         except client.SlurmError as error:
@@ -292,12 +289,12 @@ class SlurmTarget(Target):
             self._wait_gone(run, only)
 
     def _live(self, run: RunFolder, only: frozenset[int | None]) -> list[str]:
-        """Names of the jobs and elements whose scripts have not said their last word."""
+        """Names of the jobs and elements whose scripts have started and not recorded an end."""
         newest = newest_starts(read_starts(run)).values()
         return [s.name for s in newest if s.element in only and s.code is None]
 
     def _queued(self, run: RunFolder, only: frozenset[int | None], state: str = "") -> list[str]:
-        """Names of the jobs and elements that the queue holds, in ``state`` or in any."""
+        """Names of the jobs and elements in the queue that are in ``state`` (if empty, in any)."""
         jobs = (job for job in read_queue(run) if not job.is_over)
         return [job.name for job in jobs if job.element in only and state in ("", job.state)]
 
@@ -313,7 +310,7 @@ class SlurmTarget(Target):
             client.cancel(waiting, *(["--state=PENDING"] if only is None else []))
         except client.SlurmError as error:
             if error.is_away:
-                # The agents are asked all the same; the queue is told at the end.
+                # The agents are asked all the same, and the caller cancels again.
                 self.notes.append(f"{error.what}; its nodes are asked to stop")
 
     def _wait_gone(self, run: RunFolder, only: frozenset[int | None]) -> None:
@@ -376,10 +373,8 @@ _FOLDERS = (JOBS_DIR, MEET_DIR, protocol.NODES_DIR)
 
 
 def find_own_torch() -> tuple[str, str | None]:
-    """The Python of the nodes, where the job names none, and its torch: this one, or PATH's.
-
-    Nodes see the same file system; what PATH's Python has is not looked up here.
-    """
+    """The nodes' Python if the job names none, and its torch version: this Python if it has torch,
+    else PATH's, whose version is not looked up. Nodes see the same file system."""
     try:
         return sys.executable, read_torch_version(sys.executable)
     except TargetError:

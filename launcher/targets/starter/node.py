@@ -1,4 +1,4 @@
-"""``launcher node``: this process finds its place among those that were started, and takes it."""
+"""``launcher node``: finds out which node of the run this process is, and becomes its agent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Planned = tuple[LaunchPlan, Callable[[], "RunFolder"]]
 Make = Callable[["JobSpec", StarterTarget], Planned]
-"""Plans a job on the target; with what makes the run's folder."""
+"""Plans a job on the target; also returns the function that makes the run's folder."""
 
 
 class StartedNode:
@@ -57,11 +57,11 @@ class StartedNode:
         run_id: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Raises ``InputError`` where this was not started as one of the job's nodes."""
+        """Raises ``InputError`` if this process was not started as one of the job's nodes."""
         self.place: NodePlace = find_place(environ)
         check_meeting(job)
         self._job, there = job, nodes_of(job, self.place)
-        decide_nnodes(job, there)  # an error of every node, not of node 0 alone
+        decide_nnodes(job, there)  # raises on every node, not on node 0 alone
         self._is_named = run_id is not None
         self.run_id = name_run(job.name, self.place, run_id)
         self._environ, self._clock = environ, clock or SystemClock()
@@ -71,9 +71,9 @@ class StartedNode:
         self.notes: list[str] = unbind(environ)
 
     def join(self, make: Make, job_text: str) -> LaunchPlan:
-        """Makes the run as node 0, or waits for it; the plan that all nodes have.
+        """Node 0 makes the run, the others wait for that; returns the plan of all nodes.
 
-        ``job_text`` is what tells this job from others.
+        ``job_text`` identifies the job: a run that goes on must have the same one.
         """
         if self.place.index:
             return self.files.wait_for_plan(self._clock)
@@ -106,7 +106,7 @@ class StartedNode:
         return plan
 
     def tell(self, plan: LaunchPlan) -> list[str]:
-        """Lines about this node, and of node 0 about the run."""
+        """Lines for a person about this node and, from node 0, about the run."""
         first = plan.nodes[0]
         nodes = f"{first.min_nodes}:{first.max_nodes}" if plan.is_elastic else str(first.max_nodes)
         lines = list(self.notes)
@@ -116,16 +116,16 @@ class StartedNode:
         return lines + [f"note: {note}" for note in self._target.notes]
 
     def prepare(self, plan: LaunchPlan) -> Process:
-        """What this process goes on as; claims a new incarnation of its node.
+        """Claims a new incarnation of the node; returns the agent that this process becomes.
 
-        Raises ``InputError`` where this node cannot do its part.
+        Raises ``InputError`` if this node cannot run its part of the plan.
         """
         read_secrets(plan.nodes[0].secrets, self._environ)
         check_here(plan.nodes[0])
         gpus = read_gpus() if plan.accelerator == "cuda" else ()
         incarnation = claim_incarnation(self.files.run, self.place.index)
         if self.place.index == 0:
-            # Not before: while all nodes have ended, whoever looks writes the outcome again.
+            # After the claim: before it, all nodes have ended, and any reader writes it again.
             set_outcome_aside(self.files.run)
         host, slurm = socket.gethostname(), read_slurm(self._environ)
         address = choose_address([slurm.peer] if slurm and slurm.peer else [])
@@ -135,19 +135,19 @@ class StartedNode:
         return artifact.processes[0]
 
     def become(self, process: Process) -> NoReturn:
-        """Goes on as the agent, in this very process: its starter's signals reach it."""
-        # The agent's workers see nothing of the starter's own variables: it removes them.
+        """Replaces this process by the agent, which the starter's signals thus reach."""
+        # The starter's own variables stay: the agent removes them from its workers' environment.
         own = {protocol.STOP_FILE: str(self.files.stop)}
         env = {**self._environ, **dict(process.env), **own}
         children.become(process.argv, cwd=process.cwd, env=env)
 
 
 def unbind(environ: Mapping[str, str]) -> list[str]:
-    """Gives a process that Open MPI bound all cores that it may use; says so.
+    """Lifts Open MPI's binding of this process to some cores; returns a line that says so.
 
-    It would bind a node's only process to one core, and all workers with it.
+    Open MPI may bind a node's only process to one core, and the workers would inherit that.
     """
-    # Open MPI has bound the process, by itself: to one core where it started few.
+    # Open MPI sets this variable in a process that it has bound.
     if "OMPI_MCA_orte_bound_at_launch" not in environ:
         return []
     before = len(os.sched_getaffinity(0))

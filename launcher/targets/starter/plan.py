@@ -1,4 +1,4 @@
-"""Plans a run whose nodes are started by somebody else: each is told apart where it starts."""
+"""Plans a run whose nodes a starter starts: each node plans its own part when it starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StarterSettings(ProcessSettings):
 
 
 def nodes_of(job: JobSpec, place: NodePlace) -> NodesThere:
-    """The nodes that were started. Raises ``InputError`` where nobody tells how many they are."""
+    """The nodes that were started. Raises ``InputError`` if nothing says how many."""
     started = place.nodes
     if started is None and "nnodes" not in job.model_fields_set:
         raise InputError(
@@ -64,13 +64,13 @@ def plan_facts(
     run_root: str,
     cwd: str,
 ) -> TargetFacts:
-    """What the planner is told: all nodes are like this ``machine``, and see the same folders."""
+    """The facts for the planner: all nodes are like this ``machine``, and see the same folders."""
     folder = f"{run_root}/{RUN_ID}"
     folders = Folders(run=folder, checkpoints=f"{folder}/{protocol.CHECKPOINTS_DIR}", cwd=cwd)
     if job.checkpoint_dir is not None:
         folders = replace(folders, checkpoints=f"{cwd}/{job.checkpoint_dir}")
     count = job.nnodes.max
-    # Names for the plan alone: nodes find each other through the run's folder.
+    # Names for the plan only: nodes find each other through the run's folder.
     nodes = (NodeFacts(machine=replace(machine, address=f"node-{i}")) for i in range(count))
     return TargetFacts(
         target=TARGET,
@@ -94,9 +94,9 @@ def plan_facts(
 def plan_own_node(
     plan: LaunchPlan, index: int, incarnation: int, host: str, address: str, gpus: tuple[str, ...]
 ) -> NodePlan:
-    """The part of node ``index`` as it starts now on ``host``, which others reach at ``address``.
+    """The plan of node ``index``, which starts now on ``host``; others reach it at ``address``.
 
-    ``gpus`` are those that it has. Raises ``InputError`` where they are fewer than node 0 has.
+    ``gpus`` are the host's. Raises ``InputError`` if they are fewer than node 0 has.
     """
     node = plan.nodes[index]
     wanted = len(node.device_ids)

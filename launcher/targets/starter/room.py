@@ -14,7 +14,7 @@ class StarterRoom(Room):
     opens = "launcher.targets.starter.target:StarterTarget"
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
-        """As ``Room.is_here``: never, but one of several processes is told what to do instead."""
+        """As ``Room.is_here``: always False, but raises in one of several started processes."""
         from launcher.targets.starter.starters import check_alone
 
         check_alone(environ)

@@ -1,4 +1,4 @@
-"""Which node a process is, as each starter of processes tells it. Pure."""
+"""Finds out which node a process is, from the variables that each starter sets. Pure."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ START = (
     f"start it once on each node, by {', '.join(ONE_ON_EACH.values())}; under any other starter "
     f"set {protocol.NODE_INDEX} to 0, 1, ... there, with the same --nnodes and --run-id on all"
 )
-"""The fix where a process does not learn its place."""
+"""The fix if a process cannot find out which node it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlace:
-    """One process among those that were started, by its starter's own account.
+    """What a starter says about one of the processes that it started.
 
-    ``nodes`` is None where the starter does not tell it. ``here`` is how many it started on this
-    node. ``job`` names the run's job, the same for all processes, and is empty where nothing tells
-    it; ``start`` names this start of it. ``scheduler`` is the id of the scheduler's job around
-    them, empty without one.
+    ``nodes`` is None if the starter does not say how many there are. ``here`` is how many processes
+    it started on this node. ``job`` names the job, the same for all processes (empty if unknown);
+    ``start`` names this start of it. ``scheduler`` is the id of the scheduler's job around the
+    processes, empty without one.
     """
 
     starter: str
@@ -52,7 +52,7 @@ class NodePlace:
 
 
 def _find_by_hand(environ: Environ) -> NodePlace | None:
-    """A site's own script, which sets the variable itself. A worker of a run has it too."""
+    """A site's own script, which sets the node index. A run's workers have that too."""
     if protocol.NODE_INDEX not in environ or protocol.RUN_ID in environ:
         return None
     return _place(environ, BY_HAND, protocol.NODE_INDEX)
@@ -63,13 +63,13 @@ def _find_open_mpi(environ: Environ) -> NodePlace | None:
     if "OMPI_COMM_WORLD_RANK" not in environ:
         return None
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-    # One mpirun, anew for each call.
+    # Names this one call of mpirun.
     call = plain(environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid", ""))
     return _place(environ, "mpirun", *names, call=call)
 
 
 def _find_hydra(environ: Environ) -> NodePlace | None:
-    """``mpiexec`` of MPICH and Intel MPI. Others set PMI_RANK too, and not how many are here."""
+    """``mpiexec`` of MPICH and Intel MPI. Other starters set PMI_RANK, but not MPI_LOCALNRANKS."""
     if "PMI_RANK" not in environ or "MPI_LOCALNRANKS" not in environ:
         return None
     return _place(environ, "mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
@@ -78,9 +78,9 @@ def _find_hydra(environ: Environ) -> NodePlace | None:
 def _place(
     environ: Environ, starter: str, rank: str, size: str = "", local: str = "", *, call: str = ""
 ) -> NodePlace:
-    """The place that variables of these names tell; ``size`` and ``local`` count processes.
+    """Reads a place from the variables of these names; ``size`` and ``local`` count processes.
 
-    ``call`` names this call of the starter, empty where nothing does.
+    ``call`` names this call of the starter, empty if unknown.
     """
     scheduler, start = _scheduler(environ)
     here = _number(environ, local, least=1) if local else 1
@@ -117,19 +117,19 @@ def _find_srun(environ: Environ) -> NodePlace | None:
 STARTERS: tuple[Callable[[Environ], NodePlace | None], ...] = (
     *(_find_by_hand, _find_open_mpi, _find_hydra, _find_srun),
 )
-"""In the order in which they are looked for: one that may run inside another comes before it."""
+"""Tried in this order: a starter that may run inside another comes before that other."""
 
 
 def find_started(environ: Environ) -> NodePlace | None:
-    """This process among those that a starter started; None where nothing says that it is one.
+    """The place of this process; None if no starter started it.
 
-    Raises ``InputError`` where a variable of the starter is missing or is no number.
+    Raises ``InputError`` if a variable of the starter is missing or is no number.
     """
     return next(filter(None, (find(environ) for find in STARTERS)), None)
 
 
 def find_place(environ: Environ) -> NodePlace:
-    """Which node this is. Raises ``InputError`` where nothing tells that, or a node has several."""
+    """Which node this is. Raises ``InputError`` if unknown, or if the node has more processes."""
     place = find_started(environ)
     if place is None:
         raise InputError(
@@ -146,7 +146,7 @@ def find_place(environ: Environ) -> NodePlace:
 
 
 def check_alone(environ: Environ) -> None:
-    """Raises ``InputError`` in one of several processes that were all started as ``run``."""
+    """Raises ``InputError`` if a starter started this command several times."""
     place = find_started(environ)
     if place is not None and (count := (place.nodes or 1) * place.here) > 1:
         raise InputError(
@@ -158,8 +158,7 @@ def check_alone(environ: Environ) -> None:
 
 
 def _scheduler(environ: Environ) -> tuple[str, str]:
-    """The id of the scheduler's job around this process, empty without one; and which start it is
-    of that job."""
+    """The id of the scheduler's job around this process (empty if none), and its restarts."""
     if (process := read_slurm(environ)) is not None:
         return str(process.job), process.restarts
     return plain(environ.get("PBS_JOBID", "").partition(".")[0]), "0"

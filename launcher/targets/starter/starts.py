@@ -1,7 +1,7 @@
 """How the nodes of one start agree: node 0 writes the plan and says so in the run's folder.
 
-``RUN/starts/KEY.json`` is written by node 0 when the plan is in place, or holds the error that
-kept it from that; ``KEY.stop`` asks the agents of that start to stop; ``KEY`` names the start.
+Node 0 writes ``RUN/starts/KEY.json`` when the plan is in place, or with the error that prevented
+it. ``KEY.stop`` asks the agents of that start to stop. ``KEY`` names the start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLAN_LIMIT_S = 300.0
 """How long a node waits for node 0's plan: starters start nodes at about the same time, and a
 network file system may take a minute to show a new file."""
 STALE_LIMIT_S = 10.0
-"""For so long a node takes an error of node 0 for one that an earlier start left."""
+"""How long a node takes an error in that file for one that an earlier start left there."""
 LOOK_S = 0.2
 SET_ASIDE = "outcome-{number}.json"
 
@@ -41,12 +41,12 @@ class StartFiles:
 
     @property
     def ready(self) -> Path:
-        """What node 0 says when its plan is in place."""
+        """The file that says whether node 0's plan is in place."""
         return self.run.path / STARTS_DIR / f"{self.key}.json"
 
     @property
     def stop(self) -> Path:
-        """Asks the agents to stop, once it is there."""
+        """The file that asks the agents to stop."""
         return self.run.path / STARTS_DIR / f"{self.key}.stop"
 
     def begin(self) -> None:
@@ -56,16 +56,16 @@ class StartFiles:
             path.unlink(missing_ok=True)
 
     def tell(self, error: LauncherError | None = None) -> None:
-        """Called by node 0 once the plan is in place, or where an error keeps it from that."""
+        """Called by node 0 when the plan is in place, or with the error that prevented it."""
         told = {"error": error and {"what": error.what, "hint": error.hint}}
         with contextlib.suppress(OSError) if error else contextlib.nullcontext():
             self.ready.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.ready, json.dumps(told))
 
     def wait_for_plan(self, clock: Clock) -> LaunchPlan:
-        """Node 0's plan, for all other nodes.
+        """Called by all other nodes: waits for node 0's plan.
 
-        Raises ``InputError`` with node 0's error, ``TargetError`` where node 0 says nothing.
+        Raises ``InputError`` with node 0's error, ``TargetError`` if node 0 writes nothing.
         """
         began = clock.monotonic()
         while True:
@@ -87,7 +87,7 @@ class StartFiles:
 
 
 def name_run(job_name: str, place: NodePlace, given: str | None) -> str:
-    """The run's id, the same on all nodes. Raises ``InputError`` where nothing tells one."""
+    """The run's id, the same on all nodes. Raises ``InputError`` if it is bad or unknown."""
     if given is not None:
         if plain(given) != given.replace("_", "-"):
             raise InputError(
@@ -148,6 +148,6 @@ def set_outcome_aside(run: RunFolder) -> None:
 
 
 def request_stop(run: RunFolder) -> None:
-    """Asks the agents of all starts to stop; those that ended do not hear it."""
+    """Asks the agents of all starts to stop."""
     for ready in (run.path / STARTS_DIR).glob("*.json"):
         write_atomically(ready.with_suffix(".stop"), Reason.STOP_REQUESTED.value)

@@ -38,7 +38,7 @@ STOP_MARGIN_S = 15.0
 """What agents may need beyond the grace: to see the request, and to write how they ended."""
 LOOK_S = 0.5
 LEFT_BEHIND_S = 60.0
-"""A node without an outcome counts as alive for so long after the last of the others has ended."""
+"""How long, after the grace, a node without an outcome counts as alive when the others ended."""
 SILENT_S = 60.0
 """A node whose last sign of life is older than this may have ended. Agents show one every
 ``ALIVE_S``, and clients of network file systems may see it up to a minute late."""
@@ -46,7 +46,7 @@ STARTED_BY = "srun --ntasks-per-node=1 launcher node train.py (or mpirun -N 1, .
 
 
 class StarterTarget(Target):
-    """Runs that ``launcher node`` began. ``place`` is set where this process is such a node."""
+    """Runs that ``launcher node`` began. ``place`` is set if this process is one of the nodes."""
 
     name = TARGET
     traits = Traits(goes_on_alone=True)
@@ -83,7 +83,7 @@ class StarterTarget(Target):
         check_here(plan.nodes[0])
 
     def render(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> ProcessArtifact:
-        """Node 0, where no other is asked for: each is rendered on its own machine."""
+        """Renders node 0 unless ``only`` says others: each node is rendered on its own machine."""
         return render_processes(plan, only or (0,))
 
     def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
@@ -164,11 +164,10 @@ def _observed(
 def find_left_behind(
     run: RunFolder, without_outcome: Mapping[int, int], ended: Mapping[int, int], grace_s: float
 ) -> frozenset[int]:
-    """Those nodes ``without_outcome`` that have ended: the others ended long ago, and these are
-    silent.
+    """Which nodes ``without_outcome`` have ended: they are silent, and the others ended long ago.
 
     Both arguments give the incarnation of each node. Outcomes of an earlier start of the run do not
-    count as ends, since the nodes of the new one may still be on their way.
+    count, since nodes of the new start may not have begun yet.
     """
     newest = max((*without_outcome.values(), *ended.values()), default=0)
     ends = [
@@ -194,7 +193,7 @@ def _last_sign(node_dir: Path) -> float:
 
 
 def _read_now(folder: Path) -> float | None:
-    """The file system's own time; None where this process may not write there."""
+    """The file system's own time; None if this process may not write there."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
         return os.fstat(probe.fileno()).st_mtime
     return None

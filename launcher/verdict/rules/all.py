@@ -21,9 +21,9 @@ RULES = tuple(
     for family in (gpu, memory_and_disk, cluster, network, collectives, script)
     for rule in family.RULES
 )
-"""Where several fit a line equally well, the first one."""
+"""If several rules of equal weight match a line, the first one counts."""
 OF_STARTERS = re.compile(r"ChildFailedError|SignalException|Process(?:Exited|Raised)Exception")
-"""Exceptions by which a starter tells of its workers'."""
+"""Exceptions by which a starter reports that its workers failed."""
 _WARNS = re.compile(r"\b\w*Warning: |^\[?W\d* |NCCL INFO|\bWARNING\b|: W tensorflow")
 
 
@@ -31,7 +31,7 @@ _ERRNO = re.compile(r"\berrno[ :=]+(\d+)\b|\b(E[A-Z]{3,})\b", re.IGNORECASE)
 
 
 def _name_errors(text: str) -> str:
-    """The system's errors that a line tells by number or name: `` <ENOSPC>``. Pure."""
+    """The system's errors that a line gives by number or name: `` <ENOSPC>``. Pure."""
     told = (errno.errorcode.get(int(one[1] or 0), one[2]) for one in _ERRNO.finditer(text))
     return "".join(f" <{name}>" for name in told if name and hasattr(errno, name.upper()))
 
@@ -40,7 +40,7 @@ def judge_line(line: LogLine) -> Meaning | None:
     """What a line means by the rules; None where it says nothing. Pure."""
     found: list[Meaning] = []
     text = f"{line.text}{_name_errors(line.text)}".lower()
-    most = SIGN if _WARNS.search(line.text) and not line.raised else ROOT  # it went on after it
+    most = SIGN if _WARNS.search(line.text) and not line.raised else ROOT  # a warning ends nothing
     for rule in RULES:
         if told := rule.search.search(text):
             named = told.groupdict()
@@ -66,9 +66,9 @@ def judge_line(line: LogLine) -> Meaning | None:
 
 
 def judge_lines(lines: Sequence[LogLine], standing: Sequence[Standing]) -> Iterator[Meaning]:
-    """What all lines mean, each by itself and beside those of other ranks. Pure."""
+    """What all lines mean, each by itself and together with those of other ranks. Pure."""
     yield from judge_standing(standing)
-    # Before what a difference may lead to, such as other sizes in a collective.
+    # Differences come before what they may lead to, such as other sizes in a collective.
     yield from script.find_differences(lines)
     yield from filter(None, map(judge_line, lines))
     yield from collectives.join_ranks(lines)
@@ -102,7 +102,7 @@ _OF_REASON = {
     Reason.BAD_INPUT: (FailureCause.WRONG_ARGUMENT, LIKELY),
     Reason.KILLED: (FailureCause.KILLED, SIGN),
 }
-"""Of an end, an exit code or a run's reason, where no line says more."""
+"""These tables: what an end, an exit code or a run's reason means if no line says more."""
 
 
 def judge_end(end: WorkerEnd) -> Meaning:
@@ -119,7 +119,7 @@ def judge_end(end: WorkerEnd) -> Meaning:
         line = replace(line, text=name_ending(end.exit_code))
     if end.exit_code > 0 and end.exception == name_ending(end.exit_code) and last_of(end.log_tail):
         line = replace(line, text=f"{end.exception}: {last_of(end.log_tail).strip()}")
-    # An exit code alone says little where its log was not read.
+    # An exit code alone says little if the worker's log was not read.
     # SIGABRT is how C++ ends a process, whatever the reason is.
     weight = LIKELY if end.log and end.exit_code != -6 else SIGN
     cause = _OF_CODE.get(end.exit_code, FailureCause.SCRIPT_ERROR)
@@ -134,11 +134,11 @@ def judge_end(end: WorkerEnd) -> Meaning:
 _NODE = re.compile(r"\bnode (?P<node>\d+)\b|^\S+-(?P<pod>\d+)-\w{5}: ")
 """How a detail names a node, or its pod."""
 _OF_RANK = re.compile(r"\brank \d")
-"""In a detail that repeats what a worker said."""
+"""Marks a detail that repeats what a worker said."""
 
 
 def judge_reason(reason: Reason | None, detail: str, named: int | None) -> Iterable[Meaning]:
-    """What the launcher's own word for a run's end means; ``named`` is a node by its host. Pure."""
+    """What the launcher's own word for a run's end means; ``named``: the node of its host. Pure."""
     node = _NODE.search(detail)
     number = int(node["node"] or node["pod"]) if node else named
     line = LogLine(file="outcome.json", text=detail or str(reason), node=number)

@@ -62,20 +62,20 @@ _DIFFERS = {
     "kind": FailureCause.MISMATCHED_COLLECTIVE,
     "size": FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE,
 }
-"""What the first of these means that is not the same in what the watchdogs say."""
+"""The cause for each field; the first field in which the watchdogs' messages differ counts."""
 _APART = re.compile(r"op\.preamble\.length|enforce fail at .*nbytes|Timed out waiting \d+ms for ")
-"""What gloo says where the data is another collective's, or does not come."""
+"""What gloo says when data belongs to another collective, or does not come."""
 _OF_GLOO = re.compile(r"\bgloo/|closed by peer")
 
 
 def join_places(lines: Sequence[LogLine]) -> Iterator[Meaning]:
-    """A rank that got data of a size it did not expect, or none, from one at another line."""
+    """A rank that got data of an unexpected size, or none, from a rank at another line of code."""
     odd = next((x for x in lines if x.frame and _APART.search(x.text)), None)
     others = (x for x in lines if odd and x.rank != odd.rank and _OF_GLOO.search(x.text))
     if odd and (other := next((x for x in others if x.frame not in ("", odd.frame)), None)):
         told = " and ".join(f"{x.frame} (rank {x.rank})" for x in (odd, other))
         line = replace(odd, text=f"two ranks are in different collectives: at {told}")
-        # Of two that have waited, nobody can tell which one is elsewhere.
+        # If the rank waited in vain, nobody can tell which of the two is at the wrong line.
         weight = LIKELY if "Timed out" in odd.text else SURE
         yield Meaning(cause=FailureCause.MISMATCHED_COLLECTIVE, weight=weight, line=line)
 
@@ -101,7 +101,7 @@ def join_ranks(lines: Sequence[LogLine]) -> Iterator[Meaning]:
             behind.append((rank, seen[rank][0]))
         elif cause:
             yield Meaning(cause=cause, weight=SURE, line=replace(seen[rank][0], rank=rank))
-        break  # Each group counts by itself, and of different ones the rest tells nothing.
-    for rank, line in behind[:1]:  # It never came to the one that others have waited for.
+        break  # Each group counts by itself: across groups, the other fields say nothing.
+    for rank, line in behind[:1]:  # It never came to the collective that others waited in.
         cause = FailureCause.MISSING_COLLECTIVE
         yield Meaning(cause=cause, weight=SURE, line=replace(line, rank=rank))

@@ -6,7 +6,7 @@ What each Xid means is from NVIDIA's "XID Errors" in its deployment documents.
 from launcher.verdict.rules.rule import table
 
 _XID = r"\bXid\b(?:\([^)]*\)|[^\d(]){1,30}"
-"""As the driver, DCGM and health checks write it; the number follows."""
+"""An Xid as the driver, DCGM and health checks write it; the number follows."""
 _IB = r"(?:NET/IB|\bibv_\w+|\bib_uverbs|mlx\d_\w+|UCX +ERROR)\b"
 RULES = table(
     r"""

@@ -15,9 +15,9 @@ _STORE = (
     r"(?:TCPStore|\[c10d\]|c10d (?:store|rend)|client socket|\brendezvous|DistStore|DistNetwork"
     r"|store->get|etcd)(?!.*(?:clients joined|is alive, but)).*"
 )
-"""Where nodes meet: what cannot be reached there is no port between two nodes that have met."""
+"""The store where nodes meet. If it fails, a port between nodes that have met is not the cause."""
 _BACK = r"\b(?:127\.\d+\.\d+\.\d+|172\.1[78]\.0\.\d+)"
-"""Of this machine alone, or of Docker's bridge, which has the same addresses everywhere."""
+"""An address of this machine alone, or of Docker's bridge, which is the same on all machines."""
 RULES = table(
     r"""
 port-taken sure
@@ -73,7 +73,7 @@ _NO_NAME = re.compile(r"of \((?P<host>\S+), \d+\) cannot be retrieved \(gai erro
 
 
 def find_name(lines: Sequence[LogLine]) -> Iterator[Meaning]:
-    """A host that was not found, and to which then no connection was even refused. Pure."""
+    """A host whose name was not found, and for which no line reports a failed connection. Pure."""
     for line in lines:
         if found := _NO_NAME.search(line.text):
             others = [other.text for other in lines if found["host"] in other.text]
@@ -97,11 +97,11 @@ _EXPLAINED = (
         re.compile(r"[Gg]loo|NCCL|DistBackendError"),
     ),
 )
-"""A cause, what is harmless by itself, and the exception that it then explains."""
+"""A cause, a line that is harmless by itself, and the exception that it may explain."""
 
 
 def find_explained(lines: Sequence[LogLine]) -> Iterator[Meaning]:
-    """What a worker raised, and a setting or choice beside it that leads to it. Pure."""
+    """An exception of a worker that a setting or choice in another line explains. Pure."""
     for cause, setting, pattern in _EXPLAINED:
         why = next((x for x in lines if setting.search(f"{x.file}: {x.text}")), None)
         failed = (x for x in lines if x.raised and pattern.search(x.text))

@@ -11,16 +11,16 @@ from launcher.verdict.cause import FailureCause
 from launcher.verdict.log_line import LogLine
 
 _UPPER = re.compile(r"\\.|\(\?P<\w+>|([A-Z])")
-"""A capital letter of the text; what the pattern's own language has of them comes before."""
+"""A capital letter of the text; escapes and group names match first, to stay as they are."""
 
 
 class Weight(enum.IntEnum):
-    """What a line is worth beside others; the heaviest decides, among equals the first."""
+    """How much a line counts; the heaviest decides, among equals the first."""
 
     HINT = 0
-    """It may be so, and often is not the cause: a warning."""
+    """A warning, which often is not the cause."""
     SIGN = 1
-    """What is also said where something else is the cause."""
+    """A line that is also written when something else is the cause."""
     LIKELY = 2
     """A failure of its own that may have more than one cause."""
     SURE = 3
@@ -37,7 +37,7 @@ class LineRule:
     """``pattern`` is searched in a line, whatever the case of its letters.
 
     Its groups may be ``package``, which the fix names, and ``rank`` and ``node``, those at fault.
-    ``most``: what it weighs in a worker's own output.
+    ``most`` is the most that it weighs in a worker's own output.
     """
 
     cause: FailureCause
@@ -47,7 +47,7 @@ class LineRule:
 
     @functools.cached_property
     def search(self) -> re.Pattern[str]:
-        """For a line in lower case: to ignore the case takes several times as long."""
+        """The pattern for a line in lower case: ignoring case takes several times as long."""
         return re.compile(
             _UPPER.sub(lambda one: one[1].lower() if one[1] else one[0], self.pattern)
         )
@@ -57,8 +57,8 @@ class LineRule:
 class Meaning:
     """A line, what it means and how much it weighs.
 
-    ``rank`` is the one at fault, where another one tells of it; ``also`` are other causes that the
-    same line may mean.
+    ``rank`` is the rank at fault, if the line names it; ``also`` are other causes that the same
+    line may mean.
     """
 
     cause: FailureCause
@@ -70,9 +70,9 @@ class Meaning:
 
 
 def table(text: str, most: Weight = ROOT, **parts: str) -> tuple[LineRule, ...]:
-    """The rules of a family: below a cause and its weight the patterns that mean it.
+    """The rules of a family: ``text`` has causes with a weight, and below each its patterns.
 
-    ``parts`` stand in patterns by their names in braces. Raises ``KeyError`` for an unknown word.
+    ``parts`` replace their names in braces. Raises ``KeyError`` for an unknown cause or weight.
     """
     rules, causes = [], {cause.value: cause for cause in FailureCause}
     for line in text.split("\n"):

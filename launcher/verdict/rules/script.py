@@ -142,12 +142,12 @@ _VERSIONS = {
     "Python": re.compile(r"\bPython(?: version)?[ :=]+(3\.\d+)"),
     "Driver": re.compile(r"Driver [Vv]ersion[ :=]+(\d+\.[\d.]+)"),
 }
-"""How a line tells what has to be the same on all nodes; agents tell it by these words."""
+"""How a line names what has to be the same on all nodes; agents use the same words."""
 _MAY_DIFFER = ("Python", "Driver")
 
 
 def find_differences(lines: Sequence[LogLine]) -> Iterator[Meaning]:
-    """A version that is not the same on all nodes, or ranks, that tell it. Pure."""
+    """Versions that differ between the nodes, or ranks, that report them. Pure."""
     for what, pattern in _VERSIONS.items():
         told: dict[str, list[LogLine]] = {}
         for line in lines:

@@ -1,4 +1,4 @@
-"""What the stacks of all ranks say together where they stand still. Pure."""
+"""What the stacks of all ranks say together when the ranks stand still. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.verdict.rules.rule import LIKELY, Meaning
 from launcher.verdict.scan import LIBRARY, place_of
 
 STANDS_S = 10.0
-"""Of a run that goes on: ranks may wait so long for a slow one, or a disk."""
+"""In a run that goes on, ranks may wait this long for a slow rank or a disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ _KINDS = {
     "device": re.compile(r"/torch/(?:cuda|autograd|_tensor)|/torch/nn/parallel"),
     "wait": re.compile(r"/(?:threading|queue|subprocess|selectors|socket|ssl|connection)\.py$"),
 }
-"""By the files of the calls between the user's code and the newest call; the first that fits."""
+"""What a rank does, by the files of the calls that the user's code made; the first match."""
 
 
 _OF_GPU = re.compile(r"^_?(?:nv|rm_|uvm|amdgpu|kfd)")
-"""Functions of the drivers, in the kernel."""
+"""Functions of GPU drivers in the kernel."""
 
 
 def judge_standing(standing: Sequence[Standing]) -> Iterator[Meaning]:

@@ -1,1 +1,1 @@
-"""What runs on the hosts: the standard library alone, on Python 3.9 or newer."""
+"""The program that hosts run, with the standard library alone, on Python 3.9 or newer."""

@@ -1,6 +1,6 @@
 """One conversation with a launcher, or one node's keeper.
 
-What only some requests need is imported when they come: each conversation starts a Python.
+Each conversation starts a Python, so what only some requests need is imported when they come.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HANDLERS = {
     messages.ListRuns: "requests.list_runs",
     messages.TakeLook: "requests.take_look",
 }
-"""The function that answers each request that the conversation itself does not."""
+"""The function for each request that ``HostConversation`` does not answer itself."""
 BRING_BYTES = (messages.StoreCode, messages.PrepareRun, messages.RunProbe)
 """Requests whose function is also given the bytes that came along."""
 
@@ -94,7 +94,7 @@ def converse(program: str) -> None:
                 write_frame(stdout, refusal)
             elif not isinstance(asked, messages.WatchRun):
                 write_frame(stdout, conversation.answer(asked, blob))
-            # At most beats are in Python's own buffer, which select does not see: others follow.
+            # Python's own buffer, which select does not see, holds at most beats: others follow.
             elif not _module("watch").Watch(asked, stdout).run(stdin.fileno()):
                 return
     finally:
@@ -102,7 +102,7 @@ def converse(program: str) -> None:
 
 
 def refuse_as_another(wanted: str) -> Refusal | None:
-    """What a machine answers that is not the ``wanted`` one; None where it is, or any will do."""
+    """The refusal of a machine that is not the ``wanted`` one; None if it is, or any will do."""
     if not wanted:
         return None
     from launcher.contract.process_stat import name_machine
@@ -133,7 +133,7 @@ class HostConversation:
         }
 
     def answer(self, asked: Record, blob: bytes) -> Record:
-        """The answer to one request, or why there is none."""
+        """The answer to one request, or a refusal."""
         kind = type(asked)
         try:
             told: object
@@ -151,7 +151,7 @@ class HostConversation:
         return told if isinstance(told, Record) else Answered(value=told)
 
     def end(self) -> None:
-        """Gives back what no node has got."""
+        """Removes tokens, and releases a lease that no keeper got."""
         for token in self._tokens:
             with suppress(OSError):
                 token.unlink()
@@ -171,9 +171,9 @@ class HostConversation:
         return messages.LeaseTaken()
 
     def _end_unheard(self, run_dir: str, node: int) -> None:
-        """Ends this process while it holds a lease for a launcher that is silent.
+        """Ends this process if the launcher falls silent while its lease is held here.
 
-        The launcher may send code for long, and only sshd notices that its machine is gone: late.
+        Sending code may take long, and sshd notices only late that the launcher's machine is gone.
         """
         state = _module("node_state")
         run = import_module("pathlib").Path(run_dir)
@@ -209,7 +209,7 @@ class HostConversation:
 
 
 def read_chunks(stdin: IO[bytes]) -> Iterator[bytes]:
-    """The parts of an image. Raises ``OSError`` where it is cut off."""
+    """The parts of an image. Raises ``OSError`` if it is cut off."""
     while (frame := read_frame(stdin)) is not None:
         message, blob = frame
         alarm(int(IDLE_LIMIT_S))

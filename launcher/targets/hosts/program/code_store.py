@@ -26,7 +26,7 @@ def _archive(state_dir: str, hash: str) -> str:
 
 
 def has_code(asked: HasCode) -> bool:
-    """Whether the archive is there; it then counts as new, so that none that is used is removed."""
+    """Whether the archive is there; marks it as new, so that archives in use are not removed."""
     try:
         os.utime(_archive(asked.state_dir, asked.hash))
     except OSError:

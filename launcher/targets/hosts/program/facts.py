@@ -58,9 +58,9 @@ def read_host(asked: messages.ReadHost) -> HostReport:
 
 
 def read_engine() -> tuple[str, list[str]]:
-    """The version of the Docker engine, empty where none answers, and its runtimes.
+    """The version of the Docker engine, empty if none answers, and its runtimes.
 
-    NVIDIA's hook counts as one: engines call it for ``--gpus`` without a runtime of its own.
+    NVIDIA's hook counts as a runtime: engines call it for ``--gpus`` without its own runtime.
     """
     argv = ("docker", "info", "--format", "{{.ServerVersion}}\n{{json .Runtimes}}")
     version, _, runtimes = (read_output(argv) or "").partition("\n")
@@ -77,7 +77,7 @@ def _address(interface: str, address: str) -> Address:
 
 
 def run_probe(asked: messages.RunProbe, source: bytes) -> object:
-    """What a Python program prints, from JSON. Raises ``OSError`` where it fails."""
+    """Runs a Python program; returns the JSON that it prints. Raises ``OSError`` if it fails."""
     nearest = nearest_folder(asked.checkpoint_dir)
     env = {**os.environ, **asked.env, "CHECKPOINT_DIR": str(nearest)}
     python = shutil.which(os.path.expanduser(asked.python)) or asked.python

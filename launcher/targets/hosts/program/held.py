@@ -1,4 +1,4 @@
-"""A node that a held node of this host starts, as a fork of itself: asked for, and followed."""
+"""Asks a held node of this host to fork a run's node, and follows the forked node."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from launcher.targets.hosts.program.messages import KeeperSpec
 
 TAKEN_LIMIT_S = 120.0
-"""How long it may take to begin: where packages have changed it imports torch first."""
+"""How long the start may take: if packages have changed, torch is imported first."""
 SHOWN_S = 1.0
 KILLED = 137
 
 
 class HeldChild:
-    """The started node, as its keeper sees it: no child of this process."""
+    """The forked node, as its keeper sees it; it is no child of this process."""
 
     def __init__(self, spec: KeeperSpec, env: Mapping[str, str]) -> None:
         assert spec.held is not None
@@ -33,7 +33,7 @@ class HeldChild:
         self._limit_at, self._show_at = time.monotonic() + TAKEN_LIMIT_S, 0.0
         self.why = ""
         names: list[str] = []
-        # Of a hold that has ended the folder is gone: the first look finds that.
+        # If the hold has ended, the folder is gone: the first ``poll`` finds that.
         with suppress(FileNotFoundError):
             names = os.listdir(self._held.folder)
         newest = max(filter(str.isdigit, names), key=int, default="0")
@@ -55,10 +55,10 @@ class HeldChild:
                 os.utime(self._held.user_file)
         record = read_record(self._record_dir)
         if "exit_code" in record:
-            # By the held node, whose child it was.
+            # Written by the held node, whose child it was.
             return int(record["exit_code"])
         request = self._of_held / self._held.start_file
-        # One that is a container's first process has no keeper: this process ends with it.
+        # A held node that is a container's first process has no keeper: this process ends with it.
         is_kept = bool(read_record(self._of_held))
         is_alive = not is_kept or read_state(self._of_held).state == "running"
         is_there = self._of_held.is_dir() and is_alive
@@ -69,7 +69,7 @@ class HeldChild:
         return KILLED
 
     def end(self, grace_s: float) -> None:
-        """Has it ended, by force after the grace; where it has not begun, it will not."""
+        """Has the node ended, by force after the grace; if it has not begun, it will not."""
         self._limit_at = 0.0
         _write(
             self._of_held / self._held.end_file,
@@ -81,7 +81,7 @@ def _write(path: Path, text: str) -> None:
     # A request holds secrets, and is gone once it is read.
     mask = os.umask(0o077)
     try:
-        # Of a hold that has ended the folder is gone.
+        # If the hold has ended, the folder is gone.
         with suppress(FileNotFoundError):
             write_atomically(path, text)
     finally:

@@ -1,7 +1,7 @@
 """Keeps one node: starts it, holds its lease, ends it, and records how it ended.
 
-A process of its own, which outlives the session that started it. It ends the node of a followed run
-when the run's launcher was not heard for a while, and the node of a detached run never.
+The keeper is a process of its own, which outlives the session that started it. It ends the node of
+a followed run if the launcher is silent for a while, but never that of a detached run.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ POLL_S = 0.05
 SWEEP_LIMIT_S = 5.0
 SETUP_FAILED = 126
 GRACE_FILE = "stop-grace"
-"""Seconds, written by a request to stop that has its own grace."""
+"""In the node's folder: the seconds of grace that a request to stop gives."""
 
 
 def keep(spec: KeeperSpec, held: list[int]) -> None:
     """Blocks until the node has ended and none of its processes is left.
 
-    ``held`` are the open files of its lease, which are given back then.
+    ``held`` are the open files of its lease, which is then released.
     """
     keeper = _Keeper(spec, held)
     signal.signal(signal.SIGTERM, keeper.on_sigterm)
@@ -135,8 +135,8 @@ class _Keeper:
 
 
 def _end(pid: int, _grace_s: float) -> None:
-    # Only the agent, which ends its workers: it would report a worker that gets a signal from
-    # elsewhere as failed.
+    # Signal only the agent, which ends its workers: it would report a worker that gets a signal
+    # from elsewhere as failed.
     send((pid,), signal.SIGTERM)
     send((pid,), signal.SIGCONT)
 
@@ -152,7 +152,7 @@ def record_process(folder: Path, pid: int, **ending: object) -> None:
 def start(spec: KeeperSpec, program: str, held: list[int]) -> None:
     """Starts a node's keeper with ``program``, and records its process.
 
-    It has the open files ``held`` as well, under the same numbers.
+    The keeper inherits the open files ``held``, under the same numbers.
     """
     env = {
         **os.environ,
@@ -172,7 +172,7 @@ def start(spec: KeeperSpec, program: str, held: list[int]) -> None:
 
 
 def inspect(name: str) -> tuple[bool, str]:
-    """Whether a container was out of memory, and its engine's error, if it is there."""
+    """Whether a container ran out of memory, and its engine's error, if it is there."""
     argv = ("docker", "inspect", "--format", "{{.State.OOMKilled}} {{.State.Error}}", name)
     out_of_memory, _, error = (read_output(argv) or "").strip().partition(" ")
     return out_of_memory == "true", error

@@ -1,11 +1,11 @@
 """Who holds what on this host: a file for each GPU or slot, locked as long as a node holds it.
 
-A node's keeper has the files open, so the kernel frees them when it ends, however it ends. What a
-file says of its holder counts only while it is locked. What ends well removes its files, and the
-folder with the last of them.
+A node's keeper has the files open, so the kernel unlocks them however the keeper ends. What a file
+says of its holder counts only while it is locked. A keeper that ends normally removes its files,
+and the folder if it is then empty.
 
-All users may write to the folder: no link is followed, no pipe waited for, and what is no lease is
-shown as somebody's.
+All users may write to the folder: no link is followed, no pipe waited for, and a locked file that
+holds no lease is shown as somebody's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from launcher.targets.hosts.program.messages import Lease
 
 TAKE_LIMIT_S = 2.0
-"""Whoever reads a lease has its lock for a moment, and a killed keeper is gone only soon after."""
+"""A reader of a lease locks it for a moment, and a killed keeper takes a moment to be gone."""
 GPU, SLOT = "gpu-", "slot-"
 MOST_BYTES = 1 << 16
 """More than any lease: what another user writes must not fill the memory."""
@@ -88,7 +88,7 @@ def _try_to_take(folder: Path, lease: Lease, slots_limit: int | None) -> list[in
 
 
 def _try_to_lock(path: Path) -> int | None:
-    """The file, locked; None where another process has it, or has just removed it."""
+    """The file, locked; None if another process has it, or has just removed it."""
     with suppress(FileNotFoundError):
         file = _open(path)
         with suppress(BlockingIOError, FileNotFoundError):
@@ -152,7 +152,7 @@ def _is_locked(file: int) -> bool:
 
 
 def parse_lease(data: bytes) -> Lease:
-    """The lease that a file holds; somebody's where its holder wrote something else."""
+    """The lease that a file holds; somebody's if its holder wrote something else."""
     # Deep lists are a ``RecursionError``.
     with suppress(ValueError, TypeError, RecursionError):
         lease = Lease.from_json(json.loads(data))

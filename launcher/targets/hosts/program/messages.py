@@ -21,10 +21,10 @@ IMAGE_FORMAT = "{{.Id}}\n{{with .Config.Labels}}" + _LABEL + "{{end}}"
 
 
 class HostRequest(Record, Asked[Answer]):
-    """What a host is asked to do, and what it answers: a record, or plain JSON in ``Answered``.
+    """A request to a host; the ``Answer`` is a record, or plain JSON in ``Answered``.
 
-    The conversation ends when the host needs longer than ``limit_s``. Any other machine than
-    ``machine`` refuses it, where one is named.
+    The conversation ends if the host needs longer than ``limit_s``. If ``machine`` is named, any
+    other machine refuses the request.
     """
 
     limit_s: float = IDLE_LIMIT_S
@@ -36,7 +36,7 @@ class Answered(Record):
 
 
 class Refusal(Record):
-    """It cannot be done, and why; ``fix`` where there is a better one than to try it again."""
+    """Why a request cannot be done; ``fix`` is empty if the error says what to correct."""
 
     error: str
     fix: str = ""
@@ -52,7 +52,7 @@ class RequestError(Exception):
 class Lease(Record):
     """What a node of a run holds of a host: ``gpus`` by their ids, or ``slots``.
 
-    ``taken_at`` is in seconds since the epoch; ``age_s`` is known of a lease that was read.
+    ``taken_at`` is in seconds since the epoch; ``age_s`` is set when a lease is read.
     """
 
     run_id: str
@@ -73,8 +73,8 @@ class Lease(Record):
 class TakeLease(HostRequest["LeaseTaken"]):
     """Takes a lease for a node, whose earlier incarnation is ended first.
 
-    The conversation holds it until ``StartNode`` hands it to the node's keeper. It ends, and the
-    lease with it, where no launcher that follows the run in ``run_dir`` is heard for a while.
+    The conversation holds the lease until ``StartNode`` hands it to the node's keeper. Both end if
+    the launcher that follows the run in ``run_dir`` is silent for a while.
     """
 
     lease: Lease
@@ -92,11 +92,11 @@ class LeaseTaken(Record):
 
 
 class HeldNode(Record):
-    """A node of a hold on this host, which starts others.
+    """A held node on this host, which starts the nodes of runs.
 
-    ``folder`` has a folder of each incarnation. In the newest, ``start_file`` asks it to:
-    ``request``, a JSON object, and the variables; ``end_file`` asks it to end that one.
-    ``user_file`` tells it of its ``user``, and is touched as long as there is one.
+    ``folder`` has a folder for each incarnation. In the newest, ``start_file`` asks for a node: it
+    holds ``request``, a JSON object, with the variables added. ``end_file`` asks to end the node.
+    ``user_file`` names the ``user``, and is touched as long as there is one.
     """
 
     folder: str
@@ -125,13 +125,13 @@ class KeeperSpec(Record):
 
 
 class StartNode(HostRequest[None]):
-    """Starts a node's keeper, which gets what this conversation has taken."""
+    """Starts a node's keeper, and hands it the lease of this conversation."""
 
     node: KeeperSpec
 
 
 class StopNodes(HostRequest[None]):
-    """Ends a run's ``node``, or all that it has there.
+    """Ends a run's ``node``, or all nodes that the run has on the host.
 
     ``tell_launcher`` also ends the launcher that follows the run.
     """
@@ -145,7 +145,7 @@ class StopNodes(HostRequest[None]):
 
 
 class NodeSeen(Record):
-    """How a node is: ``state`` is a value of ``NodeState``; the rest is of one that has exited."""
+    """A node's ``state``, a value of ``NodeState``, and how the node ended, if it has."""
 
     state: str
     exit_code: int | None = None
@@ -165,7 +165,7 @@ class StoreCode(HostRequest[bool]):
     """Keeps the archive that comes with the message.
 
     With a ``base``, the first ``start`` bytes and the last ``end`` bytes are those of the archive
-    of that hash. False where that one is not there, or not as it was.
+    with that hash. Answers False if that archive is missing or has changed.
     """
 
     state_dir: str
@@ -178,7 +178,7 @@ class StoreCode(HostRequest[bool]):
 class PrepareRun(HostRequest[None]):
     """Makes a run's folder, with ``files`` (path, text), code, and the agent from the message.
 
-    Refused where something that is ``needed`` is missing.
+    Refused if a path of ``needed`` is missing.
     """
 
     run_dir: str
@@ -194,7 +194,7 @@ class RemoveRun(HostRequest[int]):
     """Removes a run's folder, and its checkpoint folder if that is empty.
 
     Files that the training wrote beside its code are moved to ``outputs_dir``, if one is named;
-    the answer is how many. Those that ``WatchRun`` sent with as many bytes are not.
+    the answer is how many. Those that ``WatchRun`` sent within ``brought_bytes`` are not moved.
     """
 
     run_dir: str
@@ -204,7 +204,7 @@ class RemoveRun(HostRequest[int]):
 
 
 class FindImage(HostRequest[str]):
-    """The id of an image, empty where the engine has none; ``pull``: it is pulled then."""
+    """The id of an image, empty if the engine has none; ``pull``: pulls a missing image first."""
 
     image: str
     pull: bool
@@ -218,15 +218,15 @@ class ImageChunk(Record): ...
 
 
 class ImageEnd(Record):
-    """``complete`` is False where reading the image failed."""
+    """``complete`` is False if reading the image failed."""
 
     complete: bool
 
 
 class AskLauncher(HostRequest[bool]):
-    """Leaves the request ``name`` for the launcher that follows a run: is it taken up?
+    """Leaves the request ``name`` for the launcher that follows a run; answers if it was taken.
 
-    Refused where none follows it.
+    Refused if no launcher follows the run.
     """
 
     run_dir: str
@@ -266,9 +266,9 @@ class WatchRun(HostRequest["WatchEnd"]):
     """Sends what a run writes there as it comes, and its node's states, until the connection ends.
 
     ``have`` is the size of each file that the launcher has, by its path in the run folder.
-    ``once`` sends what is there and ends, also at most ``beside_code_bytes`` of what the training
-    wrote beside its code. ``follows`` is set by the launcher that drives the run: the node ends
-    unless it hears its beats.
+    ``once`` sends what is there, with at most ``beside_code_bytes`` of what the training wrote
+    beside its code, and ends. ``follows`` is set by the launcher that drives the run: without its
+    beats the node ends.
     """
 
     run_dir: str
@@ -292,7 +292,7 @@ class FilePart(Record):
 
 
 class NodesSeen(Record):
-    """Sent at each change, and every second: the host is still there."""
+    """Sent at each change, and every second as a sign of life."""
 
     nodes: Mapping[str, NodeSeen]
     """By ``index.incarnation``."""
@@ -310,7 +310,7 @@ class ReadClock(HostRequest[float]): ...
 
 
 class ReadHost(HostRequest["HostReport"]):
-    """``ports`` are tried; ``image``, or ``own_image`` for the host's kind, is looked up."""
+    """Tries ``ports``; looks up ``image``, or if empty ``own_image`` tagged ``cuda`` or ``cpu``."""
 
     state_dir: str
     lease_dir: str
@@ -333,9 +333,9 @@ class Address(Record):
 class HostReport(Record):
     """What a host has; empty values for what it lacks.
 
-    ``docker`` is the engine's version, ``runtimes`` what it runs containers by. ``image_id`` is
-    that of ``image``, and ``torch_version`` then what the image's label says. ``clock_offset_s`` is
-    added by the launcher: the host's clock minus its own.
+    ``docker`` is the engine's version, ``runtimes`` are its container runtimes. ``image_id`` is
+    the id of ``image``, and ``torch_version`` then what the image's label says. The launcher adds
+    ``clock_offset_s``: the host's clock minus its own.
     """
 
     machine: str = ""
@@ -360,7 +360,7 @@ class HostReport(Record):
 class RunProbe(HostRequest["Any"]):
     """Runs the Python program that comes with the message, and answers the JSON that it prints.
 
-    ``checkpoint_dir`` need not be there yet: the program is given the nearest folder that is.
+    ``checkpoint_dir`` may be missing: the program is given the nearest folder that is there.
     """
 
     python: str
@@ -377,9 +377,9 @@ class Listen(HostRequest[int]):
 
 
 class CallHosts(HostRequest["Mapping[str, str]"]):
-    """Which of the calls (address, port, token) are answered with their token.
+    """Makes the calls (address, port, token); a call counts if it gets its token back.
 
-    By their place as text: the address that the call came from.
+    The answer has the address that such a call came from, by the call's place as text.
     """
 
     calls: Sequence[Sequence[Any]]
@@ -389,8 +389,8 @@ class CallHosts(HostRequest["Mapping[str, str]"]):
 class LeaveToken(HostRequest[None]):
     """Makes a file in ``folder``, which stays as long as the conversation.
 
-    Where the folder is not there yet, in the nearest above it: hosts that share that one will
-    share the folder.
+    If the folder is missing, the file goes into the nearest one above it: hosts that share that
+    one will share the folder.
     """
 
     folder: str

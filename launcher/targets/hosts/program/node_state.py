@@ -28,15 +28,15 @@ def read_state(folder: Path) -> NodeSeen:
 
 def mark_followed(run_dir: Path, node: int) -> None:
     """Records that the node's launcher was heard now, by the clock since the boot."""
-    # In the node's own folder: hosts with one home have other clocks.
+    # In the node's own folder: hosts that share a home have different clocks.
     path = run_dir / protocol.NODES_DIR / str(node) / protocol.FOLLOWED_FILE
     now_ns = time.monotonic_ns()
     with suppress(OSError):
         try:
             os.utime(path, ns=(now_ns, now_ns))
         except FileNotFoundError:
-            # Never under its name with another time: the keeper, which looks 20 times a second,
-            # would end the node.
+            # The file must never appear with another time: the keeper, which looks 20 times a
+            # second, would end the node.
             new = path.with_name(f"{path.name}.new")
             new.touch()
             os.utime(new, ns=(now_ns, now_ns))
@@ -49,10 +49,7 @@ def is_followed(run_dir: Path) -> bool:
 
 
 def is_node_followed(folder: Path, limit_s: float = FOLLOWED_S) -> bool:
-    """Whether a launcher follows the node whose incarnations are in ``folder``.
-
-    It does if it was heard within the last ``limit_s``.
-    """
+    """Whether a launcher was heard within ``limit_s``; ``folder`` has the node's incarnations."""
     with suppress(OSError):
         heard_s = (folder / protocol.FOLLOWED_FILE).stat().st_mtime_ns / 1e9
         return 0 <= time.monotonic() - heard_s < limit_s

@@ -24,7 +24,7 @@ def feed(argv: Sequence[str], chunks: Iterable[bytes]) -> str:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=said)
         assert child.stdin is not None
         for chunk in chunks:
-            # After a failure read the rest, as the sender waits until it is taken.
+            # After a failure the rest is still read, as the sender waits for that.
             with contextlib.suppress(OSError):
                 child.stdin.write(chunk)
         with contextlib.suppress(OSError):
@@ -40,9 +40,8 @@ def start_keeper(
 ) -> None:
     """Starts a process that outlives this session, records it, and sends it ``spec``.
 
-    It has the open ``files`` too.
-
-    The spec has secrets, so it goes through standard input and not through a file or arguments.
+    The process inherits the open ``files``. The spec has secrets, so it goes through standard
+    input and not through a file or arguments.
     """
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -56,7 +55,7 @@ def start_keeper(
             pass_fds=files,
         )
     assert child.stdin is not None
-    # It writes this too, but later: until then the node would count as lost.
+    # The keeper writes this too, but later: until then the node would count as lost.
     write_record(log.parent, {"pid": child.pid, "start": start_of(child.pid)})
     child.stdin.write(spec)
     child.stdin.close()
@@ -64,7 +63,7 @@ def start_keeper(
 
 
 def find(run_id: str, node: int | None = None, *, keepers: bool | None = False) -> tuple[int, ...]:
-    """Pids of a run's processes, only of ``node`` if given: keepers, all others, or None: both."""
+    """Pids of a run's processes, or of its ``node``: keepers, all others, or for None both."""
     return tuple(
         pid
         for pid, env in process_table.environments()

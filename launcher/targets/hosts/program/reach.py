@@ -28,7 +28,7 @@ class Listener:
         Thread(target=self._greet, daemon=True).start()
 
     def _greet(self) -> None:
-        """Until the end of the process."""
+        """Greets callers until the process ends."""
         while True:
             with suppress(OSError):
                 # Ended by the end of the conversation, which ends the process.
@@ -69,7 +69,7 @@ def nearest_folder(path: str) -> Path:
 
 
 def leave_token(asked: LeaveToken) -> Path:
-    """Makes a token. Raises ``OSError`` where nothing can be written there."""
+    """Makes a token. Raises ``OSError`` if nothing can be written there."""
     token = nearest_folder(asked.folder) / asked.name
     token.touch()
     return token
@@ -80,7 +80,7 @@ def find_tokens(asked: FindTokens) -> list[str]:
     folder = nearest_folder(asked.folder)
     deadline = time.monotonic() + asked.wait_s
     while True:
-        # NFS then asks its server: what it knows of the folder's files may be a minute old.
+        # Makes NFS ask its server: what the client knows of the folder may be a minute old.
         path = folder / f".launcher-look-{os.getpid()}-{time.monotonic_ns()}"
         with suppress(OSError):
             path.touch(exist_ok=False)

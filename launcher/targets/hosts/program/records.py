@@ -1,9 +1,8 @@
 """Records with typed fields: the messages between launcher and host, and files on hosts.
 
-A message on the wire is a record and bytes, each with its length in front. Records are no
-dataclasses, and nothing here imports ``typing`` on a host: each conversation starts a Python, which
-would take 30 to 50 ms of processor time more for the one, and 12 for the other
-(docs/decisions/0030).
+A message on the wire is a record and bytes, with both lengths in front. Records are no dataclasses,
+and nothing here imports ``typing`` on a host: each conversation starts a Python, for which
+dataclasses would cost 30 to 50 ms of processor time, and ``typing`` 12 ms (docs/decisions/0030).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ else:
 MAGIC = b"\0launcher-host 1\n"
 """The host's first words; what a login shell prints before them is skipped."""
 BEAT = b"."
-"""Sent while the launcher watches a host: it is still here."""
+"""Sent by a launcher that watches a host, to say that it is still there."""
 _KINDS: dict[str, type[Record]] = {}
 _FIELDS: dict[type[Any], dict[str, str]] = {}
 _TO_SPACES = str.maketrans("[],|\"'", "      ")
@@ -40,7 +39,7 @@ _TO_SPACES = str.maketrans("[],|\"'", "      ")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Record:
-    """Its fields are the annotations of the class, whose values are their defaults."""
+    """The annotations of the class are its fields, and their values the defaults."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -64,7 +63,7 @@ class Record:
         return f"{type(self).__name__}({vars(self)})"
 
     def having(self, **changes: Any) -> Self:
-        """The same with other values in some fields."""
+        """The same record with other values in some fields."""
         return type(self)(**{**vars(self), **changes})
 
     def to_json(self) -> str:
@@ -72,9 +71,9 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """From decoded JSON; a field that it does not have, of another version, is left out.
+        """From decoded JSON; ignores fields that this version of the class does not have.
 
-        Raises ``ValueError`` where one is missing.
+        Raises ``ValueError`` if a field is missing.
         """
         fields = _FIELDS[cls]
         try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ENGINE_LIMIT_S = 10.0
-"""Within which an engine must list its containers while a run is ended."""
+"""How long an engine may take to list its containers while a run is ended."""
 
 
 def stop_nodes(asked: messages.StopNodes) -> None:
@@ -115,7 +115,7 @@ def _read_run(plan: Path) -> RunOnHost:
 def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: bool) -> None:
     """Ends a run's nodes here, or one: asks their keepers, and kills what is left after the grace.
 
-    What a killed keeper has left is killed at once.
+    Processes whose keeper is gone are killed at once.
     """
     keepers = processes.find(run_id, node, keepers=True)
     for pid in keepers:
@@ -127,7 +127,7 @@ def end_nodes(run_id: str, node: int | None, grace_s: float, *, in_containers: b
     while processes.find(run_id, node, keepers=True) and time.monotonic() < deadline:
         time.sleep(0.03)
     left = processes.find(run_id, node, keepers=None)
-    # No keeper is there that removes its container.
+    # Then no keeper is left to remove its container.
     is_alone = bool(left) or not keepers
     while left:
         send(left, signal.SIGKILL)

@@ -44,7 +44,7 @@ class Watch:
         self._goes_on = True
 
     def run(self, stdin: int) -> bool:
-        """Blocks until the launcher ends the connection, or ``once`` all is sent (True)."""
+        """Blocks until the launcher ends the connection; with ``once`` until all is sent (True)."""
         beat_at = float("-inf")
         if self._asked.once:
             self.send_new()
@@ -127,9 +127,9 @@ class Watch:
 
 
 def split_outputs(code: Path, limit_bytes: int) -> tuple[list[Path], list[Path]]:
-    """What was written beside the code: what the launcher gets, the smallest first, and the rest.
+    """Files that the training wrote beside the code: those that the launcher gets, and the rest.
 
-    The launcher gets less than ``limit_bytes``. The code's own files have the time 0.
+    It gets the smallest, less than ``limit_bytes`` in all. The code's own files have the time 0.
     """
     found = []
     for folder, folders, names in os.walk(code):
