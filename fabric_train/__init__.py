@@ -1,8 +1,8 @@
 """What a training loop of your own can import: samplers, exact reduction, checkpoints, stopping.
 
 ``import fabric_train`` is cheap: a module, and torch with it, is imported when one of its names is
-first used. Never imports ``launcher`` or ``train``; the names that ``launcher`` shares are repeated
-in ``worker_env`` and held equal by a test.
+first used. Never imports ``launcher`` or ``train``; ``worker_env`` repeats the names that it shares
+with ``launcher``, and a test keeps them equal.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value  # so that this is asked once for each name
+    globals()[name] = value  # so that each name is looked up here once
     return value
 
 

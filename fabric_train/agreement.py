@@ -9,18 +9,18 @@ import torch
 import torch.distributed as dist
 
 MOST_PROPOSALS = 8
-"""One of so many is exchanged at least, because a step may suddenly take long."""
+"""At least one in so many proposals is exchanged, because a step may suddenly take long."""
 
 
 class Agreement:
     """Tells every rank the highest of all ranks' numbers, one step after their exchange began.
 
     The exchange runs beside the step, between ``propose`` and ``settle``, on its own CPU group, so
-    no rank waits for it. All ranks must make one and call it equally often.
+    no rank waits for it. All ranks must make an Agreement and call it equally often.
 
-    An exchange still takes processor time: a twentieth of steps of 25 ms in four processes. With
-    ``pause_s`` a proposal that comes sooner after the last exchange is dropped, seven in a row at
-    most: a wish that lasts has to be proposed in every step.
+    An exchange still takes processor time: a twentieth of a 25 ms step with four processes. So
+    proposals within about ``pause_s`` of the last exchange are dropped, at most seven in a row: a
+    caller has to propose a lasting wish in every step.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Agreement:
         self._exchanged_at = clock()
 
     def propose(self, wishes: Sequence[int]) -> None:
-        """Starts an exchange, or drops the wishes; ``settle`` must have ended the one before."""
+        """Starts an exchange or drops the wishes; ``settle`` must have ended the last exchange."""
         if self._group is None:
             self._agreed = tuple(wishes)
             return
         self._proposals += 1
         if self._proposals < self._exchanged_every:
             return
-        # All ranks drop equally many: the fewest that one of them would.
+        # All ranks drop the same number of proposals: the lowest that any rank planned.
         self._numbers = torch.tensor([*wishes, -self._plan_next()], dtype=torch.int64)
         self._work = dist.all_reduce(
             self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True
@@ -60,7 +60,7 @@ class Agreement:
         return agreed
 
     def hold_on_all(self, holds: bool) -> bool:
-        """Whether it holds on all ranks; blocks, and all ranks must call it."""
+        """Whether ``holds`` is true on all ranks; blocks, and all ranks must call it."""
         if self._group is None:
             return holds
         answer = torch.tensor(int(holds))
@@ -68,7 +68,7 @@ class Agreement:
         return bool(answer)
 
     def _plan_next(self) -> int:
-        """With how many proposals from now the next exchange should be, as this rank sees it."""
+        """After how many proposals this rank wants the next exchange."""
         now = self._clock()
         proposals_in_pause = self._pause_s * self._proposals / max(now - self._exchanged_at, 1e-9)
         self._proposals, self._exchanged_at = 0, now

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from fabric_train.randomness import derive_seed
 
 Transform = Callable[..., tuple[torch.Tensor, ...]]
-"""Takes a generator and one sample's tensors, and returns them changed; draws only from it."""
+"""Takes a generator and one sample's tensors, and changes these by that generator's draws only."""
 
 
 class Lookup(Protocol):

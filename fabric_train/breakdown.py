@@ -18,7 +18,7 @@ PASSES = 3
 
 
 class Breakdown:
-    """Times the parts of one step from outside of its strategy; waits for the device between."""
+    """Times the parts of one step from outside its strategy; waits for the device between parts."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -31,12 +31,12 @@ class Breakdown:
         return time.perf_counter()
 
     def end(self, part: str) -> None:
-        """What has run since the last end belongs to ``part``."""
+        """Adds the time since the last ``end`` to ``part``."""
         before, self._at = self._at, self._now()
         self.parts[part] += self._at - before
 
     def watch(self, batch: RankBatch) -> RankBatch:
-        """The same batch; its data and its loss say where forward and backward passes end."""
+        """The same batch, whose iterator and loss function call ``end``."""
 
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
             value = batch.loss(outputs, targets)
@@ -47,7 +47,7 @@ class Breakdown:
 
     def _read(self, batches: Iterator[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
         while True:
-            self.end("backward_s")  # of the micro-batch before
+            self.end("backward_s")  # the previous micro-batch's
             try:
                 found = next(batches)
             except StopIteration:
@@ -57,9 +57,9 @@ class Breakdown:
 
 
 def read_communication(model: nn.Module) -> dict[str, float]:
-    """Seconds in which a step waits for gradients alone, as DDP's own samples have it.
+    """Seconds in which a step only waits for gradients, as DDP itself measured.
 
-    DDP measures one in 100 iterations. Empty for another model.
+    DDP measures one in 100 iterations. Empty for a model without DDP.
     """
     wrapped = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
     if wrapped is None:
@@ -79,10 +79,10 @@ def measure_utilization(
 ) -> float:
     """Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, appendix B) at one sample per second.
 
-    From 0 to 1 of all devices; 0 where the device's peak is not known, as a CPU's. Counts a forward
-    pass over ``sample`` [1, ...].
-    ``build`` makes the model once more, on torch's meta device: without memory for its weights, and
-    with the operations of attention, which are not counted for each device's fused ones.
+    A fraction (0 to 1) of all devices' peak; 0 if the device's peak is not known, as for a CPU.
+    Counts a forward pass over ``sample`` [1, ...] of a second model, which ``build`` makes on
+    torch's meta device: its weights take no memory, and attention runs as separate operations,
+    because the fused ones are not counted on every device.
     """
     peak = read_peak(device, precision)
     if not peak:
@@ -100,7 +100,7 @@ def count_flops(model: nn.Module, sample: Tensor) -> int:
 
 
 def read_peak(device: torch.device, precision: str) -> int:
-    """Operations per second of one device, by Lightning's table; 0 where it has none."""
+    """Peak operations per second of one device; 0 if Lightning's table does not list it."""
     if device.type != "cuda":
         return 0
     from lightning.fabric.utilities.throughput import get_available_flops

@@ -21,7 +21,7 @@ from fabric_train.snapshot import list_own_files, write_tensors
 class SaveResult:
     """How a save ended; if it failed, ``path`` is None and ``error`` says why.
 
-    With a ``path``, ``error`` says what failed once the checkpoint was there.
+    With a ``path``, ``error`` says what failed after the commit.
 
     ``blocked_s``: how long it blocked the training; ``write_s``: how long it ran beside it.
     """
@@ -55,7 +55,7 @@ class Save:
         except FencedError as error:
             return error
         except (Exception, CheckpointException) as error:
-            # A disk must never end the training, which still has the earlier checkpoint.
+            # A disk error must never end the training, which still has the earlier checkpoint.
             return SaveResult(step=step, path=None, error=describe(error), blocked_s=blocked_s)
         return SaveResult(
             step=step,
@@ -82,7 +82,7 @@ class Save:
         return path, error, manifest.total_bytes
 
     def merge_manifests(self) -> CheckpointManifest:
-        """This rank's manifest with all ranks' names, of which those of a pipeline know a part."""
+        """This rank's manifest with all ranks' names: a pipeline's rank knows only its own."""
         own = self.manifest
         values = self.ranks.merge(own.trainer.get("optimizer", {}))
         return replace(
@@ -93,7 +93,7 @@ class Save:
 
 
 def tensor_files(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Callable[[Path], list[str]]:
-    """The ``write`` of a save of tensors, in the files of ``torch.distributed.checkpoint``."""
+    """A ``Save.write`` that puts tensors into files of ``torch.distributed.checkpoint``."""
 
     def write(folder: Path) -> list[str]:
         write_tensors(tensors, folder, ranks.group)

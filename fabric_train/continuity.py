@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fabric_train.strategies.strategy import Strategy
 
 CLOSE_LIMIT_S = 10.0
-"""What a save in flight gets when the training ends with an error."""
+"""Seconds that a save in flight gets when the training ends with an error."""
 
 REMEDY = " Lower the learning rate (--lr) or warm up longer (--warmup_steps)"
 
@@ -29,7 +29,7 @@ class Continuity:
     """Saves, resumes and stops one training; all ranks call the same methods in the same order.
 
     With ``each_epoch`` a checkpoint follows each epoch, whatever the saver's interval.
-    ``strategy`` has a memory of its own in checkpoints. ``refresh`` arguments bring the state's
+    ``strategy`` saves its own memory in checkpoints. ``refresh`` arguments bring the state's
     ``epoch_loss`` up to date over all ranks, and may block.
     """
 
@@ -72,7 +72,7 @@ class Continuity:
     def after_step(self, refresh: Callable[[], object]) -> None:
         """Commits when all ranks agree that a checkpoint is due or that a node asks for one.
 
-        Raises PreemptedError after a commit on request, FencedError where a later group has begun.
+        Raises PreemptedError after a commit on request, FencedError if a later group has begun.
         """
 
         def save(block: bool) -> SaveResult | None:
@@ -90,7 +90,7 @@ class Continuity:
         """Begins to save the present state.
 
         Raises DivergedError, on all ranks, if its loss or a weight of any rank is not finite: a
-        start that went on from it would fail in the same way.
+        start that continued from this state would fail in the same way.
         """
         self._watch.save(lambda block: self._save(block, score), block=block)
 

@@ -1,4 +1,4 @@
-"""What the bits of a result depend on besides options and data, and how to fix it."""
+"""What the bits of a result depend on besides options and data; makes torch deterministic."""
 
 from __future__ import annotations
 

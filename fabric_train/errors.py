@@ -22,8 +22,8 @@ class InputError(Exception):
 class WorldMismatchError(RuntimeError):
     """Fabric built another world than torchrun's environment describes.
 
-    An error and not a warning: processes that each believe to be rank 0 train separate models,
-    overwrite each other's checkpoints and end with exit code 0.
+    An error and not a warning: processes that each act as rank 0 train separate models, overwrite
+    each other's checkpoints and end with exit code 0.
     """
 
 

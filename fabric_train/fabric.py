@@ -33,7 +33,7 @@ def launch_fabric(
     precision: Precision = "32-true",
     strategy: Strategy | None = None,
 ) -> Fabric:
-    """Fabric with its process group; without torchrun Fabric for one device, and no group.
+    """Fabric with its process group; without torchrun, Fabric for one device and no group.
 
     Blocks until all workers of the world are there. Raises InputError if ``strategy`` cannot run in
     this world, and WorldMismatchError if Fabric built another world than ``env`` describes.
@@ -65,13 +65,13 @@ def launch_fabric(
 
 
 def use_one_thread() -> None:
-    """As torchrun does for several workers, on CPUs where OMP_NUM_THREADS is not set.
+    """Limits this process to one CPU thread, as torchrun limits each of several workers.
 
     Otherwise the result depends on the number of cores, and on a busy machine waiting threads make
     small models several times slower.
     """
     torch.set_num_threads(1)
-    # Fabric would set it to the node's cores otherwise, and their threads with it.
+    # Otherwise Fabric would set it, and torch's threads, from the node's number of cores.
     os.environ[OMP_NUM_THREADS] = "1"
 
 
@@ -80,9 +80,9 @@ def build_ddp(
     start_method: Literal["popen", "spawn", "fork"] = "popen",
     backend: str | None = None,
 ) -> DDPStrategy:
-    """Fabric's DDP, for its process group and for models that a loop sets up by Fabric.
+    """Fabric's DDP, for its process group and for models that a loop passes to ``fabric.setup``.
 
-    ``backend``: the group's, where the accelerator's usual one is not enough.
+    ``backend``: the process group's, if the accelerator's usual one is not enough.
     """
     return DDPStrategy(
         start_method=start_method,

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 from fabric_train.worker_env import LEDGER_DIR, LEDGER_SCHEMA, TRAIN_LEDGER, WorkerEnv
 
 LEAST_INTERVAL_S = 0.5
-"""Between two progress events; a kill hides at most this much of the work before it."""
+"""Least seconds between two progress events; a kill hides the work since the last one."""
 KEPT_EVENTS = 2000
-"""About how many progress events one start writes: the interval grows with its age."""
+"""The interval is at least the start's age divided by this, so an old start writes less often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +79,9 @@ class TrainEnded(StepEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressMade(StepEvent):
-    """Samples and seconds spent on saves since the last event of this kind.
+    """Samples, and seconds that saves blocked, since the last event of this kind.
 
-    ``lr``: of the first group of the optimizer that stepped last, in that step.
+    ``lr``: the last optimizer step's, in its first parameter group.
     """
 
     NAME = "progress"
@@ -138,7 +138,7 @@ class LedgerSource:
 class Ledger:
     """The events of one start; with ``path`` None it writes nothing, as on all ranks but 0.
 
-    ``every_step``: each step is told, for ``launcher compare``.
+    ``every_step``: writes each step, for ``launcher compare``.
     """
 
     def __init__(
@@ -178,15 +178,15 @@ class Ledger:
                 os.close(handle)
 
     def on_stall(self, seconds: float) -> None:
-        """A save blocked the training."""
+        """Adds the seconds that a save blocked the training."""
         self._stall_s += seconds
 
     def on_step(
         self, step: int, samples: int, read_loss: Callable[[], float], *, share: float = 1.0
     ) -> None:
-        """``step`` steps are done, ``samples`` of all ranks in this one.
+        """Notes that ``step`` steps are done; ``samples``: of all ranks in this step.
 
-        Reads the loss only when it writes. ``share`` weighs it in the mean over all ranks.
+        Reads the loss only when it writes. With ``every_step`` it writes the loss times ``share``.
         """
         if self._path is None:
             return
@@ -205,11 +205,11 @@ class Ledger:
             self._tell(ProgressMade, step, read_loss())
 
     def _on_optimizer_step(self, optimizer: Any, *_: object) -> None:
-        # It may be a tensor on a device, which is waited for when it is told.
+        # It may be a tensor on a device: only ``_tell`` waits for it.
         self._lr = optimizer.param_groups[0]["lr"]
 
     def on_trained(self, step: int, loss: float) -> None:
-        """The last step is done."""
+        """Writes that the last step is done."""
         self._tell(Trained, step, loss)
 
     def _tell(self, event: type[ProgressMade], step: int, loss: float) -> None:
@@ -236,7 +236,7 @@ def watch_optimizers(see: Callable[..., None]) -> None:
 def open_ledger(env: WorkerEnv) -> Ledger:
     """This start's ledger in RUN_DIR; rank 0 writes, because it waits for all other ranks.
 
-    All ranks do with LEDGER_EVERY_STEP.
+    With LEDGER_EVERY_STEP all ranks write.
     """
     rank = env.world.rank if env.world else 0
     restarts = env.world.restart_count if env.world else 0

@@ -1,9 +1,9 @@
 """Which checkpoints belong to one history, however many groups wrote into the folder.
 
 A *generation* is one membership of nodes, a number that only one group can take. An *attempt*
-counts that generation's starts of the training. Each start notes which checkpoint it went on from,
-once, in a file that can be made only once: so the newest note decides what the history is, and
-whatever an older group commits after it (a node that was frozen and woke) is in no history.
+counts that generation's starts of the training. Each start writes one note of the checkpoint that
+it continued from, in a file that can be made only once. So the newest note decides what the history
+is, and what an older group commits afterwards (a node that was frozen and woke) is in no history.
 Standard library only.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from fabric_train.durable import reading, sync_folder
 
 GENERATIONS_DIR = "generations"
-"""Below the checkpoint folder; ``<8 digits>.json``, made by the node agent or by us."""
+"""Below the checkpoint folder; ``<8 digits>.json``, made by the node agent or the training."""
 LINEAGE_DIR = "lineage"
 """Below the checkpoint folder; ``<8 digits>-<4 digits>.json``, a note for each start."""
 
@@ -68,7 +68,7 @@ class Lineage:
     def read_starts(self) -> tuple[Start, ...]:
         """All notes, oldest writer first; skips damaged ones, whose writers committed nothing.
 
-        Raises OSError if the storage fails: without a note the history would be another.
+        Raises OSError if the storage fails: a missing note would change the history.
         """
         found = []
         for path in self._list(self._notes):
@@ -146,7 +146,7 @@ def find_stranger(commit: Commit, starts: tuple[Start, ...]) -> str | None:
         base = current.base
         current, last_step = (by_writer.get(base.writer), base.step) if base else (None, 0)
         if base and current is None:
-            # Its note is gone; its commits up to the base still belong to the history.
+            # The writer's note is gone; its commits up to the base still belong to the history.
             current = Start(writer=base.writer, base=None, at=0.0)
     if current is None or current.writer != commit.writer:
         return f"no later group continued from {commit.writer}"

@@ -5,7 +5,7 @@
         loader, rank=rank, world_size=world_size, seed=0, place=lambda: (state.epoch, state.batch)
     )
 
-Each epoch has an order of its own, a resume goes on at the very batch, and random numbers follow
+Each epoch has an order of its own, a resume continues at the exact batch, and random numbers follow
 from the batch and the rank, in worker processes too.
 """
 
@@ -44,12 +44,12 @@ def share_loader(
 ) -> DataLoader[Any]:
     """The same loader with this rank's share of each global batch, from ``place`` on.
 
-    ``place`` tells, whenever an epoch begins or goes on, which it is and how many of its batches
-    are trained. ``global_batch_size``: samples of all ranks, without it ``batch_size`` times
-    ``world_size``; a training that goes on in another world gives that of its first start. A
-    sampler is told the epoch by ``set_epoch``. An iterable data set needs ``__len__``, and gives
-    all samples in every process, in one order for each ``set_epoch``; ``read_from`` of a
-    ``SampleSource`` spares reading those of other ranks. Raises InputError for a loader that cannot
+    ``place`` is called whenever an epoch begins or resumes, and returns the epoch and how many of
+    its batches are trained. ``global_batch_size``: samples of all ranks, by default ``batch_size``
+    times ``world_size``; a training that resumes in another world passes that of its first start. A
+    sampler gets the epoch by ``set_epoch``. An iterable data set needs ``__len__``, and must yield
+    all samples in every process, in one order for each ``set_epoch``; with the ``read_from`` of a
+    ``SampleSource`` other ranks' samples are not read. Raises InputError for a loader that cannot
     be cut.
     """
     order, source = find_order(loader), find_source(loader)
@@ -68,7 +68,7 @@ def share_loader(
 
 
 def reread(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Rereading]:
-    """A copy of the loader whose iterable data set can be entered anywhere, and that data set."""
+    """A copy of the loader whose iterable data set can start anywhere, and that data set."""
     dataset = loader.dataset
     if loader.batch_size is None or not isinstance(dataset, IterableDataset):
         raise InputError(
@@ -83,14 +83,14 @@ def reread(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Rereading]:
             f"give {type(dataset).__name__} a method __len__: the samples of an epoch",
         )
     source, new = Rereading(dataset), copy.copy(loader)
-    vars(new)["dataset"] = source  # assigning is refused
+    vars(new)["dataset"] = source  # DataLoader refuses assignment
     return new, source
 
 
 class Rereading:
-    """An iterable data set as a ``SampleSource``: what lies before a position is read and dropped.
+    """An iterable data set as a ``SampleSource``: reads and drops the samples before a position.
 
-    Goes on where it stands if it is asked for something behind that, so an epoch is read once.
+    Continues from its present place if the position lies ahead, so an epoch is read once.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -101,7 +101,7 @@ class Rereading:
         return len(self._dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next reading begins at the first sample."""
+        """Makes the next reading begin at the first sample."""
         set_epoch(self._dataset, epoch)
         self._samples = None
 
@@ -109,7 +109,7 @@ class Rereading:
         """The samples from ``position`` on."""
         if self._samples is None or position < self._at:
             self._samples, self._at = iter(self._dataset), 0
-        # What is dropped draws random numbers too, and must not move those of the batch.
+        # Dropped samples may draw random numbers too, which must not change those of the batch.
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()
         deque(islice(self._samples, position - self._at), maxlen=0)
         random.setstate(before[0])

@@ -1,6 +1,6 @@
 """The loggers that ``Log`` writes to: CSV, TensorBoard, W&B (offline) and MLflow (files).
 
-Each reads back by itself what it has, so that a start knows where the one before it ended.
+Each logger reads back what its files hold, so that a start knows where the last one ended.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FINISH_LIMIT_S = 30.0
 
 
 class Logger:
-    """Keeps rows in a folder of its own. A logger of your own has these two methods."""
+    """Keeps rows in a folder of its own. A custom logger implements ``read`` and ``write``."""
 
     name: ClassVar[str]
     package: ClassVar[tuple[str, str]] = ("", "")
     """The module that it imports, and what to install for it."""
     every_s: ClassVar[float] = 0.0
-    """It takes rows at most so often."""
+    """Least seconds between two writes of rows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -112,13 +112,13 @@ class TensorBoardLogger(Logger):
 class WandbLogger(Logger):
     """An offline run in parts, which ``wandb sync`` joins by the run's id.
 
-    A run that is open holds its last rows in memory, so each part is closed.
+    An open run holds its last rows in memory, so each write makes a part and closes it.
     """
 
     name = "wandb"
     package = ("wandb", "'wandb>=0.25,<0.29'")
     every_s = 600.0
-    """A part takes seconds, beside the training."""
+    """Writing a part takes seconds, beside the training."""
 
     def _parts(self) -> list[Path]:
         parts = self.folder.glob("wandb/offline-run-*/run-*.wandb")
@@ -141,7 +141,7 @@ class WandbLogger(Logger):
         settings = wandb.Settings(
             silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True
         )
-        # Not the process's one run, which a script may have.
+        # A new run: the process's default run may belong to the script.
         run = wandb.init(
             project="fabric_train",
             id=id,
@@ -153,7 +153,7 @@ class WandbLogger(Logger):
         for step, values in rows:
             run.log(values, step=step)
         run.finish()
-        # Its own process writes the file, a moment after this one is told that it has.
+        # wandb's own process writes the file, a moment after ``finish`` has returned.
         end = time.monotonic() + FINISH_LIMIT_S
         while self.read_last_step() < rows[-1][0]:
             if time.monotonic() > end:
@@ -173,7 +173,7 @@ def read_wandb(path: Path) -> list[Row]:
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
-    messages: Any = wandb_internal_pb2  # whose types are made when it is imported
+    messages: Any = wandb_internal_pb2  # protobuf makes its types at import
     rows: list[Row] = []
     store: Any = DataStore()
     try:
@@ -188,7 +188,7 @@ def read_wandb(path: Path) -> list[Row]:
             if "_step" in items:
                 values = {n: json.loads(v) for n, v in items.items() if not n.startswith("_")}
                 rows.append((int(items["_step"]), values))
-    except Exception:  # it raises AssertionError, Exception and what protobuf raises
+    except Exception:  # wandb raises AssertionError and Exception, protobuf its own
         return rows
     return rows
 
@@ -200,7 +200,7 @@ class MlflowLogger(Logger):
     package = ("mlflow", "mlflow-skinny")
 
     def _open(self) -> tuple[Any, str]:
-        # Its files are no longer the default, and have to be asked for.
+        # MLflow writes files only if asked to: they are no longer its default.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow import MlflowClient
 
@@ -237,9 +237,9 @@ LOGGERS: dict[str, type[Logger]] = {
 
 
 def open_loggers(names: str, folder: Path) -> list[Logger]:
-    """Those of a list with commas, each in a folder of its name.
+    """The loggers of a comma-separated list, each in a folder of its name.
 
-    Raises InputError for a name that is none, and for one that is not installed.
+    Raises InputError for an unknown name, and for a logger that is not installed.
     """
     loggers = []
     for name in filter(None, (each.strip() for each in names.split(","))):

@@ -1,8 +1,8 @@
 """Where a rank's part of a weight lies in the whole weight.
 
-Tensor parallelism cuts a weight into parts that one rank computes with as plain tensors. A ``Cut``
-says where such a part belongs, so that checkpoints hold the whole weight under its own name, and
-any number of processes can load it.
+Tensor parallelism cuts a weight into parts, and each rank's part is a plain tensor. A ``Cut`` says
+where such a part belongs, so that checkpoints hold the whole weight under its own name, and any
+number of processes can load it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 STAGE = "holds_a_stage"
-"""The attribute of a model that holds some members only, as a rank of a pipeline does."""
+"""The attribute that marks a model with only some of its members, as on a pipeline's rank."""
 CUTS = "cuts"
-"""The attribute of a module whose weights are parts: their ``Cut`` by the weight's name in it."""
+"""The attribute of a module whose weights are parts: a ``Cut`` for each weight's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +55,18 @@ class Cut:
         return torch.cat(parts, self.dim).contiguous()
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """The whole weight, of all ranks' parts in the order of ranks."""
+        """The whole weight, joined from all ranks' parts in the order of ranks."""
         runs = [part.chunk(self.blocks, self.dim) for part in parts]
         return torch.cat([run[block] for block in range(self.blocks) for run in runs], self.dim)
 
     def whole_shape(self, shape: torch.Size) -> list[int]:
-        """The whole weight's shape, by that of a part."""
+        """The whole weight's shape, from the shape of a part."""
         return [self.size if dim == self.dim else length for dim, length in enumerate(shape)]
 
     def locate(self, part: Tensor) -> list[tuple[tuple[int, ...], Tensor]]:
         """Views of this process' share of the part, and where each begins in the whole weight.
 
-        A part that is itself a DTensor is one that data parallel processes share (FSDP2).
+        A part that is a DTensor is itself shared by data parallel processes (FSDP2).
         """
         local, first = part.detach(), [0] * part.dim()
         if isinstance(part, DTensor):
@@ -91,7 +91,7 @@ class Cut:
 class Pieces(torch.Tensor):
     """A whole tensor of which this process holds some pieces, for torch.distributed.checkpoint.
 
-    Its shape is the whole one's; it computes nothing. DCP calls the three methods in dunder names.
+    Has the whole tensor's shape, and supports no computation. DCP calls the last three methods.
     """
 
     pieces: list[tuple[tuple[int, ...], Tensor]]
@@ -135,7 +135,7 @@ class Pieces(torch.Tensor):
 
 
 def find_cuts(model: nn.Module) -> dict[str, Cut]:
-    """The cut weights of a model by their names, which do not tell wrappers such as DDP."""
+    """The cuts of a model's weights, by names that leave out wrappers such as DDP."""
     return {
         f"{prefix}.{name}".removeprefix("module.").removeprefix("."): cut
         for prefix, module in model.named_modules()
@@ -153,7 +153,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def as_pieces(tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut]) -> dict[str, Tensor]:
-    """The tensors, those that are parts as ``Pieces`` of the whole."""
+    """The tensors, with parts wrapped as ``Pieces`` of the whole."""
     return {
         name: Pieces(tensor, cuts[name]) if name in cuts else tensor
         for name, tensor in tensors.items()
@@ -177,7 +177,7 @@ def gather_parts(
 
 
 def gather_members(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """The tensors of all ranks, by name; the first rank's of a name that several have.
+    """The tensors of all ranks, by name; if several ranks have a name, the lowest rank's tensor.
 
     All ranks of ``group`` must call it.
     """
@@ -200,7 +200,7 @@ def gather_members(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> d
 
 
 def find_device(group: dist.ProcessGroup) -> torch.device:
-    """Where tensors have to lie that ``group`` sends."""
+    """The device of the tensors that ``group`` can send."""
     is_cuda = dist.get_backend(group) == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
 
@@ -211,11 +211,11 @@ def clip_over_ranks(
     group: dist.ProcessGroup | None,
     max_norm: float,
 ) -> Tensor:
-    """Shortens a gradient that several ranks hold parts of, and gives its length before.
+    """Clips a gradient that several ranks hold parts of, and returns its norm before clipping.
 
-    ``weights``: those of this rank. ``counted``: those whose gradients it adds to the length, so
-    that each counts once over ``group``, whose ranks must all call it. Without a group the process
-    is alone. The rule is ``torch.nn.utils.clip_grad_norm_``'s.
+    ``weights``: this rank's. ``counted``: the weights whose gradients this rank adds to the norm,
+    so that each counts once over ``group``. All ranks of ``group`` must call it; None stands for
+    one rank alone. The rule is ``torch.nn.utils.clip_grad_norm_``'s.
     """
     gradients = [local_part(weight.grad) for weight in weights if weight.grad is not None]
     own = [local_part(weight.grad) for weight in counted if weight.grad is not None]

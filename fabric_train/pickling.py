@@ -1,4 +1,4 @@
-"""What of a loader cannot be handed to its worker processes, by name."""
+"""Names the part of a loader that cannot be pickled for its worker processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 from fabric_train.errors import InputError
 
 HANDED_OVER = ("dataset", "collate_fn", "worker_init_fn")
-"""What a worker process gets of a loader."""
+"""The members of a loader that its worker processes get."""
 
 
 def check_picklable(loader: DataLoader[Any]) -> None:
-    """Raises InputError that names the member of a loader that its worker processes cannot get.
+    """Raises InputError that names the member of a loader that its workers cannot be sent.
 
-    Only where they are started by ``spawn`` or ``forkserver``, which Python 3.14 does by itself;
-    forked ones need no pickle. Pickles the data set once, as the start of a worker does.
+    Checks only workers started by ``spawn`` or ``forkserver``, Python 3.14's default; forked
+    workers need no pickle. Pickles the data set once, as the start of a worker does.
     """
     if not loader.num_workers:
         return
@@ -46,7 +46,7 @@ def find_start_method(loader: DataLoader[Any]) -> str:
     context = loader.multiprocessing_context
     if context is not None:
         return str(context.get_start_method())
-    # The first is Python's own choice, as long as nobody has made one.
+    # If nobody has set a method, the first in the list is Python's default.
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or multiprocessing.get_all_start_methods()[0]
 
@@ -56,7 +56,7 @@ def find_unpicklable(
 ) -> tuple[str, Any, str] | None:
     """Place, value and reason of the innermost part that cannot be pickled; None if all can."""
     try:
-        # Kept nowhere, as a data set may be as large as the memory.
+        # The pickle is not kept: a data set may be as large as the memory.
         with open(os.devnull, "wb") as nowhere:
             ForkingPickler(nowhere, 2).dump(value)
     except Exception as error:
@@ -72,7 +72,7 @@ def find_unpicklable(
 
 
 def list_parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """What a value is made of, each with the name that one would type."""
+    """The parts of a value, each with the expression that one would type to reach it."""
     if isinstance(value, partial):
         yield f"{place}.func", value.func
         yield f"{place}.args", value.args

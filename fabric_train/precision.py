@@ -1,4 +1,4 @@
-"""The number formats of a training: the scale of a float16 one's loss, weights in bfloat16.
+"""The number formats of a training: the scaled loss for float16, weights in bfloat16.
 
 P. Micikevicius et al. 2018, "Mixed Precision Training", section 3.2.
 """
@@ -27,7 +27,7 @@ Precision = Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true"]
 
 
 def set_precision(strategy: Strategy, precision: Precision, device: str) -> None:
-    """Tells the strategy; raises InputError for a precision in which it does not train."""
+    """Sets the strategy's precision; raises InputError if it does not train in that."""
     if precision not in strategy.precisions:
         raise InputError(
             f"--strategy {strategy.name} does not train in {precision}",
@@ -41,7 +41,7 @@ def set_precision(strategy: Strategy, precision: Precision, device: str) -> None
 def build_fabric(
     precision: Precision, device: str, environment: ClusterEnvironment, **options: Any
 ) -> Fabric:
-    """Fabric in this precision; asked by name it takes bfloat16 for float16 on a CPU."""
+    """Fabric in this precision. By the name ``16-mixed`` alone it would use bfloat16 on a CPU."""
     if precision == "16-mixed":
         plugins: Any = [environment, MixedPrecision(precision, device)]
         return Fabric(accelerator=device, plugins=plugins, **options)
@@ -58,7 +58,7 @@ def convert_model(model: nn.Module, precision: Precision) -> nn.Module:
 
 
 class LossScaler(GradScaler):
-    """torch's GradScaler, by which all ranks leave out the same steps, and which counts them.
+    """torch's GradScaler, except that all ranks skip the same steps, and that it counts them.
 
         strategy.backward(scaler.scale(loss))
         scaler.unscale_(optimizer)  # before gradients are clipped
@@ -91,11 +91,11 @@ class LossScaler(GradScaler):
 
     @property
     def skipped(self) -> int:
-        """Steps that an overflow left out, over all restarts; waits for the device."""
+        """Steps skipped after an overflow, over all restarts; waits for the device."""
         return int(self._skipped)
 
     def to_json(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """What a checkpoint keeps of the scaler."""
         return {**self.state_dict(), "skipped": self.skipped}
 
     def load_json(self, values: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Stopping: requests of the node agent, and SIGTERM without one.
+"""Stopping: the node agent's requests, and SIGTERM without a request.
 
 The agent writes ``stop-request`` into the node's folder; the training commits a checkpoint at a
-step that all ranks agreed on and answers in ``stop-ack``; then comes SIGTERM. SIGTERM without a
-request means: exit now. Imports only the standard library.
+step that all ranks agreed on and answers in ``stop-ack``; then the agent sends SIGTERM. SIGTERM
+without a request means: exit now. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ EXIT_PREEMPTED = 143
 LOOK_INTERVAL_S = 0.1
 """Seconds between two looks for a request, because network folders are slow."""
 GRACE_S = 1.0
-"""What a save in flight gets after a SIGTERM without a request."""
+"""Seconds that a save in flight gets after a SIGTERM without a request."""
 LAST_WORD_S = 1.0
-"""Of a deadline, what is reserved for exiting after the commit."""
+"""Seconds before a deadline that are reserved for exiting after the commit."""
 REQUEST_LIMIT_S = 2.0
-"""How long the agent's request may take after a SIGTERM that is not the agent's."""
+"""Seconds to wait for the agent's request after a SIGTERM that the agent did not send."""
 WAIT_FOR_SIGTERM_S = 30.0
 """How long a rank whose node was not asked to stop waits for SIGTERM."""
 
@@ -99,7 +99,7 @@ class Preemption:
             _tell(self._node_dir / STOP_READY_FILE, b"")
 
     def look(self) -> Wish:
-        """The request that is not answered yet; cheap enough for every step."""
+        """What the unanswered request asks for, if any; cheap enough for every step."""
         now = self._clock()
         if now - self._looked_at >= LOOK_INTERVAL_S:
             self._looked_at = now
@@ -107,7 +107,7 @@ class Preemption:
         return self._request.wish if self._request else Wish.NOTHING
 
     def answer(self, step: int, checkpoint: Path | None) -> None:
-        """Tells the agent, if it asked, what was committed; None: nothing, so send no answer."""
+        """Tells the agent, if it asked, what was committed; no answer if ``checkpoint`` is None."""
         self._committed = step, checkpoint
         self._answer()
 
@@ -175,7 +175,7 @@ def _finish_all(limit_s: float) -> None:
 def _is_for_the_agent(node_dir: Path | None) -> bool:
     """Whether a SIGTERM went to all processes of the node, and the agent asks for a commit.
 
-    Slurm sends such ones. The agent's own SIGTERM follows, after the commit.
+    Slurm sends such signals. The agent's own SIGTERM follows, after the commit.
     """
     asked = os.environ.get(ASKED_FILE)
     end = time.monotonic() + REQUEST_LIMIT_S
@@ -188,10 +188,10 @@ def _is_for_the_agent(node_dir: Path | None) -> bool:
 
 
 def ignore_sigterm(_worker_id: int = 0) -> None:
-    """The ``worker_init_fn`` of a DataLoader with processes: they ignore SIGTERM under the agent.
+    """A DataLoader's ``worker_init_fn``: its processes ignore SIGTERM under the agent.
 
-    Slurm sends SIGTERM to all processes of a node. A DataLoader whose process ends of it raises,
-    and the training could not commit. The agent ends them with the training.
+    Slurm sends SIGTERM to all processes of a node. A DataLoader raises when one of its processes
+    ends, and the training could not commit. The agent ends these processes with the training.
     """
     if ASKED_FILE in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -202,8 +202,8 @@ def exit_on_sigterm(node_dir: Path | None = None) -> None:
 
     Methods of ``finish_before_exit`` get the rest of the deadline after a stop request, else
     ``GRACE_S``. Call it from the main thread. A handler that sets a flag would wait for the next
-    step, which never comes if a peer has died. SIGTERM ends child processes as usual. One that
-    went to all processes of the node ends nothing before the training has answered the agent.
+    step, which never comes if a peer has died. SIGTERM ends child processes as usual. If SIGTERM
+    went to all processes of the node, this one waits for the agent's own, after the commit.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -234,7 +234,7 @@ def exit_on_sigterm(node_dir: Path | None = None) -> None:
 
 
 def leave(text: str) -> NoReturn:
-    """Ends the process as preempted, which is retried and no failure."""
+    """Ends the process as preempted, which counts as no failure and is retried."""
     sys.stderr.write(f"{text}\n")
     sys.stdout.flush()
     sys.stderr.flush()

@@ -35,13 +35,13 @@ from fabric_train.precision import Precision, build_fabric, set_precision
 from fabric_train.strategies.ddp_spawn import DdpSpawn
 from fabric_train.worker_env import WorkerEnv, World
 
-# It announces every process that it ends after another has failed, ahead of the error.
+# It logs every process that it ends after another has failed, ahead of the error itself.
 logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
 
 T = TypeVar("T")
 
 OWN_ERRORS = (InputError, DivergedError, FencedError)
-"""Raised here as they were raised there; of others there is a traceback."""
+"""Raised here as in the new process; any other error arrives as a traceback."""
 TERMINATE_LIMIT_S = 5.0
 
 
@@ -55,10 +55,10 @@ def launch_processes(
 ) -> T:
     """What ``function(fabric, env, *arguments)`` returns in rank 0 of new processes on this node.
 
-    Its ``env`` has the world of the new processes. With ``ddp_spawn`` function, arguments and
-    result must be picklable, and a script needs ``if __name__ == "__main__"``. Blocks; leaves no
-    process behind, also when it is interrupted. Raises InputError where processes cannot be
-    started, and the first such error of any rank.
+    The ``env`` passed to it has the world of the new processes. With ``ddp_spawn`` function,
+    arguments and result must be picklable, and a script needs ``if __name__ == "__main__"``.
+    Blocks; leaves no process behind, even if interrupted. Raises InputError if processes cannot be
+    started, and the first error of OWN_ERRORS that a rank raises.
     """
     strategy.check_start(env.world)
     count = strategy.processes
@@ -89,7 +89,7 @@ def launch_processes(
 class Work:
     """What each of the processes does.
 
-    One object that is no collection, because Fabric looks for tensors in all arguments, and fails
+    A plain object and no collection, because Fabric looks for tensors in all arguments, and fails
     at a frozen dataclass.
     """
 
@@ -123,7 +123,7 @@ class Work:
 class Result:
     """What a function returned, as bytes that Fabric sends on as they are.
 
-    Tensors would be sent as handles on memory of a process that has ended when they are read.
+    Tensors would be sent as handles to the memory of a process that may have ended before the read.
     """
 
     def __init__(self, value: Any) -> None:
@@ -132,7 +132,7 @@ class Result:
         self._content = content.getvalue()
 
     def read(self) -> Any:
-        """The value, its tensors in host memory: a GPU in use here could not be copied again."""
+        """The value, with tensors in host memory: a process that uses a GPU cannot fork again."""
         content = io.BytesIO(self._content)
         return torch.load(content, map_location="cpu", weights_only=False)
 
@@ -174,7 +174,7 @@ def no_process_left() -> Iterator[None]:
 
 
 def end_processes(processes: set[BaseProcess]) -> None:
-    """SIGTERM, and SIGKILL to those that are still there after TERMINATE_LIMIT_S."""
+    """Sends SIGTERM, and SIGKILL to processes that still run after TERMINATE_LIMIT_S."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -186,7 +186,7 @@ def end_processes(processes: set[BaseProcess]) -> None:
 
 @contextmanager
 def unchanged_environment() -> Iterator[None]:
-    """Takes back what Fabric's launcher sets in this process, for the next start from it."""
+    """Restores MASTER_PORT, which Fabric's launcher sets in this process, for its next start."""
     before = os.environ.get("MASTER_PORT")
     try:
         yield

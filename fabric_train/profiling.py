@@ -1,4 +1,4 @@
-"""Traces of torch.profiler, one for each rank: of steps that are named, or that a node asks for."""
+"""torch.profiler's traces, one for each rank, of planned steps or steps that a node asks for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_INTERVAL_S = 0.1
 
 
 class Profiler:
-    """Begins and ends traces between two steps. ``speaks``: this rank looks for its node."""
+    """Begins and ends traces between two steps. ``speaks``: this rank reads its node's requests."""
 
     def __init__(self, env: WorkerEnv, *, speaks: bool) -> None:
         self._node_dir, self._speaks = env.node_dir, speaks
@@ -40,7 +40,7 @@ class Profiler:
         return self._wish
 
     def after_step(self, step: int, asked: int = 0) -> None:
-        """``step`` steps are done; ``asked`` is what all ranks agreed on. Raises no OSError."""
+        """Begins or ends a trace; ``asked`` is what all ranks agreed on. Raises no OSError."""
         if self._trace and step >= self._last:
             self.stop()
         if self._trace:
@@ -61,7 +61,7 @@ class Profiler:
         self._trace.start()
 
     def stop(self) -> None:
-        """Writes the trace that goes on, if any: a training may end within it."""
+        """Ends and writes the running trace, if any: a training may end during one."""
         trace, self._trace = self._trace, None
         if trace is None:
             return

@@ -45,7 +45,7 @@ class Ranks:
         return values
 
     def gather_done(self, act: Callable[[], T]) -> list[T]:
-        """What ``act`` returns on every rank; what it raises on one, it raises on all.
+        """What ``act`` returns on every rank; an error on one rank is raised on all.
 
         All ranks must call it. Otherwise the others would wait for the rank that failed.
         """
@@ -97,7 +97,7 @@ class Ranks:
     def check_shared(self, path: Path) -> None:
         """Raises InputError, on all ranks, unless all see ``path``, which rank 0 has made.
 
-        Raises OSError, on all ranks, where the storage of one fails.
+        Raises OSError, on all ranks, if the storage of one fails.
         """
         seen = self.gather_done(path.exists)
         if not all(seen):
@@ -110,11 +110,11 @@ class Ranks:
 
 @contextmanager
 def rank_zero_first(*, local: bool = True, limit_s: float = DOWNLOAD_LIMIT_S) -> Iterator[None]:
-    """The block runs on one rank first, of each node or (not ``local``) of all, then on the others.
+    """Runs the block on one rank first, of each node or (not ``local``) of all, then on the others.
 
     For downloads into a folder that they share: the others find what the first has fetched. If the
-    first fails, all raise what it raised, so that none waits for it. All ranks must enter it; the
-    others wait for at most ``limit_s``. Without a process group the block just runs.
+    first fails, all raise its error, so that none waits for it. All ranks must enter it; the others
+    wait for at most ``limit_s``. Without a process group the block just runs.
     """
     ranks = Ranks.of_world(limit_s)
     leads = ranks.leads or (local and os.environ.get("LOCAL_RANK") == "0")

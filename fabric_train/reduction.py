@@ -22,7 +22,7 @@ Node = tuple[int, int]
 """A node of the tree: the sum over the virtual shards [first, stop)."""
 
 ALIGNMENT_BYTES = 64
-"""Of torch's CPU allocator; CUDA's aligns to 512."""
+"""The alignment of torch's CPU allocator; CUDA's aligns to 512."""
 
 
 class FastReduction:
@@ -39,8 +39,8 @@ class FastReduction:
     def forward(self, inputs: Tensor, *, last: bool) -> Tensor:
         """The outputs for a micro-batch, within ``sync``.
 
-        DDP's forward pass prepares to send gradients, and where none are sent it costs a twelfth of
-        the digits model's step. Its hooks ignore a backward pass that was not prepared.
+        Only the last micro-batch needs DDP's forward pass, which prepares to send gradients and
+        costs a twelfth of the digits model's step. DDP's hooks ignore unprepared backward passes.
         """
         outputs: Tensor = (self._model if last else self._bare)(inputs)
         return outputs
@@ -64,7 +64,8 @@ class ExactReduction:
 
     A rank adds up the subtrees that it holds completely. all_to_all exchanges the remaining sums,
     each rank finishes the tree for a piece of the gradient, and all_gather distributes the pieces.
-    If the world size divides V and both are powers of two, the traffic is a ring all-reduce's.
+    If the world size divides the shards and both are powers of two, the traffic is a ring
+    all-reduce's.
 
     ``model`` must not be wrapped by DDP. All ranks must call ``finish``.
     """
@@ -92,7 +93,7 @@ class ExactReduction:
     def backward(self, loss: Tensor, shard: int) -> None:
         """Adds one virtual shard's gradients; ``loss`` is the shard's mean."""
         for parameter in self._parameters:
-            parameter.grad = None  # adding up in place would be another order
+            parameter.grad = None  # adding up in place would change the order
         loss.backward()
         self._sums.add((shard, shard + 1), flatten_gradients(self._parameters))
 
@@ -225,7 +226,7 @@ def check_alignment(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
-    """Raises InputError: BatchNorm's running statistics depend on which rank saw what."""
+    """Raises InputError for BatchNorm: its statistics depend on which rank saw which samples."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             raise InputError(

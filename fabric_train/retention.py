@@ -12,7 +12,7 @@ MTBF_BEFORE_FAILURES_S = 24 * 3600.0
 """The mean time between failures that is assumed before the first failure."""
 LEAST_INTERVAL_S = 0.2
 KEPT = 3
-"""How many of the newest checkpoints are kept where nobody says another number."""
+"""How many of the newest checkpoints are kept by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Timer:
         return self._interval.seconds
 
     def on_saved(self, blocked_s: float) -> None:
-        """A save has begun, and blocked the training for so long."""
+        """Notes that a save has begun, and how long it blocked the training."""
         self._saved_at = self._clock()
         # One slow save lengthens the interval for a while only.
         self._cost_s = max(self._cost_s / 2, blocked_s)

@@ -63,7 +63,7 @@ def plan_shard_size(global_batch_size: int, virtual_shards: int) -> int:
 
 
 def check_accumulation(parts: int, replicas: int, global_batch_size: int) -> None:
-    """Raises InputError, with the numbers that work, unless the batch has so many equal parts."""
+    """Raises InputError, with numbers that work, if the batch cannot be cut into equal parts."""
     if global_batch_size % (parts * replicas):
         fit = [str(n) for n in range(1, 65) if global_batch_size % (n * replicas) == 0]
         raise InputError(
@@ -154,7 +154,7 @@ class GlobalBatchSampler(Sampler[list[Any]]):
         steps, shards = self._steps, self.shards
         at_once = max(1, BLOCK // (len(shards) * self._shard_size))
         for first in range(0, len(steps), at_once):
-            # A few samples cost as much as a thousand: 0.4 ms.
+            # Looking up a few samples costs as much as a thousand: 0.4 ms.
             epochs, samples = self._read(steps[first : first + at_once], shards)
             for its_epochs, its_samples in zip(epochs.tolist(), samples.tolist(), strict=True):
                 if self._with_epochs:

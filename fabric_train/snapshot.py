@@ -1,4 +1,4 @@
-"""Model and optimizer as named tensors, and these as files that any world size can read.
+"""Model and optimizer as named tensors, in files that any world size can read.
 
 Built on ``torch.distributed.checkpoint`` (DCP): one rank writes a replicated state, all ranks write
 a sharded one (FSDP2), and both load at every world size.
@@ -41,7 +41,7 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """``tensors`` by name, live or staged; ``values``: the optimizer's numbers, as JSON values;
-    ``cuts``: of those tensors that are parts of whole ones."""
+    ``cuts``: where tensors that are parts lie in the whole ones."""
 
     tensors: Mapping[str, torch.Tensor]
     values: Mapping[str, Any]
@@ -76,7 +76,7 @@ def capture(
     """The current state by reference, under names that do not depend on wrappers such as DDP.
 
     Leaves out an optimizer that has made no step: torch would have to make one to know its state.
-    ``whole`` lets it do that, for a state that is overwritten afterwards. ``only_trained`` leaves
+    ``whole`` allows that step, for a state that is overwritten afterwards. ``only_trained`` leaves
     out weights that need no gradient.
     """
     weights, moments = get_state_dict(
@@ -95,7 +95,7 @@ def capture(
 
 
 def name_cuts(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Cut]:
-    """The cuts of a model's parts, and of the optimizer's tensors that are cut as these."""
+    """The cuts of a model's weights, and of the optimizer's tensors that are cut like these."""
     named: dict[str, Cut] = {}
     for weight, cut in find_cuts(model).items():
         if MODEL + weight not in tensors:
@@ -113,11 +113,11 @@ def name_cuts(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str
 def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Loads a state; its tensors must be shaped and sharded as those of ``capture``.
 
-    Weights that it has not, which were frozen when it was saved, stay as they are.
+    Weights that were frozen when it was saved are not in it, and stay as they are.
     """
     flat: dict[str, Any] = {**snapshot.tensors, **snapshot.values}
     set_model_state_dict(model, _below(flat, MODEL), options=StateDictOptions(strict=False))
-    # JSON has no tuples, and torch compares some of these by type.
+    # JSON has no tuples, and torch compares some of these values by type.
     moments: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in _below(flat, OPTIMIZER).items()
@@ -141,7 +141,7 @@ def write_tensors(
     """
     save(
         dict(tensors),
-        # Nothing is copied ahead: torch would wait for the training's own stream with each tensor.
+        # Copies nothing ahead: torch would wait for the training's own stream at each tensor.
         storage_writer=FileSystemWriter(folder, overwrite=False, per_thread_copy_ahead=0),
         process_group=group,
         no_dist=group is None,
@@ -168,7 +168,7 @@ def read_tensors(
 
 
 def allocate_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-    """Tensors of the shapes and types of a checkpoint's, with any content."""
+    """Uninitialised tensors with the shapes and types of a checkpoint's."""
     return {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in SafeReader(folder).read_metadata().state_dict_metadata.items()
@@ -190,7 +190,7 @@ class SafeReader(FileSystemReader):
     """Reads DCP's index without running code that its pickle may hold."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Raises DamagedError for an index that needs other types than DCP's."""
+        """The index; raises DamagedError if it needs other types than DCP's."""
         content = (Path(self.path) / ".metadata").read_bytes()
         try:
             metadata = _SafeUnpickler(io.BytesIO(content)).load()

@@ -25,7 +25,7 @@ class TrainState:
     the epoch and the place in it follow from ``sample``. ``train_loss`` is the mean of the last
     whole epoch, ``epoch_loss`` the sum over ``epoch_steps`` of the current one. ``best_loss`` is
     the lowest validation loss, ``stale_epochs`` how many epochs have not fallen below it.
-    ``scaler`` is there in ``16-mixed``.
+    ``scaler`` is set in ``16-mixed`` only.
     """
 
     model: nn.Module
@@ -70,7 +70,7 @@ def has_finite_weights(model: nn.Module) -> bool:
         weight.to_local() if isinstance(weight, DTensor) else weight
         for weight in model.parameters()
     )
-    # Of the largest magnitude, because isfinite of a weight takes memory for a copy of it.
+    # Tests the largest magnitude, because isfinite of a weight needs memory for a copy of it.
     finite = [
         torch.linalg.vector_norm(part.detach(), math.inf).isfinite()
         for part in parts
@@ -83,8 +83,8 @@ def has_finite_weights(model: nn.Module) -> bool:
 def digest_weights(model: nn.Module | Mapping[str, torch.Tensor]) -> str:
     """SHA-256 over a model's whole weights and buffers: names, types, shapes and bytes.
 
-    Sorted by name, so that it depends on neither the world nor the strategy. A model whose ranks
-    hold parts of it is given as what ``Strategy.gather_weights`` returns.
+    Sorted by name, so that it depends on neither the world nor the strategy. For a model whose
+    ranks hold parts of it, pass what ``Strategy.gather_weights`` returns.
     """
     weights = model.state_dict() if isinstance(model, nn.Module) else model
     digest = hashlib.sha256()

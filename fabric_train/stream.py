@@ -32,8 +32,8 @@ class StreamShards(IterableDataset[Any]):
     """Yields one collated batch for each virtual shard of this rank, as GlobalBatchSampler does.
 
     Samples come in the source's order, pass after pass; a batch may reach over the end of a pass.
-    For ``DataLoader(..., batch_size=None)`` with any number of worker processes: each takes every
-    n-th shard, which is the order in which the loader asks them.
+    For ``DataLoader(..., batch_size=None)`` with any number n of worker processes: each reads every
+    n-th shard, because the loader asks them in turn.
     """
 
     def __init__(

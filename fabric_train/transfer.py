@@ -1,4 +1,4 @@
-"""Training that begins with weights of another one, some of which stay as they are.
+"""Training that begins with another training's weights, some of which stay as they are.
 
 weights = read_pretrained(folder / "pretrained.pt", make, ranks)
 model.load_state_dict(weights, strict=False)
@@ -25,8 +25,8 @@ def read_pretrained(
 ) -> dict[str, Tensor]:
     """The weights in ``path``, which rank 0 reads or makes, on all ranks; all ranks must call it.
 
-    Kept in a file, because another processor would make others, and checkpoints without them would
-    not fit.
+    Kept in a file, because another processor would make other weights, which would not fit
+    checkpoints that leave these out.
     """
 
     def read() -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ def read_pretrained(
 
 
 def freeze(model: nn.Module, names: Container[str]) -> None:
-    """Leaves the weights of these names as they are; before an optimizer is built."""
+    """Freezes the weights with these names; call it before an optimizer is built."""
     for name, weight in model.named_parameters():
         if name in names:
             weight.requires_grad_(False)
@@ -49,7 +49,7 @@ def freeze(model: nn.Module, names: Container[str]) -> None:
 def group_weights(
     weights: Iterable[nn.Parameter], model: nn.Module, pretrained: Container[str]
 ) -> list[dict[str, Any]]:
-    """New weights and pretrained ones, in groups with learning rates of their own."""
+    """New and pretrained weights, in separate groups that can have learning rates of their own."""
     names = {weight: name for name, weight in model.named_parameters()}
     groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
     for weight in weights:

@@ -19,15 +19,14 @@ from fabric_train.state import has_finite_weights
 from fabric_train.worker_env import WorkerEnv
 
 AGREE_EVERY_S = 0.25
-"""Ranks that make many steps in this time tell each other at some of them that a stop is asked for
-or that a checkpoint is due."""
+"""About how often ranks with short steps agree on stop requests and due checkpoints."""
 
 Save = Callable[[bool], SaveResult | None]
-"""Saves the present state, blocking if it is told to, and gives a save that has ended."""
+"""Saves the present state, blocking if given True, and returns the result of an ended save."""
 
 
 class StepWatch:
-    """Lets all ranks of a training save at the same step; they call the same methods, in order."""
+    """Lets all ranks save at the same step; all must call the same methods in the same order."""
 
     def __init__(self, env: WorkerEnv, saver: Saver, ledger: Ledger) -> None:
         self._saver, self._ledger = saver, ledger
@@ -37,7 +36,7 @@ class StepWatch:
         self._agreement = Agreement(3, pause_s=AGREE_EVERY_S)
 
     def begin(self, step: int, model: nn.Module) -> None:
-        """The training goes on from ``step``: the agent learns that requests will be answered."""
+        """Continues from ``step``, and tells the agent that requests will be answered."""
         self._preemption.announce()
         alone = [
             module
@@ -50,7 +49,7 @@ class StepWatch:
     def after_step(self, step: int, save: Save) -> None:
         """Commits when all ranks agree that a checkpoint is due or that a node asks for one.
 
-        Raises PreemptedError after a commit on request, FencedError where a later group has begun.
+        Raises PreemptedError after a commit on request, FencedError if a later group has begun.
         """
         wish, due, traced = self._agreement.settle()
         if wish:

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         # record writes the exception to error.json, which torchrun and the launcher read.
         record(run)()
     except InputError as error:
-        # One write, because print writes the newline apart, after other ranks' lines.
+        # One write, because print writes the newline separately, after other ranks' lines.
         told = [str(error), *getattr(error, "__notes__", ())]
         sys.stderr.write("train: " + "\n  ".join(told) + "\n")
         return 2

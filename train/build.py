@@ -39,7 +39,7 @@ from train.schedule import Schedule, plan_batch_size, plan_schedule
 from train.workloads import WORKLOADS, Workload
 
 PRETRAINED_FILE = "pretrained.pt"
-"""Beside the checkpoints, which hold only what was trained."""
+"""The file of pretrained weights, beside the checkpoints, which hold only trained ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Run:
 
     @cached_property
     def utilization(self) -> float:
-        """How much of all devices one sample per second makes use of; 0 is not known."""
+        """The share of all devices' peak that one sample per second uses; 0 if unknown."""
         return measure_utilization(
             lambda: self.workload.build_model(self.config),
             self.test_set.tensors[0][:1],
@@ -113,7 +113,7 @@ def build(
     earlier: CheckpointManifest | None = None,
 ) -> Run:
     """Data and a new model, with the same weights on every rank; ``earlier`` will be loaded."""
-    if config.reduction != "scaled":  # whose shards follow the world
+    if config.reduction != "scaled":  # scaled: the shards follow the world
         config = dataclasses.replace(config, virtual_shards=virtual_shards)
     fabric.seed_everything(config.seed, workers=True, verbose=False)
     workload = WORKLOADS[config.workload]
@@ -171,7 +171,7 @@ def build_model(
     saver: Saver,
     earlier: CheckpointManifest | None,
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A model as the options want it, and those of its weights that were trained before."""
+    """The model of the options, and its pretrained weights by name."""
     model, pretrained = workload.build_model(config), dict[str, torch.Tensor]()
     if pretrain := getattr(workload, "pretrain", None):
         path = saver.store.folder / PRETRAINED_FILE
@@ -203,7 +203,7 @@ def is_unfrozen(config: TrainConfig, earlier: CheckpointManifest | None) -> bool
 def load_data(
     config: TrainConfig, workload: Workload
 ) -> tuple[TensorDataset, TensorDataset, TensorDataset]:
-    """The samples to train on, the last ones of them, which are kept back, and the test set."""
+    """The training set, the validation set (the last training samples) and the test set."""
     with rank_zero_first():
         dataset, test_set = workload.load(config)
     size = len(dataset) - round(len(dataset) * config.val_share)
@@ -231,7 +231,7 @@ def augment(config: TrainConfig, dataset: TensorDataset) -> Dataset[Any]:
 
 
 def choose_strategy(config: TrainConfig) -> Strategy:
-    """The strategy of the options. Raises InputError where it does not go with the reduction."""
+    """The strategy of the options. Raises InputError if it does not support the reduction."""
     strategy = make_strategy(config.strategy, config.strategy_options)
     if config.reduction != "exact":
         return strategy

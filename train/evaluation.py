@@ -37,7 +37,7 @@ def evaluate(
     All ranks must call it. Raises DivergedError, on all ranks, if the loss is not finite.
     """
     accuracy = MulticlassAccuracy(workload.NUM_CLASSES, average="micro").to(fabric.device)
-    # By default it leaves out a batch without a number.
+    # By default it leaves out a batch whose loss is NaN.
     loss = MeanMetric(nan_strategy=math.nan).to(fabric.device)
     samples = SumMetric().to(fabric.device)
     for outputs, targets in run_over(fabric, strategy, test_set, workload):
@@ -62,9 +62,9 @@ def evaluate(
 def predict(
     fabric: Fabric, strategy: Strategy, samples: TensorDataset, workload: Workload, path: Path
 ) -> None:
-    """Writes one line for each sample, in order: its number, its class, and how probable.
+    """Writes each sample's number, predicted class and probability, one line each, in order.
 
-    The file has the same lines for every world. All ranks must call it; rank 0 writes.
+    The lines are the same in every world. All ranks must call it; rank 0 writes.
     """
     inputs = samples.tensors[0]
     # Each output comes back with the number of its sample, whichever rank computed it.
@@ -93,7 +93,7 @@ def predict(
 def run_over(
     fabric: Fabric, strategy: Strategy, samples: TensorDataset, workload: Workload
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs [batch, ..., classes] and targets that this rank scores; each sample on one rank."""
+    """Yields outputs [batch, ..., classes] and targets to score; each sample on one rank only."""
     share = ShardSampler(
         size=len(samples),
         batch_size=workload.TEST_BATCH_SIZE,
@@ -122,10 +122,10 @@ def run_over(
 def take_equally(
     strategy: Strategy, loader: Iterable[Sequence[Tensor]], rounds: int, spare: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Each batch, and that it counts.
+    """Yields each batch of inputs and targets, and whether it counts.
 
-    Where a forward pass waits for the other replicas', one with fewer batches repeats its last, or
-    ``spare`` if it has none.
+    If replicas wait for each other's passes, one with fewer batches repeats its last batch (or
+    ``spare`` if it has none), which does not count then.
     """
     taken = 0
     for batch in loader:

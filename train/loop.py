@@ -46,8 +46,8 @@ def train(
 ) -> Metrics:
     """Trains to the end, tests, and returns what rank 0 writes to metrics.json.
 
-    With another ``verb`` the newest checkpoint is validated, tested or predicted with instead, and
-    only the scores are returned.
+    With another ``verb`` it loads the newest checkpoint, validates, tests or predicts with it, and
+    returns the scores only.
 
     Blocks; all ranks return the same scores. Raises InputError on all ranks for wrong input.
     """
@@ -64,14 +64,14 @@ def train(
             precision=config.precision,
         )
     metrics = train_in_world(config, env, ledger or open_ledger(env), verb=verb)
-    # Called here, because every reference to the process group must be gone before.
+    # Only here is every reference to the process group gone, as leave_world needs.
     leave_world()
     return metrics
 
 
 @dataclass
 class Course:
-    """What one process' training measures, through all of its parts."""
+    """What one process measures over all parts of its training."""
 
     began_at: float = field(default_factory=time.monotonic)
     meter: Meter = field(default_factory=Meter)
@@ -90,7 +90,7 @@ def train_in_world(
     fabric: Fabric | None = None,
     verb: str = "fit",
 ) -> Metrics:
-    """The whole training, with ``fabric`` if it is there; leaves the process group open."""
+    """The whole training, with ``fabric`` if given; leaves the process group open."""
     strategy, course = choose_strategy(config), Course()
     # Before the process group, so that a wrong batch size is refused without waiting for nodes.
     replicas = strategy.count_replicas(env.world_size)
@@ -111,7 +111,7 @@ def train_in_world(
             strategy.close()
         if metrics is not None:
             return metrics
-        # Through a checkpoint, as any start would: no strategy can add weights that it trains.
+        # The training goes on from a checkpoint, because no strategy can add weights to train.
         strategy = choose_strategy(config)
 
 
@@ -124,7 +124,7 @@ def train_by(
     verb: str,
     course: Course,
 ) -> Metrics | None:
-    """The training with one strategy; None where it goes on with more weights to train."""
+    """Trains with one strategy; returns None if the training goes on with more weights."""
     saver = open_saver(config, env, say if fabric.global_rank == 0 else lambda text: None)
     open_log(config, saver, say)
     earlier = saver.look()
@@ -160,7 +160,7 @@ def train_by(
 
 
 def finish(run: Run, course: Course, checkpoint: Path | None) -> Metrics:
-    """Tests, writes metrics.json and says what came out."""
+    """Tests, writes metrics.json and prints a summary."""
     strategy, meter = run.strategy, course.meter
     metrics: Metrics = {
         **evaluate(run.fabric, strategy, run.test_set, run.workload),
@@ -208,7 +208,7 @@ def resume(run: Run) -> tuple[int, Path | None]:
 
 
 def describe(run: Run, shards: int, earlier: CheckpointManifest | None) -> None:
-    """Says what is new since the checkpoint, and what the strategy has to tell."""
+    """Prints a new number of virtual shards, and the strategy's description."""
     before = earlier.config.get("virtual_shards") if earlier else None
     if may_replan_shards(run.config) and before not in (None, shards):
         run.say(f"each batch is cut into {shards} virtual shards, {before} before")
@@ -217,7 +217,7 @@ def describe(run: Run, shards: int, earlier: CheckpointManifest | None) -> None:
 
 
 def look(run: Run, verb: str) -> Metrics:
-    """Validates, tests or predicts with the newest checkpoint; metrics have the scores alone."""
+    """Validates, tests or predicts with the newest checkpoint; returns the scores only."""
     path = run.continuity.load()
     run.say(f"step {run.state.step}: {path}")
     if verb == "predict":
@@ -347,7 +347,7 @@ class EpochLoss:
         self._steps += 1
 
     def average(self, loss: torch.Tensor) -> float:
-        """The mean of all ranks' losses, weighed; blocks, and all ranks must call it."""
+        """The weighted mean of all ranks' losses; blocks, and all ranks must call it."""
         return average(self._fabric, loss * self._share)
 
     def refresh(self) -> None:
@@ -363,7 +363,7 @@ def take_first_step(run: Run) -> None:
 
 
 def share_of(run: Run) -> float:
-    """What weighs this rank's mean: ranks may hold different numbers of shards."""
+    """The weight of this rank's mean, because ranks may hold different numbers of shards."""
     return len(run.sampler.shards) * run.strategy.replicas / run.sampler.virtual_shards
 
 
@@ -376,10 +376,10 @@ def take_step(
         group["lr"] = run.schedule.lr_at(run.state.step) * share
     batch = RankBatch(
         shards=run.sampler.shards,
-        # Exact sums need inputs that start at the same places in memory.
+        # Exact sums need inputs with the same memory alignment.
         batches=map(align, batches) if config.reduction == "exact" else batches,
         loss=mean_loss if scaler is None else lambda *given: scaler.scale(mean_loss(*given)),
-        # Seeded for each shard, so that it drops the same units on every rank.
+        # Seeded for each shard, so that dropout is the same on whichever rank computes it.
         begin=lambda shard: seed_generators(config.seed, run.state.step, shard),
         autocast=run.fabric.autocast,
     )
@@ -398,7 +398,7 @@ def take_step(
 
 
 def mean_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean over a batch and, in a text, over its characters."""
+    """The mean loss over a batch and, for text, over its characters."""
     return cross_entropy(outputs.float().flatten(0, -2), targets.flatten())
 
 

@@ -17,7 +17,7 @@ class Measures(TypedDict, total=False):
 
 
 class Scores(Measures):
-    """What the test set says of the model."""
+    """The model's results on the test set."""
 
     test_accuracy: float
     test_loss: float

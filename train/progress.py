@@ -25,7 +25,7 @@ KEPT_STEP_TIMES = 10_000
 
 
 class Meter:
-    """Counts and times the steps of this start; earlier starts are not in it."""
+    """Counts and times the steps of this start, without those of earlier starts."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Meter:
         """Unix seconds at the end of the first optimizer step, 0 before."""
 
     def start(self) -> None:
-        """The training begins now, or goes on in another part."""
+        """Starts the clock, or goes on with it in another part of the training."""
         self._last_step = self._clock()
         self._stopped = None
         if not self.steps:
             self._started = self._last_step
 
     def on_step(self) -> None:
-        """A step has ended."""
+        """Counts and times a step that has ended."""
         now = self._clock()
         self._step_times_s.append(now - self._last_step)
         self._last_step = now
@@ -58,7 +58,7 @@ class Meter:
             self.first_step_at = self._wall_clock()
 
     def stop(self) -> None:
-        """The training has ended; stops the clock."""
+        """Stops the clock when the training has ended."""
         self._stopped = self._clock()
 
     @property
@@ -120,12 +120,12 @@ class Progress:
         self._drawn = 0
 
     def on_step(self, step: int, loss: Tensor) -> None:
-        """``step`` steps are done; shows it if the interval is over."""
+        """Shows the training after ``step`` steps, if the interval is over."""
         if self._mode and self._clock() - self._shown_at >= self._interval_s:
             self._show(self._snapshot(step, loss.item()))
 
     def on_epoch_end(self, step: int, mean_loss: float) -> None:
-        """An epoch, or the last part of the run, is done; always shown."""
+        """Shows the training after an epoch, or at the end of the run."""
         if self._mode:
             self._show(self._snapshot(step, mean_loss))
 

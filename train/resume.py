@@ -22,7 +22,7 @@ def choose_virtual_shards(
 ) -> int:
     """The option, else the checkpoint's number, else as many as the largest world may need.
 
-    Of a checkpoint that has too few for this world, ``fast`` takes more: they decide about random
+    If the checkpoint has too few for this world, ``fast`` takes more: the number affects random
     numbers and rounding only. Raises InputError if the global batch cannot be cut into so many.
     """
     replicas = strategy.count_replicas(env.world_size)
@@ -53,7 +53,7 @@ def may_replan_shards(config: TrainConfig) -> bool:
 def check_resize(strategy: Strategy, env: WorkerEnv, earlier: CheckpointManifest | None) -> None:
     """Raises InputError where the strategy cannot go on from a checkpoint of another world size.
 
-    Another strategy's checkpoint does not bind it.
+    A checkpoint of another strategy is accepted at any size.
     """
     if earlier is None or strategy.can_resize or earlier.world_size == env.world_size:
         return
@@ -77,7 +77,7 @@ def open_saver(config: TrainConfig, env: WorkerEnv, say: Callable[[str], None]) 
             every_steps=config.keep_every_steps,
         ),
         interval=plan_interval(config),
-        # The agent took its generation in CHECKPOINT_DIR; in another folder it means nothing.
+        # The agent took its generation in CHECKPOINT_DIR; it has no meaning in another folder.
         generation=env.generation if folder == env.checkpoint_dir else None,
         asynchronous=config.checkpoint_async,
         say=say,

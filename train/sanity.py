@@ -30,11 +30,11 @@ def try_all_parts(
     virtual_shards: int,
     take_step: Callable[[Run], object],
 ) -> None:
-    """One step, one batch of the validation or the test, one checkpoint, written and read.
+    """Runs one step and one batch of validation or test; writes and reads one checkpoint.
 
-    All of it with a model, an optimizer and a loader of its own that are thrown away, and in a
-    folder that is deleted: the training begins as if there had been no pass. Blocks; all ranks must
-    call it. Raises what would be raised later, and says in which part.
+    It makes a model, an optimizer and a loader of its own, throws them away, and deletes its
+    folder: the training begins as if there had been no pass. Blocks; all ranks must call it. Raises
+    what the training would raise later, with a note that names the part.
     """
     began_at = time.monotonic()
     scratch = choose_checkpoint_dir(config, env) / f"{STAGING_PREFIX}sanity"
@@ -69,7 +69,7 @@ def try_all_parts(
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Says in which part of the pass an error was raised."""
+    """Adds to an error the part of the pass that raised it."""
     try:
         yield
     except Exception as error:

@@ -38,7 +38,7 @@ class Schedule:
         return dataclasses.replace(self, first_step=step, first_sample=sample)
 
     def cut(self, stop_step: int | None) -> Schedule:
-        """The same schedule, of which a part up to ``stop_step`` is trained; None for no limit."""
+        """The same schedule, trained up to ``stop_step`` at most; None for no limit."""
         stops = [stop for stop in (self.max_steps, stop_step) if stop is not None]
         return dataclasses.replace(self, max_steps=min(stops, default=None))
 
@@ -61,14 +61,14 @@ class Schedule:
         return self.sample_at(step) // self.epoch_samples
 
     def end_of(self, epoch: int) -> int:
-        """The number of steps after which ``epoch`` has been gone through."""
+        """The number of steps after which ``epoch`` is complete."""
         missing = (epoch + 1) * self.epoch_samples - self.first_sample
         return self.first_step + math.ceil(missing / self.batch_size)
 
     def lr_at(self, step: int) -> float:
         """Linear warm-up times linear decay; never 0, so that every step learns.
 
-        Times the gradual growth to ``lr_factor`` for a larger batch (Goyal et al. 2017,
+        It is multiplied by the growth to ``lr_factor`` for a larger batch (Goyal et al. 2017,
         "Accurate, Large Minibatch SGD", section 2.2).
         """
         sample = self.sample_at(step)

@@ -19,7 +19,7 @@ PROFILES_DIR = "profiles"
 
 
 def open_log(config: TrainConfig, saver: Saver, say: Callable[[str], None]) -> None:
-    """Gives the saver what the options ask for. All ranks refuse what cannot be opened."""
+    """Opens loggers and storage for rank 0's saver; all ranks refuse what cannot be opened."""
     loggers = open_loggers(config.loggers, saver.store.folder / LOGS_DIR)
     storage = Storage(config.storage, saver.store.folder, say) if config.storage else None
     if saver.ranks.leads:
@@ -27,19 +27,19 @@ def open_log(config: TrainConfig, saver: Saver, say: Callable[[str], None]) -> N
 
 
 def plan_profile(run: Run) -> None:
-    """Has the steps traced that ``--profile`` names."""
+    """Plans to trace the steps that ``--profile`` names."""
     if run.config.profile:
         folder = run.env.run_dir or run.continuity.saver.store.folder
         run.continuity.profiler.plan(*parse_steps(run.config.profile), folder / PROFILES_DIR)
 
 
 def is_logged(run: Run, step: int) -> bool:
-    """Whether a row follows ``step``."""
+    """Whether a row is logged after ``step``."""
     return bool(run.config.loggers) and step % run.config.log_every == 0
 
 
 def begin_breakdown(run: Run) -> Breakdown | None:
-    """Times the step that begins now, if a row follows it."""
+    """Times the step that begins now, if a row is logged after it."""
     return Breakdown(run.fabric.device) if is_logged(run, run.state.step + 1) else None
 
 
@@ -50,7 +50,7 @@ def log_step(
     average: Callable[[Tensor], float],
     breakdown: Breakdown | None,
 ) -> None:
-    """A row of a step that was timed; all ranks must call it. Waits for the device then."""
+    """Logs a row for a timed step, which waits for the device; all ranks must call it."""
     if breakdown is None:
         return
     samples_per_s = meter.steps_per_s * run.schedule.batch_size
@@ -67,5 +67,5 @@ def log_step(
 
 
 def log_epoch(run: Run, **values: float) -> None:
-    """Values of an epoch, in the row of its last step."""
+    """Adds an epoch's values to the row of its last step."""
     run.continuity.saver.log.add(run.state.step, values)

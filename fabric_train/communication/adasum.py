@@ -52,14 +52,14 @@ def adasum(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) ->
         peer = rank ^ distance
         received = _exchange([tensor.contiguous() for tensor in tensors], peer, group)
         for mine, theirs in zip(tensors, received, strict=True):
-            # In one order on both sides: the sum of floats depends on it.
+            # In the same order on both ranks: the sum of floats depends on it.
             pair = (mine, theirs) if rank < peer else (theirs, mine)
             mine.copy_(combine(*pair))
         distance *= 2
 
 
 def _exchange(mine: list[Tensor], peer: int, group: dist.ProcessGroup | None) -> list[Tensor]:
-    """The peer's tensors of the same shapes, for these."""
+    """Sends these tensors to the peer, and returns the peer's, of the same shapes."""
     theirs = [torch.empty_like(tensor) for tensor in mine]
     peer = dist.get_global_rank(group, peer) if group is not None else peer
     transfers = [dist.P2POp(dist.isend, tensor, peer, group) for tensor in mine]

@@ -1,12 +1,12 @@
 """Asynchronous model averaging: ranks train by themselves, and their weights meet in between.
 
 S. Gan et al. 2021, "BAGUA", and Bagua's ``AsyncModelAverageAlgorithm``. A rank takes a copy c_i of
-its weights, all ranks' copies are averaged beside the training, and when the mean is there, the
-rank adds what it changes to the weights that it has by then:
+its weights, all ranks' copies are averaged beside the training, and when the mean arrives, the rank
+adds the difference between mean and copy to the weights that it has by then:
 
     x_i = x_i + mean_j c_j - c_i
 
-so that the steps in between are kept, and the mean of all ranks' weights is that of the steps.
+so that the steps in between are kept, and the mean of all ranks' weights does not change.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AsyncAverage:
             self._begin()
 
     def settle(self) -> None:
-        """Ends what is under way: afterwards nothing runs. All ranks must call it; blocks."""
+        """Finishes every average that a rank has begun. All ranks must call it; blocks."""
         most = torch.tensor([self.begun])
         # Not over the group of the averages, where a rank may be one message behind.
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._control)

@@ -25,7 +25,7 @@ class ByteGradHook(PhasedHook):
 
     def start(self, bucket: GradBucket) -> None:
         gradients = bucket.gradients()
-        # By their sizes, because DDP fills its buckets anew after the first step.
+        # The sizes belong to the key, because DDP fills its buckets anew after the first step.
         key = (bucket.index(), *(each.numel() for each in gradients))
         if key not in self._means:
             self._means[key] = CompressedMean(MinMaxUInt8(), gradients, group=self._group)

@@ -24,7 +24,7 @@ class Codec(Protocol):
     def encode(self, blocks: Tensor, counts: Tensor) -> Tensor:
         """``[blocks, BLOCK]`` of floats to ``[blocks, bytes]`` of uint8.
 
-        ``counts``, ``[blocks, 1]``: how many numbers of a block count; what follows is its rest.
+        ``counts``, ``[blocks, 1]``: how many numbers of a block count; the others are padding.
         """
 
     def decode(self, code: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class MinMaxUInt8:
     Bagua's quantiser of the same name (S. Gan et al. 2021, "BAGUA: Scaling up Distributed Learning
     with System Relaxations", and ``bagua_utils``): with scale s = 255 / (max - min), x becomes the
     whole number round(x s), counted from round(max s) - 255. Bagua adds 1e-7 to max - min, which
-    swallows small gradients; here it is 1e-7 of the largest number.
+    swallows small gradients; this class adds 1e-7 times the largest absolute number.
     """
 
     def encode(self, blocks: Tensor, counts: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class MinMaxUInt8:
 
 
 class OneBit:
-    """A block's signs, and the mean of its absolute values, 32 bits.
+    """A block's signs, and the mean of its absolute values in 32 bits.
 
     The quantiser of 1-bit Adam (H. Tang et al. 2021, arXiv:2102.02888); use it with error feedback.
     """
@@ -85,7 +85,7 @@ def read_floats(code: Tensor) -> Tensor:
 
 
 class Blocks:
-    """Tensors as blocks: each begins with a block of its own, whose rest is 0.
+    """Tensors as blocks: each tensor begins a new block, and zeros fill its last one.
 
     ``ranks``: the number of blocks is a multiple of it, so that each rank has equally many.
     """
@@ -204,7 +204,7 @@ class CompressedMean:
             self.mean_error.copy_(mean)
 
     def spread_errors(self, own: Tensor, mean: Tensor) -> None:
-        """Takes errors from a world of another size: this rank's new one, and the whole mean's."""
+        """Takes errors from another world size: ``own`` for this rank, ``mean`` of all parts."""
         if self.error is not None and self.mean_error is not None:
             n = min(len(own), self.blocks.count)  # worlds differ by empty blocks at the end
             self.error.zero_()[:n] = own[:n].to(self.error)

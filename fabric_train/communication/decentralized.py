@@ -41,8 +41,8 @@ def find_peer(rank: int, ranks: int, number: int) -> int:
 class PeerAverage:
     """Averages weights with one peer, or with all, while the gradient is computed.
 
-    ``start`` before the forward pass, ``finish`` after the backward pass and before the optimizer's
-    step. Each rank sends n elements of 4 bytes to one peer, or an all-reduce of them to all.
+    Call ``start`` before the forward pass, ``finish`` after the backward pass and before the
+    optimizer's step. Each rank sends n elements of 4 bytes to one peer, or all-reduces them.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LowPrecisionRing:
         self.reset()
 
     def reset(self) -> None:
-        """Begins anew where all ranks have equal weights again."""
+        """Starts over from the present weights, which must be equal on all ranks."""
         self._blocks = Blocks(self._weights)
         self._own = self._blocks.pack(self._weights)
         self._left, self._right = self._own.clone(), self._own.clone()
@@ -119,7 +119,7 @@ class LowPrecisionRing:
         code = self._codec.encode(change, self._blocks.counts)
         left, right = self._neighbours
         from_left, from_right = torch.empty_like(code), torch.empty_like(code)
-        # Two processes are each other's left and right: then the order of messages pairs them.
+        # With two processes both neighbours are the same peer: the order pairs the messages.
         for work in exchange(
             [(code, left), (code, right)], [(from_right, right), (from_left, left)], self._group
         ):

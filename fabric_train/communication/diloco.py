@@ -8,8 +8,8 @@
         meeting.after_step(number)
 
 Source: A. Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language
-Models", algorithm 1 with Nesterov's momentum outside, which the paper found best. With one rank
-alone it still does the outer step.
+Models", algorithm 1 with Nesterov's momentum in the outer optimizer, which the paper found best.
+With one rank alone it still does the outer step.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fabric_train.communication.mean import average, find_statistics, find_weigh
 
 
 class OuterSteps(Averaging):
-    """The outer step after each ``every`` local ones.
+    """Makes an outer step after each ``every`` local steps.
 
-    With ``anchor`` the weights at the last meeting, and D the mean of (anchor - weights) over the
+    ``anchor`` is the weights at the last meeting, and D the mean of (anchor - weights) over the
     ranks: velocity <- momentum * velocity + D, anchor <- anchor - lr * (D + momentum * velocity),
     and all weights become the anchor. Takes memory for anchor and velocity: twice the weights.
     Arguments as for ``Averaging``. Make it when the ranks' weights are equal.
@@ -50,7 +50,7 @@ class OuterSteps(Averaging):
         self.restart()
 
     def restart(self) -> None:
-        """Begins with the present weights, equal on all ranks, and no velocity."""
+        """Starts over from the present weights, equal on all ranks, without velocity."""
         self.anchor = {name: weight.clone() for name, weight in self.weights.items()}
         self.velocity = {name: torch.zeros_like(weight) for name, weight in self.weights.items()}
 
@@ -65,7 +65,7 @@ class OuterSteps(Averaging):
     def meet(self) -> None:
         """The outer step; blocks, and sends each weight once."""
         average(find_statistics(self.model).values(), share=self.share, group=self.group)
-        # In place of the weights, which are no longer needed: what each rank has moved by.
+        # Overwrites the weights, which are no longer needed, with what each rank has moved by.
         for name, weight in self.weights.items():
             weight.neg_().add_(self.anchor[name])
         average(self.weights.values(), share=self.share, group=self.group)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
     """A copy of all elements, one tensor after the other, ``[elements]``.
 
-    In 32 bits, or 64 if a tensor has them: gloo adds up no smaller type well.
+    In 32 bits, or in 64 if a tensor has 64: gloo does not add up smaller types well.
     """
     parts = [tensor.detach().reshape(-1) for tensor in tensors]
     wide = any(part.dtype == torch.float64 for part in parts)
@@ -36,7 +36,7 @@ def average_gradients(
 
 
 def fill_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[Tensor]:
-    """All gradients; those that are missing are made, of zeros."""
+    """All gradients; a missing gradient becomes zeros."""
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -55,10 +55,10 @@ def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -
 def bring_together(
     model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Makes replicas that have drifted apart equal: the mean of their weights and moments.
+    """Makes replicas that have drifted apart equal, by averaging their weights and moments.
 
     Averages buffers of floating-point numbers too, such as BatchNorm's; other buffers become rank
-    0's. Blocks, and sends each of them once; all ranks must call it after equally many steps.
+    0's. Blocks, and sends each tensor once; all ranks must call it after equally many steps.
     """
     average([each for each in model.parameters() if each.requires_grad], group)
     for buffer in model.buffers():

@@ -1,4 +1,4 @@
-"""The batch of a group of processes on each of them, for losses that compare its samples.
+"""Gathers the batch of a group of processes on each of them, for losses that compare samples.
 
     node = new_node_group(rank, world_size, local_world_size)
     everything = gather_batch(model(inputs), node)
@@ -38,8 +38,8 @@ def gather_batch(
 ) -> Tensor:
     """The parts of all ranks of ``group``, one after the other along dimension 0, on each of them.
 
-    The parts may differ in their first dimension alone; ``rows`` says how long they are, in the
-    order of ranks, and is exchanged without it. A gradient that flows back is the sum of all ranks'
+    The parts may differ in their first dimension alone. ``rows``: their lengths, in the order of
+    ranks; if None, the ranks exchange them. A gradient that flows back is the sum of all ranks'
     gradients for this rank's part, so every rank must make a backward pass through it. ``group``
     None stands for one rank alone. All ranks of the group must call it.
     """
@@ -54,7 +54,7 @@ def gather_batch(
 
 
 def exchange_rows(part: Tensor, group: dist.ProcessGroup) -> list[int]:
-    """How long each rank's part is; blocks until the device has sent it."""
+    """The length of each rank's part; blocks until the device has sent it."""
     own = torch.tensor([len(part)], device=part.device)
     sizes = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, own, group=group)

@@ -1,9 +1,9 @@
 """Communication hooks of DistributedDataParallel that need two messages for each bucket.
 
 DDP calls a hook for one bucket after the other, in the same order on all ranks, while the backward
-pass runs. The first message of a bucket is sent there. The second needs the first one's answer, and
-is sent from the last bucket's call: from a future's callback, as torch's own PowerSGD sends it, the
-order of messages would depend on threads, and gloo pairs messages by their order.
+pass runs. The call of a bucket sends its first message. The second message needs the first one's
+answer, and the last bucket's call sends it. If a future's callback sent it, as in torch's own
+PowerSGD, the order of messages would depend on threads, but gloo pairs messages by their order.
 """
 
 # DDP compares a hook's annotations with types, so they must not be strings: no __future__ import.

@@ -53,7 +53,7 @@ class Averaging:
         return self.is_local(number) and (number + 1 - self.after) % self.every == 0
 
     def after_step(self, number: int) -> bool:
-        """Brings the ranks together if it is time, and says so; all ranks must call it.
+        """Lets the ranks meet if it is time, and returns whether they did; all ranks must call it.
 
         ``number`` counts the optimizer steps before this one, over all restarts.
         """
@@ -68,4 +68,4 @@ class Averaging:
         average(drifted.values(), share=self.share, group=self.group)
 
     def restart(self) -> None:
-        """After weights, equal on all ranks, have been loaded into the model."""
+        """Call it after weights, equal on all ranks, are loaded into the model."""

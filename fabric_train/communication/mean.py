@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 BUCKET_BYTES = 32 * 2**20
-"""As much is copied into one message: large enough for the network, small beside the model."""
+"""Size of one message: large enough for the network, small beside the model."""
 
 
 def average(
@@ -17,9 +17,9 @@ def average(
 ) -> None:
     """Replaces each tensor by its mean over the ranks, to the same bits on all of them; blocks.
 
-    ``share``: this rank's weight in the mean; those of all ranks add up to 1. Without it all weigh
-    the same. All ranks must call it, with tensors of equal shapes and types. Without a process
-    group, and for one rank alone, it changes nothing.
+    ``share``: this rank's weight in the mean; all ranks' shares add up to 1. Without it all ranks
+    weigh the same. All ranks must call it, with tensors of equal shapes and types. Without a
+    process group, and for one rank alone, it changes nothing.
     """
     size = dist.get_world_size(group) if dist.is_initialized() else 1
     if size == 1:
@@ -37,12 +37,12 @@ def average(
 def average_gradients(
     model: nn.Module, *, share: float | None = None, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Replaces each gradient by its mean, as ``average``."""
+    """Replaces each gradient by its mean, as ``average`` does."""
     average(fill_gradients(model), share=share, group=group)
 
 
 def fill_gradients(model: nn.Module) -> list[Tensor]:
-    """All gradients; those that are missing are made, of zeros.
+    """All gradients; a missing gradient becomes zeros.
 
     Otherwise an optimizer would have moments on some ranks only.
     """

@@ -1,8 +1,8 @@
 """A model cut into stages, each on its own process, which work on micro-batches at the same time.
 
 Built on ``torch.distributed.pipelining``. A model is a row of layers: the children of an
-``nn.Sequential``, or what its attribute ``pipeline_plan`` names in order, with the members that
-each uses besides itself:
+``nn.Sequential``, or what its attribute ``pipeline_plan`` names in order, with the other members
+that each layer uses:
 
     model.pipeline_plan = {"embed": ("characters",), "blocks": (), "to_logits": ("characters",)}
 
@@ -109,7 +109,7 @@ class PipelineStages:
 
     @property
     def counted(self) -> list[Tensor]:
-        """The weights that no earlier rank has too."""
+        """The weights that no lower rank has too, so that each counts once."""
         return [
             weight for name, weight in self._weights.items() if self.owners[name][0] == self.rank
         ]
@@ -123,7 +123,7 @@ class PipelineStages:
         scale: float = 1.0,
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> Tensor:
-        """Adds the gradients of ``scale`` times the batch's mean loss; that mean, on all ranks.
+        """Adds gradients of ``scale`` times the batch's mean loss; returns that mean on all ranks.
 
         ``loss`` is the mean over a micro-batch. ``context`` surrounds the forward passes. The
         gradients must be empty before.
@@ -178,7 +178,7 @@ class PipelineStages:
         self._schedule = SCHEDULES[self._kind](
             made if self._kind == "interleaved_1f1b" else made[0],
             self.microbatches,
-            # The loss of this step, as later ones may come with another.
+            # Looks the loss up in each step, as a later step may bring another.
             loss_fn=lambda outputs, targets: self._loss(outputs, targets),
             # The loss is divided instead, which saves going through all gradients.
             scale_grads=False,
@@ -203,7 +203,7 @@ class PipelineStages:
             weight.grad = torch.stack([parts[rank] for rank in ranks]).sum(0)
 
     def _send(self, states: Tensor, source: int, destination: int) -> Tensor:
-        """What rank ``source`` gives, on rank ``destination``; other ranks keep what they have."""
+        """Sends ``states`` from rank ``source`` to ``destination``; other ranks keep theirs."""
         if source == destination or self.rank not in (source, destination):
             return states
         if self.rank == source:
@@ -219,7 +219,7 @@ class PipelineStages:
         return received
 
     def _spread(self, states: Tensor, source: int) -> Tensor:
-        """What rank ``source`` gives, on all ranks."""
+        """The states of rank ``source``, on all ranks."""
         first, is_source = self._global_rank(source), self.rank == source
         header: list[Any] = [(states.shape, states.dtype) if is_source else None]
         dist.broadcast_object_list(header, first, group=self.group)
@@ -295,7 +295,7 @@ def is_below(name: str, members: Sequence[str]) -> bool:
 
 
 def cut_layers(model: nn.Module, layers: Sequence[Layer], count: int) -> list[list[Layer]]:
-    """Stages of neighbouring layers; the one with the most weights has as few as can be.
+    """Stages of neighbouring layers, cut so that the largest has as few weights as possible.
 
     Raises InputError for a model with fewer layers that have weights than stages.
     """

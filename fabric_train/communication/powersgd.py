@@ -72,7 +72,7 @@ class PowerSgdHook(PhasedHook):
         self.rank, self.start_iter = matrix_approximation_rank, start_powerSGD_iter
         self.min_rate, self._seed, self._group = min_compression_rate, seed, group
         self.iteration = 0
-        """Optimizer steps that were reduced, over all restarts."""
+        """Optimizer steps whose gradients were reduced, over all restarts."""
         self.errors: dict[str, Tensor] = {}
         """What each compressed parameter's last gradient left out on this rank, ``[n, m]``."""
         self.qs: dict[str, Tensor] = {}
@@ -126,7 +126,7 @@ class PowerSgdHook(PhasedHook):
         chosen = []
         for weight, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             rank = self.choose_rank(weight)
-            if rank and gradient.is_contiguous():  # not in channels_last, which is sent whole
+            if rank and gradient.is_contiguous():  # channels_last is sent whole
                 name = self._names[id(weight)]
                 chosen.append((name, gradient.view(len(gradient), -1), rank))
             else:

@@ -78,7 +78,7 @@ class QAdamSteps:
         return self.steps < self.warmup_steps
 
     def average_gradients(self) -> None:
-        """While warming up, replaces the gradients by their mean; afterwards nothing."""
+        """While warming up, replaces the gradients by their mean; afterwards does nothing."""
         if self.is_warming_up and self.ranks > 1:
             average_gradients(self.parameters, self._group)
 
@@ -97,11 +97,11 @@ class QAdamSteps:
         self._steps = steps + 1
 
     def forget(self) -> None:
-        """Drops what was remembered, after another state was loaded into the optimizer."""
+        """Drops its own state; call it after another state is loaded into the optimizer."""
         self._steps = self.frozen_at = self.mean = None
 
     def make_mean(self) -> CompressedMean:
-        """Codes and errors for the momentum, made where they are needed first."""
+        """The compressed mean of the momentum, made at its first use."""
         if self.mean is None:
             self.mean = CompressedMean(
                 MinMaxUInt8() if self.bits == 8 else OneBit(),
@@ -146,7 +146,7 @@ class QAdamSteps:
 def add_to_momentum(
     parameter: nn.Parameter, state: dict[str, Tensor], settings: dict[str, Any]
 ) -> None:
-    """Adam's first line, on this rank's gradient."""
+    """Adam's update of the momentum, with this rank's gradient."""
     if not state:  # a parameter without a gradient in the whole warm-up
         state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(parameter)}
         state["exp_avg_sq"] = torch.zeros_like(parameter)

@@ -1,4 +1,4 @@
-"""What each kind of request does, once all ranks are there with theirs."""
+"""What each kind of request does, once all ranks have made it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fabric_train.communication.adasum import adasum
 
 
 class ReduceOp(enum.IntEnum):
-    """How the ranks' values become one."""
+    """How the ranks' values are combined."""
 
     AVERAGE = 0
     SUM = 1
@@ -35,7 +35,7 @@ class Channel:
     control: dist.ProcessGroup | None = None
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Every rank's numbers; equally many on each."""
+        """Every rank's numbers; all ranks must give equally many."""
         if self.size == 1:
             return [list(numbers)]
         mine = torch.tensor(numbers, dtype=torch.int64)
@@ -54,7 +54,7 @@ class Channel:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """What must be the same on all ranks, besides the shapes."""
+    """The part of a request that must be equal on all ranks, besides the shapes."""
 
     kind: str
     op: ReduceOp = ReduceOp.SUM
@@ -71,11 +71,11 @@ _TORCH_OPS = {
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
 _WIDER = {torch.bfloat16: torch.float32, torch.int16: torch.int32, torch.bool: torch.uint8}
-"""gloo does not add these."""
+"""Types that gloo does not add, with the type to add them in."""
 
 
 def allreduce(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
-    """Reduces the tensors in place, those of one type in one transfer."""
+    """Reduces the tensors in place, with one transfer for each type."""
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         same = [tensor for tensor in tensors if tensor.dtype == dtype]
         if len(same) == 1 and same[0].is_contiguous():
@@ -112,7 +112,7 @@ def _scale(tensor: Tensor, factor: float) -> None:
 
 
 def allgather(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
-    """The ranks' tensors below each other; their first dimensions may differ."""
+    """Concatenates the ranks' tensors by rows; their first dimensions may differ."""
     return [_gather_one(channel, tensor) for tensor in tensors]
 
 
@@ -149,7 +149,7 @@ def broadcast(channel: Channel, tensors: Sequence[Tensor], request: Collective) 
 
 
 def alltoall(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
-    """Sends the k-th part of the rows to rank k: the rows received, and how many from each.
+    """Sends the k-th part of the rows to rank k; returns the received rows and counts by rank.
 
     ``tensors``: the rows, and how many of them go to each rank.
     """
@@ -171,7 +171,7 @@ def alltoall(channel: Channel, tensors: Sequence[Tensor], request: Collective) -
 
 
 def reducescatter(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
-    """This rank's rows of the reduced tensors; the first ranks have one more if they differ."""
+    """This rank's rows of the reduced tensors; the first ranks may have one row more."""
     allreduce(channel, tensors, request)
     return [tensor[rows_of(channel.rank, channel.size, len(tensor))].clone() for tensor in tensors]
 
@@ -184,7 +184,7 @@ def rows_of(rank: int, size: int, count: int) -> slice:
 
 
 def barrier(channel: Channel, tensors: Sequence[Tensor], request: Collective) -> Any:
-    """Nothing: all ranks are there."""
+    """Does nothing: all ranks have made the request by now."""
     return []
 
 

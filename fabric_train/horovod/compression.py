@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes while they travel."""
+"""Compressors, by which gradients travel in fewer bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class NoneCompressor:
-    """Sends what it is given."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
@@ -18,7 +18,7 @@ class NoneCompressor:
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The reduced tensor in its first type."""
+        """The reduced tensor in its original type."""
         return tensor
 
 
@@ -37,7 +37,7 @@ class FP16Compressor(NoneCompressor):
 
 
 class Compression:
-    """The compressors to choose from; an own class with the two methods will do as well."""
+    """The compressors to choose from; a script's own class with both methods works as well."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,4 +1,4 @@
-"""The one Horovod of this process: who it is, its groups and its engine."""
+"""The Horovod context of this process: its starter, process groups and engine."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Context:
 
 _context: Context | None = None
 _store: Store | None = None
-"""Where the ranks meet. Opened once: if rank 0 opened another for each ``init``, a faster rank
-would still find the one before, and what it holds of ranks that have left."""
+"""The store where the ranks meet, opened once: if rank 0 opened a new one for each ``init``, a
+faster rank could still find the old one, with values of ranks that have left."""
 _meetings = 0
 _exit_code = 0
 
 
 def init(comm: object = None, process_sets: object = None) -> None:
-    """Joins all processes of the job; blocks until they are there. Again: does nothing.
+    """Joins all processes of the job; blocks until they are there. A second call does nothing.
 
-    The process group of torch.distributed is used if there is one, else made. Raises InputError if
-    the environment contradicts itself, or asks for a part of the processes alone.
+    Uses the process group of torch.distributed, or makes one. Raises InputError if the environment
+    contradicts itself, and NotImplementedError for ``comm`` or process sets.
     """
     global _context
     if _context is not None:
@@ -76,7 +76,7 @@ def _make_group(starter: Starter) -> None:
 
 
 def _open_channel(starter: Starter) -> Channel:
-    """Groups of its own, so that the script's own collectives do not mix with the engine's."""
+    """Makes groups for the engine alone, so that the script's collectives do not mix in."""
     if starter.size == 1:
         return Channel()
     limit = timedelta(seconds=read_stall_limit_s())
@@ -102,7 +102,7 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Leaves the other ranks; blocks until they leave too, or ask for something.
+    """Leaves the other ranks; blocks until they leave too or make a request.
 
     Their requests fail from then on. ``init`` may be called again after all have left.
     """
@@ -118,7 +118,7 @@ def shutdown() -> None:
 
 
 def _watch_the_end() -> None:
-    """Leaves at the end of the process, however it ends."""
+    """Has ``_end`` called when the process ends, and notes if an exception ends it."""
     show = sys.excepthook
 
     def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -132,7 +132,7 @@ def _watch_the_end() -> None:
 
 
 def _end() -> None:
-    """Called at the end of the interpreter."""
+    """Leaves the other ranks when the interpreter ends, unless an exception ended it."""
     if not _exit_code:
         shutdown()
         return

@@ -1,9 +1,9 @@
 """The thread that performs collectives, in one order on all ranks.
 
 Horovod matches requests by name, whatever order each rank makes them in. So do we: before each
-collective the ranks tell each other in 16 bytes what is first in their queues. Only if that differs
-they tell each other all that they wait for, and perform the first request that all have made. A
-rank that has joined takes part with zeros; one that leaves ends the engine on all ranks.
+collective every rank sends 16 bytes that stand for the head of its queue. Only if these differ, the
+ranks exchange their whole queues and perform the first request that all have made. A rank that has
+joined takes part with zeros; a rank that leaves ends the engine on all ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS_MAY_DIFFER = ("allgather", "alltoall")
 
 
 class Presence(enum.IntEnum):
-    """What a rank takes part in."""
+    """Whether a rank makes requests, has joined, or leaves."""
 
     ACTIVE = 0
     JOINED = 1
@@ -38,7 +38,7 @@ class Presence(enum.IntEnum):
 
 
 class Handle:
-    """A request that was made; give it to ``synchronize`` or ``poll``."""
+    """A request that was made; ``wait`` returns its result."""
 
     def __init__(self, name: str, request: Collective, tensors: Sequence[Tensor]) -> None:
         self.name, self.request, self.tensors = name, request, tensors
@@ -56,12 +56,12 @@ class Handle:
         return self.name, self.request, shapes
 
     def finish(self, result: Any = None, error: Exception | None = None) -> None:
-        """Called by the engine, once."""
+        """Sets the result or the error; the engine calls it once."""
         self._result, self._error = result, error
         self._done.set()
 
     def perform(self, channel: Channel) -> Any:
-        """Takes part in the collective, on a GPU in a stream of its own; its result."""
+        """Performs the collective, on a GPU in a stream of its own; returns the result."""
         act = PERFORM[self.request.kind]
         if self._began is None:
             return act(channel, self.tensors, self.request)
@@ -81,7 +81,7 @@ class Handle:
         return self._done.is_set()
 
     def wait(self) -> Any:
-        """The result; raises what made it fail. Says on stderr what it waits for too long."""
+        """Returns the result, or raises the error. Reports a long wait on stderr."""
         every_s = float(os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS") or 60)
         began_at = time.monotonic()
         while not self._done.wait(every_s):
@@ -157,7 +157,7 @@ class Conductor:
         return handle
 
     def join(self, device: int | None = None) -> int:
-        """Takes part in the others' requests until all have joined; the last rank that did.
+        """Takes part in the others' requests until all have joined; returns the last rank to join.
 
         ``device``: the CUDA device of what this rank contributes.
         """
@@ -173,7 +173,7 @@ class Conductor:
         return int(joining.wait())
 
     def leave(self) -> None:
-        """Ends the engine on all ranks; blocks until they leave too, or ask for something."""
+        """Ends the engine on all ranks; blocks until the others leave too or make a request."""
         with self._changed:
             self._presence = Presence.LEAVING
             self._changed.notify_all()
@@ -193,7 +193,7 @@ class Conductor:
             while self._round():
                 pass
         except Exception as error:
-            # gloo adds advice and a greeting.
+            # gloo appends advice to its message.
             cause = str(error).partition(" This is typically")[0]
             self._fail(f"another rank has ended, or waited for too long: {cause}")
 
@@ -204,7 +204,7 @@ class Conductor:
             self._changed.wait_for(lambda: self._queue or self._presence)
             self._resting = False
             head = next(iter(self._queue.values()), None)
-            # Requests that are queued come before a join, and not before an end.
+            # Queued requests come before a join, but not before leaving.
             leaving = self._presence is Presence.LEAVING
             mine = Presence.ACTIVE if head and not leaving else self._presence
         mark = _fingerprint(head.signature) if head and mine is Presence.ACTIVE else 0
@@ -243,7 +243,7 @@ class Conductor:
             return False
         self._looking_since = self._looking_since or time.monotonic()
         with self._changed:
-            # The others tell of theirs in the next round only, so this is a poll.
+            # The others' new requests show only in the next round, so this polls.
             self._changed.wait(min(max(since_s, MIN_POLL_S), MAX_POLL_S))
         return True
 
@@ -257,7 +257,7 @@ class Conductor:
             found = self._queue.get(name)
         if self.channel.rank in joined:
             if self._device is not None:
-                # This thread would otherwise have the first one.
+                # Otherwise this thread would use the first device.
                 torch.cuda.set_device(self._device)
             found = _StandIn(*wanted) if not problem else None
         if found is not None and problem:
@@ -267,7 +267,7 @@ class Conductor:
             self._perform(found)
 
     def _perform(self, handle: Handle) -> None:
-        # It stays in the queue until then, where an error of another rank's end finds it.
+        # It stays queued meanwhile, so that ``_fail`` finds it if another rank ends.
         result = handle.perform(self.channel)
         self._drop(handle)
         handle.finish(result)

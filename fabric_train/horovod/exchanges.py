@@ -40,7 +40,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: object = None,
 ) -> _Waiting:
-    """Sends rows to all ranks; the handle, for the rows received and their numbers."""
+    """Starts ``alltoall``; the handle's result is the received rows and their counts."""
     refuse_process_set(process_set)
     size = context.get().starter.size
     if splits is None:
@@ -63,10 +63,10 @@ def alltoall(
     name: str | None = None,
     process_set: object = None,
 ) -> Any:
-    """Sends the k-th run of rows to rank k; the rows received, in the order of ranks.
+    """Sends the k-th run of rows to rank k; returns the received rows, in the order of ranks.
 
-    ``splits``: how many rows go to each rank; by default equally many. If it is given, the answer
-    is a pair with how many came from each.
+    ``splits``: how many rows go to each rank; by default equally many. If it is given, the result
+    is a pair: the rows, and how many came from each rank.
     """
     refuse_process_set(process_set)
     output, received = through(_Alltoall, tensor, splits, name)
@@ -112,7 +112,7 @@ def grouped_reducescatter(
 
 
 def reducescatter(tensor: Tensor, *rest: Any, **more: Any) -> Tensor:
-    """This rank's rows of the reduced tensor; the first ranks have one more if they differ."""
+    """This rank's rows of the reduced tensor; the first ranks may have one row more."""
     return grouped_reducescatter([tensor], *rest, **more)[0]
 
 
@@ -124,7 +124,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> _Waiting:
-    """As ``reducescatter``; the handle."""
+    """Starts ``reducescatter``; returns the handle."""
     refuse_process_set(process_set)
     request = plan_reduce("reducescatter", [tensor], None, op, prescale_factor, postscale_factor)
     return submit(name, [tensor.detach().clone()], request, single=True)

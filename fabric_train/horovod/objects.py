@@ -1,4 +1,4 @@
-"""Parameters, optimizer states and objects of one rank, for all ranks."""
+"""Broadcasts parameters, optimizer states and objects, and gathers objects."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def broadcast_optimizer_state(
 ) -> None:
     """Replaces the optimizer's state and its options, such as the learning rate, by the root's.
 
-    An optimizer that has made no step gets what the root has, too. Raises ValueError for LBFGS, as
+    An optimizer that has made no step gets the root's state, too. Raises ValueError for LBFGS, as
     Horovod does.
     """
     refuse_process_set(process_set)
@@ -72,11 +72,11 @@ def broadcast_optimizer_state(
 
 
 class _Place(int):
-    """Where a tensor was: its number."""
+    """A tensor's number, which stands in its place."""
 
 
 def _take_tensors(value: Any, taken: list[Tensor]) -> Any:
-    """The same nest of dicts and lists with numbers in place of tensors, which are ``taken``."""
+    """Copies dicts and lists with a number for each tensor; appends the tensors to ``taken``."""
     if isinstance(value, Tensor):
         taken.append(value.detach())
         return _Place(len(taken) - 1)
@@ -100,7 +100,7 @@ def _put_tensors(value: Any, tensors: list[Tensor]) -> Any:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: object = None
 ) -> Any:
-    """The root's object, which must be one that can be pickled."""
+    """The root's object, which pickle must support."""
     refuse_process_set(process_set)
     if context.get().starter.rank == root_rank:
         content = pickle.dumps(obj)

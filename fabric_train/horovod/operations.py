@@ -1,8 +1,8 @@
 """Collectives by Horovod's names.
 
-Each has a form that waits, one that returns a handle (``_async``), and for some one that writes
-into its argument (a last ``_``). Requests are matched by name on all ranks; those without a name
-by their order.
+Each has a form that waits and one that returns a handle (``_async``); some have forms that write
+into their argument (a last ``_``). Ranks match requests by name, and those without a name by their
+order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 
 
 class _Waiting:
-    """A handle together with how its result is handed out."""
+    """A handle, and whether its result is a single tensor."""
 
     def __init__(self, handle: Handle, single: bool) -> None:
         self.handle, self._single = handle, single
@@ -37,7 +37,7 @@ class _Waiting:
 def submit(
     name: str | None, tensors: Sequence[Tensor], request: Collective, *, single: bool
 ) -> _Waiting:
-    """Hands a request to the engine, under the name of its kind and its own."""
+    """Hands a request to the engine, as ``KIND.NAME``; it numbers requests without a name."""
     here = context.get()
     if name is None:
         number = here.names[request.kind] = here.names.get(request.kind, 0) + 1
@@ -48,7 +48,7 @@ def submit(
 
 
 def through(function: Any, *arguments: Any) -> Any:
-    """What an autograd function gives."""
+    """Applies an autograd function."""
     return function.apply(*arguments)
 
 
@@ -66,7 +66,7 @@ def join(device: int = -1) -> int:
     """Tells the others that this rank has no more data; blocks until all have said so.
 
     Until then this rank contributes zeros to their sums and averages, and no rows to what they
-    gather, on ``device``: without it the current CUDA device. Returns the rank that joined last.
+    gather, on ``device`` (the current CUDA device by default). Returns the rank that joined last.
     """
     here = context.get()
     current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
@@ -83,7 +83,7 @@ def barrier(process_set: object = None) -> None:
 
 
 def refuse_process_set(process_set: object) -> None:
-    """Raises NotImplementedError for anything but all ranks."""
+    """Raises NotImplementedError for a process set other than all ranks."""
     if process_set is not None and process_set is not global_process_set:
         raise NotImplementedError(
             "process sets are not supported: make a group of these ranks with "
@@ -112,7 +112,7 @@ def plan_reduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Collective:
-    """The request; raises ValueError, NotImplementedError or InputError for what cannot be."""
+    """The request; raises ValueError, NotImplementedError or InputError if it is impossible."""
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only op.")
@@ -186,7 +186,7 @@ def grouped_allreduce_async_(
     *,
     single: bool = False,
 ) -> _Waiting:
-    """Reduces tensors in place, in one transfer; the handle."""
+    """Starts to reduce tensors in place, in one transfer; returns the handle."""
     refuse_process_set(process_set)
     request = plan_reduce("allreduce", tensors, average, op, prescale_factor, postscale_factor)
     return submit(name, tensors, request, single=single)
@@ -204,12 +204,12 @@ def grouped_allreduce_(tensors: Sequence[Tensor], *rest: Any, **more: Any) -> li
 
 
 def allreduce_async_(tensor: Tensor, *rest: Any, **more: Any) -> _Waiting:
-    """Reduces a tensor in place; the handle."""
+    """Starts to reduce a tensor in place; returns the handle."""
     return grouped_allreduce_async_([tensor], *rest, single=True, **more)
 
 
 def allreduce_async(tensor: Tensor, *rest: Any, **more: Any) -> _Waiting:
-    """Reduces into a new tensor; the handle."""
+    """Starts to reduce into a new tensor; returns the handle."""
     return allreduce_async_(tensor.detach().clone(), *rest, **more)
 
 
@@ -246,7 +246,7 @@ def grouped_allgather_async(
     *,
     single: bool = False,
 ) -> _Waiting:
-    """Gathers each tensor; the handle."""
+    """Starts to gather each tensor; returns the handle."""
     refuse_process_set(process_set)
     if any(tensor.dim() == 0 for tensor in tensors):
         raise ValueError("a tensor without dimensions cannot be gathered: give tensor.reshape(1)")
@@ -264,12 +264,12 @@ def grouped_allgather(
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: object = None
 ) -> _Waiting:
-    """Gathers the rows of all ranks; the handle."""
+    """Starts to gather the rows of all ranks; returns the handle."""
     return grouped_allgather_async([tensor], name, process_set, single=True)
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: object = None) -> Tensor:
-    """The rows of all ranks, in the order of ranks, which may have different numbers of rows."""
+    """The rows of all ranks, in the order of ranks; ranks may have unequal numbers of rows."""
     return grouped_allgather([tensor], name, process_set)[0]
 
 
@@ -292,7 +292,7 @@ class _Broadcast(torch.autograd.Function):
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: object = None
 ) -> _Waiting:
-    """Replaces a tensor by the root's; the handle."""
+    """Starts to replace a tensor by the root's; returns the handle."""
     refuse_process_set(process_set)
     if not 0 <= root_rank < context.get().starter.size:
         raise ValueError(f"root_rank {root_rank} is not one of {context.get().starter.size} ranks")
@@ -302,7 +302,7 @@ def broadcast_async_(
 def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: object = None
 ) -> _Waiting:
-    """The root's tensor in a new one; the handle."""
+    """Starts to copy the root's tensor into a new one; returns the handle."""
     return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
 
 

@@ -32,7 +32,7 @@ from fabric_train.horovod.operations import (
 )
 
 BUCKET_BYTES = 25 << 20
-"""As DistributedDataParallel's; HOROVOD_FUSION_THRESHOLD changes it."""
+"""The same as in DistributedDataParallel; HOROVOD_FUSION_THRESHOLD changes it."""
 
 _made = 0
 
@@ -46,7 +46,7 @@ class Bucket:
         self.sent: tuple[_Waiting, list[Tensor], list[Any]] | None = None
 
     def send(self, compression: Any, reduce: Callable[[str, list[Tensor]], _Waiting]) -> None:
-        """Hands the gradients over; zeros for those that this rank has not computed."""
+        """Hands the gradients to the engine, with zeros where this rank has computed none."""
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -66,7 +66,7 @@ class Bucket:
 
 
 class _Distributed(Optimizer):
-    """What is put before the optimizer's own class."""
+    """The class that is mixed in before the optimizer's own class."""
 
     def _set_up(
         self, named: list[tuple[str, Tensor]], buckets: list[Bucket], **settings: Any
@@ -112,7 +112,7 @@ class _Distributed(Optimizer):
             )
         grad = parameter.grad
         assert grad is not None
-        # Not to_dense(): torch 2.13 makes zeros of values that share one element, as those after
+        # Not to_dense(): torch 2.13 returns zeros if the values share one element, as after
         # sum().backward().
         places = tuple(grad._indices())
         dense = torch.zeros_like(parameter)
@@ -127,11 +127,11 @@ class _Distributed(Optimizer):
         )
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """How many backward passes come before each ``step``, from the next on."""
+        """Sets how many backward passes come before each ``step``, from the next step on."""
         self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
-        """Waits until the gradients are those of all ranks, to be clipped before ``step``."""
+        """Waits for the reduced gradients, so that a script can clip them before ``step``."""
         if self._op is Adasum:
             return
         for bucket in self._buckets:
@@ -173,9 +173,9 @@ class _Distributed(Optimizer):
         return super().step(closure)
 
     def _step_by_adasum(self, closure: Any) -> Any:
-        """A step of this rank alone, whose changes are then combined by Adasum.
+        """Makes a step on this rank alone, then combines the ranks' weight changes by Adasum.
 
-        The changes and not the gradients, so that the optimizer's own scaling is part of them.
+        It combines changes and not gradients, so that the optimizer's own scaling is included.
         """
         parameters = [p for bucket in self._buckets for p in bucket.parameters]
         before = [parameter.detach().clone() for parameter in parameters]
@@ -226,9 +226,9 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     """An optimizer of the same class and state, that reduces gradients over all ranks.
 
     With ``op=Adasum`` each rank makes a step of its own, and their changes are combined. Gradients
-    of several backward passes are added up, as in Horovod. ``gradient_predivide_factor`` splits the
-    division by ``size()``: a part before the sum, against overflow in float16. Raises ValueError
-    for parameters that have no name, or one name twice.
+    of several backward passes are added up, as in Horovod. ``gradient_predivide_factor`` is the
+    part of the division by ``size()`` that is done before the sum, against overflow in float16.
+    Raises ValueError for a parameter without a name, or a name given twice.
     """
     refuse_process_set(process_set)
     op = ReduceOp(op)
@@ -241,8 +241,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     buckets = _fill_buckets(f"optimizer.{_made}", optimizer, num_groups, groups)
     cls: Any = type(optimizer.__class__.__name__, (_Distributed, optimizer.__class__), {})
     made = cls.__new__(cls)
-    # The same groups and state, so that schedulers made before go on. They wrap ``step`` of their
-    # object, which must not hide the one above.
+    # The same groups and state, so that earlier schedulers keep working. They have wrapped ``step``
+    # on their optimizer object; a copy of that wrapper would hide this class's ``step``.
     made.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
     made._set_up(
         named,

@@ -1,7 +1,7 @@
 """One text from rank 0 to all ranks, through the PMIx server that mpirun runs on each node.
 
-Every process of Open MPI 4 and later is a client of that server, and its library is where mpirun
-is. So ranks on any number of nodes can meet without a port that anybody chose. The types are those
+Every process of Open MPI 4 and later is a client of that server, and mpirun brings its library. So
+ranks on any number of nodes can meet without a port that somebody chose. The types are those
 of the PMIx standard (https://pmix.org), the same in its versions 3 to 5.
 """
 
@@ -24,7 +24,7 @@ class PmixProcess(ctypes.Structure):
 
 
 class PmixValue(ctypes.Structure):
-    """``pmix_value_t`` with a text in it; its union is not larger than what is reserved."""
+    """``pmix_value_t`` with a text in it; ``reserved`` covers the rest of its union."""
 
     _fields_ = (
         ("type", ctypes.c_uint16),
@@ -34,9 +34,9 @@ class PmixValue(ctypes.Structure):
 
 
 def exchange(key: str, text: str | None, fix: str) -> str:
-    """Rank 0's text, on all ranks; rank 0 gives it and the others None. Blocks.
+    """Returns rank 0's ``text`` on all ranks; the others pass None. Blocks.
 
-    Raises InputError, with ``fix``, where the library or the server is not there.
+    Raises InputError, with ``fix``, if the library or the server is missing.
     """
     library = _load(fix)
     me = PmixProcess()
@@ -59,10 +59,10 @@ def exchange(key: str, text: str | None, fix: str) -> str:
         name = ctypes.c_char_p(key.encode())
         call("PMIx_Get", ctypes.byref(root), name, None, ctypes.c_size_t(0), ctypes.byref(found))
         answer: str = found.contents.text.decode()
-        # Rank 0 stays until all have its text, as it may be read from rank 0 alone.
+        # Rank 0 stays until all ranks have the text: perhaps only rank 0 can serve it.
         call("PMIx_Fence", None, ctypes.c_size_t(0), None, ctypes.c_size_t(0))
     finally:
-        # Without it mpirun would report that a rank left without saying so.
+        # Otherwise mpirun would report that a rank left without saying so.
         library.PMIx_Finalize(None, ctypes.c_size_t(0))
     return answer
 

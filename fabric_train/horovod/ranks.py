@@ -49,7 +49,7 @@ def _no() -> bool:
 def _not_built() -> bool:
     """False: none of Horovod's own C++ operations are in; torch.distributed's are used instead.
 
-    So a script that scales its learning rate for Adasum inside a node by NCCL does not.
+    So a script that would scale its learning rate for Adasum if NCCL is built does not.
     """
     return False
 

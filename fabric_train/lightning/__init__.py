@@ -1,4 +1,4 @@
-"""The same safety for scripts that use Lightning's Trainer, also under LightningCLI.
+"""Checkpoints and resuming for scripts that use Lightning's Trainer, also under LightningCLI.
 
 from fabric_train.lightning import ContinuityCallback, read_world
 trainer = Trainer(callbacks=[ContinuityCallback()], **read_world(), ...)

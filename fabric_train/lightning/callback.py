@@ -1,7 +1,7 @@
 """The callback: checkpoints, stopping and resuming of a Lightning training.
 
-Lightning 2.6 has no hooks for some of it. What is replaced for the time of a fit is replaced on the
-instance: how a loader is prepared (``data``), and which checkpoint is read (``_read_newest``).
+Lightning 2.6 has no hooks for some of this. So the callback replaces methods of Lightning's objects
+during a fit: how a loader is prepared (``data``), and which checkpoint is read (``_read_newest``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fabric_train.trainers.companion import Companion, parse_env
 
 STATE_FILE = "checkpoint.ckpt"
 KEY = "fabric_train"
-"""Of what the callback adds to Lightning's checkpoint."""
+"""The key of what the callback adds to Lightning's checkpoint."""
 
 
 def read_world() -> dict[str, int]:
@@ -37,8 +37,8 @@ def read_world() -> dict[str, int]:
 class ContinuityCallback(Callback):
     """Commits, stops and resumes a fit; with neither a folder nor the launcher it does nothing.
 
-    Without an interval Young's formula chooses it. Steps are optimizer steps. ``folder`` is
-    CHECKPOINT_DIR by default; all nodes share it. A script has one fit for each folder.
+    Without an interval Young's formula chooses one. Steps are optimizer steps. ``folder`` is
+    CHECKPOINT_DIR by default; all nodes share it. Each fit of a script needs its own folder.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ContinuityCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Chooses the checkpoint to go on from, once there is a process group."""
         companion = self._companion
-        fit: Any = trainer  # some of what it sets is not declared
+        fit: Any = trainer  # some attributes set here are not declared
         if stage != "fit":
             return
         others = [each for each in fit.callbacks if each is not self]
@@ -77,7 +77,7 @@ class ContinuityCallback(Callback):
         self._trainer = trainer
         self._sums = EpochSums(trainer, companion.saver.ranks)
         self._data = Data(trainer, companion)
-        # First of all, so that a checkpoint at a batch's start holds nothing of that batch.
+        # Before other callbacks, so that a checkpoint at a batch's start holds nothing of it.
         fit.callbacks = [self, *others]
         if found is not None:
             continue_logs(trainer, found.path, companion.state.get("logs", []))
@@ -89,15 +89,15 @@ class ContinuityCallback(Callback):
     def _read_newest(self, trainer: Trainer, path: Path) -> None:
         """Makes Lightning read our checkpoint, whatever ``fit(ckpt_path=...)`` names.
 
-        A path in ``fit`` is what the training began with; it goes on from what it made of that.
-        All ranks read the one that rank 0 has chosen after the earlier group was fenced.
+        ``ckpt_path`` is where the training began; since then it has written newer checkpoints. All
+        ranks read the one that rank 0 chose after it had fenced the earlier worker group.
         """
         connector: Any = trainer._checkpoint_connector
         read = connector.resume_start
 
         def resume_start(_path: Any = None, weights_only: bool | None = None) -> None:
             del connector.resume_start
-            # A module's hyperparameters may be of any class, so this runs what the pickle says.
+            # Hyperparameters may be of any class, so loading them runs code of the pickle.
             read(path / STATE_FILE, weights_only=False if weights_only is None else weights_only)
 
         connector.resume_start = resume_start
@@ -105,16 +105,16 @@ class ContinuityCallback(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Takes out what ``_take`` put in."""
+        """Reads what ``_take`` has added to the checkpoint."""
         if self._trainer is None or KEY not in checkpoint:
             return
         self._resumed = checkpoint[KEY]
         trainer.should_stop = self._resumed["should_stop"]
-        # About loaders that cannot resume: ours begin where the training stands.
+        # It warns of loaders that cannot resume; ours begin where the training stands.
         warnings.filterwarnings("ignore", message="You're resuming from a checkpoint that ended")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Everything is loaded."""
+        """Restores the metrics and begins; Lightning has loaded everything else."""
         if self._resumed is not None:
             metrics = self._resumed["callback_metrics"]
             trainer._logger_connector._callback_metrics.update(metrics)
@@ -127,7 +127,7 @@ class ContinuityCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """The last batch, its validation and its rows in the logs are done: the time to save."""
+        """Saves if it is due: the last batch, its validation and its log rows are done."""
         if self._resumed is not None:
             self._put_right(trainer)
         self._companion.before_batch(trainer.global_step)
@@ -135,12 +135,12 @@ class ContinuityCallback(Callback):
         seed_generators(seed, trainer.current_epoch, batch_idx, trainer.global_rank)
 
     def _put_right(self, trainer: Trainer) -> None:
-        """What Lightning's restart in the midst of an epoch leaves wrong."""
+        """Corrects what Lightning's restart in the middle of an epoch leaves wrong."""
         assert self._resumed is not None
         loop = trainer.fit_loop
-        # It counts a step too many where a validation was due, which shifts all logs.
+        # Lightning counts a step too many if a validation was due, which shifts all logs.
         loop.epoch_loop._batches_that_stepped = self._resumed["batches_that_stepped"]
-        # Otherwise ReduceLROnPlateau leaves out this epoch.
+        # Otherwise ReduceLROnPlateau skips this epoch.
         loop._restarting = False
         self._resumed = None
 
@@ -157,7 +157,7 @@ class ContinuityCallback(Callback):
         self._companion.after_batch(trainer.global_step, read_loss)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Sums of an epoch end with it."""
+        """Drops the sums of the epoch."""
         self._sums.forget()
 
     # -- the end -------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class ContinuityCallback(Callback):
         self._companion.finish(trainer.global_step)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """The fit has ended well."""
+        """Cleans up after a fit that ended without an error."""
         if self._trainer is not None:
             self._data.leave()
             self._trainer = None
@@ -189,7 +189,7 @@ class ContinuityCallback(Callback):
             copy_logs(trainer, folder)
 
     def _take(self, trainer: Trainer) -> dict[str, Any]:
-        """Lightning's checkpoint, as between two batches."""
+        """Lightning's checkpoint, as it would be between two batches."""
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]

@@ -1,7 +1,7 @@
 """Loggers that go on where the checkpoint was taken: the same file, no row twice, none missing.
 
-A logger that writes files makes a new version at each start, or deletes the one before. A
-checkpoint holds a copy of a CSV file, which is put back. TensorBoard hides what came later.
+A logger that writes files makes a new version at each start, or deletes the old one. So a
+checkpoint holds a copy of a CSV file, and a resume puts it back. TensorBoard hides later rows.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ COPY = "log-{index}.csv"
 
 
 def is_a(thing: object, *names: str) -> bool:
-    """Whether the thing is of a class of Lightning's with one of these names.
+    """Whether ``thing`` is an instance of a class with one of these names.
 
-    Scripts import them from ``lightning.pytorch`` or ``pytorch_lightning``: one code, two packages.
+    Scripts import ``lightning.pytorch`` or ``pytorch_lightning``, whose classes are not the same.
     """
     return any(kind.__name__ in names for kind in type(thing).__mro__)
 
 
 def describe_logs(trainer: Trainer) -> list[dict[str, Any]]:
-    """What a checkpoint says of the loggers; JSON."""
+    """What a checkpoint records of the loggers, as JSON types."""
     step = trainer.fit_loop.epoch_loop._batches_that_stepped
     return [
         {"kind": type(logger).__name__, "version": logger.version, "step": step}
@@ -40,7 +40,7 @@ def describe_logs(trainer: Trainer) -> list[dict[str, Any]]:
 
 
 def copy_logs(trainer: Trainer, folder: Path) -> None:
-    """Copies rows that may have to be put back; rank 0 calls it."""
+    """Copies CSV files into a checkpoint, to be put back by a resume; rank 0 calls it."""
     loggers: list[Any] = trainer.loggers
     for index, logger in enumerate(loggers):
         if is_a(logger, "CSVLogger"):
@@ -53,7 +53,7 @@ def copy_logs(trainer: Trainer, folder: Path) -> None:
 def continue_logs(trainer: Trainer, folder: Path, saved: Sequence[dict[str, Any]]) -> None:
     """Points the loggers at what they wrote before; all ranks call it, rank 0 writes.
 
-    Leaves one alone whose version is a text, or of which there are others than before.
+    Changes nothing if the kinds of loggers have changed. Keeps a version that is a text.
     """
     kinds = [type(logger).__name__ for logger in trainer.loggers]
     if kinds != [each["kind"] for each in saved]:
@@ -63,7 +63,7 @@ def continue_logs(trainer: Trainer, folder: Path, saved: Sequence[dict[str, Any]
         if not is_a(logger, "CSVLogger", "TensorBoardLogger"):
             continue
         before = logger.log_dir
-        # A number was counted up. A text is a person's, who keeps or changes it.
+        # The logger has counted a number up. A person chose a text, so it stays.
         if isinstance(logger.version, int):
             logger._version = state["version"]
         if not trainer.is_global_zero:
@@ -77,10 +77,10 @@ def continue_logs(trainer: Trainer, folder: Path, saved: Sequence[dict[str, Any]
 
 
 def continue_csv(logger: CSVLogger, rows: Path) -> None:
-    """Writes the rows of the checkpoint in the place of those that are there."""
+    """Replaces the rows of the logger's file by those of the checkpoint."""
     logger._experiment = None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it deletes the file, which is put back
+        warnings.simplefilter("ignore")  # it warns that it deletes the file, which is put back
         writer = logger.experiment
     path = Path(writer.metrics_file_path)
     path.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ def continue_tensorboard(logger: TensorBoardLogger, step: int) -> None:
 
 
 def remove_new_folder(folder: Path) -> None:
-    """Removes what a logger made at this start for a version that is not needed."""
+    """Removes the folder of an unneeded version, if it holds at most one event file."""
     with contextlib.suppress(OSError):
         names = os.listdir(folder)
         if all(name.startswith("events.out.tfevents") for name in names) and len(names) <= 1:

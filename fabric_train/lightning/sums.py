@@ -1,7 +1,7 @@
-"""What a fit has gathered of its metrics since the epoch began, of which Lightning saves nothing.
+"""The metrics that a fit has summed since the epoch began, which Lightning does not save.
 
-``self.log(..., on_epoch=True)`` and metrics of torchmetrics add up over an epoch, on each rank for
-itself. In another world rank 0 goes on with what all ranks had, and the others with nothing.
+``self.log(..., on_epoch=True)`` and metrics of torchmetrics add up over an epoch on each rank. In a
+world of another size rank 0 goes on with the sums of all ranks, and the others with none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchmetrics import Metric
 from fabric_train.ranks import Ranks
 
 States = dict[str, dict[str, Any]]
-"""By the metric's name, and by its state's."""
+"""Values by the metric's name, then by the state's name."""
 LOGGED = ("value", "cumulated_batch_size")
 COUNT = "_update_count"
 
@@ -49,7 +49,7 @@ class EpochSums:
         return self._ranks.gather((logged, own))
 
     def load(self, saved: list[tuple[States, States]]) -> None:
-        """Gives this rank its part back; what was logged is added after the next batch."""
+        """Restores this rank's part; ``add_loaded`` adds logged values after the next batch."""
         rank = self._trainer.global_rank
         if len(saved) == self._trainer.world_size:
             saved = [saved[rank]]
@@ -77,7 +77,7 @@ class EpochSums:
         self._loaded = [states for states in self._loaded if states]
 
     def forget(self) -> None:
-        """The epoch has ended; what was not logged again is not of the next one."""
+        """Drops loaded values that were not logged again; called when the epoch ends."""
         self._loaded = []
 
     def _own(self) -> dict[str, Metric]:
@@ -86,7 +86,7 @@ class EpochSums:
 
 
 def choose_reduction(meta: Any) -> Any:
-    """How Lightning adds a logged value to those before it, for values in the first dimension."""
+    """How Lightning combines logged values, as a function of values stacked in dimension 0."""
     if meta.is_max_reduction:
         return lambda values: values.amax(0)
     return (
@@ -95,7 +95,7 @@ def choose_reduction(meta: Any) -> Any:
 
 
 def merge(values: Sequence[Any], reduction: Any) -> Any:
-    """One state of the states of several ranks, as torchmetrics merges them."""
+    """Merges the values that several ranks have of one state, as torchmetrics does."""
     first = values[0]
     if len(values) == 1:
         return first
@@ -107,7 +107,7 @@ def merge(values: Sequence[Any], reduction: Any) -> Any:
 
 
 def move(value: Any, device: Any) -> Any:
-    """A state's tensors on a device; others as they are."""
+    """Copies a state's tensors to a device; returns other values unchanged."""
     if isinstance(value, list):
         return [move(each, device) for each in value]
     return value.detach().clone().to(device) if isinstance(value, torch.Tensor) else value

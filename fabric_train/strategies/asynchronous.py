@@ -1,15 +1,15 @@
 """Every rank trains its own weights; they are averaged in the background (Bagua's async).
 
 ``fabric_train.communication.asynchronous`` has the mathematics and its source. Memory: the weights
-twice more, on the host. Bytes: 4 * 2 (W - 1) / W * n for n weights and an average, which is begun
-every ``sync_interval_ms`` or when the one before has arrived, whichever is later.
+twice more, on the host. Bytes of an average: 4 * 2 (W - 1) / W * n for n weights. An average begins
+every ``sync_interval_ms``, or when the previous one has arrived, whichever is later.
 
-When an average arrives depends on the machine, so two runs give different weights. What holds: the
-ranks' mean weights move by the mean of their steps; checkpoints and tests see the mean of all
-ranks; a training that is resumed goes on from there. A rank that has died or hangs ends the others'
-averages with an error, at the latest after ``timeout_s``. ``python -m train`` lets no rank get
-more than about nine steps ahead, as ranks agree on checkpoints so often; a loop of your own may.
-Gradients are clipped by each rank for itself.
+When an average arrives depends on the machine, so two runs give different weights. In every run the
+ranks' mean weights move by the mean of their steps, checkpoints and tests see the mean of all
+ranks, and a resumed training goes on from that mean. If a rank dies or hangs, the others' averages
+fail, at the latest after ``timeout_s``. Under ``python -m train`` no rank gets more than about nine
+steps ahead, because the ranks agree on checkpoints that often; in a loop of your own one may.
+Each rank clips its own gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Asynchronous(Replicas):
     name: ClassVar[str] = "bagua:async"
 
     sync_interval_ms: int = 500
-    """Milliseconds from the beginning of one average to the next."""
+    """Milliseconds from the beginning of one average to that of the next."""
     warmup_steps: int = 0
     """Steps at the start of a training that average gradients, as ``ddp`` does."""
     timeout_s: float = 300.0

@@ -31,7 +31,7 @@ class Ddp(Strategy):
     precisions: ClassVar[frozenset[str]] = EVERY_PRECISION
 
     exact: bool = False
-    """Add the virtual shards in one order, for the same bits at any number of processes."""
+    """Add the virtual shards in a fixed order: the same bits with any number of processes."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._reduction: FastReduction | ExactReduction
@@ -69,7 +69,7 @@ class Ddp(Strategy):
 
 
 def sync_batch_norm(model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-    """The model with a SyncBatchNorm for each BatchNorm; raises InputError where that cannot be."""
+    """Replaces each BatchNorm by a SyncBatchNorm; raises InputError if that is not possible."""
     if not any(isinstance(part, _BatchNorm) for part in model.modules()):
         raise InputError("--sync_batchnorm: the model has no BatchNorm", "leave it out")
     if device.type == "cpu" and world_size > 1:
@@ -84,7 +84,7 @@ def sync_batch_norm(model: nn.Module, device: torch.device, world_size: int) -> 
 
 
 def check_sync_batchnorm(model: nn.Module, virtual_shards: int, world_size: int) -> None:
-    """Raises InputError where ranks would make different numbers of passes, and wait for ever."""
+    """Raises InputError if unequal numbers of SyncBatchNorm passes would make the ranks hang."""
     names = (name for name, part in model.named_modules() if isinstance(part, nn.SyncBatchNorm))
     if virtual_shards % world_size and (name := next(names, None)):
         raise InputError(
@@ -103,6 +103,6 @@ def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
             device_ids=[device.index] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             # No static_graph: with it a first step under no_sync fails an assertion of torch.
-            # A broadcast would hang if the ranks' shares of the test set differ by a batch.
+            # No broadcast of buffers: it hangs if the ranks' test shares differ by a batch.
             forward_sync_buffers=False,
         )

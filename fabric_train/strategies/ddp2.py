@@ -2,16 +2,16 @@
 
 Each process computes the outputs of its own samples. A differentiable gather gives every process of
 a node the outputs of all of them, the loss is computed on those, and DDP averages the gradients of
-all processes. The result is that of one process for each node, which holds the node's batch; an
-optimizer step makes one loss for each node, however many virtual shards there are. This is what
+all processes. The result is that of one process for each node, which holds the node's batch. Each
+optimizer step has one loss for each node, however many virtual shards there are. This is what
 Lightning up to 1.5 called ``ddp2``.
 
     class Contrastive(Ddp2):
         def training_step_end(self, outputs, targets):
             return normalize(outputs), targets
 
-What ``training_step_end``, ``validation_step_end`` and ``test_step_end`` return is what the loss
-and the scores are computed on.
+The loss and the scores are computed on what ``training_step_end``, ``validation_step_end`` and
+``test_step_end`` return.
 
 Cost, for P processes in a node and a node's outputs of n bytes: each process keeps the outputs and
 their gradient, 2 n, and the activations of all its shards of a step; it receives n (P - 1) / P
@@ -79,7 +79,7 @@ class Ddp2(Ddp):
     def gather(
         self, outputs: Tensor, targets: Tensor, stage: Stage = "training"
     ) -> tuple[Tensor, Tensor]:
-        """The node's outputs and targets, after the hook of ``stage``; waits for the node's others.
+        """The node's outputs and targets, after the hook of ``stage``; waits for the node's ranks.
 
         All ranks of a node must call it equally often. The outputs may be any number of rows.
         """

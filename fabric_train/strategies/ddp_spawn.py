@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class DdpSpawn(Ddp):
-    """``ddp`` in new interpreters (3 s each) that the program itself starts, on one node, also by
-    ``fabric_train.launch_processes`` in a script or notebook. A lost process ends the
-    training. Refused under the launcher and torchrun.
+    """``ddp`` on one node in new interpreters (3 s each), which ``python -m train`` starts, or
+    ``fabric_train.launch_processes`` in a script. A lost process ends the training. Refused
+    under the launcher and torchrun.
     """
 
     name: ClassVar[str] = "ddp_spawn"
@@ -50,7 +50,7 @@ class DdpSpawn(Ddp):
         )
 
     def check_start(self, world: World | None) -> None:
-        """Raises InputError where no processes can be started from this one."""
+        """Raises InputError if this process cannot start the others."""
         if world is not None:
             raise InputError(
                 f"--strategy {self.name}: the launcher or torchrun has started "

@@ -10,8 +10,8 @@ number of processes.
 ``bagua:low_precision_decentralized``: memory: the weights three times more. Bytes of a step:
 n * (1 + 8 / 512) to each of two neighbours, whatever W is, after the step.
 
-Neither clips gradients over all ranks: a rank shortens its own. How the ranks' weights become one
-for checkpoints and tests: ``replicas.Replicas``.
+In both, each rank clips its own gradients. ``replicas.Replicas`` says how the ranks' weights become
+one for checkpoints and tests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Decentralized(Replicas):
     name: ClassVar[str] = "bagua:decentralized"
 
     peer_selection_mode: Literal["all", "shift_one"] = "all"
-    """Whom a rank averages with: `all` others, or one, another one each time."""
+    """Whom a rank averages with: `all` other ranks, or `shift_one`, a different one each time."""
     communication_interval: int = 1
     """Steps from one average to the next."""
 

@@ -1,4 +1,4 @@
-"""DiLoCo: as local SGD, and what the processes moved by is the gradient of an outer optimizer.
+"""DiLoCo: local SGD whose mean change of the weights is the gradient of an outer optimizer.
 
 ## diloco
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from fabric_train.worker_env import World
 
 ANCHOR, VELOCITY = "anchor.", "velocity."
-"""Begin the names of the outer state, which is equal on all ranks."""
+"""Prefixes of the names of the outer state, which is equal on all ranks."""
 
 
 @dataclass
 class Diloco(LocalSgd):
-    """As ``local_sgd``, but what the processes have moved by is the gradient of an outer
-    optimizer, SGD with Nesterov's momentum (Douillard et al. 2023).
+    """``local_sgd`` with an outer optimizer, SGD with Nesterov's momentum, whose gradient is the
+    mean change of the processes' weights (Douillard et al. 2023).
     """
 
     name: ClassVar[str] = "diloco"
@@ -55,7 +55,7 @@ class Diloco(LocalSgd):
     outer_lr: float = 0.7
     """Learning rate of the outer optimizer."""
     outer_momentum: float = 0.9
-    """Its Nesterov momentum; with 0, and ``outer_lr`` 1, it is ``local_sgd``."""
+    """Nesterov momentum of the outer optimizer; 0 with ``outer_lr`` 1 is ``local_sgd``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,14 +18,14 @@ micro-batches in a step gradients are kept whole until the last: 4 P more. Each 
 whole model before it is cut. With ``offload`` the 16 P / W lie in host memory.
 
 Bytes that a process sends in a step, with m micro-batches (those of the process with most of them):
-(W - 1) / W * 4 P * (2 m + 1): two gatherings for each, one averaging. What is in no unit is
-gathered once for each. ``reshard: false``: (W - 1) / W * 4 P * 2, as much as DDP. Weights gathered
-as bfloat16 count 2 P instead of 4 P. ``span: node``, with N nodes of L processes: L takes the place
-of W in all of the above, and each part's gradients travel between nodes:
+(W - 1) / W * 4 P * (2 m + 1): each micro-batch gathers twice, the step averages once. What is in no
+unit is gathered once per micro-batch. ``reshard: false``: (W - 1) / W * 4 P * 2, as much as DDP.
+Weights gathered as bfloat16 count 2 P instead of 4 P. ``span: node``, with N nodes of L processes:
+L takes the place of W in all of the above, and each part's gradients travel between nodes:
 2 (N - 1) / N * 4 P / L bytes for each process.
 
-What it cannot: ``reduction: exact``; weights without a dimension; weights of several types in one
-unit; a unit that the model uses otherwise than by calling it (``units: whole`` can).
+Not supported: ``reduction: exact``; weights without a dimension; weights of several types in one
+unit; a unit that the model uses without calling it (``units: whole`` allows that).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Fsdp(Strategy):
     """What is gathered in one piece: `blocks` are the members of the model's outermost Sequentials
     and lists, `size` any modules that are large enough, `whole` is the model at once."""
     unit_elements: int = LEAST_ELEMENTS
-    """Modules with fewer weights are no units of their own."""
+    """Modules with fewer weights do not become units."""
 
     def check(self, world: World | None, device: Device) -> None:
         if self.offload and world is None and device == "cuda":
@@ -96,7 +96,7 @@ class Fsdp(Strategy):
     def build_fabric_strategy(self, device: Device) -> FabricStrategy:
         from fabric_train.fabric import build_ddp
 
-        # The length of gradients in host memory is added up there.
+        # The norm of offloaded gradients is summed in host memory, over gloo.
         both = device == "cuda" and self.offload
         return build_ddp(device, backend="cpu:gloo,cuda:nccl" if both else None)
 
@@ -113,7 +113,7 @@ class Fsdp(Strategy):
         )
 
     def build_mesh(self) -> DeviceMesh:
-        """All processes in one row, or a row for each node, whatever device torch would choose."""
+        """All processes in one row, or with ``span`` ``node`` one row for each node."""
         world_size, row = self.place.world_size, self.place.local_world_size
         if self.span == "world" or row == world_size:
             return init_device_mesh(self.place.device.type, (world_size,))
@@ -144,7 +144,7 @@ class Fsdp(Strategy):
         return super().run_step(batch)
 
     def without_autocast(self) -> AbstractContextManager[object]:
-        """Types as the weights and inputs have them."""
+        """Turns autocast off, so that operations keep the types of weights and inputs."""
         return torch.autocast(self.place.device.type, enabled=False)
 
     def before_save(self) -> None:
@@ -153,7 +153,7 @@ class Fsdp(Strategy):
     def predict(self, inputs: Tensor) -> Tensor:
         with self.without_autocast() if self.plan_precision() else nullcontext():
             outputs: Tensor = self.bare(inputs)
-        # No backward pass will.
+        # A backward pass would do this, but none follows.
         drop_gathered(self.bare)
         return outputs
 

@@ -6,7 +6,7 @@ With T the tensor size and W processes, a split weight takes 1/W of its memory o
 T/W. Bytes that each rank sends in a step: those of ``tp`` for its samples, and those of ``fsdp``
 for W/T processes and a model of which the split weights are 1/T as large. Keep T within a node.
 
-Options are those of ``fsdp`` and ``tensor_size``. What it cannot is what either of them cannot.
+Its options are those of ``fsdp`` and ``tensor_size``. It has the limits of both strategies.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class FsdpTp(Fsdp):
-    """Both: ``tensor_size`` neighbours split the linear layers, and across these groups ``fsdp``
-    cuts every weight once more. ``span`` ``node`` is refused.
+    """``tp`` and ``fsdp`` together: ``tensor_size`` neighbours split the linear layers, and across
+    these groups ``fsdp`` cuts every weight once more. ``span`` ``node`` is refused.
     """
 
     name: ClassVar[str] = "fsdp+tp"
     can_resize: ClassVar[bool] = False
 
     tensor_size: int = 2
-    """How many processes split the linear layers; the number of all must be a multiple."""
+    """How many processes split the linear layers; must divide the number of processes."""
 
     def check(self, world: World | None, device: Device) -> None:
         super().check(world, device)

@@ -13,14 +13,13 @@ Options: ``every`` (8), ``warmup_steps`` (0).
 Sent by each process, for P bytes of weights and W processes, with a ring: 2 (W - 1) / W x P / every
 bytes for each step, an ``every``-th of ``ddp``'s; ``ddp``'s in the warm-up. Nothing is sent during
 a backward pass, so the average is waited for. Memory: that of one process alone, and a message of
-32 MiB or of the largest tensor. While a checkpoint is copied, once more the weights and moments.
+32 MiB or of the largest tensor. While a checkpoint is copied, a second copy of weights and moments.
 
 A checkpoint's model and optimizer are the mean of all processes', so any strategy loads it. Beside
-them lie each process' own moments and, at a step between two meetings, weights: in a world of the
-same size the training goes on to the bit as if nothing had happened. In a world of another size all
-begin with the mean. So a checkpoint takes up 1 + W times the place, all nodes must share its
-folder, and saving one sends what it averages. Where checkpoints fall does not change the training.
-Tests see the mean.
+them lie each process' own moments and, between two meetings, its own weights: a world of the same
+size resumes bit for bit. In a world of another size all processes begin with the mean. So a
+checkpoint takes 1 + W times the space, all nodes must share its folder, and saving one sends what
+it averages. When checkpoints are written does not change the training. Tests use the mean.
 
 It cannot be ``exact``: what a process computes alone depends on how many there are.
 """
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from fabric_train.worker_env import World
 
 WEIGHT, STATISTIC, MOMENT = "weight.", "statistic.", "moment."
-"""Begin the names of what each rank has for itself: of the model, its buffers, the optimizer."""
+"""Prefixes of the names of each rank's own weights, buffers and optimizer moments."""
 
 
 @dataclass
@@ -70,9 +69,9 @@ class LocalSgd(Strategy):
         super().__post_init__()
         self.meeting: Averaging
         self._drifted: set[str] = set()
-        """Which of these differ between the ranks."""
+        """Which of WEIGHT, STATISTIC and MOMENT differ between the ranks."""
         self._own: dict[str, Tensor] = {}
-        """This rank's, by name, while ``bare`` and ``optimizer`` hold the mean."""
+        """This rank's own tensors, by name, while ``bare`` and ``optimizer`` hold the mean."""
 
     def check(self, world: World | None, device: Device) -> None:
         self.require(every=1, warmup_steps=0)
@@ -84,7 +83,7 @@ class LocalSgd(Strategy):
         return model
 
     def build_meeting(self, model: nn.Module, share: float) -> Averaging:
-        """What brings the ranks together."""
+        """The object that averages the ranks' weights."""
         return Averaging(model, every=self.every, after=self.warmup_steps, share=share)
 
     # -- a step ---------------------------------------------------------------------------------
@@ -93,7 +92,7 @@ class LocalSgd(Strategy):
         (loss * (weight / self._shards)).backward()
 
     def finish(self) -> None:
-        """Makes the gradients this rank's mean, and in the warm-up all ranks'."""
+        """Averages the gradients over all ranks in the warm-up; later each rank keeps its own."""
         if self.meeting.is_local(self.steps):
             fill_gradients(self.bare)
         else:
@@ -151,6 +150,6 @@ class LocalSgd(Strategy):
             yield STATISTIC, name, tensor
         for name, parameter in self.bare.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                # Counters of steps are equal, and their mean would be rounded.
+                # Step counters are equal on all ranks, and their mean would be rounded.
                 if isinstance(value, Tensor) and value.is_floating_point() and key != "step":
                     yield MOMENT, f"{name}.{key}", value

@@ -6,9 +6,9 @@ columns that is compressed, 4 * r (n + m) * 2 (W - 1) / W instead of 4 * n m * 2
 ``matrix_approximation_rank``; biases, small weights, and the first ``start_powerSGD_iter`` steps
 are sent whole.
 
-Errors, matrices and the count of steps are in checkpoints, which all ranks write, so all nodes have
-to share the folder. In a world of another size every rank begins with the mean of the errors, which
-is what would have reached the weights. What was left out is lost where one process alone resumes.
+Checkpoints hold the errors, the matrices and the count of steps. All ranks write them, so all nodes
+must share the folder. In a world of another size every rank begins with the mean of the errors,
+which is what would have reached the weights. If one process alone resumes, the errors are lost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PowerSgd(HookedDdp):
     start_powerSGD_iter: int = 100  # noqa: N815 (torch's spelling)
     """Steps at the start of a training whose gradients are sent whole; about a tenth of all."""
     min_compression_rate: float = 2.0
-    """A weight is compressed where that saves at least this factor."""
+    """A weight is compressed if that divides its bytes by at least this."""
 
     def check(self, world: World | None, device: Device) -> None:
         self.require(matrix_approximation_rank=1, start_powerSGD_iter=0, min_compression_rate=0)

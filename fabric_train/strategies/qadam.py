@@ -1,15 +1,15 @@
 """Adam whose momentum is sent in 8 bits or 1 (Bagua's QAdam, 1-bit Adam).
 
-``fabric_train.communication.qadam`` has the mathematics and its sources. The first ``warmup_steps``
-are Adam on the mean gradient, sent whole after the backward pass; the variance stays as it is then.
+``fabric_train.communication.qadam`` has the mathematics and its sources. In the first
+``warmup_steps`` Adam runs on the mean gradient, sent whole after the backward pass; after them the
+variance is frozen.
 
 Memory: with ``error_feedback`` the weights 1 + 1 / W times more. Bytes of a step after the warm-up:
 2 (W - 1) / W * n * (1 + 8 / 512) for n weights with 8 bits, 2 (W - 1) / W * n * (1 / 8 + 4 / 512)
-with 1. Gradients stay on their ranks then, so a rank clips its own.
+with 1. No gradients are sent then, so each rank clips its own.
 
-What codes left out, and the step of the frozen variance, are in checkpoints, which all ranks write,
-so all nodes have to share the folder. In a world of another size every rank begins with the mean of
-what the ranks had left out.
+Checkpoints hold the codes' errors and the step at which the variance was frozen. All ranks write
+them, so all nodes must share the folder. In a world of another size all begin with the mean error.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class QAdam(Strategy):
     warmup_steps: int = 100
     """Steps of plain Adam before its variance is frozen; a fifth of the training is usual."""
     bits: Literal[8, 1] = 8
-    """8, or 1: then it is 1-bit Adam."""
+    """Bits of each number that is sent; 1 makes it 1-bit Adam."""
     error_feedback: bool = True
-    """Add what a code left out to the next one; Bagua does without, 1 bit cannot."""
+    """Add each code's error to the next one; Bagua does not, but 1 bit needs it."""
 
     def check(self, world: World | None, device: Device) -> None:
         self.require(warmup_steps=1)

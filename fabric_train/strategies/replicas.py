@@ -1,4 +1,4 @@
-"""Strategies whose ranks hold weights that differ, and mix them instead of gradients."""
+"""Strategies whose ranks hold different weights, and mix these instead of gradients."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Replicas(Strategy):
     So a checkpoint is as large as ``ddp``'s, loads at any world size and under any strategy, and a
     resumed training goes on like one that was not disturbed. The tests at the end see the mean too,
     which is what the papers prove to converge. A checkpoint costs three all-reduces of the weights
-    with Adam, and at which steps checkpoints are written has an effect on the weights: ask for them
-    by ``--checkpoint_every_steps`` where two trainings have to give the same.
+    with Adam, and changes the weights: if two trainings must give equal weights, fix the steps of
+    their checkpoints by ``--checkpoint_every_steps``.
     """
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class Replicas(Strategy):
         self.on_together()
 
     def settle(self) -> None:
-        """Ends what is under way between the ranks."""
+        """Completes what is under way between the ranks."""
 
     def on_together(self) -> None:
-        """After all ranks' weights have become equal, by a checkpoint that was saved or loaded."""
+        """Called when saving or loading a checkpoint has made all ranks' weights equal."""

@@ -1,4 +1,4 @@
-"""What every way of training one model with several processes offers to a training loop.
+"""The base class of strategies, the ways of training one model with several processes.
 
     strategy = make_strategy("ddp", {})
     model, optimizer = strategy.setup(model, build_optimizer, place)
@@ -9,8 +9,8 @@
         strategy.finish()
         strategy.step(number)
 
-A strategy is one object for one start of a training, and a dataclass whose fields are its options.
-The base class is one process alone; a strategy overrides what it does otherwise.
+A strategy object serves one start of a training; its dataclass fields are its options. The base
+class trains in one process, and each strategy overrides what it does differently.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class RankBatch:
-    """A replica's part of one global batch, in virtual shards: equal batches of their own.
+    """A replica's part of one global batch, cut into virtual shards of equal size.
 
-    ``batches`` yields the inputs and targets of each of ``shards`` in order; ``begin`` is called
-    before a shard's forward pass, which runs under ``autocast``; ``loss`` is the mean over a batch.
+    ``batches`` yields the inputs and targets of each of ``shards``, in order. ``begin`` is called
+    before a shard's forward pass, which runs under ``autocast``. ``loss`` returns a batch's mean.
     """
 
     shards: Sequence[int]
@@ -68,10 +68,9 @@ class RankBatch:
 
 @dataclass
 class Strategy:
-    """One process alone. ``model``, ``bare`` and ``optimizer`` are there after ``setup``.
+    """Trains in one process. ``setup`` sets ``model``, ``bare`` and ``optimizer``.
 
-    ``model`` is the one to call; ``bare`` is the one that checkpoints and tests see, without
-    wrappers.
+    A training loop calls ``model``; checkpoints and tests use ``bare``, the unwrapped model.
     """
 
     name: ClassVar[str] = "one"
@@ -80,16 +79,16 @@ class Strategy:
     can_resize: ClassVar[bool] = True
     """Whether the training may go on with another number of processes."""
     precisions: ClassVar[frozenset[str]] = frozenset({"32-true", "bf16-mixed", "bf16-true"})
-    """What it trains in; another precision is refused."""
+    """The precisions it trains in; any other is refused."""
     is_sharded: ClassVar[bool] = False
     """Whether ranks hold parts of the weights, so that all of them write a checkpoint."""
     has_rows: ClassVar[bool] = False
     """Whether each rank writes a part of ``memory``, into a folder that all nodes share."""
     places_model: ClassVar[bool] = False
-    """Whether ``setup`` moves the weights to their devices, and takes them wherever they are."""
+    """Whether ``setup`` moves the weights to their devices, wherever they are before."""
     equal_rounds: ClassVar[bool] = False
-    """Whether a forward or backward pass waits for the other replicas', so that all must make
-    equally many: those with fewer shards repeat their last one with weight 0."""
+    """Whether a pass waits for the other replicas, so that all replicas must make equally many
+    passes: a replica with fewer shards repeats its last shard with weight 0."""
 
     def __post_init__(self) -> None:
         self.model: nn.Module
@@ -100,17 +99,17 @@ class Strategy:
         self.steps = 0
         """Optimizer steps so far, over all restarts; a Saver sets it when it has loaded them."""
         self.precision = "32-true"
-        """The program's, for a strategy that chooses types itself."""
+        """The training's precision, for a strategy that chooses types itself."""
         self.scaler: LossScaler | None = None
-        """What the loss is multiplied by, in ``16-mixed``."""
+        """Scales the loss in ``16-mixed``; None in other precisions."""
 
     # -- before a process group -----------------------------------------------------------------
 
     def check(self, world: World | None, device: Device) -> None:
-        """Raises InputError where the strategy cannot run in this world, with what to do."""
+        """Raises InputError, with what to do, if the strategy cannot run in this world."""
 
     def require(self, **least: float) -> None:
-        """Raises InputError for an option below the least value that is named here."""
+        """Raises InputError for an option that is below its least value."""
         for option, value in least.items():
             given = getattr(self, option)
             if given < value:
@@ -145,9 +144,9 @@ class Strategy:
     ) -> tuple[nn.Module, Optimizer]:
         """The model to call, and its optimizer.
 
-        All ranks must call it, with equal weights on ``place.device``. ``virtual_shards``: into how
-        many parts each global batch is cut, over all replicas; without it one for each. Raises
-        InputError, with the member's name, for a model that the strategy cannot take.
+        All ranks must call it, with equal weights on ``place.device``. Each global batch is cut
+        into ``virtual_shards`` parts over all replicas; without it into one for each replica.
+        Raises InputError, with the member's name, for a model that the strategy cannot take.
         """
         self.place = place
         self.virtual_shards = virtual_shards or self.replicas
@@ -183,7 +182,7 @@ class Strategy:
     # -- a step ---------------------------------------------------------------------------------
 
     def sync(self, *, last: bool) -> AbstractContextManager[object]:
-        """Around a micro-batch's forward and backward pass; ``last`` of this rank's in the step."""
+        """Wraps a micro-batch's forward and backward pass; ``last``: this rank's last in a step."""
         return nullcontext()
 
     def forward(self, inputs: Tensor, *, last: bool) -> Tensor:
@@ -192,7 +191,7 @@ class Strategy:
         return outputs
 
     def gather(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """What the loss is computed on, in training, validation and test alike."""
+        """The outputs and targets for the loss, in training, validation and test alike."""
         return outputs, targets
 
     def backward(self, loss: Tensor, shard: int = 0, *, weight: float = 1.0) -> None:
@@ -200,14 +199,14 @@ class Strategy:
         (loss * (weight * self.replicas / self.virtual_shards)).backward()
 
     def finish(self) -> None:
-        """After the last micro-batch: the gradients are the global batch's mean."""
+        """Called after the last micro-batch; makes the gradients the global batch's mean."""
 
     def clip(self, max_norm: float) -> None:
-        """Shortens the gradient of the whole model to this length."""
+        """Scales the whole model's gradient down to a norm of at most ``max_norm``."""
         clip_grad_norm_(self.bare.parameters(), max_norm)
 
     def step(self, number: int) -> None:
-        """Updates the weights; ``number`` counts the optimizer steps before, over all restarts."""
+        """Updates the weights after ``number`` earlier optimizer steps, over all restarts."""
         if self.scaler is None:
             self.optimizer.step()
         else:
@@ -217,7 +216,7 @@ class Strategy:
         self.steps = number + 1
 
     def run_step(self, batch: RankBatch) -> Tensor:
-        """All micro-batches of a step, up to ``finish``: the mean of their losses, on the device.
+        """Runs all micro-batches of a step and ``finish``; returns their mean loss, on the device.
 
         All ranks must call it. The ranks of a replica return the same loss.
         """
@@ -241,7 +240,7 @@ class Strategy:
         return loss_sum / len(batch.shards)
 
     def count_rounds(self) -> int:
-        """The most virtual shards that a replica takes."""
+        """The largest number of virtual shards that a replica takes."""
         return len(plan_rank_shards(self.virtual_shards, self.replicas - 1, self.replicas))
 
     # -- checkpoints and tests ------------------------------------------------------------------
@@ -254,28 +253,28 @@ class Strategy:
         return {}
 
     def before_save(self) -> None:
-        """Brings ``bare`` and ``optimizer`` into the state to save, or ``bare`` to test.
+        """Prepares ``bare`` and ``optimizer`` for saving, or ``bare`` for testing.
 
         All ranks must call it.
         """
 
     def after_save(self) -> None:
-        """Brings them back into the state to train on, after they were copied or tested."""
+        """Returns ``bare`` and ``optimizer`` to their training state, after a copy or a test."""
 
     def memory(self) -> dict[str, Tensor]:
-        """What the strategy itself has to remember in a checkpoint, by name.
+        """The strategy's own tensors for a checkpoint, by name.
 
-        Equal on all ranks, or this rank's ``fabric_train.memory.share_row``. Every rank gives the
-        same names. Called from ``setup`` on, between ``before_save`` and ``after_save``.
+        Each is equal on all ranks, or a row made by ``fabric_train.memory.share_row``. All ranks
+        give the same names. Called after ``setup``, between ``before_save`` and ``after_save``.
         """
         return {}
 
     def load_memory(self, saved: Mapping[str, Tensor]) -> None:
         """The reverse of ``memory``; called after a checkpoint was loaded into the model.
 
-        ``saved`` is empty if it has no memory of this strategy. A tensor of which each rank has a
-        row is read by ``take_row``; in a world of another size it is whole. Tensors are in host
-        memory.
+        ``saved`` is empty if the checkpoint has no memory of this strategy. ``take_row`` reads this
+        rank's row of a tensor; in a world of another size every rank gets the whole tensor.
+        Tensors are in host memory.
         """
 
     def predict(self, inputs: Tensor) -> Tensor:
@@ -286,24 +285,24 @@ class Strategy:
     def gather_test(
         self, outputs: Tensor, targets: Tensor, *, counts: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """The rows of a test batch that this rank scores; without ``counts`` its own are left out.
+        """The rows of a test batch that this rank scores; without ``counts`` none of its own.
 
-        Each row is scored by one rank. All ranks must call it equally often where ``equal_rounds``.
+        One rank scores each row. With ``equal_rounds`` all ranks must call it equally often.
         """
         rows = len(targets) if counts and self.leads_replica else 0
         return outputs[:rows], targets[:rows]
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """All weights and buffers, whole, under the names of a model that nothing wraps.
+        """All weights and buffers, whole, under their names in the unwrapped model.
 
         All ranks must call it.
         """
         return dict(self.bare.state_dict())
 
     def close(self) -> None:
-        """Ends what runs beside the training; called last, also after an error.
+        """Ends background work; called last, also after an error.
 
-        ``setup`` may not have been called. Waits for no other rank, which may be gone.
+        ``setup`` may not have been called. Does not wait for other ranks, which may be gone.
         """
 
 

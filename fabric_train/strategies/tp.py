@@ -1,9 +1,9 @@
 """Tensor parallelism: the processes of a group share the layers' weights and compute together.
 
-``tensor_size`` neighbours in rank hold one copy of the model (all processes without it), and take
-the same samples; with fewer than all, the copies are data parallel. A model says in its attribute
-``tensor_plan`` which layers are split (``fabric_train.communication.tensor_parallel``); ``charlm``
-has one, for others three lines do:
+``tensor_size`` neighbours in rank (by default all processes) hold one copy of the model and take
+the same samples; several copies are data parallel. A model says in its attribute ``tensor_plan``
+which layers are split (``fabric_train.communication.tensor_parallel``). ``charlm`` has a plan;
+other models need a line such as:
 
     model.tensor_plan = {"*.query": "column", "*.up": "column", "*.down": "row"}
 
@@ -12,11 +12,11 @@ size; other weights (norms, embeddings) and activations outside of the split lay
 every rank. Bytes that each rank sends in a step: 4 * L * (T - 1) / T * A, with L the pairs of a
 column and a row layer (two in a transformer's block) and A the bytes of one activation ``[batch,
 seq, width]`` in float32, for 2 all-reduces of 2 * (T - 1) / T * A each; and with R copies
-2 * (R - 1) / R of the rank's gradients. All of it is waited for, so T should stay within a node.
+2 * (R - 1) / R of the rank's gradients. A step waits for all these bytes, so keep T within a node.
 
-What it cannot: split a layer in unequal parts (heads and widths must be multiples of T), exact
-sums, and drop the same units as one process inside of a split part: there the ranks draw the same
-numbers, each for its own heads.
+Not supported: unequal parts of a layer (heads and widths must be multiples of T), exact sums, and
+the dropout of one process inside a split part, where the ranks draw the same numbers, each for its
+own heads.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 @dataclass
 class Tp(Strategy):
     """Tensor parallel: ``tensor_size`` neighbours split the linear layers and take the same
-    samples. Keep it within a node. A model says which layers are split:
+    samples. Keep these within a node. A model says which layers are split:
 
     ```python
     model.tensor_plan = {"*.query": "column", "*.up": "column", "*.down": "row"}
     ```
 
-    A model without a plan, and widths that do not divide, are refused. With dropout inside of
-    a split layer the result is not that of one process.
+    A model without a plan is refused, and so are widths that ``tensor_size`` does not divide.
+    With dropout inside a split layer the result is not that of one process.
     """
 
     name: ClassVar[str] = "tp"
@@ -83,7 +83,7 @@ class Tp(Strategy):
         return wrapped
 
     def wrap_copies(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        """Averages the gradients of the copies of the model."""
+        """Wraps the model so that the gradients of its copies are averaged."""
         wrapped = model
         if self.replicas > 1:
             device = self.place.device
@@ -121,7 +121,7 @@ class Tp(Strategy):
 
     @property
     def norm_group(self) -> dist.ProcessGroup | None:
-        """The ranks whose gradients make up the whole one."""
+        """The ranks that together hold the whole model's gradient."""
         return self.tensor_group
 
     def gather_weights(self) -> dict[str, Tensor]:
@@ -132,7 +132,7 @@ class Tp(Strategy):
 
 
 def check_size(strategy: str, option: str, size: int, world_size: int) -> None:
-    """Raises InputError unless groups of ``size`` processes can be made of all of them."""
+    """Raises InputError if ``size`` is not 0 and does not divide ``world_size``."""
     if size and world_size % size:
         fits = [str(each) for each in range(1, world_size + 1) if world_size % each == 0]
         raise InputError(
@@ -143,7 +143,7 @@ def check_size(strategy: str, option: str, size: int, world_size: int) -> None:
 
 
 def find_plan(strategy: str, model: nn.Module) -> Plan:
-    """The model's plan; raises InputError for one that has none."""
+    """The model's ``tensor_plan``; raises InputError if it has none."""
     plan: Plan | None = getattr(model, "tensor_plan", None)
     if not plan:
         linears = [name for name, module in model.named_modules() if type(module) is nn.Linear]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Xla(Strategy):
-    """One process on one XLA device, such as a TPU core, where ``torch_xla`` is installed; else
-    an error says how. It has never run on a TPU.
+    """One process on one XLA device, such as a TPU core. Where ``torch_xla`` is missing, the error
+    says how to install it. The strategy has never run on a TPU.
     """
 
     name: ClassVar[str] = "xla"

@@ -36,7 +36,7 @@ def load(config: TrainConfig) -> tuple[TensorDataset, TensorDataset]:
 def build_model(config: TrainConfig) -> nn.Module:
     """Three convolutions to logits of shape [batch, 10].
 
-    GroupNorm unless asked, because BatchNorm's statistics depend on how many samples a rank holds.
+    GroupNorm by default, because BatchNorm's statistics depend on how many samples a rank holds.
     """
     norm = nn.BatchNorm2d if config.batch_norm else partial(nn.GroupNorm, 8)
     return nn.Sequential(

@@ -14,12 +14,12 @@ from train.metrics import Measures
 from train.workloads import digits
 
 NUM_CLASSES = 5
-"""Of each half."""
+"""Classes of each half of the digits."""
 TEST_BATCH_SIZE = 512
 PRETRAINED = "backbone."
-"""Begins the names of the weights that come from digits 0 to 4."""
+"""Prefix of the names of the weights that come from digits 0 to 4."""
 EPOCHS, BATCH_SIZE, LR = 4, 32, 3e-3
-"""Of the pretraining, which takes a second."""
+"""Settings of the pretraining, which takes a second."""
 
 
 def load(config: TrainConfig) -> tuple[TensorDataset, TensorDataset]:
@@ -36,7 +36,7 @@ def choose(dataset: TensorDataset, *, first: int) -> TensorDataset:
 
 
 def build_model(config: TrainConfig) -> nn.Module:
-    """The network of ``digits`` with five classes, its last layer apart."""
+    """The network of ``digits`` for five classes, split into ``backbone`` and ``head``."""
     *backbone, head = digits.build_model(config).children()
     assert isinstance(head, nn.Linear)
     last = nn.Linear(head.in_features, NUM_CLASSES)
@@ -44,7 +44,7 @@ def build_model(config: TrainConfig) -> nn.Module:
 
 
 def pretrain(config: TrainConfig) -> dict[str, torch.Tensor]:
-    """The backbone's weights after a training on digits 0 to 4; other random numbers stay."""
+    """The backbone's weights after training on digits 0 to 4; torch's generators do not change."""
     images, labels = choose(digits.load(config)[0], first=0).tensors
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)

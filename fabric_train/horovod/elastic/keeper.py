@@ -1,7 +1,7 @@
 """Commits on disk, and the launcher's requests for them.
 
-A commit is a checkpoint of ``fabric_train.checkpoint`` with one file: complete or absent, with a
-checksum, and fenced: what a group that was replaced writes late is never read.
+A commit is a checkpoint of ``fabric_train.checkpoint`` with one file. It is complete or absent, has
+a checksum, and is fenced: what a replaced worker group writes late is never read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEPT = 2
 
 
 class CommitFolder:
-    """Writes commits in the background, for rank 0; of those that wait only the newest."""
+    """Writes rank 0's commits in the background; a newer commit replaces a waiting one."""
 
     def __init__(self, folder: Path, generation: int | None) -> None:
         self._store = CheckpointStore(folder, keep=Keep(last=KEPT))
@@ -45,11 +45,11 @@ class CommitFolder:
         self._writing = False
         self._fenced: FencedError | None = None
         self.number = 0
-        """Of the last commit."""
+        """The last commit's number."""
         self.newest: Path | None = None
 
     def open(self) -> Any:
-        """The newest commit's content, None if there is none; takes the folder over. Blocks."""
+        """Takes the folder over; returns the newest commit's content, or None. Blocks."""
         self._store.open()
         found, skipped = self._store.read_newest()
         for note in skipped:
@@ -71,7 +71,7 @@ class CommitFolder:
             self._changed.notify_all()
 
     def flush(self, limit_s: float | None = None) -> Path | None:
-        """Waits until nothing waits; the newest commit that is on disk."""
+        """Waits until all commits are written; returns the newest one on disk."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._waiting or self._writing), limit_s)
         return self.newest
@@ -121,7 +121,7 @@ def _read(found: Checkpoint) -> Any:
             f"the checkpoint {found.path} was not written by state.commit()",
             "set CHECKPOINT_DIR (checkpoint_dir of the job) to a folder of this training",
         )
-    # Values of any class are allowed in a state, so this runs what its pickle says.
+    # A state may hold values of any class, so loading it runs code of its pickle.
     return torch.load(found.path / STATE_FILE, map_location="cpu", weights_only=False)
 
 
@@ -132,9 +132,9 @@ def _is_left_to_us(signum: signal.Signals) -> bool:
 
 
 class Keeper:
-    """What ``run`` puts into a state: where commits go, and who asks for them.
+    """Writes one state's commits, and answers the launcher's requests; ``run`` makes it.
 
-    CHECKPOINT_DIR is the first one's: it cannot hold commits of two states.
+    Only a process' first Keeper writes to CHECKPOINT_DIR, which cannot hold two states' commits.
     """
 
     is_taken = False
@@ -152,7 +152,7 @@ class Keeper:
         self._is_asked = env.node_dir is not None
         self._preemption = Preemption(env.node_dir if here.local_rank == 0 else None)
         if env.node_dir is not None and _is_left_to_us(signal.SIGTERM):
-            # Slurm sends it to all processes of a node, before the agent has asked for a commit.
+            # Slurm sends SIGTERM to all processes of a node before the agent asks for a commit.
             exit_on_sigterm(env.node_dir)
         if self._folder is not None:
             finish_before_exit(self._folder.flush)
@@ -170,7 +170,7 @@ class Keeper:
             )
 
     def open(self, load: Callable[[Any], object]) -> bool:
-        """Hands rank 0 the newest commit; whether there is one, on all ranks."""
+        """Loads the newest commit on rank 0; returns on all ranks whether there is one."""
         problem: Exception | None = None
         content = None
         try:
@@ -191,7 +191,7 @@ class Keeper:
             self._folder.put(content)
 
     def answer(self, take: Callable[[], Any]) -> None:
-        """Commits what ``take`` gives if a node asks for it, and waits for the disk.
+        """If a node asks for a commit, commits what ``take`` returns and waits for the disk.
 
         Raises PreemptedError if the run is to stop.
         """
@@ -217,7 +217,7 @@ class Keeper:
 
 
 def parse_commit_env(environ: object) -> WorkerEnv:
-    """The launcher's part of the environment; the world may be another starter's."""
+    """Reads the launcher's part of the environment only: another starter may have set the rest."""
     assert hasattr(environ, "items")
     names = ("CHECKPOINT_DIR", "LAUNCHER_GENERATION", "LAUNCHER_NODE_DIR")
     return parse_worker_env({name: text for name, text in environ.items() if name in names})

@@ -12,7 +12,7 @@ from fabric_train.horovod import context
 
 
 class ElasticSampler(Sampler[int]):
-    """The indices of this rank; remembers how many of the epoch the ranks have had together.
+    """Yields this rank's indices; remembers how many samples of the epoch all ranks have had.
 
     Put it into the ``TorchState``, call ``record_batch`` after each step and ``set_epoch`` at the
     end of each epoch. Each rank takes every W-th index of those that are left. If they cannot be
@@ -25,7 +25,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch; call it at the end of the one before, so that none is seen twice."""
+        """Begins an epoch; call it at the end of the last one, so that no sample is seen twice."""
         self.epoch, self.processed_num = epoch, 0
         self.reset()
 
@@ -38,12 +38,12 @@ class ElasticSampler(Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a place, at any number of ranks."""
+        """Goes on from a saved place, with any number of ranks."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Splits what is left anew; calls for it come from the state."""
+        """Splits the remaining indices over the present ranks."""
         here = context.get().starter
         self.num_replicas, self.rank = here.size, here.rank
         indices = list(range(len(self.dataset)))

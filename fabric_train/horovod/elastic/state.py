@@ -1,4 +1,4 @@
-"""What a training goes on from: models, optimizers, samplers, and any values by name."""
+"""The state that a training resumes from: models, optimizers, samplers, and named values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fabric_train.horovod.objects import (
 
 
 class ElasticState:
-    """The base class; ``save``, ``restore`` and ``sync`` are the subclass's.
+    """The base class; subclasses define ``save``, ``restore`` and ``sync``.
 
     What ``to_commit`` returns is written to disk, and ``load_commit`` gets it after a restart.
     """
@@ -54,7 +54,7 @@ class ElasticState:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Answers the launcher if it asks, because nodes join or the run is to stop; cheap.
+        """Answers the launcher, which asks when nodes join or the run is to stop; cheap.
 
         All ranks must call it, at the same step.
         """
@@ -78,7 +78,7 @@ class ElasticState:
         raise NotImplementedError
 
     def to_commit(self) -> Any:
-        """What ``save`` copied last, to be pickled; None: nothing is written."""
+        """What ``save`` copied last, to be pickled and written; None writes nothing."""
         return None
 
     def load_commit(self, content: Any) -> None:
@@ -86,7 +86,7 @@ class ElasticState:
 
 
 class ObjectState(ElasticState):
-    """Plain values, which are attributes of the state under the names that they are given by."""
+    """Plain values; each is an attribute of the state, named as its argument."""
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class KeptPart:
 
     def restore(self) -> None:
         """Goes back to the copy."""
-        # A copy, because an optimizer takes over what it is given.
+        # A copy, because an optimizer keeps the tensors that it loads.
         self.value.load_state_dict(copy.deepcopy(self.saved))
 
     def sync(self) -> None:
