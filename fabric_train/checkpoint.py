@@ -91,10 +91,10 @@ class CheckpointStore:
         return self._lineage.read_starts()
 
     def read_newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest undamaged checkpoint of the history, and a note on each that was skipped.
+        """The newest undamaged checkpoint of the history, and a note on each skipped checkpoint.
 
-        Reads every byte of it. Raises InputError for one of another format, and OSError if the
-        storage fails: a start that went on from an older one would lose the newer for good.
+        Reads every byte of it. Raises InputError for another format, and OSError if the storage
+        fails: a start that continued from an older checkpoint would lose the newer one for good.
         """
         skipped: list[str] = []
         starts = self.read_starts()
@@ -129,7 +129,7 @@ class CheckpointStore:
         return self._writer
 
     def note_of(self, writer: Writer) -> Path:
-        """The file that tells of this start; the newest in the folder after ``begin``."""
+        """The file with the note of this writer's start; the newest note after ``begin``."""
         return self._lineage.note_of(writer)
 
     def check(self) -> None:
@@ -147,12 +147,12 @@ class CheckpointStore:
         return staging
 
     def commit(self, staging: Path, manifest: CheckpointManifest) -> tuple[Path, str]:
-        """Makes a staged folder the newest checkpoint and deletes those not kept; blocks.
+        """Makes a staged folder the newest checkpoint and deletes checkpoints not kept; blocks.
 
-        Returns its path, and what failed afterwards, "" if nothing did: the checkpoint is there
-        then. The files must be on the disk already. The earlier checkpoint stays readable
-        throughout, even after a power cut. Raises FencedError, and OSError for a disk error, and
-        deletes the staged folder then.
+        Returns its path, and an error that came after the commit, or "". The files must be on the
+        disk already. The earlier checkpoint stays readable throughout, even after a power cut. If a
+        later group has begun, or the disk fails before the commit, deletes the staged folder and
+        raises FencedError or OSError.
         """
         path = self.path_of(manifest.step)
         try:
@@ -165,12 +165,12 @@ class CheckpointStore:
             self.discard(staging)
             raise
         try:
-            # First, because a power cut could take the new checkpoint, and the old are then needed.
+            # First: until then a power cut could lose the new checkpoint, and the old are needed.
             sync_folder(self.folder)
             self._point_latest_at(path)
             self._remove_old(manifest)
         except OSError as error:
-            return path, f"old checkpoints stay: {error}"
+            return path, f"old checkpoints were not deleted: {error}"
         return path, ""
 
     def discard(self, staging: Path) -> None:

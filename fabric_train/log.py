@@ -1,9 +1,8 @@
-"""What loggers get: the rows of steps that a committed checkpoint covers, each once.
+"""Gives loggers the rows of the steps that a committed checkpoint covers, each row once.
 
 A row waits until the checkpoint of its step, or of a later one, is committed. That checkpoint
-carries the rows that no logger has confirmed, and a start asks each logger what it has. So steps
-that a restart makes again are logged once, and a group that was fenced, and cannot commit, logs
-nothing.
+carries the rows that some logger has not confirmed, and a start asks each logger what it has. So a
+step that a restart repeats is logged once, and a fenced group, which cannot commit, logs nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Log:
         finish_before_exit(self.join)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds to the row of ``step``, which must be the present one: before it is saved."""
+        """Adds to the row of ``step``, the present step; call it before the step is saved."""
         if self._outlets:
             self._rows.setdefault(step, {}).update(values)
 
@@ -52,7 +51,7 @@ class Log:
         self.commit(step)
 
     def commit(self, step: int) -> None:
-        """The checkpoint of ``step`` is committed: hands rows over, in a thread."""
+        """Hands rows over, in a thread, once the checkpoint of ``step`` is committed."""
         self._committed_step = max(step, self._committed_step)
         if self._outlets and not (self._thread and self._thread.is_alive()):
             rows = self._take()
@@ -67,8 +66,8 @@ class Log:
             self._thread.join(limit_s)
 
     def close(self) -> None:
-        """The training has ended well: hands over all that is committed, and waits for it."""
-        self.join(None)  # the loggers write files, which end or fail
+        """After a successful training: hands over all committed rows, and waits for that."""
+        self.join(None)  # the loggers write files, which ends or fails
         self._hand_over(self._take(), last=True)
 
     def _take(self) -> list[Row]:
@@ -80,7 +79,7 @@ class Log:
 
 
 class Outlet:
-    """One logger, and what it has."""
+    """One logger, and the rows that it has."""
 
     def __init__(
         self, logger: Logger, say: Callable[[str], None], clock: Callable[[], float]
@@ -93,7 +92,7 @@ class Outlet:
         """All rows up to this step are written."""
 
     def take(self, rows: Sequence[Row], *, last: bool) -> None:
-        """Writes what the logger lacks; never raises. What fails is tried at the next commit."""
+        """Writes the rows that the logger lacks; never raises. A later call retries a failure."""
         if not rows or (not last and self._clock() - self._took_at < self._logger.every_s):
             return
         try:
@@ -103,11 +102,11 @@ class Outlet:
                 self._logger.write(lacking)
             self._known |= {name: step for step, values in rows for name in values}
         except Exception as error:
-            self._known = None  # it may have taken some of them
+            self._known = None  # the logger may have taken some rows
             if not self._is_failing:
                 self._say(
-                    f"{self._logger.name} took no rows, which are kept and tried again with each "
-                    f"checkpoint: {describe(error)}"
+                    f"{self._logger.name} failed ({describe(error)}); its rows are kept and "
+                    "retried after each checkpoint"
                 )
             self._is_failing = True
             return
@@ -118,7 +117,7 @@ class Outlet:
 
 
 def find_lacking(rows: Iterable[Row], known: Mapping[str, int]) -> Iterable[Row]:
-    """The values of steps after the last one of the same name. Pure."""
+    """The values of steps after the last known step of the same name. Pure."""
     for step, values in rows:
         lacking = {name: value for name, value in values.items() if step > known.get(name, -1)}
         if lacking:

@@ -34,7 +34,7 @@ class FileEntry(TypedDict):
 class CheckpointManifest:
     """The description of a checkpoint, in JSON values.
 
-    ``files``: by name, all files but this one. ``tensors``: name -> unsharded shape. ``trainer``:
+    ``files``: by name, all but the manifest. ``tensors``: name -> unsharded shape. ``trainer``:
     the state that is not a tensor, as the training gave it. ``config``: what a training that
     resumes must have in common. ``score``: lower is better. ``world_size`` and ``versions`` are the
     writers'; a reader's may differ.
@@ -72,7 +72,7 @@ def render_manifest(manifest: CheckpointManifest) -> bytes:
 def read_manifest(folder: Path) -> CheckpointManifest:
     """The manifest of a checkpoint, without a look at its files.
 
-    Raises DamagedError if it is missing or no manifest, OSError if the storage fails, and
+    Raises DamagedError if it is missing or malformed, OSError if the storage fails, and
     InputError for another format: skipping such a checkpoint would silently repeat its training.
     """
     try:
@@ -122,7 +122,7 @@ def find_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
     """One line for each key whose values are not equal, sorted by key; compared as JSON."""
     current = json.loads(json.dumps(current, default=str))
     return [
-        f"{key} is {current.get(key, 'absent')}, was {saved.get(key, 'absent')}"
+        f"{key} is {current.get(key, 'absent')}, but {saved.get(key, 'absent')} in the checkpoint"
         for key in sorted(saved.keys() | current.keys())
         if saved.get(key, "absent") != current.get(key, "absent")
     ]

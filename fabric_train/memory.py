@@ -1,6 +1,6 @@
 """A strategy's own tensors in a checkpoint, beside model and optimizer.
 
-A tensor that is equal on all ranks is written once. One that each rank has for itself is given as
+A tensor that is equal on all ranks is written once. A tensor that differs between ranks is given as
 ``share_row(tensor)`` and written by all ranks, into a folder that all nodes share:
 
     def memory(self):
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fabric_train.strategies.strategy import Strategy
 
 MEMORY = "memory."
-"""Begins the names of these tensors, so that they never meet the model's or the optimizer's."""
+"""Prefix of these tensors' names, so that none equals a name of the model or the optimizer."""
 
 
 def share_row(tensor: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def world_size() -> int:
 
 @contextmanager
 def ready_to_save(strategy: Strategy | None) -> Iterator[None]:
-    """Model and optimizer as they are to be saved or tested; all ranks must enter it."""
+    """Inside, model and optimizer are ready to be saved or tested; all ranks must enter it."""
     if strategy is None:
         yield
         return
@@ -84,12 +84,12 @@ def name_memory(strategy: Strategy | None) -> dict[str, Tensor]:
 
 
 def find_rows(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of which each rank has a row of its own."""
+    """The tensors of which each rank has a row of its own."""
     return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
 
 
 def describe_memory(strategy: Strategy | None, memory: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the manifest says of it."""
+    """What the manifest says of the strategy's memory."""
     if strategy is None or not memory:
         return {}
     return {"memory": {"of": strategy.name, "rows": sorted(find_rows(memory))}}
@@ -98,15 +98,15 @@ def describe_memory(strategy: Strategy | None, memory: Mapping[str, Tensor]) -> 
 def is_taken(
     manifest: CheckpointManifest, strategy: Strategy | None, say: Callable[[str], object]
 ) -> bool:
-    """Whether a checkpoint has memory of this strategy; tells about another's."""
+    """Whether a checkpoint has memory of this strategy; reports another strategy's memory."""
     saved = manifest.trainer.get("memory")
     if not saved:
         return False
     name = strategy.name if strategy else "this training"
     if saved["of"] != name:
         say(
-            f"the checkpoint has memory of {saved['of']}, which {name} does not take: "
-            "only model and optimizer are loaded"
+            f"the checkpoint holds the state of strategy {saved['of']}, which {name} cannot use: "
+            "loads only model and optimizer"
         )
     return bool(saved["of"] == name)
 
@@ -114,7 +114,7 @@ def is_taken(
 def read_memory(folder: Path, manifest: CheckpointManifest, ranks: Ranks) -> dict[str, Tensor]:
     """The memory of a checkpoint, for ``load_memory``; all ranks must call it.
 
-    Rows are read by their ranks if the world has the size that it had. All else is read by rank 0.
+    If the world has the checkpoint's size, each rank reads its rows. Rank 0 reads all else.
     """
     rows: dict[str, Tensor] = {}
     names = manifest.trainer["memory"]["rows"]

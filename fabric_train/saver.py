@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from fabric_train.strategies.strategy import Strategy
 
 GROUP_TIMEOUT_S = 86_400.0
-"""How long a rank waits for the others' files: rank 0 may have terabytes to check. A rank that dies
-is noticed by its connection, and one that hangs by the agent."""
+"""How long a rank waits for the others' files: rank 0 may have terabytes to check. A dead rank is
+noticed by its closed connection, a hanging rank by the agent."""
 
 
 class Saver:
@@ -66,8 +66,8 @@ class Saver:
 
     ``config``: what a run must have in common with the checkpoint that it resumes. ``generation``:
     as the node agent assigned it. Rank 0 alone reads and writes a replicated state, so the other
-    nodes need not see the folder; all ranks read and write a sharded one, and a strategy's memory
-    of which each rank has its own. Takes host memory for one copy of what a rank writes.
+    nodes need not see the folder; all ranks read and write a sharded state, and a strategy's memory
+    that differs between ranks. Takes host memory for one copy of what a rank writes.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Saver:
         self.may_differ: frozenset[str] = frozenset()
         """Keys of ``config`` that a resumed run need not share."""
         self.only_trained = False
-        """Whether weights that need no gradient are left out. ``config`` has to tell which they
-        are: a resume finds them in the model."""
+        """Whether checkpoints leave out weights that need no gradient. A resume takes these from
+        the model, so ``config`` has to identify them."""
         self.log = Log()
-        """Whose rows go with the checkpoints; set it before ``look`` and ``resume``."""
+        """Its rows are saved with the checkpoints; set it before ``look`` and ``resume``."""
         self.storage: Storage | None = None
-        """Of rank 0, where checkpoints and logs are copied to; set it before, too."""
+        """Where rank 0 copies checkpoints and logs to; set it before ``look`` and ``resume``."""
         self._generation = generation
         self._interval, self._asynchronous = interval or Interval(), asynchronous
         self._say, self._clock = say, clock
@@ -158,7 +158,7 @@ class Saver:
     def begin(
         self, shapes: Mapping[str, list[int]], *, shared: bool, only_read: bool = False
     ) -> Checkpoint | None:
-        """Takes the folder over and gives the newest checkpoint, of which nothing is loaded yet.
+        """Takes the folder over and finds the newest checkpoint, without loading it.
 
         ``shapes``: of the model's tensors, to be compared with the checkpoint's. With ``shared``
         all ranks have to see the folder. Blocks; raises what ``resume`` raises.
@@ -181,8 +181,8 @@ class Saver:
     def look(self) -> CheckpointManifest | None:
         """What ``resume`` will load, for decisions that come before the model is built.
 
-        Blocks, and reads every byte of it; prints which checkpoints were skipped, and why. Either
-        all ranks call it or none.
+        Blocks, and reads every byte of the checkpoint; prints which checkpoints were skipped, and
+        why. Either all ranks call it or none.
         """
         self._found = self._look()
         return self._found.manifest if self._found else None
@@ -209,12 +209,12 @@ class Saver:
             )
             differences = find_differences(saved, current)
             before = found.manifest.tensors
-            if self.only_trained:  # more of them may be trained from now on
+            if self.only_trained:  # this run may train more weights
                 shapes = {name: shape for name, shape in shapes.items() if name in before}
             differences += find_differences(before, shapes)
             if differences:
                 raise InputError(
-                    f"the checkpoint {found.path} belongs to another training: "
+                    f"this training differs from the one that wrote the checkpoint {found.path}: "
                     + "; ".join(differences),
                     "give the earlier values, or start anew with another --checkpoint_dir",
                 )
@@ -227,8 +227,8 @@ class Saver:
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint should follow ``step``, for a loop that saves a replicated state.
 
-        With an interval in seconds only rank 0 says so, and then saves alone. If all ranks must
-        take part, let them agree on ``is_time_due``.
+        With an interval in seconds only rank 0 returns True, and then saves alone. If all ranks
+        must take part, let them agree on ``is_time_due``.
         """
         return self.is_step_due(step) or self.is_time_due()
 
@@ -241,7 +241,7 @@ class Saver:
         return self._leads and self._timer.is_time_due()
 
     def settle(self) -> tuple[int, Path] | None:
-        """Waits for the save in flight; step and path of the newest checkpoint, on all ranks.
+        """Waits for the save in flight; returns the newest checkpoint's step and path on all ranks.
 
         All ranks must call it.
         """
@@ -263,10 +263,10 @@ class Saver:
     ) -> SaveResult | None:
         """Commits the state after ``step`` steps, in the background unless ``block``.
 
-        ``strategy`` brings its memory, of which all ranks may write parts. Waits for the save
-        before it, and returns how that one ended if no call has returned it yet; with ``block`` how
-        this one ended. Does not save a step twice. Prints a full disk, and does not raise it. All
-        ranks must call it. Raises FencedError if a later group has begun.
+        Also saves ``strategy``'s memory, of which all ranks may write parts. First waits for the
+        previous save, and returns its result if no call has returned it yet; with ``block`` returns
+        this save's result. Does not save a step twice. Prints a disk error instead of raising it.
+        All ranks must call it. Raises FencedError if a later group has begun.
         """
         began_at = self._clock()
         before = self.wait()
@@ -318,7 +318,7 @@ class Saver:
             self._thread.join(limit_s)
 
     def close(self) -> None:
-        """The training has ended well: waits until loggers and storage have all."""
+        """After a successful training: waits until loggers and storage have everything."""
         self.log.close()
         if self.storage:
             self.storage.close()
@@ -328,7 +328,7 @@ class Saver:
             self.storage.offer(path)
 
     def poll(self) -> SaveResult | None:
-        """How the last save ended, once, without waiting; raises FencedError if it was fenced."""
+        """The last save's result, once; None while it runs. Raises FencedError if it was fenced."""
         if self._thread is not None and self._thread.is_alive():
             return None
         outcome, self._outcome = self._outcome, None
@@ -353,7 +353,7 @@ class Saver:
         return capture(model, optimizer, whole=whole, only_trained=self.only_trained)
 
     def _stage(self, snapshot: Snapshot) -> Any:
-        """A copy of its tensors in host memory, in the place of the last one."""
+        """A copy of the snapshot's tensors in host memory, which overwrites the last copy."""
         tensors = dict(snapshot.tensors)
         if self._stager is None:
             # Pinning makes a CUDA context, which a training on the CPU does not need.
@@ -378,7 +378,7 @@ class Saver:
     ) -> CheckpointManifest:
         return CheckpointManifest(
             step=step,
-            # Only rank 0 knows who writes; only its manifest is written.
+            # Only rank 0 knows the writer, and only rank 0's manifest is written.
             generation=self.store.writer.generation if self._leads else 0,
             attempt=self.store.writer.attempt if self._leads else 0,
             world_size=self.ranks.size,
@@ -421,7 +421,7 @@ class Saver:
 
         def run() -> None:
             if device is not None:
-                # A new thread has the first device, where the writer would make a context.
+                # A new thread starts on the first device, where the writer would make a context.
                 torch.cuda.set_device(device)
             self._outcome = work.run(blocked_s)
 
@@ -431,7 +431,7 @@ class Saver:
 
 
 def open_stager(*, pinned: bool) -> DefaultStager:
-    """What copies tensors into host memory that it reuses; ``pinned`` copies faster from a GPU."""
+    """A stager, which copies tensors into host memory; ``pinned`` memory is faster from a GPU."""
     return DefaultStager(
         StagingOptions(
             use_pinned_memory=pinned,
@@ -443,6 +443,6 @@ def open_stager(*, pinned: bool) -> DefaultStager:
 
 
 def clear_cuda_error() -> None:
-    """Runs a kernel, because the first one after a refused pinning raises the error of that."""
+    """Runs a kernel, because the first one after a refused pinning raises the pinning's error."""
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device="cuda")

@@ -1,8 +1,7 @@
 """Copies of checkpoints and logs at a URL of fsspec: S3, GCS, a folder.
 
-Rank 0 sends each committed checkpoint, beside the training. At the URL a checkpoint's manifest
-comes last, and then the file ``latest``, which names it. A start whose folder has no newer one
-fetches it.
+Rank 0 uploads each committed checkpoint, beside the training: its manifest last, and then the file
+``latest``, which names the checkpoint. A start fetches it if it is newer than those in its folder.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from fabric_train.preemption import finish_before_exit
 LATEST_FILE = "latest"
 PROBE_FILE = ".probe"
 LOGS_DIR = "logs"
-"""Beside the checkpoints: logs outlive a run as they do."""
+"""Beside the checkpoints: logs outlive a run, as checkpoints do."""
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
-"""Where a file appears once it is whole. Elsewhere it gets its name when it is."""
+"""URL schemes whose files appear only once they are whole; elsewhere a whole file is renamed."""
 RETRY_S, LONGEST_RETRY_S = 2.0, 60.0
 CLOSE_LIMIT_S = 600.0
 """How long the end of a training waits for a URL that does not answer."""
@@ -58,8 +57,8 @@ class Storage:
     def fetch(self, store: CheckpointStore, found: Checkpoint | None) -> bool:
         """Brings the checkpoint at the URL into the folder if it is newer than ``found``; blocks.
 
-        Returns whether it did. Raises InputError where the URL cannot be written to. One that does
-        not answer is told, and is an OSError where the folder has no checkpoint.
+        Returns whether it did. Raises InputError if the URL cannot be written to. If the URL does
+        not answer, prints that, or raises OSError without a ``found`` checkpoint.
         """
         try:
             self._put_bytes(b"", PROBE_FILE)
@@ -74,7 +73,7 @@ class Storage:
                 ) from error
             if found is None:
                 raise OSError(f"{self.url} cannot be read: {describe(error)}") from error
-            self._say(f"{self.url} cannot be read, and {found.path} is here: {describe(error)}")
+            self._say(f"{self.url} cannot be read ({describe(error)}); continues from {found.path}")
             return False
 
     def _fetch(self, store: CheckpointStore, found: Checkpoint | None) -> bool:
@@ -85,7 +84,7 @@ class Storage:
         commit = parse_name(name)
         if commit is None or (found and found.manifest.step >= commit.step):
             return False
-        # As a commit of the folder's last start, which the next one goes on from.
+        # Named as a commit of the folder's last start, so that the next start continues from it.
         starts = store.read_starts()
         writer = starts[-1].writer if starts else Writer(0, 0)
         path = store.folder / name_of(Commit(step=commit.step, writer=writer))
@@ -97,10 +96,10 @@ class Storage:
             replace(manifest, generation=writer.generation, attempt=writer.attempt)
         )
         write_synced(staging / MANIFEST_FILE, lambda file: file.write(content))
-        remove_folder(path)  # a damaged one
+        remove_folder(path)  # a damaged copy
         os.rename(staging, path)
         sync_folder(store.folder)
-        # With what another machine has logged since this one was left.
+        # Another machine may have logged more since this one was left.
         self._get_folder(f"{self._root}/{LOGS_DIR}", logs := staging_path(store.folder / LOGS_DIR))
         if logs.exists():
             remove_folder(store.folder / LOGS_DIR)
@@ -130,13 +129,13 @@ class Storage:
         self._idle.wait(limit_s)
 
     def close(self) -> None:
-        """The training has ended well: sends the last rows of the logs, and waits for all."""
+        """After a successful training: sends the last log rows, and waits until all is sent."""
         if self._thread is None:
             return
         self._idle.clear()
         self._wake.set()
         if not self._idle.wait(CLOSE_LIMIT_S):
-            self._say(f"{self.url} still does not answer: all is in {self._folder} alone")
+            self._say(f"{self.url} did not take all files; the newest are only in {self._folder}")
 
     def _run(self) -> None:
         wait_s = RETRY_S
@@ -147,7 +146,7 @@ class Storage:
                 self._send()
             except Exception as error:
                 if wait_s == RETRY_S:
-                    self._say(f"{self.url}: {describe(error)}; it is tried again")
+                    self._say(f"upload to {self.url} failed ({describe(error)}); retrying")
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_RETRY_S)
                 self._wake.set()
@@ -159,7 +158,7 @@ class Storage:
                 self._idle.set()
 
     def _send(self) -> None:
-        # Logs first: those at the URL have at least what its checkpoints do not carry.
+        # Logs first: the URL's logs must hold every row that its checkpoints do not carry.
         self._send_logs()
         is_first = True
         for name, path in sorted(self._pending.items(), reverse=True):
@@ -171,7 +170,7 @@ class Storage:
             self._remove_old()
 
     def _send_checkpoint(self, name: str, path: Path) -> bool:
-        """False for one that is no longer kept."""
+        """Sends one checkpoint; False if the folder no longer keeps it."""
         try:
             files = [file for file in path.rglob("*") if file.is_file()]
             for file in sorted(files, key=lambda file: file.name == MANIFEST_FILE):
@@ -193,7 +192,7 @@ class Storage:
                 self._sent_logs[name] = state
 
     def _remove_old(self) -> None:
-        """What the folder no longer keeps."""
+        """Deletes the checkpoints that the folder no longer keeps."""
         for path in self._fs.ls(self._root, detail=False):
             name = path.rstrip("/").rpartition("/")[2]
             if parse_name(name) and not (self._folder / name).exists():
@@ -218,13 +217,13 @@ class Storage:
 
 
 def is_refused(error: Exception) -> bool:
-    """Whether a server answers, and says no; gcsfs has an error of another kind for that."""
+    """Whether the server answered and refused; gcsfs raises errors of its own for that."""
     is_known = isinstance(error, PermissionError | FileNotFoundError)
     return is_known or str(error).startswith("Forbidden: ") or getattr(error, "code", 0) == 401
 
 
 def open_url(url: str) -> tuple[Any, str]:
-    """fsspec's file system, and the path in it. Raises InputError for what it cannot open."""
+    """fsspec's file system, and the path in it. Raises InputError if it cannot open the URL."""
     import fsspec
 
     try:

@@ -1,10 +1,10 @@
-"""The same safety for scripts that use Hugging Face's Trainer (transformers 5).
+"""Checkpoints, stops and exact resumes for scripts with Hugging Face's Trainer (transformers 5).
 
 from fabric_train.transformers import with_continuity
 trainer = with_continuity(Trainer(...))
 trainer.train()
 
-Its callbacks do not see the Trainer, so it is handed over. What is replaced is replaced on it.
+Callbacks do not see the Trainer, so the script passes it. Methods are replaced on that object only.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ T = TypeVar("T", bound=Trainer)
 def with_continuity(trainer: T, folder: str | None = None, **options: Any) -> T:
     """The same Trainer, whose ``train`` commits, stops and resumes.
 
-    Options are those of Lightning's ``ContinuityCallback``. With neither a folder nor the launcher
-    nothing is changed. ``train`` ends the process for bad input.
+    Options are those of Lightning's ``ContinuityCallback``. Without a folder and the launcher it
+    changes nothing. ``train`` ends the process for bad input.
     """
     companion = Companion(folder, **options)
     if companion.may_act(lambda: find_obstacle(trainer)):
@@ -61,7 +61,7 @@ class TrainerContinuity(TrainerCallback):
         trainer.train, trainer.get_train_dataloader = self.train, self.get_train_dataloader
 
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> TrainOutput:
-        """Goes on from our checkpoint, if there is one, whatever the script names."""
+        """Continues from our checkpoint, if there is one, whichever one the script names."""
         trainer, companion = self._trainer, self._companion
         found = companion.open(
             trainer.model,
@@ -74,11 +74,11 @@ class TrainerContinuity(TrainerCallback):
         )
         if found is not None:
             resume_from_checkpoint = str(found.path)
-            # Otherwise early stopping counts anew.
+            # Otherwise early stopping starts to count again.
             trainer.args.restore_callback_states_from_checkpoint = True
         if found is not None and companion.state.get(
             "stopped_early"
-        ):  # its loop would take one more step
+        ):  # the loop would take one more step
             trainer._load_from_checkpoint(resume_from_checkpoint)
             trainer.state = TrainerState.load_from_json(f"{found.path}/{TRAINER_STATE_NAME}")
             return TrainOutput(trainer.state.global_step, 0.0, {})
@@ -87,7 +87,7 @@ class TrainerContinuity(TrainerCallback):
         return output
 
     def get_train_dataloader(self) -> Any:
-        """The Trainer's own loader, cut in accelerate's place."""
+        """The Trainer's own loader, cut for the ranks here instead of by accelerate."""
         trainer = self._trainer
         prepare = trainer.accelerator.prepare
         trainer.accelerator.prepare = lambda loader: loader
@@ -95,13 +95,14 @@ class TrainerContinuity(TrainerCallback):
             loader = self._load_data()
         finally:
             trainer.accelerator.prepare = prepare
-        # In one without an index the Trainer cannot seek.
+        # The Trainer cannot seek in a data set without an index.
         has_index = not isinstance(loader.dataset, torch.utils.data.IterableDataset)
         cut = cut_loader(loader, self._companion, self._place) if has_index else None
         if cut is None:
             self._companion.say(
-                f"the train loader reads {type(loader.dataset).__name__} in a way of its own: a "
-                "resume reads its epoch again and leaves out what was trained, in the same world"
+                f"the train loader ({type(loader.dataset).__name__}) cannot start in mid-epoch: a "
+                "resume reads the epoch again, skips trained batches, and is exact only with the "
+                "same number of processes"
             )
             return prepare(loader)
         self._updates_in_epoch = max(1, -(-len(cut) // trainer.args.gradient_accumulation_steps))
@@ -109,13 +110,13 @@ class TrainerContinuity(TrainerCallback):
         return cut
 
     def _place(self) -> tuple[int, int]:
-        """The Trainer itself leaves out the batches of an epoch that are trained."""
+        """The epoch, and 0: the Trainer itself leaves out the epoch's trained batches."""
         return self._trainer.state.global_step // self._updates_in_epoch, 0
 
     # -- the Trainer's hooks -------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Everything is loaded, but sums since the last row of the log."""
+        """Loads the sums since the last row of the log; the Trainer has loaded all else."""
         trainer, found = self._trainer, self._companion.found
         if found is not None and (found.path / SUMS_FILE).exists():
             sums = json.loads((found.path / SUMS_FILE).read_text())
@@ -153,9 +154,9 @@ class TrainerContinuity(TrainerCallback):
         return bool(trainer.control.should_training_stop and is_short)
 
     def _write(self, folder: Path) -> None:
-        """What the Trainer writes itself, without its folders and their removal."""
+        """Writes what the Trainer itself would, without its folders and their removal."""
         trainer = self._trainer
-        # What all ranks take part in, before a full disk can fail one of them.
+        # First what all ranks take part in, before a full disk can fail one of them.
         trainer.store_flos()
         losses = self._companion.saver.ranks.gather(float(trainer._tr_loss))
         trainer.save_model(str(folder), _internal_call=True)

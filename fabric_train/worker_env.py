@@ -44,7 +44,7 @@ TRAIN_LEDGER = "train-{node_index}-{incarnation}-{attempt}-{rank}.jsonl"
 ProgressMode = Literal["bar", "lines"]
 
 MOST_DIGITS = 20
-"""Of a number in a variable; leading zeros count."""
+"""The most digits of a number in a variable, leading zeros included."""
 
 WORLD_VARIABLES = (
     "RANK",
@@ -54,7 +54,7 @@ WORLD_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-"""What torchrun sets for every worker; without any of them there is no torchrun."""
+"""What torchrun sets for every worker; if none is set, torchrun did not start this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +129,12 @@ def parse_worker_env(environ: Mapping[str, str]) -> WorkerEnv:
         node_attempt=read.integer(NODE_ATTEMPT),
         ledger_every_step=bool(read.integer(LEDGER_EVERY_STEP)),
     )
-    # Fabric obeys LT_* silently, ahead of what the program asks it for.
+    # Fabric silently prefers LT_* variables to what the program asks for.
     stale = sorted(name for name in read.values if name.startswith("LT_"))
     if stale:
-        read.problems.append(f"{', '.join(stale)} set, which Fabric would obey instead of torchrun")
+        read.problems.append(
+            f"Fabric would follow {', '.join(stale)} instead of torchrun's variables"
+        )
     if read.problems:
         raise InputError(
             "the environment does not fit: " + "; ".join(read.problems),
@@ -150,15 +152,15 @@ class _Variables:
         self.problems: list[str] = []
 
     def integer(self, name: str, *, least: int = 0) -> int | None:
-        """The number, None if it is not set."""
+        """The number; None if the variable is not set."""
         return self.required(name, least=least) if name in self.values else None
 
     def required(self, name: str, *, least: int = 0, most: int = 2**31) -> int:
-        """The number of a variable that is set; ``least`` if it is a problem."""
+        """The number in a variable that is set; notes a problem and returns ``least`` if bad."""
         text = self.values[name]
         digits = text.strip()
         # int() also takes "1_0" and other scripts' digits, which no launcher writes, and it raises
-        # for more digits than 4300.
+        # for more than 4300 digits.
         is_number = text.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS
         number = int(digits) if is_number else None
         if number is None or not least <= number <= most:

@@ -54,7 +54,7 @@ class TrainConfig:
     shift_images: bool = False
     """Move every image of `digits` by up to a pixel, anew in each epoch."""
     epochs: PositiveInt = 10
-    """How many times the training set is gone through."""
+    """Passes over the training set."""
     max_steps: PositiveInt | None = None
     """Stop after this many optimizer steps, counted over all restarts; the learning rate still
     follows the schedule of all epochs."""
@@ -62,11 +62,11 @@ class TrainConfig:
     """Samples of one optimizer step, over all processes together; a multiple of
     `virtual_shards`."""
     virtual_shards: PositiveInt | None = None
-    """Equal parts that every global batch is cut into, each computed as a batch of its own with
-    random numbers of its own; processes take whole parts, not all the same number of them. The
-    most processes there can ever be. Without it: that of the checkpoint, else 16 for `exact`, else
-    the fewest that the job's largest number of processes can share. Only `fast` takes more where
-    the checkpoint has too few."""
+    """Equal parts that every global batch is cut into, each computed as a batch of its own with its
+    own random numbers. Processes take whole parts, some perhaps one more than others; there cannot
+    be more processes than parts. Without it: the checkpoint's number, else 16 for `exact`, else the
+    fewest that the job's largest number of processes can share. If the checkpoint has too few, only
+    `fast` takes more."""
     accumulate: PositiveInt | None = None
     """Micro-batches of each process in a step, as Lightning's `accumulate_grad_batches`: the global
     batch stays as it is and is cut into so many parts for each process. Another word for
@@ -99,9 +99,9 @@ class TrainConfig:
     lr_scaling: Literal["linear", "sqrt"] = "linear"
     """With `reduction: scaled`, how the learning rate grows with the number of processes."""
     scale_warmup_epochs: NonNegativeInt = 5
-    """With `reduction: scaled`, epochs over which the learning rate grows to that."""
+    """With `reduction: scaled`, epochs over which the learning rate grows to its scaled value."""
     max_grad_norm: PositiveFloat | None = None
-    """Gradients of the whole batch that are longer than this are shortened to it."""
+    """Largest norm of the whole batch's gradient; a longer gradient is scaled down to it."""
     lr: PositiveFloat = 3e-3
     """Highest learning rate, reached after the warm-up; falls linearly to near zero."""
     warmup_steps: NonNegativeInt = 30
@@ -126,14 +126,14 @@ class TrainConfig:
     else `checkpoints` in RUN_DIR, else a new folder under `runs/train` for each start, so that
     only a named folder survives a restart."""
     checkpoint_every_steps: PositiveInt | None = None
-    """Write a checkpoint after each so many optimizer steps."""
+    """Write a checkpoint every so many optimizer steps."""
     checkpoint_every_s: PositiveFloat | None = None
-    """Write a checkpoint after each so many seconds. With neither interval given, one is written
-    at each epoch's end, and in between as often as loses least: every sqrt(2 * cost * mtbf_s)
-    seconds, by the cost that was measured."""
+    """Write a checkpoint every so many seconds. Without either interval, one is written at each
+    epoch's end, and in between as often as loses the least time: every sqrt(2 * cost * mtbf_s)
+    seconds, with the measured cost of a checkpoint."""
     mtbf_s: PositiveFloat | None = None
-    """Mean time between failures that the interval is chosen for; without it, what was observed in
-    the checkpoint folder, and a day before the first failure."""
+    """Mean time between failures, in seconds, that the interval is chosen for. Without it: the mean
+    that the checkpoint folder records, and a day before the first failure."""
     keep_checkpoints: PositiveInt = KEPT
     """How many of the newest checkpoints are kept."""
     keep_best: bool = False
@@ -156,7 +156,7 @@ class TrainConfig:
 
 
 VERBS = ("fit", "validate", "test", "predict")
-"""What ``python -m train`` does, by its first word; ``fit`` where it is left out."""
+"""The first words that ``python -m train`` takes; without one it does ``fit``."""
 ENV_PREFIX = "TRAIN_"
 FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 
@@ -187,7 +187,7 @@ MAY_DIFFER_ON_RESUME = frozenset(
         "log_every",
     }
 )
-"""Fields that say how long, where and how fast to train, but not what."""
+"""Fields that a resumed run may change: how long, where and how fast to train, but not what."""
 
 
 def build_parser() -> ArgumentParser:
@@ -216,8 +216,8 @@ def build_parser() -> ArgumentParser:
 def parse_config(arguments: Sequence[str]) -> TrainConfig:
     """The options of one run.
 
-    Reads the file that ``--config`` names. Raises InputError for a mistake in either; exits after
-    ``--help`` and ``--print_config``.
+    Reads the file that ``--config`` names. Raises InputError for a wrong option or file; exits
+    after ``--help`` and ``--print_config``.
     """
     refuse_unknown_variables(os.environ)
     try:
@@ -252,11 +252,11 @@ def parse_steps(text: str) -> tuple[int, int]:
         steps = int(first), int(last or first)
         if 1 <= steps[0] <= steps[1]:
             return steps
-    raise InputError(f"--profile {text}: these are no steps", "--profile steps=10-12")
+    raise InputError(f"--profile {text}: not a range of steps", "--profile steps=10-12")
 
 
 def refuse_unknown_variables(environ: Mapping[str, str]) -> None:
-    """Raises InputError for a variable that looks like an option and is none; the parser skips it.
+    """Raises InputError for a TRAIN_ variable that is no option, which the parser would ignore.
 
     Pure.
     """

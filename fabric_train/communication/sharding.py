@@ -30,8 +30,8 @@ LEAST_ELEMENTS = 10_000
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 """Containers without a forward pass, whose weights nothing would gather."""
 _NO_UNITS = (*_LISTS, nn.Linear)
-"""A Linear's output is a view of another tensor where its input has more than two dimensions. An
-operation in place on a unit's output, such as a ReLU's, then fails in the backward pass (torch
+"""A Linear's output is a view of another tensor if its input has more than two dimensions. An
+in-place operation on a unit's output, such as a ReLU, then fails in the backward pass (torch
 2.13)."""
 
 
@@ -41,7 +41,7 @@ def plan_units(
     """Names of the modules whose weights are gathered, and dropped again, in one piece.
 
     ``blocks``: the members of the model's outermost Sequentials and lists. ``size``: the smallest
-    modules that hold ``least_elements`` which no unit below them holds. ``whole``: none. What is in
+    modules with ``least_elements`` outside of the units in them. ``whole``: no units. A weight in
     no unit is gathered for the whole forward and backward pass. A module with fewer elements is no
     unit, nor is a Linear by itself, nor one that shares a weight with a module elsewhere. Inner
     units come first.
@@ -81,7 +81,7 @@ def find_by_size(model: nn.Module, least_elements: int) -> Iterator[tuple[str, n
 
 
 def count_elements(weights: Iterable[Tensor]) -> int:
-    """The numbers in all of them."""
+    """The number of elements in all weights."""
     return sum(weight.numel() for weight in weights)
 
 
@@ -114,7 +114,7 @@ def shard(
         fully_shard(
             module,
             mesh=mesh,
-            # None: the model's own weights stay, as its backward pass begins with them.
+            # None: the root's own weights stay whole, as the backward pass begins with them.
             reshard_after_forward=None if reshard else False,
             mp_policy=mixed or MixedPrecisionPolicy(),
             offload_policy=offload or OffloadPolicy(),
@@ -123,7 +123,7 @@ def shard(
 
 
 def refuse(model: nn.Module, units: Sequence[str]) -> None:
-    """Raises InputError where FSDP2 would fail at the start, or in the first step."""
+    """Raises InputError if FSDP2 would fail at the start, or in the first step."""
     dtypes: dict[str, tuple[str, torch.dtype]] = {}
     for name, weight in model.named_parameters():
         if weight.ndim == 0:
@@ -134,7 +134,7 @@ def refuse(model: nn.Module, units: Sequence[str]) -> None:
         if not weight.is_contiguous():
             raise InputError(
                 f"{name} is not contiguous in memory, as FSDP needs it",
-                f"make {name} of weight.contiguous(), or --strategy ddp",
+                f"make {name} contiguous with weight.contiguous(), or --strategy ddp",
             )
         if not weight.requires_grad:
             continue
@@ -154,8 +154,8 @@ def sync_gradients(model: nn.Module, *, last: bool, reshard: bool = True) -> Ite
     """Around a micro-batch's forward and backward pass: only the step's last one sends gradients.
 
     Without ``reshard`` the weights stay whole for the next micro-batch. Use it in place of Fabric's
-    ``no_backward_sync(model, enabled=not last)``, which leaves the sending off after the last one,
-    so that a loop without micro-batches behind it never sends again.
+    ``no_backward_sync(model, enabled=not last)``, which leaves sending switched off, so that a loop
+    without micro-batches afterwards never sends.
     """
     if last or not isinstance(model, FSDPModule):
         yield

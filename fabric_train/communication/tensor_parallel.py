@@ -6,12 +6,12 @@ each rank has its own part of the activations, outside of them all ranks have eq
 one all-reduce of activations in the forward pass, after the row layer, and one in the backward
 pass, of the column layer's gradients to its inputs.
 
-A plan says which member is which, in a model's attribute ``tensor_plan`` or by itself:
+A plan says which member is which; it is a model's attribute ``tensor_plan``, or an argument:
 
     split_linears(model, {"*.up": "column", "*.down": "row"}, group)
 
-A layer whose outputs are several things side by side, or groups of outputs that must not be split,
-is told by ``Column(blocks=3, unit=64)``: queries, keys and values, in heads of 64.
+If a layer's outputs are several things side by side, or groups that must not be split, the plan
+says so by ``Column(blocks=3, unit=64)``: queries, keys and values, in heads of 64.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class RowLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         own = linear(inputs, self.weight)
         outputs: Tensor = AddOutputs.apply(own, self.group)  # type: ignore[no-untyped-call]
-        # After the sum, so that it counts once.
+        # After the sum, so that the bias counts once.
         return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
 
 
 class AddGradients(torch.autograd.Function):
-    """The same inputs on all ranks, whose gradients add up."""
+    """Passes on inputs that are equal on all ranks, and adds up their gradients."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -117,15 +117,15 @@ def add_up(values: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def take_part(whole: Tensor, cut: Cut) -> nn.Parameter:
-    """A weight of this rank's part; the whole one can be freed."""
+    """This rank's part, as a weight of its own; the whole weight can be freed."""
     return nn.Parameter(cut.take(whole.detach()), requires_grad=whole.requires_grad)
 
 
 def split_linears(model: nn.Module, plan: Plan, group: dist.ProcessGroup) -> nn.Module:
-    """Puts split layers in the place of those that the plan names; names of weights stay.
+    """Replaces the layers that the plan names by split ones; weights keep their names.
 
     All ranks must call it with equal weights, before an optimizer is built. Raises InputError, with
-    the member's name, for a layer that cannot be split so, and before anything is changed.
+    the member's name, for a layer that cannot be split, before anything is changed.
     """
     layers = find_linears(model, plan, dist.get_world_size(group))
     for name, (layer, how) in layers.items():
@@ -162,7 +162,7 @@ def find_linears(
             shared = [each for each in names_of[id(module.weight)] if each != f"{name}.weight"]
             if shared:
                 raise InputError(
-                    f"tensor_plan: {name}.weight is {shared[0]} too, which is not split",
+                    f"tensor_plan: {name}.weight is shared with {shared[0]}, which is not split",
                     f"leave {name} out of the plan",
                 )
             layer_how = check_layer(name, module, how, ranks)
@@ -173,7 +173,7 @@ def find_linears(
 def check_layer(
     name: str, layer: nn.Linear, how: Column | str, ranks: int
 ) -> Column | Literal["row"]:
-    """How a layer is split. Raises InputError where the ranks would have unequal parts."""
+    """How a layer is split. Raises InputError if the ranks would have unequal parts."""
     if how == "row":
         groups, of = layer.in_features, f"{layer.in_features} inputs"
     elif how == "column" or isinstance(how, Column):

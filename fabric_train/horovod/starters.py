@@ -1,6 +1,6 @@
-"""Who started this process, and where all of them meet: torchrun, horovodrun or mpirun.
+"""Who started this process (torchrun, horovodrun or mpirun), and where the ranks meet.
 
-A starter is a frozen value that is read from the environment alone; only ``open_store`` acts.
+A starter is a frozen value, read from the environment alone; only ``open_store`` has effects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEY = "fabric-train-store"
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """The place of a process among all; ``cross``: among those with its local rank, by node.
+    """A process' place in the job; ``cross_rank`` is among the processes with its local rank.
 
     The base class is one process alone.
     """
@@ -50,7 +50,7 @@ class Starter:
         return HashStore()
 
     def settle(self, gather: Callable[[object], list[Any]]) -> Starter:
-        """The same with what only all ranks together know; ``gather`` gives every rank's value."""
+        """Adds what only all ranks together know; ``gather`` collects a value of every rank."""
         return self
 
 
@@ -128,7 +128,7 @@ class Horovodrun(Starter):
         request = urllib.request.Request(
             f"http://{self.address}:{self.port}/{KEY}/store", data=content, method=method
         )
-        # A proxy of the environment does not lead to the nodes of a cluster.
+        # The environment's proxy does not reach the nodes of a cluster.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=30) as answer:
             return bytes(answer.read())
@@ -145,7 +145,7 @@ class Mpirun(Starter):
     master: tuple[str, int] | None = None
     has_pmix: bool = False
     node: str = ""
-    """What the ranks of a node have in common."""
+    """A text that is equal on all ranks of one node only."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Self | None:
@@ -188,7 +188,7 @@ class Mpirun(Starter):
 
 
 STARTERS: tuple[type[Starter], ...] = (Torchrun, Horovodrun, Mpirun, Starter)
-"""In this order: torchrun's variables are the most specific, and the last one always fits."""
+"""Tried in this order: torchrun's variables are the most specific, and the last always fits."""
 
 
 def find_starter(environ: Mapping[str, str]) -> Starter:
@@ -204,7 +204,7 @@ def find_starter(environ: Mapping[str, str]) -> Starter:
 
 
 def serve_store(size: int, addresses: Sequence[str], publish: Callable[[str], object]) -> Store:
-    """Rank 0's store on a free port, after ``publish`` was called with where it is."""
+    """Opens rank 0's store on a free port, and passes port and addresses to ``publish``."""
     store = TCPStore(
         "0.0.0.0" if addresses != ["127.0.0.1"] else "127.0.0.1",
         0,
@@ -217,7 +217,7 @@ def serve_store(size: int, addresses: Sequence[str], publish: Callable[[str], ob
 
 
 def join_store(size: int, place: str) -> Store:
-    """The store at the first of these addresses that answers."""
+    """Joins the store at the first address of ``place`` that answers."""
     port, *addresses = place.split()
     for address in addresses:
         try:
@@ -250,7 +250,7 @@ def _read_texts(environ: Mapping[str, str], names: Sequence[str]) -> list[str]:
     missing = [name for name in names if not environ.get(name)]
     if missing:
         raise InputError(
-            f"{', '.join(missing)} missing, which stands beside the other variables of its starter",
+            f"{', '.join(missing)} missing, although other variables of the same starter are set",
             "start the processes with the launcher, torchrun, horovodrun or mpirun",
         )
     return [environ[name] for name in names]

@@ -1,4 +1,4 @@
-"""The train loaders of a fit, cut into global batches where that can be done."""
+"""The train loaders of a fit, cut into global batches where possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fabric_train.trainers.loaders import Skipping, cut_loader, start_worker
 
 
 class Data:
-    """Prepares train loaders in Lightning's place, from before its own sampler is put in."""
+    """Prepares train loaders in Lightning's place, before it puts its own sampler in."""
 
     def __init__(self, trainer: Trainer, companion: Companion) -> None:
         self._trainer, self._companion = trainer, companion
@@ -24,16 +24,16 @@ class Data:
         connector._prepare_dataloader = self._take_over
         self._say = cache(companion.say)  # a loader may be prepared for each epoch
         self._opened_at: tuple[int, int] | None = None
-        # An iterable data set with a length, in workers: ours share it rightly.
+        # It warns of an iterable data set with a length; our workers share it correctly.
         warnings.filterwarnings("ignore", message="Your `IterableDataset` has `__len__` defined")
 
     def leave(self) -> None:
-        """Lightning prepares loaders again."""
+        """Lets Lightning prepare loaders again."""
         del self._connector._prepare_dataloader
 
     def reopen(self) -> None:
-        """Once the checkpoint is read: a schedule that asks for the number of steps
-        (``estimated_stepping_batches``) has the loader opened before, at the first sample.
+        """Opens the loader at the resumed place, after the checkpoint is read: a schedule that asks
+        for ``estimated_stepping_batches`` has opened it earlier, at the first sample.
         """
         opened_at = self._opened_at
         if opened_at is not None and opened_at != self._place():
@@ -52,7 +52,7 @@ class Data:
         return self._keep(self._prepare(loader, shuffle, mode)) if cut is None else cut
 
     def _is_a_share(self, loader: Any) -> bool:
-        """Whether each rank's loader may read other samples already."""
+        """Whether the ranks' loaders may already read different samples."""
         if self._trainer._accelerator_connector.use_distributed_sampler:
             return False
         sampler = getattr(loader, "sampler", None)
@@ -61,12 +61,12 @@ class Data:
     def _keep(self, loader: Any) -> Any:
         kind = type(loader).__name__
         if isinstance(loader, _Stateful):
-            self._say(f"the train loader ({kind}) keeps its own place, of rank 0 alone")
+            self._say(f"the train loader ({kind}) saves its own position, but only that of rank 0")
             return loader
         self._say(
-            f"the train loader ({kind}) is no DataLoader of a data set with an index or with "
-            "read_from, or is cut for the ranks already: a resume reads its epoch again and leaves "
-            "out what was trained"
+            f"the train loader ({kind}) cannot start in mid-epoch (its data set has neither an "
+            "index nor read_from, it makes its own batches, or it is already split between ranks): "
+            "a resume reads the epoch again and skips trained batches"
         )
         if isinstance(loader, DataLoader):
             loader.worker_init_fn = partial(start_worker, loader.worker_init_fn)

@@ -42,7 +42,7 @@ STRATEGIES = {
     "deepspeed": "deepspeed:DeepSpeed",
     "xla": "xla:Xla",
 }
-"""Module and class by the name that ``--strategy`` takes."""
+"""Each strategy's module and class, by the name that ``--strategy`` takes."""
 
 _SHARDED = (
     "it was FairScale's sharding of optimizer states and gradients, which is no longer maintained",
@@ -52,22 +52,22 @@ _FSDP1 = ("it was the first FullyShardedDataParallel, which FSDP2 replaces", "--
 _TPU = ("TPUs are reached through torch_xla", "--strategy xla, where torch_xla is installed")
 _STAGE = "the stage and where the state lies are options of deepspeed"
 _UNUSED = (
-    "a flag for models that leave weights out of some steps, and this one says so by its name",
+    "it is for models that leave weights out of some steps, which ddp does not support",
     "--strategy ddp, and multiply outputs that are not needed by 0 in place of leaving them out",
 )
 _GONE = "its package is no longer maintained, and Lightning dropped it"
 
 INSTEAD: dict[str, tuple[str, str]] = {
-    "auto": ("a choice that would change with the machine is not made for you", "--strategy ddp"),
+    "auto": ("it would choose differently on different machines", "--strategy ddp"),
     "single_device": ("one process alone needs no name", "leave --strategy out"),
     "ddp_cpu": ("the device is a setting of its own", "--strategy ddp --accelerator cpu"),
     "ddp_find_unused_parameters_true": _UNUSED,
     "ddp_find_unused_parameters_false": (
-        "not to look for unused weights is the default",
+        "ddp does not look for unused weights anyway",
         "--strategy ddp",
     ),
     "ddp_spawn_find_unused_parameters_false": (
-        "not to look for unused weights is the default",
+        "ddp_spawn does not look for unused weights anyway",
         "--strategy ddp_spawn",
     ),
     "ddp_sharded": _SHARDED,
@@ -81,11 +81,11 @@ INSTEAD: dict[str, tuple[str, str]] = {
     "fsdp1": _FSDP1,
     "fsdp2": ("fsdp is FSDP2 here", "--strategy fsdp"),
     "fsdp_cpu_offload": (
-        "where weights lie is an option of fsdp, and no strategy",
+        "CPU offload is an option of fsdp, not a strategy",
         "--strategy fsdp --strategy_options.offload true",
     ),
     "fsdp_native_full_shard_offload": (
-        "where weights lie is an option of fsdp, and no strategy",
+        "CPU offload is an option of fsdp, not a strategy",
         "--strategy fsdp --strategy_options.offload true",
     ),
     "horovod": (
@@ -108,16 +108,16 @@ INSTEAD: dict[str, tuple[str, str]] = {
     "qadam": ("it is one of Bagua's", "--strategy bagua:qadam"),
     "async": ("it is one of Bagua's", "--strategy bagua:async"),
     "onebit_adam": ("it is qadam with one bit", "--strategy bagua:qadam --strategy_options.bits 1"),
-    "fp16_compress": ("the short name is the one", "--strategy fp16"),
-    "fp16_compress_hook": ("the short name is the one", "--strategy fp16"),
-    "bf16_compress": ("the short name is the one", "--strategy bf16"),
-    "bf16_compress_hook": ("the short name is the one", "--strategy bf16"),
-    "powerSGD": ("the short name is the one", "--strategy powersgd"),
-    "powersgd_hook": ("the short name is the one", "--strategy powersgd"),
-    "powerSGD_hook": ("the short name is the one", "--strategy powersgd"),
+    "fp16_compress": ("only the short name is accepted", "--strategy fp16"),
+    "fp16_compress_hook": ("only the short name is accepted", "--strategy fp16"),
+    "bf16_compress": ("only the short name is accepted", "--strategy bf16"),
+    "bf16_compress_hook": ("only the short name is accepted", "--strategy bf16"),
+    "powerSGD": ("only the short name is accepted", "--strategy powersgd"),
+    "powersgd_hook": ("only the short name is accepted", "--strategy powersgd"),
+    "powerSGD_hook": ("only the short name is accepted", "--strategy powersgd"),
     "rpc_sequential": ("it was FairScale's pipeline, which torch replaces", "--strategy pipeline"),
     "rpc": ("it was FairScale's pipeline, which torch replaces", "--strategy pipeline"),
-    "tensor_parallel": ("the short name is the one", "--strategy tp"),
+    "tensor_parallel": ("only the short name is accepted", "--strategy tp"),
     "post_local_sgd": ("it is local_sgd after a warm-up", "--strategy local_sgd"),
     "deepspeed_stage_1": (_STAGE, "--strategy deepspeed --strategy_options.stage 1"),
     "deepspeed_stage_2": (_STAGE, "--strategy deepspeed"),
@@ -144,11 +144,11 @@ INSTEAD: dict[str, tuple[str, str]] = {
     "hpu": ("Habana's accelerators are not supported", "--strategy ddp on GPUs or CPUs"),
     "hpu_parallel": ("Habana's accelerators are not supported", "--strategy ddp on GPUs or CPUs"),
 }
-"""Why there is no strategy of a name that people know, and what to write."""
+"""Names of other programs that ``--strategy`` refuses: why, and what to write instead."""
 
 
 def check_name(name: str) -> None:
-    """Raises InputError, with what to write instead, for a name that is no strategy's."""
+    """Raises InputError for an unknown strategy name, and says what to write instead."""
     if name in STRATEGIES:
         return
     if name in INSTEAD:
@@ -160,9 +160,9 @@ def check_name(name: str) -> None:
 
 
 def make_strategy(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
-    """The strategy of that name, with these values of its fields.
+    """Builds the strategy ``name`` with these option values.
 
-    Raises InputError for a name or an option that it does not have, or a value of a wrong type.
+    Raises InputError for an unknown name or option, or for a value of the wrong type.
     """
     check_name(name)
     module, _, class_name = STRATEGIES[name].partition(":")
@@ -187,7 +187,7 @@ def make_strategy(name: str, options: Mapping[str, Any] | None = None) -> Strate
 
 
 def is_of_type(value: object, hint: Any) -> bool:
-    """Whether an option's value is what its field says."""
+    """Whether an option's value has the type of its field."""
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if hint is float:

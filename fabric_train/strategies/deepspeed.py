@@ -11,19 +11,19 @@ Options: ``stage`` (2), ``offload``. ``fsdp`` is ZeRO-3, and within torch.
 
 Memory of a process, for P weights of 4 bytes under AdamW and W processes: 4 P for the weights,
 12 P / W for its part of moments and a second copy of its weights, gradients of 4 P / W (stage 1:
-4 P), and a message of up to 128 MiB. Rank 0 holds the whole moments in host memory while a
-checkpoint is copied, and every process while one is loaded.
+4 P), and a message of up to 128 MiB. Rank 0 holds all moments in host memory while a checkpoint is
+copied, and every process does so while one is loaded.
 
 Bytes that a process sends in a step, with m micro-batches (those of the process with most of them):
 (W - 1) / W * 4 P * (2 m + 1) with stage 2, which adds gradients up after each micro-batch;
 (W - 1) / W * 4 P * 3 with stage 1.
 
-Checkpoints have the whole model and optimizer state under their own names: they load in any number
-of processes and under other strategies, and theirs under this one. DeepSpeed's own are not written.
+A checkpoint holds the whole model and optimizer state under the model's names, so any number of
+processes and any other strategy can load it, and this one theirs. DeepSpeed's own are not written.
 
-What it cannot: ``reduction: exact``; weights that are not float32; optimizers that look at a whole
-weight at once, such as Adafactor or LAMB: Adam, SGD and others that take each number for itself are
-right. A weight without a gradient is updated as with a gradient of zeros.
+Not supported: ``reduction: exact``; weights that are not float32; optimizers that look at a whole
+weight at once, such as Adafactor or LAMB. Adam, SGD and others that update each number by itself
+work. A weight without a gradient is updated as with a gradient of zeros.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from fabric_train.worker_env import World
 
 BUCKET_ELEMENTS = 2**25
-"""The largest message; DeepSpeed's own choice would keep 2 GB for one."""
+"""Elements of the largest message; with DeepSpeed's default one message takes 2 GB."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ class DeepSpeed(Strategy):
     def build_fabric_strategy(self, device: Device) -> FabricStrategy:
         from fabric_train.fabric import build_ddp
 
-        # State in host memory is gathered there.
+        # The offloaded state lies in host memory, and gloo gathers it there.
         both = device == "cuda" and self.offload
         return build_ddp(device, backend="cpu:gloo,cuda:nccl" if both else None)
 
@@ -113,7 +113,7 @@ class DeepSpeed(Strategy):
         for name, weight in model.named_parameters():
             if weight.dtype != torch.float32:
                 raise InputError(
-                    f"--strategy deepspeed: {name} is {weight.dtype}, and it is cut as float32",
+                    f"--strategy deepspeed needs float32 weights, but {name} is {weight.dtype}",
                     "float32 weights, with --precision bf16-mixed; or --strategy ddp",
                 )
         super().setup(model, build_optimizer, place, virtual_shards=virtual_shards)
@@ -124,7 +124,7 @@ class DeepSpeed(Strategy):
         return self.model, self.optimizer
 
     def plan_config(self) -> dict[str, Any]:
-        """What DeepSpeed calls its config."""
+        """The ``config`` for ``deepspeed.initialize``."""
         elements = sum(weight.numel() for weight in self.bare.parameters())
         bucket = min(BUCKET_ELEMENTS, elements + elements % 2)
         return {
@@ -137,7 +137,7 @@ class DeepSpeed(Strategy):
                 "allgather_bucket_size": bucket,
                 "offload_optimizer": {"device": "cpu" if self.offload else "none"},
             },
-            # Without it the engine ends the program's autocast. Gradients are averaged in 32 bits.
+            # Otherwise the engine ends the program's autocast. Gradients are averaged in 32 bits.
             "torch_autocast": {
                 "enabled": self.precision == "bf16-mixed",
                 "dtype": "bfloat16",
@@ -156,7 +156,7 @@ class DeepSpeed(Strategy):
         self.engine.backward(loss * share, scale_wrt_gas=False)
 
     def clip(self, max_norm: float) -> None:
-        """Shortens the gradient of the whole model to this length, in ``step``."""
+        """Has ``step`` scale the whole model's gradient down to a norm of at most ``max_norm``."""
         self.engine.optimizer.clip_grad = max_norm
 
     def step(self, number: int) -> None:
@@ -168,7 +168,7 @@ class DeepSpeed(Strategy):
         self.engine.step()
         zero.clip_grad = 0.0
         if zero.overflow:
-            # DeepSpeed leaves the step out, which one process would not.
+            # DeepSpeed skips such a step; a training in one process would not.
             raise DivergedError(
                 f"a gradient is not finite in step {number + 1}. "
                 "Lower the learning rate (--lr) or warm up longer (--warmup_steps)"
@@ -192,7 +192,7 @@ class DeepSpeed(Strategy):
         self.optimizer.state.clear()
 
     def load_memory(self, saved: Mapping[str, Tensor]) -> None:
-        """Takes this process' part of the weights and of the state that were loaded."""
+        """Takes this process' part of the loaded weights and optimizer state."""
         self.engine.optimizer.refresh_fp32_params()
         for weights, part in self._groups():
             loaded = [self.optimizer.state.get(weight, {}) for weight, _ in weights]
@@ -223,7 +223,7 @@ class DeepSpeed(Strategy):
         return None if whole is None else whole.cpu()
 
     def _cut(self, values: list[Any], weights: list[tuple[Tensor, int]], part: Tensor) -> Any:
-        """This process' part of one of the weights' states; what they share, such as a counter."""
+        """This process' part of one value of the weights' states; a counter stays whole."""
         first, size = values[0], self.place.world_size
         if not isinstance(first, Tensor):
             return first
@@ -237,7 +237,7 @@ class DeepSpeed(Strategy):
 
 
 def import_deepspeed(device: str) -> Any:
-    """DeepSpeed, for this kind of device; it chooses one for the whole process."""
+    """Imports DeepSpeed; raises InputError if its device for this process is not ``device``."""
     os.environ.setdefault("DS_ACCELERATOR", device)
     deepspeed = import_module("deepspeed")
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -249,6 +249,6 @@ def import_deepspeed(device: str) -> Any:
             f"DS_ACCELERATOR={device} in the environment",
         )
     if device == "cpu":
-        # Each start would compile it, which takes minutes, and only inference uses it.
+        # Only inference uses this extension, and each start would compile it for minutes.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

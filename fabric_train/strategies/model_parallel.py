@@ -12,8 +12,8 @@ once for each change of device within a ``Sequential``, and to the device and ba
 layer elsewhere. Memory: each device holds its layers' weights, gradients, optimizer state and
 activations. Use ``pipeline`` to keep all devices busy, ``fsdp`` to hold parts on each.
 
-A layer that uses the weights of one that lies elsewhere fails; weights that are shared by layers on
-different devices are refused.
+A layer that uses the weights of a layer on another device fails; weights that are shared by layers
+on different devices are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fabric_train.worker_env import World
 
 Placement = Mapping[str, torch.device]
-"""The device of each placed layer, by the layer's name; nothing inside of it is placed."""
+"""The device of each placed layer, by name; a layer inside a placed one has no entry."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class ModelParallel(Strategy):
             )
         if self.layers and self.devices:
             raise InputError(
-                "--strategy_options: layers places by name and devices by size",
+                "--strategy_options: layers (by name) and devices (by size) exclude each other",
                 "give one of them",
             )
         if self.layers:
@@ -99,7 +99,7 @@ class ModelParallel(Strategy):
 
 
 def parse_layers(text: str) -> list[tuple[str, torch.device]]:
-    """Pairs of pattern and device; raises InputError for another form."""
+    """The pairs of pattern and device in ``text``; raises InputError for another form."""
     rules = []
     for rule in text.split(","):
         pattern, equals, device = rule.strip().partition("=")
@@ -113,7 +113,7 @@ def parse_layers(text: str) -> list[tuple[str, torch.device]]:
 
 
 def parse_device(text: str, option: str) -> torch.device:
-    """Raises InputError for a device that is not there."""
+    """The device that ``text`` names; raises InputError if it is not there."""
     try:
         device = torch.device(text.strip())
     except RuntimeError:
@@ -130,9 +130,9 @@ def parse_device(text: str, option: str) -> torch.device:
 
 
 def place_by_name(model: nn.Module, rules: Sequence[tuple[str, torch.device]]) -> Placement:
-    """The first rule that matches a layer's name places it, with all inside of it.
+    """Places each layer, with all layers inside it, by the first rule that matches its name.
 
-    Raises InputError for a rule that places nothing.
+    Raises InputError for a rule that is no layer's first match.
     """
     placement: dict[str, torch.device] = {}
     used = set()
@@ -148,7 +148,8 @@ def place_by_name(model: nn.Module, rules: Sequence[tuple[str, torch.device]]) -
         if number not in used:
             near = difflib.get_close_matches(pattern, names, n=1)
             raise InputError(
-                f"--strategy_options.layers: no layer is left for {pattern!r}",
+                f"--strategy_options.layers: {pattern!r} matches no layer, or only layers that "
+                "earlier patterns match",
                 f"did you mean {near[0]}?" if near else f"layers are {', '.join(names[:8])}",
             )
     return placement
@@ -167,7 +168,7 @@ def place_by_size(model: nn.Module, devices: Sequence[torch.device]) -> Placemen
         )
     placement = {}
     for name, size in zip(units, sizes, strict=True):
-        # By a unit's middle, so that none goes further than its larger half.
+        # A unit goes to the device whose share of the bytes holds the unit's middle.
         place = len(devices) * (2 * before + size) // (2 * total)
         placement[name] = devices[min(place, len(devices) - 1)]
         before += size
@@ -191,7 +192,7 @@ def size_of(module: nn.Module) -> int:
 
 
 def is_inside(name: str, placement: Placement) -> bool:
-    """Whether a layer or weight lies in a layer that is placed, or is one."""
+    """Whether a layer or weight is a placed layer or lies inside one."""
     return find_layer(name, placement) is not None
 
 
@@ -229,7 +230,7 @@ def count_bytes(model: nn.Module, placement: Placement, home: torch.device) -> d
 
 
 def place_layers(model: nn.Module, placement: Placement, home: torch.device) -> int:
-    """Moves the weights, and makes each placed layer move what it takes and gives.
+    """Moves the weights, and makes each placed layer move its inputs and outputs.
 
     Returns how many moves from device to device a forward pass makes.
     """
@@ -253,7 +254,7 @@ def place_layers(model: nn.Module, placement: Placement, home: torch.device) -> 
 def find_neighbour(
     model: nn.Module, name: str, placement: Placement, distance: int
 ) -> torch.device | None:
-    """The device of the placed layer that stands at this distance from one in a Sequential."""
+    """The device of the placed layer at this distance from layer ``name`` in its Sequential."""
     parent, _, own = name.rpartition(".")
     container = model.get_submodule(parent)
     if not isinstance(container, nn.Sequential):
@@ -266,8 +267,8 @@ def find_neighbour(
 
 
 def mover(device: torch.device) -> Callable[[Any], Any]:
-    """Moves a tensor, and leaves everything else as it is."""
-    # A copy to the CPU that does not block returns before the numbers are there.
+    """A function that moves a tensor, and returns any other value unchanged."""
+    # A non-blocking copy to the CPU returns before the numbers are there.
     non_blocking = device.type == "cuda"
 
     def move(value: Any) -> Any:
@@ -286,7 +287,7 @@ def take_to(device: torch.device) -> Callable[..., tuple[Any, Any]]:
 
 
 def give_to(device: torch.device) -> Callable[..., Any]:
-    """A hook that moves all outputs of a layer."""
+    """A hook that moves all outputs of a layer to ``device``."""
 
     def give(module: nn.Module, args: Any, output: Any) -> Any:
         return tree_map(mover(device), output)

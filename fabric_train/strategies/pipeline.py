@@ -1,9 +1,9 @@
 """Pipeline parallelism: each process has some layers, and micro-batches go through all of them.
 
-``pipeline_size`` neighbours in rank hold one copy of the model (all processes without it) and take
-the same samples, cut into ``microbatches``; with fewer than all, the copies are data parallel. An
-``nn.Sequential`` is cut between its children, another model where its ``pipeline_plan`` allows it
-(``fabric_train.communication.pipeline``); ``charlm`` has one.
+``pipeline_size`` neighbours in rank (by default all processes) hold one copy of the model and take
+the same samples, cut into ``microbatches``; several copies are data parallel. An ``nn.Sequential``
+is cut between its children, another model where its ``pipeline_plan`` allows it
+(``fabric_train.communication.pipeline``); ``charlm`` has such a plan.
 
 With P processes in a pipeline, M micro-batches and v stages each: weights, gradients and optimizer
 state take about 1/P of the memory each. Each process waits (P - 1) / (v * M + P - 1) of the time.
@@ -13,8 +13,8 @@ both ends), with A the bytes of the activations between two stages for its whole
 and the last send the gradient of a weight that both have; and with R copies each sends
 2 * (R - 1) / R of its gradients. These are few bytes, between neighbours, so a slower network does.
 
-What it cannot: BatchNorm, whose statistics depend on the micro-batches; exact sums; and drop the
-same units as one process (with dropout, each process draws numbers of its own).
+Not supported: BatchNorm, whose statistics depend on the micro-batches; exact sums; and the dropout
+of one process (each process draws its own numbers).
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Pipeline(Strategy):
     """`gpipe` keeps the activations of all micro-batches, `1f1b` of at most P, `interleaved_1f1b`
     needs several stages in a process and idles less."""
     microbatches: int = 0
-    """Equal parts that a pipeline's batch is cut into; 0 for two of each process."""
+    """Equal parts that a pipeline's batch is cut into; 0 for two per process."""
     stages_per_rank: int = 0
-    """Stages of each process, for interleaved_1f1b; 0 for two there, and one otherwise."""
+    """Stages of each process; 0 for two with interleaved_1f1b and for one otherwise."""
     pipeline_size: int = 0
     """How many processes share one copy of the model; 0 for all of them."""
 
@@ -76,7 +76,7 @@ class Pipeline(Strategy):
         self.check_world(world.world_size if world else 1)
 
     def check_world(self, world_size: int) -> None:
-        """Raises InputError for options that do not go with so many processes."""
+        """Raises InputError for options that do not fit the number of processes."""
         self.require(pipeline_size=0, microbatches=0, stages_per_rank=0)
         check_size(self.name, "pipeline_size", self.pipeline_size, world_size)
         size = self.pipeline_size or world_size
@@ -96,8 +96,8 @@ class Pipeline(Strategy):
         rounds = max(1, count // size)
         if self.schedule == "interleaved_1f1b" and count % rounds:
             raise InputError(
-                f"--strategy pipeline: interleaved_1f1b goes in {rounds} rounds of equal length, "
-                f"which microbatches={count} are not",
+                f"--strategy pipeline: interleaved_1f1b needs {rounds} rounds of equal length, but "
+                f"microbatches={count} is not a multiple of {rounds}",
                 f"--strategy_options.microbatches {rounds * size}",
             )
 

@@ -30,20 +30,20 @@ from fabric_train.worker_env import WORLD_VARIABLES, WorkerEnv, parse_worker_env
 Write = Callable[[Path], object]
 """Puts a Trainer's state into a folder; called on all ranks."""
 hear_sigterm = functools.cache(exit_on_sigterm)
-"""Once, however many trainings a script has."""
+"""Runs once, however many trainings a script has."""
 Describe = Callable[[], Mapping[str, Any]]
-"""What a manifest says of it besides; JSON."""
+"""Returns what else the manifest says of that state; JSON."""
 
 
 class Companion:
-    """The safety of one training that a Trainer runs; all ranks call the same, in the same order.
+    """The safety of one training that a Trainer runs; all ranks call the same methods in order.
 
-    Made when the script begins, before there is a process group. ``folder`` None: CHECKPOINT_DIR,
-    which the launcher sets. Without any interval it is Young's.
+    Make it when the script begins, before there is a process group. ``folder`` None stands for
+    CHECKPOINT_DIR, which the launcher sets. Without an interval, Young's formula chooses it.
     """
 
     opened: ClassVar[set[Path]] = set()
-    """Folders of trainings of this process."""
+    """The checkpoint folders that this process has opened."""
 
     def __init__(
         self,
@@ -64,27 +64,30 @@ class Companion:
             hear_sigterm(env.node_dir)
         self.seed = 0
         self.facts: dict[str, Any] = {}
-        """What a start that goes on must have in common, as far as it is known."""
+        """What a start that resumes must have in common, as far as it is known."""
         self.global_batch_size = 0
-        """Samples of all ranks; 0 where the Trainer's loader is not cut."""
+        """Samples of all ranks; 0 if the Trainer's loader is not cut."""
         self.step = 0
         self.found: Checkpoint | None = None
         self._read_loss: Callable[[], float] = lambda: math.nan
 
     def may_act(self, find_obstacle: Callable[[], str | None]) -> bool:
-        """Whether there is a folder for checkpoints, and nothing in the way, which is told."""
+        """Whether there is a folder for checkpoints and no obstacle; prints an obstacle."""
         if self.folder is None:
             return False
         obstacle = find_obstacle()
         if self.folder in self.opened:
             obstacle = f"a second training of one script with the checkpoints in {self.folder}"
         if obstacle:
-            self.say(f"{obstacle}: no checkpoints, no stop with a commit, no exact resume")
+            self.say(
+                f"{obstacle}: no checkpoints are written, not even before a stop, and a resume is "
+                "not exact"
+            )
         return not obstacle
 
     @property
     def rank(self) -> int:
-        """This process's; a Trainer may have started it by itself."""
+        """This process's rank; a Trainer may have started the process by itself."""
         if dist.is_initialized():
             return dist.get_rank()
         return self.env.world.rank if self.env.world else 0
@@ -108,17 +111,17 @@ class Companion:
     ) -> Checkpoint | None:
         """Takes the folder over, and gives the newest checkpoint; the process group must be there.
 
-        ``kind`` says which Trainer and model it is, ``world_size`` how many processes it trains by,
-        ``join`` what a script types so that these are all. Blocks. Ends the process for bad input.
+        ``kind``: which Trainer and model it is. ``world_size``: how many processes train together.
+        ``join``: what a script types so that all do. Blocks. Ends the process for bad input.
         """
         assert self.folder is not None
         started = self.env.world.world_size if self.env.world else world_size
         if world_size != started:
-            # And a resume would give all of them those of rank 0.
+            # And a resume would give all of them rank 0's weights.
             with ending():
                 raise InputError(
-                    f"{started} processes were started, but {world_size} of them train together: "
-                    "each would get weights of its own",
+                    f"{started} processes were started, but train in groups of {world_size}, each "
+                    "with its own weights",
                     join,
                 )
         self.opened.add(self.folder)
@@ -128,7 +131,7 @@ class Companion:
             config={"kind": kind},
             keep=self._keep,
             interval=self._interval,
-            # The agent took its generation in CHECKPOINT_DIR; elsewhere it means nothing.
+            # The agent took its generation in CHECKPOINT_DIR; in another folder it means nothing.
             generation=self.env.generation if self.folder == self.env.checkpoint_dir else None,
             say=self.say,
         )
@@ -139,7 +142,7 @@ class Companion:
             self.found = self.saver.begin(self._shapes, shared=True)
         if self.found:
             self.say(f"goes on after step {self.found.manifest.step}: {self.found.path}")
-        # As at the first start: the launcher's restart may not know a seed that was drawn.
+        # The first start's seed: the launcher's restart may not know a seed that was drawn.
         self.seed = self.saver.ranks.from_rank_zero(lambda: self.state.get("seed", seed))
         return self.found
 
@@ -149,7 +152,7 @@ class Companion:
         return self.found.manifest.trainer if self.found else {}
 
     def agree_on_facts(self, **facts: Any) -> None:
-        """Ends the process, as for bad input, where the checkpoint was made with other facts."""
+        """Ends the process, as for bad input, if the checkpoint was made with other facts."""
         self.facts |= facts
         saved = {
             name: self.state.get("facts", {}).get(name, value) for name, value in facts.items()
@@ -157,28 +160,28 @@ class Companion:
         if differences := find_differences(saved, facts):
             with ending():
                 raise InputError(
-                    f"the checkpoint {self.found and self.found.path} belongs to another training: "
-                    + "; ".join(differences),
+                    "this training differs from the one that wrote the checkpoint "
+                    f"{self.found and self.found.path}: " + "; ".join(differences),
                     "give the earlier values, or start anew with another checkpoint_dir",
                 )
 
     def begin(self, step: int, until: float = math.inf) -> None:
-        """The training goes on from ``step`` to ``until``, infinite where it has no last step."""
+        """Begins at ``step``; ``until`` is the last step, infinite if there is none."""
         self.step = step
         self.watch.begin(step, self._model)
         if math.isfinite(until):
             self.ledger.write(Planned(step=step, until=int(until)))
 
     def before_batch(self, step: int) -> None:
-        """Between two batches, ``step`` optimizer steps are done: saves, and stops, as agreed."""
-        if step == self.step:  # in the midst of an accumulation, whose gradients no file holds
+        """Saves and stops as the ranks agreed, after ``step`` optimizer steps."""
+        if step == self.step:  # within an accumulation, whose gradients no file holds
             return
         self.step = step
         with ending():
             self.watch.after_step(step, self._save)
 
     def after_batch(self, step: int, read_loss: Callable[[], float], *, batches: int = 1) -> None:
-        """``batches`` are trained; reads the loss now and then."""
+        """Notes that ``batches`` more are trained; reads the loss now and then."""
         self._read_loss = read_loss
         self.ledger.on_step(step, self.global_batch_size * batches, read_loss)
 
@@ -190,14 +193,14 @@ class Companion:
             self.watch.finish(self._save)
 
     def close(self) -> None:
-        """The training has ended well."""
+        """Notes that the training has ended well."""
         self.ledger.write(TrainEnded(step=self.step))
 
     def _save(self, _block: bool) -> SaveResult | None:
         self.watch.check_weights(self._model, self.step)
 
         def write(folder: Path) -> list[str]:
-            # All have written, or all learn of it.
+            # All ranks have written, or all raise the error of one.
             self.saver.ranks.gather_done(lambda: self._write(folder))
             return sync_files(folder) if self.saver.ranks.leads else []
 
@@ -223,9 +226,9 @@ def sync_files(folder: Path) -> list[str]:
 
 
 def parse_env() -> WorkerEnv:
-    """This process's; ends it where variables contradict each other.
+    """This process's environment; ends the process if variables contradict each other.
 
-    A process that a Trainer has started by itself has some of torchrun's variables, and no rank.
+    A process that a Trainer has started by itself has some of torchrun's variables, but no RANK.
     """
     environ = dict(os.environ)
     if "RANK" not in environ:

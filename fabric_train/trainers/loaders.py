@@ -1,7 +1,7 @@
-"""The batches of a Trainer's own DataLoader, cut so that each start and each world goes on exactly.
+"""Cuts the batches of a Trainer's own DataLoader, so that any start in any world resumes exactly.
 
-What counts is the global batch: ``batch_size`` of all ranks at the first start. Each rank takes its
-share of it, from the place where the training stands and not where workers have read to.
+The global batch stays that of the first start: ``batch_size`` of all its ranks. Each rank takes its
+share of it, from the place that the training has reached, not the one that workers have read to.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from fabric_train.stream import Reader
 from fabric_train.trainers.companion import Companion, ending
 
 FETCH = 1
-"""Last part of the place that a batch's reading is seeded with, so that it differs from the step's.
-"""
+"""Ends the place that seeds the reading of a batch, so that the seed differs from the step's."""
 
 Place = Callable[[], tuple[int, int]]
 """The epoch, and how many of its batches are trained."""
@@ -44,8 +43,8 @@ Place = Callable[[], tuple[int, int]]
 class EpochCut:
     """How an epoch of ``size`` samples is cut: a rank's share of each global batch.
 
-    Raises InputError where the ranks' shares would differ, with the numbers that work, and where
-    there is nothing to train on.
+    Raises InputError if the ranks' shares would differ, with the numbers that work, and if there is
+    nothing to train on.
     """
 
     size: int
@@ -74,14 +73,14 @@ class EpochCut:
 
     @property
     def tail(self) -> int:
-        """Samples of the epoch's last batch if it is not a whole one."""
+        """Samples of the epoch's incomplete last batch; 0 if there is none."""
         return 0 if self.drop_last else self.size % self.global_batch_size
 
     def __len__(self) -> int:
         return self.size // self.global_batch_size + (self.tail > 0)
 
     def share(self, batch: int) -> range:
-        """This rank's places in the epoch; a sample comes twice only if there are too few."""
+        """This rank's places in the epoch; ranks share a sample only if the batch has too few."""
         start = batch * self.global_batch_size
         samples = min(self.global_batch_size, self.size - start)
         if samples < self.world_size:
@@ -92,7 +91,7 @@ class EpochCut:
 
 
 class Batch(list[Any]):
-    """Indices of a batch, with the place that its reading is seeded with."""
+    """The indices of a batch, with the place that seeds its reading."""
 
     place: tuple[int, ...] = ()
 
@@ -148,7 +147,7 @@ class Seeded(Dataset[Any]):
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "dataset":  # asked by pickle, before there is one
+        if name.startswith("__") or name == "dataset":  # pickle asks before it is set
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -181,7 +180,7 @@ class Spans(IterableDataset[list[Any]]):
 
 
 class Seeks(Sampler[None]):
-    """The sampler of ``Spans``, which a loader asks in the main process when it begins."""
+    """The sampler of ``Spans``: makes it seek when a loader begins, in the main process."""
 
     def __init__(self, spans: Spans, place: Place) -> None:
         self._spans, self._place = spans, place
@@ -214,20 +213,20 @@ class Skipping:
 
 
 def find_order(loader: Any) -> Iterable[int] | None:
-    """The order in which a loader reads a data set by index; None if it has another way."""
+    """The order in which a loader reads a data set by index; None if it reads in another way."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
     sampler = loader.sampler
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         return None
-    if isinstance(sampler, DistributedSampler):  # a share of one rank
+    if isinstance(sampler, DistributedSampler):  # yields one rank's share
         dataset = sampler.dataset
         return RandomSampler(dataset) if sampler.shuffle else SequentialSampler(dataset)  # type: ignore[arg-type]
     return sampler if hasattr(sampler, "__len__") else None
 
 
 def find_source(loader: Any) -> Any:
-    """The ``SampleSource`` that a loader reads in order; None if it has another way."""
+    """The ``SampleSource`` that a loader reads in order; None if it reads in another way."""
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         return None
     source = loader.dataset
@@ -235,7 +234,7 @@ def find_source(loader: Any) -> Any:
 
 
 def plan_cut(loader: DataLoader[Any], size: int, companion: Companion) -> EpochCut:
-    """How this training cuts an epoch of a loader, which ends the process for other data.
+    """How this training cuts an epoch of a loader; ends the process if the data has changed.
 
     The global batch is that of the first start, whatever the world is now.
     """
@@ -256,8 +255,8 @@ def plan_cut(loader: DataLoader[Any], size: int, companion: Companion) -> EpochC
     companion.global_batch_size = total
     if 0 < cut.tail < world_size:
         companion.say(
-            f"the last batch of an epoch has {cut.tail} samples for {world_size} processes, "
-            "so some are seen twice; drop_last leaves it out"
+            f"the last batch of an epoch has too few samples ({cut.tail}) for {world_size} "
+            "processes, so some go to several; drop_last=True skips that batch"
         )
     return cut
 
@@ -274,7 +273,7 @@ def cut_loader(loader: Any, companion: Companion, place: Place) -> DataLoader[An
 def change_loader(
     loader: DataLoader[Any], order: Iterable[int] | None, cut: EpochCut, place: Place
 ) -> DataLoader[Any]:
-    """A copy with other batches: a subclass may not be made anew from what can be seen of it."""
+    """A copy with other batches, not a new object: a subclass's arguments are unknown."""
     new = copy.copy(loader)
     changed: dict[str, Any]
     if order is not None:
@@ -287,18 +286,18 @@ def change_loader(
         changed = {"dataset": spans, "sampler": Seeks(spans, place)}
         changed |= {"batch_sampler": None, "batch_size": None}
     changed["worker_init_fn"] = partial(start_worker, loader.worker_init_fn)
-    vars(new).update(changed)  # assigning is refused
+    vars(new).update(changed)  # DataLoader refuses assignment
     return new
 
 
 def start_worker(init: Callable[[int], object] | None, worker_id: int) -> None:
-    """In a new worker process: it must not end of a SIGTERM before the training has committed."""
+    """Starts a worker process, which SIGTERM must not end before the training has committed."""
     ignore_sigterm(worker_id)
     if init:
         init(worker_id)
 
 
 def set_epoch(reader: object, epoch: int) -> None:
-    """Tells a sampler or a source the epoch, if it wants to know."""
+    """Tells a sampler or a source the epoch, if it has ``set_epoch``."""
     if callable(told := getattr(reader, "set_epoch", None)):
         told(epoch)

@@ -71,7 +71,7 @@ def describe(said: str, run_dir: Path, others: Iterable[Path] = ()) -> str:
     named = (Path(path) for path in _NAMED.findall(said))
     full = next(named, None) or next((path for path in folders if not has_room(path)), None)
     if full is None and said:
-        return "a disk is full that nothing names; that of the run folder has room"
+        return "a disk is full, but the error does not name it; the run folder's disk has room"
     mount = mount_of(full or run_dir)
     found = os.statvfs(mount)
     size, free = (

@@ -117,5 +117,5 @@ def scale_run(run: RunFolder, nodes: int, clock: Clock | None = None) -> str:
 
 
 def _has_ended(run: RunFolder) -> InputError:
-    what = f"{run.run_id} has ended, or nobody follows it"
+    what = f"{run.run_id} has ended, or no launcher follows it"
     return InputError(what, f"{typed.command('ps')} lists the runs that go on")

@@ -50,7 +50,8 @@ def find_code(
         if fetches:
             return CodePlace(inner=workdir or "", command=command)
         fix = f"git clone {code.git}, and --code FOLDER"
-        raise KeyInputError(("code",), "found git; here nodes fetch no code", fix)
+        what = "found git, but nodes of this target cannot fetch code"
+        raise KeyInputError(("code",), what, fix)
     if code == IN_IMAGE or (code is None and workdir is not None and workdir.startswith("/")):
         return None
     start = Path(os.path.normpath(cwd / (workdir or "")))

@@ -120,11 +120,11 @@ def _check(
     for word in (folder, *own, *extra):
         if word != word.encode(errors="replace").decode():
             fix = "rename it (mv)" if os.path.lexists(word) else "write it in UTF-8"
-            raise InputError(f"{word!r} is no UTF-8 text, which no plan could hold", fix)
+            raise InputError(f"{word!r} is not UTF-8, and a plan can only hold UTF-8", fix)
     for name, value in vars(arguments).items():
         if value == "" and name not in ("include", "exclude"):
             shown = name.upper() if name in ("job", "run") else f"--{name.replace('_', '-')}"
-            what = f"{shown}: found an empty text, as of a variable that is not set"
+            what = f"{shown} is empty: is a shell variable not set?"
             see = typed.command(arguments.command, "--help")
             raise InputError(what, f"name one, or leave it out: {see}")
 
@@ -143,7 +143,7 @@ def _of_system(error: OSError) -> LauncherError:
     if not isinstance(error.filename, str):
         return InputError(what, "df -h; ulimit -a")
     file = shlex.quote(error.filename)
-    fix = f"namei -l {file} tells whose it is, df -h how full its disk, mount what is read-only"
+    fix = f"namei -l {file} shows the owner, df -h the free space, mount whether it is read-only"
     return InputError(f"{error.filename}: {what}", fix)
 
 

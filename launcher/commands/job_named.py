@@ -106,7 +106,8 @@ def planned(
         opened = opened or room_of(find_hold(root, name).read_plan().target).open(root, arguments)
         opened = enter_hold(root, name, opened, fresh=arguments.fresh)
     elif getattr(arguments, "fresh", False):
-        raise InputError("--fresh: of no hold; a run starts new interpreters", "leave it out")
+        what = "--fresh goes with --in NAME; without a hold, interpreters are always new"
+        raise InputError(what, "leave it out")
     if again and opened is None:
         opened = room_of(again.read_plan().target).open(root, arguments)
     job = read_job(arguments)
@@ -128,6 +129,7 @@ def planned(
         is_here = not run.choice.target.traits.sends_code
         run.choice.target.notes += note_no_checkpoint(job, arguments.resume, is_here=is_here)
     if run.plan.image is None and (arguments.image or arguments.code == IN_IMAGE):
-        what = "--image and --code image are for containers, and these nodes are processes"
-        run.choice.target.notes.append(f"{what}: they have no use here")
+        what = "--image and --code image are ignored"
+        why = "the nodes of this target are processes, not containers"
+        run.choice.target.notes.append(f"{what}: {why}")
     return run

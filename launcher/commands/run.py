@@ -61,7 +61,8 @@ def _read_debugging(arguments: argparse.Namespace) -> tuple[Purpose, socket.sock
     ranks, port = arguments.debug, arguments.debug_port
     if not ranks:
         if port is not None:
-            raise InputError(f"--debug-port {port}: of no rank", f"--debug 0 --debug-port {port}")
+            what = f"--debug-port {port} needs --debug RANK"
+            raise InputError(what, f"--debug 0 --debug-port {port}")
         return TRAINING, None
     if len(ranks) > 1:
         given = " ".join(f"--debug {rank}" for rank in ranks)

@@ -22,4 +22,4 @@ def stacks(arguments: argparse.Namespace) -> None:
         sys.stdout.write(render_stacks(told, all_threads=arguments.all_threads))
     if not told.looks:
         why = "; ".join(f"node {index}: {said}" for index, said in told.silent.items())
-        raise TargetError(f"no node of {run.run_id} could be looked at: {why or 'none is there'}")
+        raise TargetError(f"no node of {run.run_id} answered: {why or 'no node is running'}")

@@ -55,7 +55,7 @@ def parse_text(kind: type[Record], text: str, schema: int) -> Record:
     """A record from JSON that names its ``schema`` too. Raises ``ValueError`` for anything else."""
     data = parse_object(text)
     if data.get("schema") != schema:
-        raise ValueError(f"it is no {kind.__name__} of schema {schema}")
+        raise ValueError(f"it is not a {kind.__name__} of schema {schema}")
     return parse_record(kind, data)
 
 
@@ -172,7 +172,7 @@ def _read_fields(kind: Any) -> Reader:
         if not isinstance(data, dict):
             _refuse(data, [f"the fields of {kind.__name__}"])
         if missing := [name for name in needed if name not in data]:
-            raise ValueError(f"no {missing[0]}, which {kind.__name__} has")
+            raise ValueError(f"field {missing[0]} of {kind.__name__} is missing")
         values = {}
         for name, reader in readers.items():
             if name in data:

@@ -149,7 +149,7 @@ class Console:
         """Notes that the workers' stdout is not written any more."""
         goes_on = "" if self.is_ending else "; the run goes on"
         shows = f"; its output: {self._shows}" if self._shows else ""
-        self.note(f"stdout takes no more ({why}){goes_on}{shows}")
+        self.note(f"stdout cannot be written any more ({why}){goes_on}{shows}")
 
 
 def prefix_of(node_index: int, rank: int | None) -> str:

@@ -135,7 +135,7 @@ def _mounts(raw: Raw) -> Iterator[Conflict]:
         except (NotAcceptedError, KeyError):
             continue
         if target in seen:
-            accepted = f"a target of its own; mounts.{seen[target]} has this one"
+            accepted = f"a target that no other mount has; mounts.{seen[target]} has this one"
             fix = f"write another target, such as {target}-2"
             yield Conflict(("mounts", index, "target"), target, accepted, fix)
         seen.setdefault(target, index)
@@ -156,6 +156,6 @@ def _kubernetes(raw: Raw) -> Iterator[Conflict]:
 def _notify(raw: Raw) -> Iterator[Conflict]:
     section = _section(raw, "notify")
     if section and not (section.get("command") or section.get("webhook")):
-        accepted = "a command or an address, which gets the notice"
+        accepted = "notify.command or notify.webhook, which gets the notice"
         fix = "for example notify.webhook: https://chat.internal/hooks/team-a"
         yield Conflict(("notify", "command"), "nothing", accepted, fix)

@@ -44,7 +44,7 @@ def parse_code(value: Any) -> str | GitSource:
         if not re.fullmatch(PATTERNS[key], str(given)):
             # An address may hold a password.
             found = key if key == "git" else f"{key}: {given}"
-            fix = f"git ls-remote {value['git']} tells it" if key == "ref" else ""
+            fix = f"git ls-remote {value['git']} lists them" if key == "ref" else ""
             raise NotAcceptedError(found=found, fix=fix)
     return GitSource(**{key: str(given) for key, given in value.items()})
 

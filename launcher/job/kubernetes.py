@@ -25,7 +25,7 @@ VolumeText = Annotated[
     str,
     Read(
         parse_volume,
-        "pvc/CLAIM[/FOLDER]:TARGET, with :ro at the end where it is only read",
+        "pvc/CLAIM[/FOLDER]:TARGET, with :ro at the end if pods only read it",
         text(f"{_NO_PARENTS}{CLAIM}:/[^:]+(:(ro|rw))?"),
         keep=True,
     ),
@@ -40,13 +40,13 @@ Kind = Literal["pytorchjob", "trainjob", "jobset", "job"]
 
 
 class TolerationSpec(Section):
-    """A taint that the pods put up with, by Kubernetes' own names."""
+    """A taint that the pods tolerate, by Kubernetes' own names."""
 
     key: Annotated[Text | None, Field(examples=["dedicated"])] = None
     """The taint's key. Left out: any."""
     operator: Literal["Exists", "Equal"] | None = None
-    """``Exists``: whatever the taint's value is. ``Equal``: only with ``value``. Left out:
-    ``Equal`` where ``value`` is given, else ``Exists``."""
+    """``Exists``: the taint may have any value. ``Equal``: it must have ``value``. Left out:
+    ``Equal`` if ``value`` is given, else ``Exists``."""
     value: Annotated[Text | None, Field(examples=["training"])] = None
     """The taint's value, with ``Equal``."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
@@ -57,59 +57,62 @@ class KubernetesSpec(Section):
     """Only for ``--on kubernetes``: pods of a cluster."""
 
     kind: Annotated[Kind, Field(examples=["job"])] = "pytorchjob"
-    """What the nodes are made of. ``pytorchjob``: Kubeflow's training operator, elastic unless
-    ``rdzv.backend`` is ``static``. ``trainjob``: Kubeflow Trainer 2. ``jobset``: all pods start
-    again together. ``job``: an Indexed Job, which needs no operator. ``--kind`` overrides it."""
+    """Which object makes the pods. ``pytorchjob``: Kubeflow's training operator; elastic unless
+    ``rdzv.backend`` is ``static``. ``trainjob``: Kubeflow Trainer 2; never elastic. ``jobset``: all
+    pods start again together; never elastic. ``job``: an Indexed Job, which needs no operator; can
+    be elastic. ``--kind`` overrides this key."""
     namespace: Annotated[ObjectName | None, Field(examples=["training"])] = None
-    """Where the objects go. Left out: the namespace of the context in use."""
+    """The namespace of the job's objects. Left out: the namespace of the context in use."""
     checkpoint: Annotated[Storage | None, Field(examples=["pvc/fabric-train", "ephemeral"])] = None
-    """The storage behind ``CHECKPOINT_DIR``: a PersistentVolumeClaim that all nodes can write to
-    (``ReadWriteMany``, for more than one node), and a folder in it, else one called like the job.
-    ``ephemeral``: each pod's own disk, lost with the pod; a job that is elastic or may restart
-    has to say so, because it would silently start from nothing."""
+    """The storage behind ``CHECKPOINT_DIR``: a folder of a PersistentVolumeClaim that all nodes can
+    write to (``ReadWriteMany`` for more than one node); without a folder, one named after the job.
+    ``ephemeral``: each pod's own disk, lost with the pod. A job that is elastic, or has
+    ``max_restarts`` or ``checkpoint_dir``, is refused without this key: it would start from
+    nothing."""
     run: Annotated[ClaimText | None, Field(examples=["pvc/fabric-train/runs"])] = None
-    """The storage of the run folder: logs of every worker, ledger, outcomes. Left out: the folder
-    ``runs`` of the checkpoints' claim; where they are ephemeral, each pod's own disk."""
+    """The storage of the run folder: logs of every worker, ledgers, outcomes. Left out: the folder
+    ``runs`` of the checkpoints' claim, or each pod's own disk if they have no claim."""
     volumes: tuple[VolumeText, ...] = Field(
         default=(), examples=[["pvc/datasets/imagenet:/data:ro"]]
     )
-    """More storage, such as data sets. Every ``mounts`` target of the job must be among them,
-    because the launcher's own folders are not on the cluster's nodes."""
+    """More storage, such as data sets. Every ``mounts`` target of the job must be among these
+    targets, because pods do not see folders of the launcher's machine."""
     secret: Annotated[ObjectName | None, Field(examples=["digits-secrets"])] = None
-    """The Secret that holds the variables named under ``secrets``, by the same names. Left out:
-    the job's name and ``-secrets``."""
+    """The Secret that holds the values of the variables under ``secrets``, by the same names. Left
+    out: the job's name with ``-secrets``."""
     image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), examples=[["registry"]])
     """Secrets with which the nodes pull the image."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When a node pulls the image. ``Always``: before each start, so that an image that was pushed
-    again under the same tag is used. Left out, Kubernetes' default: ``Always`` for the tag
-    ``latest`` or none, else ``IfNotPresent``."""
+    """When a node pulls the image. ``Always``: before each start, so an image that was pushed again
+    under the same tag is used. Left out: ``Always`` for the tag ``latest`` or no tag, else
+    ``IfNotPresent``, as Kubernetes has it."""
     service_account: Annotated[ObjectName | None, Field(examples=["training"])] = None
-    """The pods' service account. They never get its token. Left out: the namespace's default."""
+    """The pods' service account; they never get its token. Left out: the namespace's default."""
     run_as_user: Annotated[int, Field(strict=True, ge=1, examples=[1000])] = 1000
-    """The uid and gid that the pods run as, never root."""
+    """The uid and gid of the pods' processes; never root."""
     priority_class: Annotated[ObjectName | None, Field(examples=["high-priority"])] = None
     """The pods' PriorityClass."""
     node_selector: Annotated[Pairs, AsPairs(Text, str)] = Field(
         default=(), examples=[{"node.kubernetes.io/instance-type": "p5.48xlarge"}]
     )
-    """Labels that a node must have."""
+    """Labels that a node of the cluster must have to get a pod of the job."""
     tolerations: tuple[TolerationSpec, ...] = Field(
         default=(), examples=[[{"key": "dedicated", "value": "training"}]]
     )
-    """Taints that the pods put up with; that of NVIDIA's GPUs is added where GPUs are asked for."""
+    """Taints that the pods tolerate. A job that asks for GPUs also tolerates ``nvidia.com/gpu``."""
     whole_node: Annotated[Flag, Field(examples=[True])] = False
-    """Whether no two pods of the job may share a node. Otherwise they are spread where possible."""
+    """Whether no two pods of the job may share a node, as always with ``host_network``. Otherwise
+    they are spread over the nodes where possible."""
     gang: Literal["volcano", "kueue"] | None = None
-    """Who sees to it that the pods start together or not at all. Left out: nobody."""
+    """Which system starts the pods together or not at all. Left out: none."""
     queue: ObjectName | None = None
-    """The queue, with ``gang``; Kueue needs one."""
+    """The name of the queue, only with ``gang``; Kueue needs one."""
     host_network: Annotated[Flag, Field(examples=[True])] = False
-    """Whether the pods use their node's network. No longer admissible under Pod Security
-    ``restricted`` nor ``baseline``."""
+    """Whether the pods use their node's network. Pod Security ``restricted`` and ``baseline`` then
+    refuse them."""
     rdma_resource: Annotated[Resource, Field(examples=["rdma/hca_shared_devices_a"])] = "rdma/hca"
-    """What the cluster's device plugin calls an RDMA device, for ``resources.rdma``."""
+    """The name that the cluster's device plugin gives RDMA devices, for ``resources.rdma``."""
     start_limit_s: Annotated[int, Field(strict=True, ge=0, examples=[1800])] = START_LIMIT_S
-    """How long, in seconds, a pod may be kept from starting by what only a person can change: an
-    image that cannot be pulled, a Secret, ConfigMap or claim that is missing. The launcher that
-    follows the run ends it then, unless enough other nodes train. 0: never."""
+    """Seconds that a pod may be unable to start for a reason that only a person can remove: an
+    image that cannot be pulled, or a missing Secret, ConfigMap or claim. After that the launcher
+    that follows the run ends it, unless enough other nodes train. 0: no limit."""

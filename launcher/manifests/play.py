@@ -220,10 +220,10 @@ def _shm_bytes(pod: Value, container: Value) -> int | None:
 def _notes(job: PyTorchJob, pods: list[PlayedPod]) -> Iterator[str]:
     places = [job.run_policy, *(one for r in job.replicas for one in (r.pod, r.container) if one)]
     if ignored := [key for key in OF_A_CLUSTER if any(place[key] for place in places)]:
-        yield f"counts for nothing here: {', '.join(ignored)}"
+        yield f"no effect here: {', '.join(ignored)}"
     containers = [replica.container for replica in job.replicas if replica.container]
     if any(count_gpus(one) for one in containers) and not any(pod.device_ids for pod in pods):
-        yield "GPUs: none here; containers are started without"
+        yield "no GPUs here: containers start without them"
 
 
 # -- following ----------------------------------------------------------------------------------

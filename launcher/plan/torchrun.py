@@ -109,7 +109,7 @@ ENVIRONMENT: Env = (
 def describe_loss(plan: LaunchPlan) -> str:
     """What "a lost node" does to a run under plain torchrun, in the words of the documentation."""
     if not plan.max_restarts:
-        return "starts all again only with max_restarts: now it ends the run"
+        return "ends the run, as max_restarts is 0"
     if plan.is_elastic:
         return "starts all again if it is node 0, else it is replaced; each uses up a restart"
     return "starts all again, which uses up a restart"

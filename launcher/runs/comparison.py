@@ -75,8 +75,8 @@ def explain(first: Curve, other: Curve) -> list[str]:
     if max([*differences.values()][:2], default=1.0) <= SMALL:
         return ["order of reduction: the same numbers are added in another order, and rounded"]
     at = next((at for at, value in differences.items() if value > SMALL), 0)
-    what = "other samples, other random numbers (dropout), or gradients that are no mean"
-    return [f"{what}: it begins at {at} samples"]
+    what = "different samples, different random numbers (dropout), or gradients not averaged"
+    return [f"{what}: the difference begins at {at} samples"]
 
 
 def _find_causes(first: Curve, other: Curve) -> Iterator[str]:

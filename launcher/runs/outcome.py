@@ -28,7 +28,7 @@ class FailureReport:
     def __repr__(self) -> str:
         if self.first is None:
             return "<FailureReport without a worker's error>"
-        more = f"; {len(self.collateral)} more fell with it" if self.collateral else ""
+        more = f"; {len(self.collateral)} more failed after it" if self.collateral else ""
         return f"<FailureReport {self.first.headline}{more}>"
 
     def __str__(self) -> str:

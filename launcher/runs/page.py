@@ -136,7 +136,7 @@ def _seconds(side: Particulars) -> str:
     seconds = goodput.seconds if goodput else told.phases_s
     total = sum(seconds.values())
     if not total:
-        return "<p>No ledger tells it.</p>"
+        return "<p>Not known: the run has no ledger.</p>"
     whose = f"Goodput {goodput.share:.1%} of {goodput.wall_s:.1f} s." if goodput else "All nodes."
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td>{spent_s:.1f} s</td>"

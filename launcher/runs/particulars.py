@@ -136,7 +136,8 @@ def _find_missing(run: RunFolder, told: Postmortem, job: Mapping[str, Any]) -> I
         elif jump_s := find_jump(read_ledger(path)):
             yield f"the clock of node {name} jumped by {jump_s:+.0f} s: its later times are off"
     if silent:
-        yield f"no ledger of {len(silent)} lives of nodes, such as {silent[0]}: no events of theirs"
+        count = f"{len(silent)}, such as {silent[0]}"
+        yield f"node incarnations without a ledger: {count}; their events are missing"
     lines = (
         line
         for path in (run.path / protocol.LEDGER_DIR).glob("*.jsonl")

@@ -29,7 +29,7 @@ def draw_course(runs: Mapping[str, Goodput], *, by: str) -> str:
     Returns an SVG for a page, or a text on why there is none. Raises nothing.
     """
     if not any(goodput.points for goodput in runs.values()):
-        return "No picture, as the training told no steps."
+        return "No picture: the training reported no steps."
     points = [point for goodput in runs.values() for point in goodput.points]
     told = [n for n in PANELS if any(getattr(p, n) is not None for p in points)]
     unit_s, unit = _unit(max(goodput.wall_s for goodput in runs.values()))

@@ -79,7 +79,7 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
         return ["  no worker left an error; the agent's last lines:", *tail] if tail else []
     what = "left early" if first.cause == LEFT_EARLY else "first failure"
     if fell_with_a_node(first, reason):
-        what = "fell with it"
+        what = "failed after it"
     others = failure.collateral
     is_told = reason == Reason.BAD_INPUT and first.last_words and first.steps == 0
     if is_told and all(map(_says_as_much, failure.ranks)):
@@ -88,7 +88,7 @@ def render_failure(failure: FailureReport, reason: str) -> list[str]:
     lines = [f"  {what}: {_who(first)}: {first.exception}"]
     lines += [f"    | {line}" for line in first.log_tail]
     lines.append(f"    log: {first.log}")
-    lines += [f"  fell with it: {_who(o)}: {o.exception}" for o in others[:COLLATERAL_LINES]]
+    lines += [f"  failed after it: {_who(o)}: {o.exception}" for o in others[:COLLATERAL_LINES]]
     if len(others) > COLLATERAL_LINES:
         more = len(others) - COLLATERAL_LINES
         lines.append(f"  and {more} more; all of them: {typed.command('report', '--json')}")

@@ -64,8 +64,8 @@ def read_torch_version(python: str) -> str:
     else:
         found = short_command.read_output((python, "-c", READ_VERSION), timeout_s=20)
         if found is None:
-            what, fix = f"{python} is no Python that runs here", "name one: --set local.python=PATH"
-            raise TargetError(what, fix)
+            what = f"{python} does not run here as a Python interpreter"
+            raise TargetError(what, "name one: --set local.python=PATH")
     if not found or not found.strip():
         raise TargetError(
             f"{python} has no torch, so no training can run on local processes",

@@ -27,16 +27,12 @@ class FailureCause(enum.StrEnum):
     WRONG_ARGUMENT = "wrong-argument", _INPUT, "correct the option; the program's --help lists them"
     MISSING_MODULE = "missing-module", _INPUT, "python -m pip install PACKAGE where the workers run"
     MISSING_FILE = "missing-file", _INPUT, "name a path that every node has, or mount it"
-    PERMISSION = "permission", _INPUT, "namei -l FILE tells whose it is; chown, or another path"
+    PERMISSION = "permission", _INPUT, "namei -l FILE shows the owner; chown, or use another path"
     PICKLING = "pickling", _FAILED, "define it at the top of a module, in place of a lambda"
     WRONG_SHAPES = "wrong-shapes", _FAILED, "print the shapes before that line; let them agree"
     NAN_LOSS = "nan-loss", _FAILED, "a lower learning rate, clipped gradients, or bf16"
     ENDLESS_LOOP = "endless-loop", _FAILED, "look at the stack of the rank that computes"
-    DEADLOCK = (
-        "deadlock",
-        _FAILED,
-        "see what that line waits for; no branch by rank around collectives",
-    )
+    DEADLOCK = "deadlock", _FAILED, "find what that line waits for; call collectives on all ranks"
     EXITED_EARLY = "exited-early", _FAILED, "let all ranks make the same number of steps"
     # collectives
     MISSING_COLLECTIVE = "missing-collective", _FAILED, "move it out of what only some ranks run"

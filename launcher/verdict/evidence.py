@@ -118,7 +118,7 @@ class LogReading:
         """What was not read, in words."""
         told = self._unread[:MOST_MISSING]
         more = len(self._unread) - len(told)
-        late = f"{self._late} files, as the time was over" if self._late else ""
+        late = f"{self._late} of the files (reading ends after {LIMIT_S:g} s)" if self._late else ""
         return tuple(filter(None, (*told, f"{more} more" if more else "", late)))
 
 

@@ -213,8 +213,8 @@ def _nothing(evidence: Evidence, first: WorkerEnd | None, *, goes_on: bool) -> V
     what = looks if goes_on else "it ended well"
     if has_failed:
         is_read = not evidence.state and not evidence.missing
-        told = "no line that was read tells of a failure"
-        what = told if is_read else "nothing that was read tells why"
+        told = "no line that was read reports a failure"
+        what = told if is_read else "the logs that were read do not say why"
     return Verdict(
         subject=evidence.subject,
         state=evidence.state,
@@ -243,7 +243,7 @@ def render_verdict(told: Verdict, *, evidence: bool = False) -> str:
         lines = [f"{told.subject}{state}: {told.cause}, {told.certainty}: {_cut(told.what)}"]
         lines += [f"  where: {told.where}"] if told.where else []
         lines.append(f"  fix: {told.fix}; {told.cause.section}")
-        lines += [f"  fell with it: {name_ranks(told.fell)}"] if told.fell else []
+        lines += [f"  failed after it: {name_ranks(told.fell)}"] if told.fell else []
     lines += [f"  not read: {'; '.join(told.missing)}"] if told.missing else []
     if evidence:
         for line in told.evidence:

@@ -216,5 +216,5 @@ def test_processes_that_would_each_train_by_itself_are_refused(train, tmp_path, 
     script.write_text(text.replace(joins, ""))
     training = train("apart", [str(script)])
     training.finish(training.start("--nproc-per-node", "2"), 2)
-    assert "2 processes were started, but 1 of them train together" in training.output()
+    assert "2 processes were started, but train in groups of 1" in training.output()
     assert not list((training.folder / "checkpoints").glob("step-*"))

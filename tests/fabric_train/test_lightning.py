@@ -186,10 +186,10 @@ def test_a_checkpoint_of_another_training_is_refused_without_a_stack_trace(tmp_p
     fit(tmp_path, "shuffled", after=3)
     with pytest.raises(SystemExit, match="2"):
         fit(tmp_path, "shuffled", batch_size=6)
-    assert "batch_size is 6, was 4" in capfd.readouterr().err
+    assert "batch_size is 6, but 4" in capfd.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         fit(tmp_path, "shuffled", width=9)
-    assert "net.0.weight is [9, 3], was [8, 3]" in capfd.readouterr().err
+    assert "net.0.weight is [9, 3], but [8, 3]" in capfd.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore")

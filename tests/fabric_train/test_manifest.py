@@ -93,6 +93,6 @@ def test_a_file_that_differs_is_named(folder, content, says):
 
 def test_differences_name_every_key_that_is_not_equal():
     assert find_differences({"a": 1, "b": [2], "c": 3}, {"a": 1, "b": (2,), "d": 4}) == [
-        "c is absent, was 3",
-        "d is 4, was absent",
+        "c is absent, but 3 in the checkpoint",
+        "d is 4, but absent in the checkpoint",
     ]

@@ -174,7 +174,7 @@ def test_another_strategys_memory_is_left_out_with_one_line(tmp_path):
     for strategy, name in ((Other(), "other"), (None, "this training")):
         found = run_forked(load, 2, tmp_path, strategy)
         assert [len(rank["said"]) for rank in found] == [1, 0]
-        assert f"has memory of remembering, which {name} does not take" in found[0]["said"][0]
+        assert f"state of strategy remembering, which {name} cannot use" in found[0]["said"][0]
         assert [rank["names"] for rank in found] == [[], []]
 
 

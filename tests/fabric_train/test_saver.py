@@ -130,7 +130,8 @@ def test_an_error_behind_a_commit_is_told_and_the_save_counts(training, monkeypa
     result = training.save(block=True)
     assert result.path == training.saver.newest
     assert training.said == [
-        "the checkpoint of step 1 was written, but old checkpoints stay: [Errno 5] the disk refuses"
+        "the checkpoint of step 1 was written, but old checkpoints were not deleted: "
+        "[Errno 5] the disk refuses"
     ]
 
 
@@ -164,7 +165,7 @@ def test_a_group_that_was_followed_stops_with_a_message(training, tmp_path):
 
 def test_a_checkpoint_of_another_config_is_refused_with_the_differing_keys(training, tmp_path):
     training.save(block=True)
-    with pytest.raises(InputError, match=r"another training: lr is 0.1, was absent"):
+    with pytest.raises(InputError, match=r"differs from .*: lr is 0.1, but absent in the"):
         Training(tmp_path, config={"lr": 0.1})
     # The refused start has fenced nobody.
     training.train()
@@ -173,7 +174,7 @@ def test_a_checkpoint_of_another_config_is_refused_with_the_differing_keys(train
 
 def test_a_checkpoint_of_another_model_is_refused_with_the_differing_shapes(training, tmp_path):
     training.save(block=True)
-    with pytest.raises(InputError, match=r"model.weight is \[2, 6\], was \[2, 4\]"):
+    with pytest.raises(InputError, match=r"model.weight is \[2, 6\], but \[2, 4\]"):
         Training(tmp_path, width=6)
 
 

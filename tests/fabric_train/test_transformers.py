@@ -104,10 +104,10 @@ def test_what_does_not_fit_is_refused_or_told(tmp_path, capfd, monkeypatch):
     train(tmp_path, after=3)
     with pytest.raises(SystemExit, match="2"):
         train(tmp_path, width=9)
-    assert "net.0.weight is [9, 3], was [8, 3]" in capfd.readouterr().err
+    assert "net.0.weight is [9, 3], but [8, 3]" in capfd.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         train(tmp_path, per_device_train_batch_size=2)
-    assert "batch_size is 2, was 4" in capfd.readouterr().err
+    assert "batch_size is 2, but 4" in capfd.readouterr().err
     train(tmp_path, auto_find_batch_size=True)
     assert "auto_find_batch_size change what a batch is: no checkpoints" in capfd.readouterr().out
     monkeypatch.delenv("CHECKPOINT_DIR", raising=False)
@@ -131,5 +131,5 @@ def test_processes_that_the_trainer_does_not_join_are_refused(tmp_path, capfd, m
     with pytest.raises(SystemExit, match="2"):
         with_continuity(trainer, str(tmp_path)).train()
     told = capfd.readouterr().err
-    assert "2 processes were started, but 1 of them train together" in told
+    assert "2 processes were started, but train in groups of 1" in told
     assert "TrainingArguments(use_cpu=" in told

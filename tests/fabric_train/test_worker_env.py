@@ -132,7 +132,7 @@ def test_white_space_around_a_number_does_not_matter(text):
         ({"LAUNCHER_PROGRESS": "loud"}, "LAUNCHER_PROGRESS='loud' is not one of bar, lines"),
         ({"LAUNCHER_NODE_INDEX": "one"}, "LAUNCHER_NODE_INDEX='one'"),
         ({"OMP_NUM_THREADS": "0"}, "OMP_NUM_THREADS='0'"),
-        ({"LT_DEVICES": "4", "LT_NUM_NODES": "2"}, "LT_DEVICES, LT_NUM_NODES set"),
+        ({"LT_DEVICES": "4", "LT_NUM_NODES": "2"}, "would follow LT_DEVICES, LT_NUM_NODES instead"),
     ],
 )
 def test_a_wrong_environment_is_refused_by_name_and_value(change, told):

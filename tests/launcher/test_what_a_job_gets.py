@@ -166,7 +166,7 @@ LOSSES: dict[str, Callable[[Told], bool]] = {
     ),
     "is replaced, the others go on; no restart is used up": lambda told: is_replaced(told, "go on"),
     "starts all again, which uses up a restart": starts_all_again,
-    "starts all again only with max_restarts: now it ends the run": ends,
+    "ends the run, as max_restarts is 0": ends,
     "starts all again if it is node 0, else it is replaced; each uses up a restart": lambda told: (
         is_replaced(told, "go on") if told.node else starts_all_again(told)
     ),

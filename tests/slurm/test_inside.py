@@ -102,7 +102,7 @@ def test_run_in_an_allocation_uses_its_nodes_and_submits_nothing(
     assert {"[0/0] sum 2 of node 0", "[1/1] sum 2 of node 1"} <= set(out.splitlines())
     assert "sum 1 of node 0" in out
     assert "2 of its 2 nodes" in err
-    assert "slurm.time: has no use in an allocation that is there already" in err
+    assert "slurm.time: not asked of Slurm, as the run uses an existing allocation" in err
     assert "the job has nnodes 3, and Slurm's job" in err
     assert "--nnodes 2, a larger allocation, or --on slurm" in err
     assert cluster.calls["sbatch"] == 0

@@ -153,7 +153,7 @@ def test_a_finished_training_only_tests_again_and_says_so(env, capsys):
 def test_a_checkpoint_of_other_options_is_refused_and_left_alone(env):
     train(TrainConfig(max_steps=2), env)
     before = newest_weights(env)
-    with pytest.raises(InputError, match=r"lr is 0.01, was 0.003"):
+    with pytest.raises(InputError, match=r"lr is 0.01, but 0.003"):
         train(TrainConfig(max_steps=4, lr=0.01), env)
     after = newest_weights(env)
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -276,5 +276,5 @@ def test_a_training_keeps_the_shards_it_began_with_whatever_its_world_may_grow_t
     metrics = train(TrainConfig(max_steps=4), env)
     assert metrics["resumed_from_step"] == 2
     assert shards() == 4
-    with pytest.raises(InputError, match="virtual_shards is 2, was 4"):
+    with pytest.raises(InputError, match="virtual_shards is 2, but 4"):
         train(TrainConfig(max_steps=6, virtual_shards=2), env)

@@ -56,7 +56,7 @@ def test_a_training_that_began_with_too_few_shards_gets_more_of_them(tmp_path):
     # Two processes of tp were one replica; the fix of its message works.
     resumed = run(Row(name="ddp"), 3, tmp_path, steps=4, options=free)
     assert resumed.metrics["resumed_from_step"] == 2
-    with pytest.raises(ForkedError, match="virtual_shards is 8, was 4"):
+    with pytest.raises(ForkedError, match="virtual_shards is 8, but 4"):
         run(Row(name="ddp"), 3, tmp_path, steps=6, options=("--virtual_shards=8",))
     assert run(Row(name="ddp"), 1, tmp_path, steps=6).metrics["resumed_from_step"] == 4
 

@@ -148,7 +148,7 @@ def test_a_training_goes_on_from_a_bucket_that_was_away_for_a_while(
     first = processes.fork(*program, "--checkpoint_dir=a", "--epochs=30", **server.env)
     wait_until(lambda: "run/latest" in server.names(), first)
     server.end()
-    wait_until(lambda: b"it is tried again" in first.said(), first)
+    wait_until(lambda: b"upload to s3://bucket/run failed" in first.said(), first)
     server.start()
     code, out, err = finish(first)
     assert code == 0, err

@@ -1,4 +1,4 @@
-"""A character-level transformer on sources of Python's own library, which no version changes."""
+"""A character-level transformer on Python library files that are equal in many versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_CLASSES = 128
 """ASCII: a character's number is its class."""
 TEST_BATCH_SIZE = 16
 STRIDE = 64
-"""Characters from the start of one sample to the next; a longer context overlaps."""
+"""Characters from the start of one sample to the next; samples with more context overlap."""
 
 TRAIN_FILES = {
     "email/architecture.rst": "f2b2ba7497fd02d13abcfc2a98099283a94b09e8b4f2c1c822ecacde3bec3eae",
@@ -54,7 +54,7 @@ SIZES = {
     "medium": Size(layers=6, heads=6, width=384, context=256),
     "gpt2-small": Size(layers=12, heads=12, width=768, context=1024),
 }
-"""By the name that ``--model_size`` takes; the last is GPT-2's (Radford et al. 2019) but for the
+"""By the name that ``--model_size`` takes; the last is GPT-2's (Radford et al. 2019) except for the
 vocabulary."""
 
 
@@ -72,7 +72,7 @@ def load(config: TrainConfig) -> tuple[TensorDataset, TensorDataset]:
 
 
 def read_text(library: Path, files: dict[str, str]) -> bytes:
-    """The files one after the other; raises InputError that names the first that is not right."""
+    """The files one after the other; raises InputError that names the first wrong file."""
     text = b""
     for name, expected in files.items():
         try:
@@ -80,7 +80,7 @@ def read_text(library: Path, files: dict[str, str]) -> bytes:
         except OSError as error:
             raise InputError(
                 f"workload=charlm reads {library / name}: {error.strerror}",
-                "use a Python whose standard library lies in files, or --workload digits",
+                "use a Python whose standard library is unpacked on disk, or --workload digits",
             ) from error
         if hashlib.sha256(content).hexdigest() != expected:
             raise InputError(
@@ -110,7 +110,7 @@ def build_model(config: TrainConfig) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """GPT-2's architecture: norms before each part, and one matrix for both ends."""
+    """GPT-2's architecture: norms before each part, one matrix for embedding and logits."""
 
     def __init__(self, size: Size, dropout: float, *, recomputes: bool = False) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Transformer(nn.Module):
 class Block(nn.Module):
     """Attention, then a feed-forward network, each added to what came in.
 
-    With ``recomputes`` the backward pass computes what is inside again, and keeps only the input.
+    With ``recomputes`` only the input is kept, and the backward pass computes the rest again.
     """
 
     def __init__(self, size: Size, dropout: float, *, recomputes: bool) -> None:

@@ -15,17 +15,17 @@ from fabric_train.horovod.errors import HorovodInternalError, HostsUpdatedInterr
 from fabric_train.preemption import EXIT_PREEMPTED, PreemptedError
 
 WAIT_FOR_THE_END_S = 60.0
-"""How long a process that lost a peer waits for whoever started it to end it.
+"""How long a process that lost a peer waits for its starter to end it.
 
-If it ended by itself at once, it would look like the one that failed first.
+If it ended at once, it would look like the process that failed first.
 """
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates ``func(state, ...)``: before it begins, the state is the last commit's.
+    """Decorates ``func(state, ...)``, so that it begins with the state of the last commit.
 
-    If this run was started again, or CHECKPOINT_DIR holds a commit of an earlier one, rank 0 loads
-    it and the reset callbacks are called. Then all ranks get rank 0's state. A lost peer ends this
+    If CHECKPOINT_DIR holds a commit of an earlier start, rank 0 loads it, and all ranks call the
+    reset callbacks. Then all ranks get rank 0's state. A lost peer ends this
     process too, because the launcher (or torchrun) starts all of them again.
     """
 
@@ -59,7 +59,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 def _wait_for_the_end(error: HorovodInternalError) -> None:
     if context.get().engine.is_alive:
         return  # the ranks asked for different things: a mistake of the script
-    print(f"horovod: {error}; waits to be started again", file=sys.stderr, flush=True)
+    print(f"horovod: {error}; this process waits to be restarted", file=sys.stderr, flush=True)
     time.sleep(WAIT_FOR_THE_END_S)
 
 

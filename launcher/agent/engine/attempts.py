@@ -155,7 +155,7 @@ class Attempts:
             had_failed=False,
             kills_before=self._oom_kills,
         )
-        said = "with the process that guards it"
+        said = "it was killed together with its guard process"
         if end.cause == disk.CAUSE:
             said = f"its end could not be written down: {os.strerror(errno.ENOSPC)}"
         return replace(end, exception=end.exception or said, steps=steps)

@@ -173,7 +173,7 @@ class Holder:
                 if end.run_id == self._run_id:
                     self._end_child(now, end.grace_s)
         if self._child and user != self._run_id and self._kill_at is None:
-            say("the launcher of the run here has gone: its run is ended")
+            say("the launcher of the run on this node is gone: ending the run")
             self._end_child(now, self._grace_s + LAST_WORD_S + MARGIN_S)
         if self._child and self._kill_at is not None and now >= self._kill_at:
             processes.send(self._child, signal.SIGKILL)

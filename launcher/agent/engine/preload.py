@@ -102,7 +102,7 @@ def find_refusal(problems: dict[str, str]) -> str:
     server = vars(forkserver).get("_forkserver")
     signature = list(inspect.signature(forkserver.main).parameters)
     if signature != _KNOWN_SIGNATURE or not all(hasattr(server, name) for name in _SERVER_FIELDS):
-        return f"Python {sys.version_info[0]}.{sys.version_info[1]} has another fork server"
+        return f"Python {sys.version_info[0]}.{sys.version_info[1]} has an unknown fork server"
     return ""
 
 

@@ -144,12 +144,16 @@ def explain_py_spy(said: str, pid: int) -> str:
     if not os.path.exists(f"/proc/{pid}"):
         return "the process has ended"
     if "ermission denied" in said or "Operation not permitted" in said:
-        right = f"CapEff of pid {pid}"
+        right = f"the rights of pid {pid} (CapEff)"
         with contextlib.suppress(OSError, ValueError):
             held = int(_status("self")["CapEff"], 16)
             has_right = held >> _PTRACE_CAPABILITY & 1
-            right = "the same user, or another profile" if has_right else "capability SYS_PTRACE"
-        return f"py-spy may not trace here: it lacks {right}"
+            right = (
+                "the same user, or a security profile that allows it"
+                if has_right
+                else "capability SYS_PTRACE"
+            )
+        return f"py-spy is not allowed to trace this process: it needs {right}"
     told = [line.strip() for line in said.splitlines() if line.strip()]
     return f"py-spy failed: {told[0][:200] if told else 'it said nothing'}"
 
@@ -192,7 +196,7 @@ def _refuse(pid: int, file: Path) -> str:
     try:
         # Without faulthandler's handler the signal would end the process, or do anything else.
         if not int(_status(str(pid))["SigCgt"], 16) >> (STACKS_SIGNAL - 1) & 1:
-            return "it has no handler for stacks, as after exec"
+            return "it has no handler for the stacks signal, as happens after exec"
         is_open = any(os.path.samefile(file, fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
     except (OSError, KeyError, ValueError) as error:
         return f"it cannot be seen: {error}"

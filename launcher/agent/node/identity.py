@@ -171,7 +171,7 @@ def _parse_index(name: str, source: Source, environ: Mapping[str, str], pod: str
     if variable is None and len(source.index) > 1:
         are_unset = f"{' and '.join(source.index)} are not set"
         found = are_unset + (pod if source.is_pod else "")
-    fix = "render the manifest with the launcher, or set agent.identity to where the index is told"
+    fix = "render the manifest with the launcher, or set agent.identity to the source of the index"
     if source.is_task:
         fix = "start one agent on each node by the engine that the plan was made for"
     raise InputError(f"this node's index is not known: {found}", fix)

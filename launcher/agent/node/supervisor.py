@@ -167,7 +167,7 @@ class Supervisor:
         if told is not None:
             return told
         if is_oom:
-            reason, detail = Reason.OUT_OF_MEMORY, "the agent itself"
+            reason, detail = Reason.OUT_OF_MEMORY, "the agent itself ran out of memory"
         else:
             reason = reason_of_exit_code(128 - code) if code < 0 else Reason.AGENT_FAILED
             detail = f"the agent ended with {name_ending(code)} and without a report"

@@ -141,7 +141,10 @@ def _why_not(state: State) -> str:
         return f"{since}: {len(here)} of at least {rules.min_nodes} nodes are here"
     if state.leads and not quorate(state, kept, here):
         size = head.nodes or rules.nodes_before
-        return f"{since}: {len(here)} nodes are no majority of the last {size}, and nothing fences"
+        return (
+            f"{since}: no majority of the last {size} nodes is here ({len(here)}), and no shared "
+            "checkpoint folder fences the run"
+        )
     return since
 
 

@@ -107,12 +107,12 @@ class Debugger:
     def stop(self, *, header: str | None = None) -> None:
         """Stops at the line of the caller; does nothing in a child of the script."""
         if os.getpid() != self._pid:
-            _tell(f"passes by a breakpoint in its child {os.getpid()}: num_workers=0 stops there")
+            _tell(f"ignores a breakpoint in its child {os.getpid()}; with num_workers=0 it stops")
             return
         try:
             self._terminal = terminal = self._terminal or _Terminal()
         except OSError as error:
-            _tell(f"passes by a breakpoint: no socket for the terminal: {error}")
+            _tell(f"ignores a breakpoint: no socket for the terminal: {error}")
             return
         if self._pdb is None:
             # The script keeps its own handler of SIGINT.

@@ -254,7 +254,7 @@ def _check_values(script: BatchScript, line: ScriptLine, *, is_multiple: bool) -
     """Values that all nodes must agree on."""
     for name, text, here, number in _values(script, line):
         if OF_EACH_NODE.search(text) and not OF_EACH_NODE.search(here):
-            what = f"{name} is told by each node's own shell"
+            what = f"{name} is filled in by each node's own shell"
         elif is_multiple and LOOPBACK.search(text):
             what = f"{name} is the loopback of each node"
         else:

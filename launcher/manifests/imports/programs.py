@@ -14,7 +14,7 @@ MEETING = "the launcher decides where and how the nodes meet"
 RANK = "each node gets its rank from the launcher"
 OUTPUT = "every worker's output is in the run folder, launcher logs shows it"
 STARTS = "the launcher starts the workers itself"
-BINDS = "the launcher binds processes no other than torchrun does"
+BINDS = "the launcher does not bind processes to cores"
 HOSTS = "launcher run --on hosts takes it, with names of hosts"
 NOWHERE = "no key of a job file says this"
 ADDS_LOCAL_RANK = (
@@ -24,7 +24,7 @@ ADDS_LOCAL_RANK = (
 GIVEN = {
     **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), MEETING),
     **dict.fromkeys(("WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK"), RANK),
-    "CUDA_VISIBLE_DEVICES": "it stands around launcher run as well",
+    "CUDA_VISIBLE_DEVICES": "set it in the environment of launcher run",
 }
 """Variables that a launch line sets, and a job file does not."""
 

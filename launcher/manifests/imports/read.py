@@ -62,7 +62,7 @@ def _yaml(text: str, source: str, draft: Draft) -> None:
         if version != KINDS[kind]:
             raise InputError(
                 f"{jobs[0].where}: a {kind} of {version or 'no apiVersion'}; read: {KINDS[kind]}",
-                f"kubectl get {kind.lower()} NAME -o yaml tells it as the cluster has it",
+                f"kubectl get {kind.lower()} NAME -o yaml prints it as the cluster has it",
             )
         import_object(jobs[0], draft)
         for item in objects:

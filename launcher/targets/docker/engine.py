@@ -55,7 +55,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("no command specified", "give the container a command: its image starts nothing by itself"),
     ("invalid reference format", "correct the image's name: REGISTRY/NAME:TAG, in small letters"),
     ("address pool", "docker network prune: every run needs a network of its own"),
-    ("already in use", "docker rm --force that container, which is none of this run"),
+    ("already in use", "docker rm --force that container: it does not belong to this run"),
     ("source path does not exist", REMOTE_HINT),
     ("active endpoints", "docker network disconnect whatever else is on the run's network"),
 )

@@ -140,7 +140,8 @@ def facts() -> None:
 
         found = {"torch": torch.__version__, "cuda": torch.version.cuda or ""}
     except Exception as error:
-        fail(f"torch cannot be imported in the image: {error!r}", "--base in which it can be")
+        fix = "choose a --base in which torch can be imported"
+        fail(f"torch cannot be imported in the image: {error!r}", fix)
     sys.stdout.write(json.dumps(found))
 
 

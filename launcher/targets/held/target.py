@@ -103,7 +103,8 @@ class HeldTarget(Target):
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: from what the nodes say of themselves, and from the hold's plan."""
         if self.hold is None:
-            raise InputError("that run was in a hold, and none is named", "--in NAME, or --on")
+            what = "that run was in a hold; name the hold to use now"
+            raise InputError(what, "--in NAME, or --on TARGET to run elsewhere")
         hold, cwd = self.hold, str(Path.cwd())
         plan, root = hold.plan, str(self._run_root.absolute())
         check_reach(job, plan, root, cwd)

@@ -204,7 +204,7 @@ def copy_once(
             if is_last and copy.missing:
                 name, why = next(iter(copy.missing.items()))
                 raise TargetError(
-                    f"{host.name}: not copied here, and kept there: {name}: {why}",
+                    f"{host.name}: {name} could not be copied here ({why}); the host keeps it",
                     f"correct that in {run_dir}, then {typed.command('stop', run_id)}",
                 )
             return states, message.followed

@@ -199,8 +199,8 @@ def judge_neighbours(names: Sequence[str], slow: Mapping[tuple[str, str], bool])
     check = "all-reduce of two"
     if len(bad) in (0, len(names)):
         pairs = ", ".join(" - ".join(pair) for pair, is_slow in slow.items() if is_slow)
-        found = f"slow, or without an end: {pairs}" if pairs else "every pair is fast by itself"
+        found = f"slow or hanging: {pairs}" if pairs else "every pair is fast by itself"
         return [warning(check, "all hosts", found, "look at what all of them share: the switch")]
     fix = "look at its cable, port and MTU: ip -s link; or leave it out: --exclude {name}"
-    found = "slow, or without an end, with each of its neighbours; others are not"
+    found = "slow or hanging with each of its neighbours; others are not"
     return [failed(check, name, found, fix.format(name=name)) for name in bad]

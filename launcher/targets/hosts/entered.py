@@ -84,12 +84,13 @@ class EnteredTarget(HostsTarget):
     def facts(self, job: JobSpec) -> TargetFacts:
         """As ``Target.facts``: from what the nodes say of themselves, and from the hold's plan."""
         if self.hold is None:
-            raise InputError("that run was in a hold, and none is named", "--in NAME, or --on")
+            what = "that run was in a hold; name the hold to use now"
+            raise InputError(what, "--in NAME, or --on TARGET to run elsewhere")
         plan, cwd = self.hold.plan, Path.cwd()
         check_takes_all(job, plan)
         check_contained(job, plan, str(cwd))
         if job.checkpoint_dir:
-            what = f"{job.checkpoint_dir}: nodes of {plan.job_name} do not see this machine's"
+            what = f"{job.checkpoint_dir}: nodes of {plan.job_name} see no folders of this machine"
             raise KeyInputError(("checkpoint_dir",), what, "leave it out: the hold has a folder")
         told = zip(plan.nodes, self.hold.wait_ready(), strict=True)
         own = HostsSettings(

@@ -169,7 +169,7 @@ def _send_code(hash: str, node: HostNode, code: PackedCode | None, session: Sess
     if session.call(messages.HasCode(state_dir=state_dir, hash=hash)):
         return
     if code is None or code.hash != hash:
-        what = f"{node.host.name}: the run's code is gone from there, and from the run's folder"
+        what = f"{node.host.name}: neither it nor the run folder has the run's code any more"
         raise TargetError(what, "start the job anew")
     asked = messages.StoreCode(state_dir=state_dir, hash=hash)
     if change := code.change:

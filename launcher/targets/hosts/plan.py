@@ -90,7 +90,7 @@ def decide_hosts(
         reasons = "".join(f"\n  {name}: {why}" for name, why in busy.items())
         raise TargetError(
             f"nnodes is {job.nnodes}, but {len(free)} of {len(found)} hosts can be used{reasons}",
-            "mend those, name more hosts, lower --nnodes, or wait: "
+            "repair these hosts, name more, lower --nnodes, or wait: "
             f"{typed.command('hosts')} shows who holds them",
         )
     return tuple(free[: job.nnodes.max])

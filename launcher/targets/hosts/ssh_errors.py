@@ -76,7 +76,7 @@ def explain(name: str, exit_code: int, said: str) -> tuple[str, str]:
         return f"{name}: {last}", f"make room there: ssh {name} df -h"
     if exit_code != SSH_FAILED and last:
         return f"{name}: the remote end failed: {last}", f"to try: ssh {name} python3 --version"
-    silent = " and no word, as where the network is cut" if exit_code == SSH_FAILED else ""
+    silent = " and printed nothing, as when the network is cut" if exit_code == SSH_FAILED else ""
     return (
         f"{name}: ssh ended with {name_ending(exit_code)}{f': {last}' if last else silent}",
         f"to try: ssh -v {name} true",

@@ -355,7 +355,10 @@ class Cluster:
                         break
                 talk.run_forever(timeout=REQUEST_LIMIT_S)
                 if talk.returncode != 0:
-                    raise OSError(talk.read_stderr().strip() or "it did not take all")
+                    raise OSError(
+                        talk.read_stderr().strip()
+                        or "the program in the pod did not succeed, and printed no error"
+                    )
                 return str(talk.read_stdout())
             except (WebSocketException, LookupError, TypeError) as error:
                 raise OSError(str(error)) from error

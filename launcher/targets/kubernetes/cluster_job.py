@@ -231,8 +231,8 @@ class ClusterJob:
         has_claim = PodSettings.of(self.plan).checkpoint is not None
         if self.plan.is_elastic and not has_claim and 0 < 2 * len(going) <= len(nodes):
             told = (
-                f"{len(going)} of {len(nodes)} nodes run; unless these are more than half of the "
-                "last group, they wait for more nodes: kubernetes.checkpoint names no claim"
+                f"{len(going)} of {len(nodes)} nodes run; without a claim in kubernetes.checkpoint "
+                "they go on only if they are more than half of the last group"
             )
             nodes[going[0]] = replace(nodes[going[0]], detail=told)
         return Observation(run_id=self.plan.run_id, nodes=tuple(nodes))
@@ -312,7 +312,7 @@ class ClusterJob:
             raise TargetError(what, self.render_by_hand(keep=keep)) from error
         if not keep and (left := [f"{one.kind.lower()}/{one.name}" for one in self._find_left()]):
             by_hand = f"{self.cluster.kubectl_there} delete {' '.join(left)}"
-            notes.append(f"what kubectl has applied beside the job stays: {by_hand}")
+            notes.append(f"what kubectl applied for the job stays; to delete it: {by_hand}")
 
     def wait_gone(self, grace_s: float, *, is_done: bool = False) -> None:
         """Waits until the pods of a job that was deleted have ended, and brings their last lines.

@@ -180,9 +180,9 @@ def describe_own_disks(plan: LaunchPlan) -> str:
     node = plan.nodes[0]
     lost = ""
     if 2 * node.min_nodes <= node.max_nodes and plan.is_elastic:
-        lost = "; after a loss the other nodes wait for it, unless they are more than half of all"
+        lost = "; after a loss the other nodes wait for a new pod unless they are more than half"
     return (
-        "CHECKPOINT_DIR goes with its pod, since kubernetes.checkpoint names no claim"
+        "CHECKPOINT_DIR is lost with its pod: kubernetes.checkpoint names no claim"
         f"{lost}; fix: --set kubernetes.checkpoint=pvc/CLAIM"
     )
 

@@ -234,7 +234,9 @@ def end_by_queue(
         return end_of(run, last, jobs)
     names = ", ".join(job.name for job in jobs) or ", ".join(map(str, read_jobs(run)))
     words = next((said for start in starts if (said := last_words(run, start))), "")
-    ended = f"job {names} has ended without a word" + (f"; its log says: {words}" if words else "")
+    ended = f"job {names} ended without recording why" + (
+        f"; its log says: {words}" if words else ""
+    )
     return Outcome(reason=Reason.NODE_LOST, detail=ended)
 
 

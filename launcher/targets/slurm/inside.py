@@ -106,4 +106,4 @@ def describe_unused(job: JobSpec) -> list[str]:
     """A line about keys that the allocation has decided already, if there are any. Pure."""
     given = sorted(job.slurm.model_fields_set - {"setup", "python", "container", "image"})
     keys = ", ".join(f"slurm.{key}" for key in given)
-    return [f"{keys}: has no use in an allocation that is there already"] if given else []
+    return [f"{keys}: not asked of Slurm, as the run uses an existing allocation"] if given else []

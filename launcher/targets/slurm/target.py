@@ -319,7 +319,7 @@ class SlurmTarget(Target):
         while self._queued(run, only):
             if self._clock.monotonic() > deadline:
                 jobs = " ".join(map(str, read_jobs(run)))
-                self.notes.append(f"the job is cancelled, but still completes: squeue -j {jobs}")
+                self.notes.append(f"the job is cancelled, but not gone yet: squeue -j {jobs}")
                 return
             self._clock.sleep(pause_s)
             pause_s = min(LOOK_S, 2 * pause_s)

@@ -39,7 +39,7 @@ def nodes_of(job: JobSpec, place: NodePlace) -> NodesThere:
     if started is None and "nnodes" not in job.model_fields_set:
         raise InputError(
             f"{place.starter} does not tell how many nodes there are",
-            "say it, on all of them: launcher node --nnodes N ...",
+            "on every node: launcher node --nnodes N ...",
         )
     started = job.nnodes.max if started is None else started
     if place.index >= started:

@@ -133,7 +133,7 @@ def find_place(environ: Environ) -> NodePlace:
     place = find_started(environ)
     if place is None:
         raise InputError(
-            "launcher node: nothing tells which node this is",
+            "launcher node: cannot find out which node this is",
             f"{START}; for this machine alone: launcher run",
         )
     if place.here > 1:
@@ -173,5 +173,6 @@ def _number(environ: Environ, name: str, least: int = 0) -> int:
     """A variable that counts something. Raises ``InputError`` for anything else."""
     text = environ.get(name, "")
     if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise InputError(f"{name}={text!r}, so this node's place is not known", START)
+        what = f"{name}={text!r} is no valid number, so it is unknown which node this is"
+        raise InputError(what, START)
     return int(text)

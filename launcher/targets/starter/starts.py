@@ -97,7 +97,7 @@ def name_run(job_name: str, place: NodePlace, given: str | None) -> str:
         return given
     if not place.job:
         raise InputError(
-            f"{place.starter} tells no id of its job, by which all nodes would name the run",
+            f"{place.starter} gives no job id, so the nodes cannot agree on a run id",
             f"name it, new for each run: launcher node --run-id {job_name}-$(date +%s) ...",
         )
     return f"{job_name}-{place.job}"
@@ -118,15 +118,15 @@ def check_same_job(run: RunFolder, job_text: str, place: NodePlace, *, is_named:
         return False
     fix = f"name this one: --run-id {run.run_id}-2 (on all nodes)"
     if not is_named and not place.comes_again:
-        raise InputError(f"{run.path} is there already, and another run's", fix)
+        raise InputError(f"{run.path} already exists and belongs to another run", fix)
     try:
         known = (run.path / protocol.JOB_FILE).read_text()
     except OSError:
         known = ""
     if known != job_text:
         raise InputError(
-            f"{run.run_id} was started before with another job or other options, as "
-            f"{run.path / protocol.JOB_FILE} tells",
+            f"{run.run_id} was started before with another job or other options; see "
+            f"{run.path / protocol.JOB_FILE}",
             fix,
         )
     return True

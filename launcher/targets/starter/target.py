@@ -136,8 +136,8 @@ class StarterTarget(Target):
             own = StarterSettings.of(plan)
             job = f" (job {own.scheduler})" if own.scheduler else ""
             self.notes.append(
-                f"no word of {', '.join(f'node {index}' for index in left)}; "
-                f"what is left of it ends with its {own.starter}{job}"
+                f"no end reported by {', '.join(f'node {index}' for index in left)}; "
+                f"what still runs ends with {own.starter}{job}"
             )
 
     def _living(self, plan: LaunchPlan) -> list[int]:

@@ -114,7 +114,7 @@ class Tied(nn.Module):
         (nn.Sequential(Glu()), {"*.up": "column"}, "Sequential has no member '*.up'"),
         (nn.Sequential(Glu()), {"0": "row"}, "0 is a Glu, and only a Linear is split"),
         (nn.Sequential(Glu()), {"0.down": "rows"}, "0.down: 'rows' is neither column nor row"),
-        (Tied(), {"head": "column"}, "head.weight is embedding.weight too"),
+        (Tied(), {"head": "column"}, "head.weight is shared with embedding.weight"),
         (
             nn.Sequential(nn.Linear(5, 4)),
             {"0": "row"},

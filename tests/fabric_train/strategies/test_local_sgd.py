@@ -254,7 +254,7 @@ def test_it_takes_ddps_checkpoint_and_ddp_takes_its(tmp_path, name):
     assert mean[0][0] == 0
     for step, _, said in run_forked(run, 2, "ddp", 9):
         assert step == 6
-        assert all(f"memory of {name}, which ddp does not take" in line for line in said)
+        assert all(f"state of strategy {name}, which ddp cannot use" in line for line in said)
     for step, _, said in run_forked(run, 2, name, 12):
         assert (step, said) == (9, [])
 

@@ -152,7 +152,7 @@ def test_a_checkpoint_of_one_way_goes_on_in_another(tmp_path: Path, first: str, 
             "pipeline",
             {"schedule": "interleaved_1f1b", "microbatches": 7},
             2,
-            "in 3 rounds of equal length, which microbatches=7 are not",
+            "needs 3 rounds of equal length, but microbatches=7 is not a multiple of 3",
         ),
     ],
 )

@@ -160,8 +160,8 @@ def test_weights_that_layers_on_two_devices_share_are_refused_by_name():
         ({"devices": "cpu,gpu"}, "'gpu' is no device"),
         ({"layers": "blocks"}, "'blocks' is not NAME=DEVICE"),
         ({"layers": "a=cpu", "devices": "cpu,cpu"}, "give one of them"),
-        ({"layers": "block.0=cpu"}, r"(?s)no layer is left for 'block.0'.*did you mean blocks.0"),
-        ({"layers": "blocks.*=cpu,blocks.0=cpu:1"}, "no layer is left for 'blocks.0'"),
+        ({"layers": "block.0=cpu"}, r"(?s)'block.0' matches no layer.*did you mean blocks.0"),
+        ({"layers": "blocks.*=cpu,blocks.0=cpu:1"}, "'blocks.0' matches no layer, or only layers"),
     ],
 )
 def test_a_mistake_is_told_with_what_to_write(monkeypatch, options, told):

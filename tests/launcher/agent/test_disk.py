@@ -49,7 +49,7 @@ def test_a_full_disk_is_told_by_its_mount_and_the_three_largest_entries(tmp_path
 
 def test_a_disk_with_room_is_not_called_full_for_one_that_nothing_names(tmp_path: Path) -> None:
     told = disk.describe("OSError: [Errno 28] No space left on device", tmp_path)
-    assert told == "a disk is full that nothing names; that of the run folder has room"
+    assert told == "a disk is full, but the error does not name it; the run folder's disk has room"
 
 
 def test_a_ledger_goes_on_behind_a_line_that_a_full_disk_cut_off(tmp_path: Path) -> None:

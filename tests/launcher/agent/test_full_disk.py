@@ -83,7 +83,7 @@ def test_an_end_that_nothing_tells_of_on_a_full_disk_is_the_disk_s(
     attempts = Attempts(disk.path / "run/nodes/0/0", disk.path / "run", tmp_path)
     (worker,) = attempts.begin({0: 0})
     HeartbeatWriter(worker.heartbeat)
-    assert attempts.end()[0].exception == "with the process that guards it"
+    assert attempts.end()[0].exception == "it was killed together with its guard process"
     disk.fill()
     (told,) = attempts.end()
     assert told.cause == "disk-full"

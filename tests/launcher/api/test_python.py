@@ -150,7 +150,7 @@ def test_a_failed_training_is_an_outcome_that_names_its_rank_in_one_line(place: 
     assert repr(training.report()) == f"<Postmortem {told}: failed on local, training-failed>"
     # The other one ends by itself, or is ended before.
     shown = "<FailureReport rank 1 on node 0: ValueError: too hot"
-    assert repr(outcome.failure) in (f"{shown}>", f"{shown}; 1 more fell with it>")
+    assert repr(outcome.failure) in (f"{shown}>", f"{shown}; 1 more failed after it>")
     assert str(outcome.failure).startswith("first failure: rank 1 on node 0: ValueError: too hot")
     assert "\n  | and more" in str(outcome.failure)
     assert len(repr(outcome)) < 1000

@@ -75,7 +75,7 @@ SLOW = pytest.mark.slow
         pytest.param("effective batch", "12 samples in a step against 24", marks=SLOW),
         pytest.param("learning rate", "0.1 against 0.2 in step 1", marks=SLOW),
         pytest.param("BatchNorm", "1 by each process's own samples", marks=SLOW),
-        pytest.param("dropout", "other random numbers", marks=SLOW),
+        pytest.param("dropout", "different random numbers", marks=SLOW),
     ],
 )
 def test_what_makes_two_worlds_differ_is_named(launcher: Runner, cause: str, told: str) -> None:

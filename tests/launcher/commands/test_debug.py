@@ -110,7 +110,7 @@ def test_an_editor_debugs_a_rank_by_a_port_of_this_machine(launcher: Runner) -> 
         (["--debug", "0"], "--debug needs a terminal", "--debug 0 --debug-port 5678"),
         (["--debug", "0", "--debug", "1"], "--debug 0 --debug 1: one rank at a time", "--debug 0"),
         (["--debug", "0,1"], "'0,1' is no whole number", "--help"),
-        (["--debug-port", "5678"], "--debug-port 5678: of no rank", "--debug 0 --debug-port 5678"),
+        (["--debug-port", "5678"], "5678 needs --debug RANK", "--debug 0 --debug-port 5678"),
         (["--debug", "2", "--debug-port", "0"], "--debug 2: the run has rank 0 to 1", "--debug 0"),
         (["--debug", "0", "--detach"], "--debug needs this process", "one of both"),
         (

@@ -285,7 +285,7 @@ def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher
     ("words", "what"),
     [
         (["run", "job.yaml", "--in", "none"], "no hold 'none' in "),
-        (["run", "job.yaml", "--fresh"], "--fresh: of no hold"),
+        (["run", "job.yaml", "--fresh"], "--fresh goes with --in NAME"),
         (["render", "job.yaml", "--in", "dev"], "--in dev: held nodes fork a run, and start"),
         (["run", "job.yaml", "--in", "dev", "--on", "docker"], "--in dev: that hold is on local"),
         (["run", "job.yaml", "--in", "dev", "--nnodes", "3"], "the hold dev has 2"),

@@ -113,12 +113,13 @@ def test_output_in_another_encoding_is_escaped(folder: Path) -> None:
 
 
 def test_names_that_are_no_text_are_told(folder: Path) -> None:
-    assert_told(shell("launcher run $'\\xff.yaml'", folder), words="no UTF-8")
-    assert_told(shell("launcher status $'\\xff'", folder), words="no UTF-8")
-    assert_told(shell("launcher run job.yaml --on local --runs $'\\xff'", folder), words="no UTF-8")
+    assert_told(shell("launcher run $'\\xff.yaml'", folder), words="not UTF-8")
+    assert_told(shell("launcher status $'\\xff'", folder), words="not UTF-8")
+    done = shell("launcher run job.yaml --on local --runs $'\\xff'", folder)
+    assert_told(done, words="not UTF-8")
     assert_told(
         shell("mkdir $'\\xff'; cd $'\\xff'; launcher run ../job.yaml --on local", folder),
-        words="no UTF-8",
+        words="not UTF-8",
     )
 
 
@@ -175,7 +176,7 @@ def test_a_closed_folder_of_a_script_is_the_one_to_be_opened(folder: Path) -> No
     (folder / "a b").chmod(0o000)
     done = as_another("launcher run 'a b/in/x.py' --on local", folder)
     assert_told(done, words="a b/in/x.py: Permission denied")
-    assert "fix: namei -l 'a b/in/x.py' tells" in done.stderr
+    assert "fix: namei -l 'a b/in/x.py' shows" in done.stderr
 
 
 @pytest.mark.parametrize(("line", "what", "mode", "words"), RIGHTS)
@@ -211,7 +212,7 @@ def test_a_script_that_nobody_writes_is_not_waited_for(folder: Path) -> None:
 def test_an_argument_that_is_no_text_is_no_file_to_be_renamed(folder: Path) -> None:
     done = shell("launcher run train.py --on local -- $'caf\\xe9'", folder)
     assert_told(
-        done, words="is no UTF-8 text, which no plan could hold\n  fix: write it in UTF-8\n"
+        done, words="is not UTF-8, and a plan can only hold UTF-8\n  fix: write it in UTF-8\n"
     )
 
 

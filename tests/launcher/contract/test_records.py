@@ -103,7 +103,11 @@ def test_names_of_a_later_version_are_passed_over() -> None:
         ("counts", {"exit": "2"}, "counts: found '2'; accepted: int"),
         ("start", "warm", "start: found 'warm'; accepted: 'fresh' or 'fork'"),
         ("colour", "blue", "colour: 'blue' is not a valid Colour"),
-        ("meeting", {}, "meeting: no address, which Fixed has; no endpoint, which Moving has"),
+        (
+            "meeting",
+            {},
+            "meeting: field address of Fixed is missing; field endpoint of Moving is missing",
+        ),
         ("meeting", 5, "meeting: found 5; accepted: the fields of Fixed"),
     ],
 )
@@ -120,5 +124,5 @@ def test_what_is_no_mapping_is_no_record(data: Any) -> None:
 
 
 def test_a_field_without_a_default_must_be_there() -> None:
-    with pytest.raises(ValueError, match="no text, which Everything has"):
+    with pytest.raises(ValueError, match="field text of Everything is missing"):
         parse_record(Everything, {})

@@ -273,11 +273,11 @@ def test_gpus_are_shared_out_and_never_given_twice() -> None:
     text = JOB.replace("cpu: 500m", "nvidia.com/gpu: 2")
     pods = plan(text, replace(MACHINE, gpus=tuple("012345"))).pods
     assert [pod.device_ids for pod in pods] == [("0", "1"), ("2", "3"), ("4", "5")]
-    assert "GPUs: none here; containers are started without" in plan(text).notes
+    assert "no GPUs here: containers start without them" in plan(text).notes
 
 
 def test_what_counts_for_nothing_is_said(static: Play) -> None:
-    assert static.notes == ("counts for nothing here: nodeSelector",)
+    assert static.notes == ("no effect here: nodeSelector",)
 
 
 @pytest.mark.parametrize(

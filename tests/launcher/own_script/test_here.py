@@ -111,7 +111,7 @@ def test_code_that_is_too_large_and_options_for_containers_are_noted(
     words = ("--on", "local", "--nproc-per-node", "1", "--image", "x:1")
     done = project("run", "train.py", *words)
     assert done.returncode == 0, done.stderr
-    assert "--image and --code image are for containers, and these nodes are" in done.stderr
+    assert "--image and --code image are ignored: the nodes of this target are" in done.stderr
     (note,) = (line for line in done.stderr.splitlines() if "will not hold the code" in line)
     assert "--again cannot repeat this run" in note
     assert "101 MiB, more than 100 MiB; the largest files: 101 MiB weights.bin, 0 MiB" in note
@@ -130,7 +130,7 @@ def test_a_script_of_another_folder_starts_where_it_is_called(project: Runner) -
     done = project("run", script, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"losses {project.folder}\n"
-    assert "--image and --code image are for containers, and these nodes are" in done.stderr
+    assert "--image and --code image are ignored: the nodes of this target are" in done.stderr
 
 
 @pytest.mark.parametrize("target", LOCAL_FIRST)

@@ -148,7 +148,7 @@ def test_without_a_picture_it_says_why(monkeypatch: pytest.MonkeyPatch, has_ledg
     if has_ledger:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = draw(TOLD if has_ledger else replace(TOLD, goodput=None, phases_s={}))
-    assert "pip install" in page if has_ledger else "told no steps" in page
+    assert "pip install" in page if has_ledger else "reported no steps" in page
 
 
 OUTER = """<!doctype html><iframe src="page.html" width="{width}" height="600"></iframe><p></p>

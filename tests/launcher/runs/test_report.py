@@ -142,7 +142,7 @@ def test_the_text_tells_the_same(ended: RunFolder) -> None:
     )
     assert "  first failure: rank 1 on node 1: ValueError: boom" in lines
     assert "    | ValueError: boom" in lines
-    assert "  fell with it: rank 0 on node 0: Connection closed by peer" in lines
+    assert "  failed after it: rank 0 on node 0: Connection closed by peer" in lines
     assert "  restarts by cause, over all nodes: membership 1" in lines
     killed = "    1.0: 1 attempt, no report: it was killed, or its machine was lost; "
     assert any(line.startswith(killed) for line in lines)

@@ -92,7 +92,7 @@ def test_a_failure_names_whose_fault_it_is_its_cause_and_what_fell_with_it() -> 
     assert "attempts: 4" in lines[1]
     assert lines[2] == "  first failure: rank 3 on node 1: ValueError: boom"
     assert lines[5] == "    log: /logs/3/stderr.log"
-    assert lines[6].startswith("  fell with it: rank 0 on node 0: RuntimeError")
+    assert lines[6].startswith("  failed after it: rank 0 on node 0: RuntimeError")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_workers_that_missed_a_lost_node_are_not_told_as_the_first_failure() -> 
     text = summary(Reason.NODE_LOST, failure=failure, **lost)
     assert "node-lost (node 1 ended with exit code 137; fault: platform)" in text
     assert "first failure" not in text
-    assert "  fell with it: rank 0 on node 0: RuntimeError: Connection closed by peer" in text
+    assert "  failed after it: rank 0 on node 0: RuntimeError: Connection closed by peer" in text
     failure = report(rank(0, "ValueError: boom"))
     assert "first failure: rank 0" in summary(Reason.NODE_LOST, failure=failure, **lost)
 
@@ -183,7 +183,7 @@ def test_where_no_worker_spoke_the_agents_words_are_shown() -> None:
 def test_of_many_that_fell_only_some_are_shown() -> None:
     others = (rank(number, "RuntimeError: Connection closed by peer") for number in range(1, 64))
     text = summary(Reason.TRAINING_FAILED, failure=report(rank(0, "ValueError: boom"), *others))
-    assert text.count("fell with it: ") == COLLATERAL_LINES
+    assert text.count("failed after it: ") == COLLATERAL_LINES
     assert (
         f"  and {63 - COLLATERAL_LINES} more; all of them: .venv/bin/launcher report --json" in text
     )

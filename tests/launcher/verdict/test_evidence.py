@@ -301,7 +301,7 @@ def test_a_log_without_a_failure_says_so(tmp_path: Path) -> None:
     log.write_text("step 1 loss 2.0\nstep 2 loss 1.9\n")
     told = decide_verdict(read_file(log))
     assert told.cause is FailureCause.UNKNOWN
-    assert "no line that was read tells of a failure" in told.what
+    assert "no line that was read reports a failure" in told.what
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_why_tells_the_rank_that_failed_first_and_what_fell_with_it(launcher: Ru
     assert "missing-file, certain: FileNotFoundError: [Errno 2]" in headline
     assert where == "  where: rank 1 on node 0, train.py:3"
     assert fix.endswith("launcher docs missing-file")
-    assert fell == "  fell with it: rank 0"
+    assert fell == "  failed after it: rank 0"
     # The traceback has a line that marks what failed.
     assert "rank-1/error.json:5: FileNotFoundError" in launcher("why", "--evidence").stdout
 

@@ -90,4 +90,4 @@ def run_probe(asked: messages.RunProbe, source: bytes) -> object:
         answer: object = json.loads(printed.splitlines()[-1])
         return answer
     except (ValueError, IndexError):
-        raise OSError(f"{python} says {printed[:80]!r} when it is asked what it is") from None
+        raise OSError(f"{python} printed {printed[:80]!r} instead of the probe's JSON") from None

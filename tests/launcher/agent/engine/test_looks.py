@@ -124,7 +124,7 @@ def test_without_py_spy_a_worker_s_own_faulthandler_tells(place: Place) -> None:
     for rank in (0, 1, 2):
         stacks = stacks_of(place, id, rank)
         assert stacks.taken_by == "faulthandler"
-        assert "py-spy may not trace here" in stacks.missing
+        assert "py-spy is not allowed to trace this process" in stacks.missing
         assert FUNCTIONS[rank] in [frame.function for frame in stacks.threads[0].frames]
     assert "a signal has stopped it" in seen[3].no_stacks
     assert seen[3].state == "T"

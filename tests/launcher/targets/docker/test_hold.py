@@ -52,7 +52,7 @@ def test_runs_in_held_containers_start_none(held: Runner, engine: Any) -> None:
     assert not [run for run in run_ids if run != hold and containers(engine, run)]
     again = held("run", "--again", "latest")
     assert again.returncode == 2
-    assert "that run was in a hold, and none is named" in again.stderr
+    assert "that run was in a hold; name the hold to use now" in again.stderr
 
 
 def test_a_rank_of_a_run_in_held_containers_is_debugged(held: Runner) -> None:

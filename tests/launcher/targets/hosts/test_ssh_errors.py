@@ -35,7 +35,8 @@ from launcher.targets.hosts.ssh_errors import explain
          "Broken pipe", "ssh -v gpu1 true"),
         (1, "PermissionError: [Errno 13] Permission denied: '/data/bin'", "denied: '/data/bin'",
          "ssh gpu1 python3 --version"),
-        (255, "", "exit code 255 and no word, as where the network is cut", "ssh -v gpu1 true"),
+        (255, "", "exit code 255 and printed nothing, as when the network is cut",
+         "ssh -v gpu1 true"),
     ],
 )  # fmt: skip
 def test_an_error_names_the_host_the_cause_and_the_fix(

@@ -214,7 +214,7 @@ def test_what_is_no_commit_of_a_repository_is_refused_and_no_password_is_shown(
     assert code == ExitCode.BAD_INPUT
     assert found in said
     assert "t0ken" not in said
-    assert "ref" not in changes or f"fix: git ls-remote {GIT['git']} tells it" in said
+    assert "ref" not in changes or f"fix: git ls-remote {GIT['git']} lists them" in said
 
 
 @pytest.mark.parametrize("target", ["local", "docker", "slurm"])
@@ -223,7 +223,7 @@ def test_nodes_that_fetch_no_code_say_what_to_do_instead(
 ) -> None:
     code, said = typed("render", job(), "--on", target)
     assert code == ExitCode.BAD_INPUT
-    assert "code: found git; here nodes fetch no code" in said
+    assert "code: found git, but nodes of this target cannot fetch code" in said
     assert f"fix: git clone {GIT['git']}, and --code FOLDER" in said
 
 

@@ -102,7 +102,7 @@ def test_a_stop_of_what_kubectl_applied_says_what_stays_and_how_it_goes(
     assert code == 0, said
     left = sorted(f"{plural[:-1]}/{name}" for plural, name in server.objects)
     assert left, "the ConfigMap and the Service"
-    by_hand = said.partition("applied beside the job stays: kubectl -n team delete ")[2]
+    by_hand = said.partition("for the job stays; to delete it: kubectl -n team delete ")[2]
     assert sorted(by_hand.split()) == left
 
 

@@ -27,7 +27,7 @@ CREATING = {"waiting": {"reason": "ContainerCreating"}}
     ("fields", "told"),
     [
         ({"nnodes": 1}, "names no claim; fix: --set kubernetes.checkpoint=pvc/CLAIM"),
-        ({}, "; after a loss the other nodes wait for it, unless they are more than half of all;"),
+        ({}, "; after a loss the other nodes wait for a new pod unless they are more than half;"),
         ({"kubernetes": {"checkpoint": "pvc/storage"}}, ""),
     ],
 )
@@ -65,7 +65,7 @@ def test_status_tells_that_a_lost_node_is_waited_for_without_shared_checkpoints(
     server: FakeCluster, run: RunFolder, typed: Typed
 ) -> None:
     put_pod(server, "digits-0-a")
-    told = "1 of 2 nodes run; unless these are more than half of the last group, they wait for more"
+    told = "1 of 2 nodes run; without a claim in kubernetes.checkpoint they go on only if they are"
     assert told in typed("status", run.run_id)[1]
     put_pod(server, "digits-1-a", 1)
     assert told not in typed("status", run.run_id)[1]

@@ -121,7 +121,7 @@ def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_onc
     told = done.stderr.partition("FAILED ")[2].splitlines()
     assert told[0].endswith(": training-failed (fault: training)")
     assert told[1] == "  first failure: rank 1 on node 0: ValueError: the cause"
-    (fell,) = [line for line in told if line.startswith("  fell with it")]
+    (fell,) = [line for line in told if line.startswith("  failed after it")]
     assert "rank 0 on node 0: RuntimeError: Connection closed by peer" in fell
     first = launcher.outcome["failure"]["first"]
     assert (first["rank"], first["cause"]) == (1, "signal")

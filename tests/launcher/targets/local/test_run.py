@@ -52,7 +52,7 @@ def test_a_failing_script_is_exit_1_and_the_first_rank_is_named(launcher: Runner
     failure = launcher.outcome["failure"]
     assert (failure["first"]["rank"], failure["first"]["node_index"]) == (1, 1)
     assert "first failure: rank 1 on node 1:" in done.stderr
-    assert "fell with it: rank 0 on node 0" in done.stderr
+    assert "failed after it: rank 0 on node 0" in done.stderr
     assert any("raise" in line for line in failure["first"]["log_tail"])
 
 

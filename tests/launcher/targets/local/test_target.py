@@ -203,7 +203,8 @@ def test_a_program_that_is_no_python_is_not_told_to_install_torch() -> None:
     with pytest.raises(TargetError) as caught:
         read_torch_version("/bin/sh")
     assert str(caught.value) == (
-        "/bin/sh is no Python that runs here\n  fix: name one: --set local.python=PATH"
+        "/bin/sh does not run here as a Python interpreter\n"
+        "  fix: name one: --set local.python=PATH"
     )
 
 

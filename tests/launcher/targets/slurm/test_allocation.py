@@ -62,7 +62,8 @@ def test_more_nodes_than_there_are_is_an_error_with_the_fix() -> None:
 def test_keys_of_a_job_that_is_there_already_are_named() -> None:
     text = "name: a\ncommand: [train.py]\nslurm: {time: 5, python: /p, partition: gpu}\n"
     (line,) = describe_unused(parse_job(text, "job.yaml"))
-    assert line == "slurm.partition, slurm.time: has no use in an allocation that is there already"
+    what = "not asked of Slurm, as the run uses an existing allocation"
+    assert line == f"slurm.partition, slurm.time: {what}"
     assert describe_unused(parse_job("name: a\ncommand: [train.py]\n", "job.yaml")) == []
 
 

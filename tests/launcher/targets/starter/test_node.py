@@ -154,9 +154,9 @@ def test_a_signal_of_the_starter_ends_the_node(
 @pytest.mark.parametrize(
     ("words", "index", "said", "fix"),
     [
-        ("job.yaml", "", "nothing tells which node this is", "srun --ntasks-per-node=1"),
+        ("job.yaml", "", "cannot find out which node this is", "srun --ntasks-per-node=1"),
         ("job.yaml", "0", "your script does not tell how many nodes", "--nnodes N"),
-        ("job.yaml --nnodes 2", "0", "tells no id of its job", "--run-id tiny-$(date +%s)"),
+        ("job.yaml --nnodes 2", "0", "gives no job id", "--run-id tiny-$(date +%s)"),
         ("job.yaml --nnodes 2 --run-id a", "2", "2, but this is node 2", "a larger nnodes"),
         ("job.yaml --nnodes 2 --run-id a/b", "0", "letters, digits, points", "--run-id a-b"),
         ("job.yaml --nnodes 2 --run-id a --set engine=torchrun", "0", "torchrun must", "remove"),

@@ -66,15 +66,15 @@ def test_a_process_learns_its_place_from_its_starter(
 @pytest.mark.parametrize(
     ("environ", "words", "fix"),
     [
-        ({}, "nothing tells which node this is", "srun --ntasks-per-node=1, mpirun -N 1"),
+        ({}, "cannot find out which node this is", "srun --ntasks-per-node=1, mpirun -N 1"),
         # Another starter, such as Flux, which says nothing of how many processes a node has.
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "nothing tells", "set LAUNCHER_NODE_INDEX to 0, 1"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "cannot find out", "set LAUNCHER_NODE_INDEX to 0, 1"),
         # No task: a batch script, the shells of salloc and of srun --pty.
-        (BATCH_SCRIPT, "nothing tells which node this is", "srun"),
-        ({**SRUN, "SLURM_STEP_ID": "4294967290"}, "nothing tells which node", "srun"),
-        ({**SRUN, "SLURM_PTY_PORT": "40123"}, "nothing tells which node", "srun"),
+        (BATCH_SCRIPT, "cannot find out which node this is", "srun"),
+        ({**SRUN, "SLURM_STEP_ID": "4294967290"}, "cannot find out which node", "srun"),
+        ({**SRUN, "SLURM_PTY_PORT": "40123"}, "cannot find out which node", "srun"),
         # A worker of a run, whose LAUNCHER_NODE_INDEX is that run's.
-        ({"LAUNCHER_NODE_INDEX": "0", "LAUNCHER_RUN_ID": "a-1"}, "nothing tells", "srun"),
+        ({"LAUNCHER_NODE_INDEX": "0", "LAUNCHER_RUN_ID": "a-1"}, "cannot find out", "srun"),
         (
             {**SRUN, "SLURM_NTASKS": "32", "SLURM_STEP_NUM_TASKS": "32"},
             "srun started 8 processes on this node",
@@ -88,7 +88,7 @@ def test_a_process_learns_its_place_from_its_starter(
         ({**HYDRA, "MPI_LOCALNRANKS": "4"}, "mpiexec started 4", "mpiexec -ppn 1"),
         (
             {**SRUN, "SLURM_PROCID": "x"},
-            "SLURM_PROCID='x', so this node's place is not known",
+            "SLURM_PROCID='x' is no valid number, so it is unknown which node this is",
             "srun",
         ),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_SIZE='0'", "mpirun -N 1"),

@@ -113,7 +113,7 @@ def test_only_the_same_job_goes_on_in_a_run(run: RunFolder) -> None:
     with pytest.raises(InputError, match="with another job or other options"):
         check_same_job(run, "another\n", place(), is_named=True)
     # The id of an mpirun without a scheduler may be that of an earlier one.
-    with pytest.raises(InputError, match="is there already, and another run's"):
+    with pytest.raises(InputError, match="already exists and belongs to another run"):
         check_same_job(run, "a job\n", place(), is_named=False)
     assert not check_same_job(RunFolder(run.path.parent / "new"), "x", place(), is_named=False)
 
@@ -279,7 +279,7 @@ def test_a_stop_that_no_node_answers_says_what_ends_it(
     assert files.stop.read_text() == Reason.STOP_REQUESTED.value
     assert clock.now < 1030
     assert target.notes == [
-        "no word of node 0, node 1; what is left of it ends with its srun (job 77)"
+        "no end reported by node 0, node 1; what still runs ends with srun (job 77)"
     ]
 
 
