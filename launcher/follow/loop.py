@@ -230,7 +230,7 @@ class Follower:
             yield
         finally:
             over.set()
-            thread.join()  # ``over`` ends it; it waits for no reader.
+            thread.join()  # Ended by ``over``; it waits for no reader.
 
     def _tell_stopping(self, spent_s: float) -> str:
         plan = self._driver.plan

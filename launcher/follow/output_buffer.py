@@ -112,5 +112,5 @@ class OutputBuffer:
             try:
                 data = data[os.write(self._fd, data) :]
             except BlockingIOError:  # another process has made the terminal or pipe non-blocking
-                # Wait until somebody reads the terminal or pipe, or closes it.
+                # Ended by whoever reads the terminal or pipe, or closes it.
                 select.select((), (self._fd,), ())

@@ -103,8 +103,8 @@ def test_a_program_has_the_jobs_variables_and_its_arguments(tmp_path: Path) -> N
     ("source", "asked", "words"),
     [
         ("raise SystemExit(1)", {}, "does not start"),
-        ("print('welcome')", {}, "says 'welcome"),
-        ("", {}, "says ''"),
+        ("print('welcome')", {}, "printed 'welcome"),
+        ("", {}, "printed ''"),
         ("import time; time.sleep(60)", {"wait_s": 0.2}, "takes longer than 0.2 s"),
         ("", {"python": "/nowhere/python"}, "/nowhere/python does not start"),
     ],
