@@ -12,7 +12,8 @@ import pytest
 from launcher.contract.errors import ExitCode, TargetError
 from launcher.contract.reasons import NodeState
 from launcher.job.spec import JobSpec
-from launcher.targets.docker.engine import STATES, at_once
+from launcher.targets.at_once import HEARS_S, at_once
+from launcher.targets.docker.engine import STATES
 from launcher.targets.docker.target import DockerTarget, has_nvidia
 from tests.programs import run_program
 
@@ -124,7 +125,8 @@ def test_of_actions_at_once_all_end_before_the_first_error_is_raised() -> None:
         done.append(number)
         return number
 
-    threading.Timer(0.2, may_end.set).start()
+    # After several turns of waiting: the first turn alone would end too early.
+    threading.Timer(4 * HEARS_S, may_end.set).start()
     with pytest.raises(ValueError, match="0"):
         at_once(act, range(8))
     assert sorted(done) == [1, 2, 3, 4, 5, 6, 7]
