@@ -84,7 +84,7 @@ def test_the_launcher_takes_each_command() -> None:
     assert refused == []
 
 
-@pytest.mark.parametrize("page", EXECUTED)
+@pytest.mark.parametrize("page", [*EXECUTED[:2], pytest.param(EXECUTED[2], marks=pytest.mark.slow)])
 def test_what_a_page_has_one_type_works(page: str, tmp_path: Path) -> None:
     blocks = read_blocks(DOCS / page)
     if page == "tutorials/a-node-dies.md":  # it goes on where the one before has ended

@@ -50,6 +50,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(site: Path) -
     assert not list(site.rglob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.site
 def test_a_broken_link_or_anchor_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()

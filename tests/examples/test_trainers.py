@@ -148,7 +148,7 @@ def assert_close(found: list[dict[str, float]], expected: list[dict[str, float]]
 @pytest.mark.parametrize(
     ("name", "resized"),
     [
-        ("Trainer", "3"),
+        pytest.param("Trainer", "3", marks=pytest.mark.slow),
         pytest.param("LightningCLI", "4", marks=pytest.mark.slow),
         pytest.param("transformers", "1", marks=pytest.mark.slow),
         pytest.param("transformers by fsdp", "1", marks=pytest.mark.slow),
@@ -188,18 +188,25 @@ def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(trai
     assert "productive" in told.stdout
 
 
-@pytest.mark.slow
-def test_with_dropout_a_lost_worker_changes_no_bit_of_a_transformers_log(train):
-    pytest.importorskip("transformers", reason="transformers is missing")
-    script = [f"{EXAMPLES}/transformers_trainer.py", "--epochs", "1"]
+@pytest.mark.parametrize(
+    ("example", "rows"),
+    [
+        ("lightning_trainer.py", 22),
+        pytest.param("transformers_trainer.py", 10, marks=pytest.mark.slow),
+    ],
+)
+def test_with_dropout_a_lost_worker_changes_no_bit_of_the_log(train, example, rows):
+    pytest.importorskip(example.partition("_")[0], reason=f"{example} needs it")
+    script = [f"{EXAMPLES}/{example}", "--epochs", "1"]
     undisturbed, disturbed = train("undisturbed", script), train("disturbed", script)
     undisturbed.finish(undisturbed.start("--nproc-per-node", "2"))
     disturbed.finish(disturbed.start("--nproc-per-node", "2", KILL="1:17", SLOW_S="0.1"))
     assert "goes on after step" in disturbed.output()
-    assert len(disturbed.rows()) == 10
+    assert len(disturbed.rows()) == rows
     assert disturbed.rows() == undisturbed.rows()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "joins"),
     [

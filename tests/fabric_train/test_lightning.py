@@ -159,7 +159,7 @@ def fit(
         ("shuffled", {"val_check_interval": 2}),
         pytest.param("in order, in workers", {"accumulate_grad_batches": 2}, marks=SLOW),
         pytest.param("weighted", {"check_val_every_n_epoch": 2, "max_epochs": 4}, marks=SLOW),
-        ("source", {"max_steps": 14}),
+        pytest.param("source", {"max_steps": 14}, marks=SLOW),
         pytest.param(
             "no index", {"val_check_interval": 3, "check_val_every_n_epoch": None}, marks=SLOW
         ),

@@ -80,7 +80,10 @@ def train(
     "options",
     [
         {"gradient_accumulation_steps": 2, "dataloader_num_workers": 1},
-        {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"},
+        pytest.param(
+            {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["accumulating", "evaluating"],
 )

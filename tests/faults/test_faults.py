@@ -81,7 +81,7 @@ def reason_of(left: Path) -> str:
     return str(json.loads(outcome.read_text())["reason"]) if outcome.exists() else ""
 
 
-@pytest.mark.parametrize("name", ["raise-in-rank-1", "unknown-option", "kubernetes-oom-killed-pod"])
+@pytest.mark.parametrize("name", ["kubernetes-oom-killed-pod"])
 def test_a_fault_made_anew_ends_as_its_recording_does(name: str, tmp_path: Path) -> None:
     fault = corpus.find_fault(name)
     assert reason_of(making.make(fault, tmp_path / "project")) == reason_of(fault.recording) != ""

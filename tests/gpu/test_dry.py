@@ -11,7 +11,7 @@ from tests.gpu.__main__ import find_branches, find_unrun, render_page
 from tests.gpu.cases import CASES, ROOT
 from tests.training import clean_environment
 
-IN_CI = ("strategies", "cuda image")
+IN_CI = ("strategies",)
 
 
 @pytest.mark.parametrize(

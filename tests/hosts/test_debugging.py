@@ -7,7 +7,7 @@ import pytest
 from tests.debugged import STOPS, debug_rank_1
 from tests.hosts.typist import Typist
 
-pytestmark = pytest.mark.hosts
+pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
 
 def test_a_rank_on_the_second_host_stops_in_pdb_in_this_terminal(typist: Typist) -> None:

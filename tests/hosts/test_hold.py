@@ -15,7 +15,6 @@ from launcher.contract.process_stat import parent_of
 from launcher.contract.protocol import NODE_INDEX, RUN_ID
 from launcher.targets import process_table
 from launcher.targets.hosts.program.processes import KEEPER
-from tests.debugged import STOPS, debug_rank_1
 from tests.held import SUMS, TRAINS, check_three_runs, folder_of_hold, is_up
 from tests.hosts.places import Host, Network
 from tests.hosts.test_endings import share_home
@@ -92,8 +91,6 @@ def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
         kept = host.run("find", f"{STATE}/checkpoints", "-name", "kept").strip()
         assert kept
         host.run("rm", "-r", os.path.dirname(kept))
-    held.write(STOPS)
-    debug_rank_1(held, "--in", "dev")
     fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")
     assert fewer.returncode == 2
     assert "a run in dev takes all of its 2 nodes" in fewer.stderr

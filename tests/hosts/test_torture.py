@@ -118,9 +118,9 @@ LONG, SLOW = pytest.mark.timeout(600), pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "fields"),
     [
-        pytest.param(on_local, {"engine": "agent"}, id="local"),
+        pytest.param(on_local, {"engine": "agent"}, id="local", marks=SLOW),
         pytest.param(on_local, {"engine": "torchrun"}, id="local-torchrun", marks=SLOW),
-        pytest.param(on_docker, {"engine": "agent"}, id="docker", marks=DOCKER),
+        pytest.param(on_docker, {"engine": "agent"}, id="docker", marks=[DOCKER, SLOW]),
         pytest.param(on_docker, {"engine": "torchrun"}, id="docker-torchrun", marks=[DOCKER, SLOW]),
         pytest.param(on_hosts, {"engine": "agent"}, id="hosts-python", marks=HOSTS),
         pytest.param(
@@ -132,7 +132,7 @@ LONG, SLOW = pytest.mark.timeout(600), pytest.mark.slow
             id="hosts-docker",
             marks=[HOSTS, DOCKER, LONG, SLOW],
         ),
-        pytest.param(on_kubernetes, {}, id="kubernetes", marks=DOCKER),
+        pytest.param(on_kubernetes, {}, id="kubernetes", marks=[DOCKER, SLOW]),
     ],
 )
 def test_arguments_and_variables_arrive_byte_for_byte(

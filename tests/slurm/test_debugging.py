@@ -7,7 +7,7 @@ import pytest
 from tests.debugged import STOPS, debug_rank_1
 from tests.slurm.typist import ALLOCATION, PREFIX, Typist
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
 def test_a_rank_on_the_second_node_stops_in_pdb_in_this_terminal(typist: Typist) -> None:

@@ -47,6 +47,7 @@ def test_a_lost_node_of_a_held_array_comes_back_and_the_run_goes_on(typist: Typi
     typist.cluster.wait_idle()
 
 
+@pytest.mark.slow
 def test_a_held_job_that_nobody_uses_ends(typist: Typist) -> None:
     hold(typist, ALLOCATION, "--idle-limit", "1")
     wait_until(lambda: (folder_of_hold(typist) / "outcome.json").exists())

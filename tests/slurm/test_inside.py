@@ -149,6 +149,7 @@ def test_first_lines_may_take_long_and_may_fail(site: Site, cluster: Cluster) ->
     assert (code, "no such module" in err) == (1, True), err
 
 
+@pytest.mark.slow
 def test_a_hold_in_an_allocation_has_its_nodes(site: Site, cluster: Cluster) -> None:
     site.launcher.write(SUM, JOB)
     lines = (

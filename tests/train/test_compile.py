@@ -19,10 +19,8 @@ def build_small(config: TrainConfig) -> nn.Module:
 
 
 @pytest.mark.cc
-@pytest.mark.parametrize(
-    ("strategy", "world"),
-    [("ddp", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("ddp", "fsdp"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "world"), [("ddp", 1), ("ddp", 2), ("fsdp", 2)])
 def test_a_compiled_training_ends_with_the_same_bits_through_a_kill(
     tmp_path, monkeypatch, strategy, world
 ):

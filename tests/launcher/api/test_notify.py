@@ -77,6 +77,7 @@ def test_restarts_and_the_end_are_told_to_a_webhook(tmp_path: Path, hook: Hook) 
     assert end["text"].startswith(f"{end['run_id']}: succeeded (completed)")
 
 
+@pytest.mark.slow
 def test_a_command_is_told_of_a_failure_alone_where_that_is_asked(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     notify = {"command": 'echo "$NOTICE_TEXT" >> told', "when": "failure"}
@@ -98,6 +99,7 @@ def test_who_fails_is_told_and_the_run_ends_as_it_did(tmp_path: Path) -> None:
     assert (refused.returncode, "notify.command" in refused.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_run_whose_notices_hang_ends_as_it_did_and_tells_them(tmp_path: Path) -> None:
     """The first hangs while the training goes on, the last once the run has its outcome."""
     runner = Runner(tmp_path)

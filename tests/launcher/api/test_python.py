@@ -409,6 +409,7 @@ def notebook(place: Runner) -> Iterator[Notebook]:
     opened.close()
 
 
+@pytest.mark.slow
 def test_interrupt_and_restart_of_a_notebook_leave_the_run_alone(
     place: Runner, notebook: Notebook
 ) -> None:

@@ -13,6 +13,10 @@ from tests.waiting import wait_until
 
 SCRIPT = """
 import os, pathlib, sys, time
+case, world = sys.argv[1], int(os.environ["WORLD_SIZE"])
+if case == "waits":
+    pathlib.Path("up").touch()
+    time.sleep(300)
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from fabric_train.trainers import Companion, cut_loader
 
-case, world = sys.argv[1], int(os.environ["WORLD_SIZE"])
 if case == "one fails" and world == 2:
     raise ValueError("two are too many")
 dist.init_process_group("gloo")
@@ -38,9 +41,6 @@ loader = DataLoader(samples, batch, shuffle=True)
 loader = cut_loader(loader, safe, lambda: (at["epoch"], at["batch"]))
 parallel = DistributedDataParallel(model)
 safe.begin(0)
-if case == "waits":
-    pathlib.Path("up").touch()
-    time.sleep(300)
 for at["epoch"] in range(6):
     at["batch"] = 0
     for at["batch"], (batch, targets) in enumerate(loader, 1):
@@ -60,7 +60,7 @@ os._exit(0)  # a gloo group that is alive while Python ends may abort (torch 2.1
 @pytest.fixture
 def launcher(tmp_path: Path) -> Runner:
     runner = Runner(tmp_path)
-    runner.write(SCRIPT, "name: tiny\ncheckpoint_dir: kept\n")
+    runner.write(SCRIPT, "name: tiny\nstart: fork\ncheckpoint_dir: kept\n")
     return runner
 
 
@@ -94,6 +94,7 @@ def test_what_makes_two_worlds_differ_is_named(launcher: Runner, cause: str, tol
     assert not (launcher.folder / "kept").exists(), "neither goes on from the other's checkpoints"
 
 
+@pytest.mark.slow
 def test_one_that_fails_is_told_and_the_others_are_compared(launcher: Runner) -> None:
     done = launcher(*COMPARE, "1,2,1", "--", "one fails")
     assert done.returncode == 1

@@ -17,7 +17,7 @@ ALONE = ("--on", "local", "--nnodes", "1", "--debug", "0")
 JOB = "name: tiny\nnproc_per_node: 1\nnnodes: 2\nstop_grace_s: 2\nagent: {hang_min_s: 1}\n"
 
 
-@pytest.mark.parametrize("start", ["fresh", "fork"])
+@pytest.mark.parametrize("start", ["fresh", pytest.param("fork", marks=pytest.mark.slow)])
 def test_a_rank_stops_in_pdb_and_the_others_wait_however_long(launcher: Runner, start: str) -> None:
     launcher.write(STOPS, f"{JOB}start: {start}\n")
     debug_rank_1(launcher, "--on", "local")
@@ -73,6 +73,7 @@ class Editor:
         self._talk.close()
 
 
+@pytest.mark.slow
 def test_an_editor_debugs_a_rank_by_a_port_of_this_machine(launcher: Runner) -> None:
     pytest.importorskip("debugpy")
     launcher.write(STOPS.replace("for left in (1, 0):\n    breakpoint()\n", ""), JOB)

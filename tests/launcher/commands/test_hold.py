@@ -241,7 +241,7 @@ def test_a_rank_of_a_run_in_a_hold_is_debugged(dev: Runner) -> None:
 
 
 def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher: Runner) -> None:
-    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "1", *ON)
+    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "1")
     assert done.returncode == 0, done.stderr
     folder = launcher.folder / "runs" / done.stdout.strip()
     wait_until(lambda: (folder / "outcome.json").exists())
@@ -266,6 +266,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher: Runner) -> None:
     done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "301", *ON)
     assert done.returncode == 0, done.stderr
@@ -356,7 +357,7 @@ def test_nodes_are_held_from_python(launcher: Runner) -> None:
     launcher.write("import torch\nprint('sum', 40 + 2)\n", JOB)
     script = """
 from launcher import InputError, Job, hold
-with hold(name="py", on="local", nnodes=2, nproc_per_node=1) as nodes:
+with hold(name="py", on="local", nproc_per_node=1) as nodes:
     for _ in range(2):
         done = nodes.run(Job(command="train.py"))
         print(done.wait().reason, *sorted(done.logs()))
@@ -365,11 +366,5 @@ with hold(name="py", on="local", nnodes=2, nproc_per_node=1) as nodes:
     done = run_program(
         [sys.executable, "start.py"], cwd=launcher.folder, env=launcher.env, timeout=150
     )
-    assert done.stdout.splitlines() == ["completed [0/0] sum 42 [1/1] sum 42"] * 2, done.stderr
+    assert done.stdout.splitlines() == ["completed [0/0] sum 42"] * 2, done.stderr
     wait_until(lambda: not launcher.processes())
-
-
-def test_a_hold_needs_no_target_named(launcher: Runner) -> None:
-    done = launcher("hold", "--name", "plain", "--nnodes", "1", "--nproc-per-node", "1")
-    assert done.returncode == 0, done.stderr
-    assert launcher("release", "plain").returncode == 0

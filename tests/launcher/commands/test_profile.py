@@ -61,7 +61,7 @@ def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_na
 @pytest.mark.parametrize(
     "script",
     [
-        ("tests/gpu/programs/fitted.py", "ddp", "1000000"),
+        pytest.param(("tests/gpu/programs/fitted.py", "ddp", "1000000"), marks=SLOW),
         pytest.param(("examples/transformers_trainer.py", "--epochs", "100000"), marks=SLOW),
     ],
 )

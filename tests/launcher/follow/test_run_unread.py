@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from launcher.contract import protocol
 from launcher.targets import process_table
 from launcher.targets.local.target import find_agents
@@ -24,6 +26,7 @@ pathlib.Path(f"up-{{os.environ['LAUNCHER_NODE_INDEX']}}-{{os.environ['LAUNCHER_I
 WAITING = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\ntime.sleep(300)\n"
 
 
+@pytest.mark.slow
 def test_a_lost_node_is_replaced_and_a_stop_is_heard_while_nobody_reads(
     launcher: Runner, tmp_path: Path
 ) -> None:

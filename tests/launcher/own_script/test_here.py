@@ -82,6 +82,7 @@ def test_a_run_again_is_what_ran_with_its_arguments(project: Runner, target: str
     assert f"hash {read_record(one).hash[:12]}" in report.stdout  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_run_again_says_that_it_starts_in_a_copy_without_what_was_left_out(
     project: Runner,
 ) -> None:

@@ -216,7 +216,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     runner = Runner(tmp_path_factory.mktemp("a folder"))
     runner.env["PYTHONPATH"] = os.getcwd()
     for name, rate in (("first", "0.5"), ("second", "0.25")):
-        runner.write(SCRIPT, f"name: {name}\nnproc_per_node: 1\nenv: {{RATE: '{rate}'}}\n")
+        runner.write(
+            SCRIPT, f"name: {name}\nstart: fork\nnproc_per_node: 1\nenv: {{RATE: '{rate}'}}\n"
+        )
         runner("run", "job.yaml", "--on", "local", "--", rate)
     return runner
 

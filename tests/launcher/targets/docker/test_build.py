@@ -219,11 +219,12 @@ def test_a_python_that_pip_must_not_touch_gets_an_environment_on_top(
             "No matching distribution found for absent",
             "put it into the folder of --wheelhouse, for the image's Python 3.11",
         ),
-        (
+        pytest.param(
             "--index-url http://127.0.0.1:9/simple\nabsent",
             False,
             "pip does not reach its index from the build: NewConnectionError",
             "pip download -r FILE",
+            marks=pytest.mark.slow,
         ),
     ],
 )

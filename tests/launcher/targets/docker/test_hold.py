@@ -40,6 +40,7 @@ def held(tmp_path_factory: pytest.TempPathFactory, engine: Any) -> Iterator[Runn
     assert remove_left(engine, launcher.run_ids()) == []
 
 
+@pytest.mark.slow
 def test_runs_in_held_containers_start_none(held: Runner, engine: Any) -> None:
     check_three_runs(held)
     held.write(LEAVES, JOB)

@@ -172,6 +172,7 @@ def test_a_lost_container_of_a_plain_job_is_replaced_in_an_image_that_has_only_t
     assert "worker-fault" not in launcher.outcome["restarts"]
 
 
+@pytest.mark.slow
 def test_a_rank_in_the_second_container_stops_in_pdb_in_this_terminal(launcher: Runner) -> None:
     launcher.write(STOPS, MOUNTED)
     debug_rank_1(launcher, "--on", "docker", "--nnodes", "2")

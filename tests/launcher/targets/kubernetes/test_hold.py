@@ -49,6 +49,7 @@ def held(pods: Controller, server: FakeCluster, tmp_path: Path) -> Iterator[Runn
     assert not [key for key in server.objects if key[0] in ("jobs", "pods")]
 
 
+@pytest.mark.slow
 def test_runs_in_held_pods_make_none(held: Runner, server: FakeCluster, pods: Controller) -> None:
     check_three_runs(held)
     assert [name for kind, name in server.objects if kind == "jobs"] == ["dev"]

@@ -108,7 +108,7 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
 """
 
 
-@pytest.mark.parametrize("engine", ["agent", "torchrun"])
+@pytest.mark.parametrize("engine", ["agent", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_worker_that_failed_first_and_ended_last_is_the_first_failure_told_once(
     launcher: Runner, engine: str
 ) -> None:
