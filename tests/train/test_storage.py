@@ -141,6 +141,7 @@ def read_steps(folder: Path) -> list[int]:
         return [int(row["step"]) for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_from_a_bucket_that_was_away_for_a_while(
     server, processes, finish, wait_until, tmp_path
 ):
