@@ -44,6 +44,7 @@ def empty_image(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.docker
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("require", "code", "words"), [("", 0, "1 skipped"), ("docker", 1, "1 error")]
 )

@@ -145,15 +145,25 @@ def assert_close(found: list[dict[str, float]], expected: list[dict[str, float]]
         )
 
 
+def test_a_trainer_goes_on_where_its_worker_was_killed(train):
+    training = train("killed", [*SCRIPTS["Trainer"], "--epochs", "1"])
+    options = ("--nproc-per-node", "1", "--set", "start=fork")
+    training.finish(training.start(*options, KILL="0:17", SLOW_S="0.1"))
+    assert "goes on after step" in training.output()
+    steps = [row["step"] for row in training.rows() if "train_loss_step" in row]
+    assert steps == [*range(40)]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "resized"),
     [
-        pytest.param("Trainer", "3", marks=pytest.mark.slow),
-        pytest.param("LightningCLI", "4", marks=pytest.mark.slow),
-        pytest.param("transformers", "1", marks=pytest.mark.slow),
-        pytest.param("transformers by fsdp", "1", marks=pytest.mark.slow),
-        pytest.param("transformers by fsdp, in parts", "3", marks=pytest.mark.slow),
-        pytest.param("accelerate", "4", marks=pytest.mark.slow),
+        ("Trainer", "3"),
+        ("LightningCLI", "4"),
+        ("transformers", "1"),
+        ("transformers by fsdp", "1"),
+        ("transformers by fsdp, in parts", "3"),
+        ("accelerate", "4"),
     ],
 )
 def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(train, name, resized):
@@ -188,12 +198,9 @@ def test_a_trainer_survives_lost_workers_lost_nodes_stops_and_another_world(trai
     assert "productive" in told.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("example", "rows"),
-    [
-        ("lightning_trainer.py", 22),
-        pytest.param("transformers_trainer.py", 10, marks=pytest.mark.slow),
-    ],
+    ("example", "rows"), [("lightning_trainer.py", 22), ("transformers_trainer.py", 10)]
 )
 def test_with_dropout_a_lost_worker_changes_no_bit_of_the_log(train, example, rows):
     pytest.importorskip(example.partition("_")[0], reason=f"{example} needs it")

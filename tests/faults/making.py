@@ -160,7 +160,8 @@ class Started:
     def is_ready(self) -> bool:
         """Its script has said so, or its pods are awaited."""
         if self.bed is not None and "kubernetes" in self.bed.options:
-            return bool(list(self.project.glob("runs/*/submitted.json")))
+            submitted = any(self.project.glob("runs/*/submitted.json"))
+            return submitted and find_run(self.project) is not None
         return any(line.split()[-1:] == ["ready"] for line in self.told().splitlines())
 
 

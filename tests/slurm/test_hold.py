@@ -18,6 +18,7 @@ def hold(typist: Typist, keys: str, *words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_runs_in_a_held_job_submit_nothing_and_its_release_leaves_nothing(typist: Typist) -> None:
     hold(typist, ALLOCATION)
     check_three_runs(typist)

@@ -36,7 +36,10 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("text", [*TEXTS, *(file.read_text() for file in sorted(FILES))])
+@pytest.mark.parametrize(
+    "text",
+    [*TEXTS, *(pytest.param(path.read_text(), id=path.name) for path in sorted(FILES))],
+)
 def test_the_fast_reader_of_many_documents_sees_what_the_careful_one_sees(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
