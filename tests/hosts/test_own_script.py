@@ -74,6 +74,7 @@ def test_a_folder_with_a_script_trains_as_on_this_machine(
     assert sent() < LARGE_BYTES
 
 
+@pytest.mark.slow
 def test_a_run_again_sends_nothing_and_can_be_started_by_hand(
     project: Typist, sent: Callable[[], int]
 ) -> None:

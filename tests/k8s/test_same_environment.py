@@ -50,7 +50,7 @@ PLACES = [
         pytest.param("elastic engine", place, marks=pytest.mark.slow)
         for place in ("pytorchjob", "trainjob", "jobset")
     ),
-    ("static", "pytorchjob"),
+    pytest.param("static", "pytorchjob", marks=pytest.mark.slow),
 ]
 
 
@@ -132,7 +132,7 @@ def run_as_pods(tmp_path: Path) -> Iterator[Run]:
         pods.close()
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", ["elastic engine", pytest.param("static", marks=pytest.mark.slow)])
 def test_every_worker_is_told_its_place_among_workers_and_not_among_pods(
     job: str, run_by_launcher: Run
 ) -> None:

@@ -217,6 +217,7 @@ def test_loader_processes_give_the_same_training(env, tmp_path):
     assert helped["train_loss"] == pytest.approx(alone["train_loss"])
 
 
+@pytest.mark.slow
 def test_mixed_precision_trains(env):
     metrics = train(TrainConfig(max_steps=15, precision="bf16-mixed"), env)
     assert metrics["train_loss"] < 3

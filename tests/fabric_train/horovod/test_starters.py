@@ -196,6 +196,7 @@ def mpirun(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_ranks_of_mpirun_meet_through_its_pmix_server(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = mpirun(*TWO, sys.executable, str(tmp_path / "program.py"))

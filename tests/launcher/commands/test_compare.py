@@ -126,6 +126,7 @@ def test_numbers_that_cannot_be_compared_are_refused(launcher: Runner, given: st
     assert not launcher.run_ids()
 
 
+@pytest.mark.slow
 def test_a_script_without_a_ledger_is_told_what_is_missing(launcher: Runner) -> None:
     launcher.write("print('trains')\n")
     done = launcher(*COMPARE, "1,2")

@@ -215,6 +215,7 @@ def test_what_detached_and_orphaned_runs_print_is_typed(
             assert run_id in terminal.paste(command) or "--all" not in command
 
 
+@pytest.mark.slow
 def test_what_is_printed_of_a_run_without_a_folder_is_typed(
     terminal: Terminal, server: FakeCluster
 ) -> None:

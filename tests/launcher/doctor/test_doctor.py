@@ -239,6 +239,7 @@ def test_a_probe_that_fails_tells_the_workers_own_exception(launcher: Runner) ->
 
 
 @pytest.mark.docker
+@pytest.mark.slow
 def test_two_containers_are_fit_and_a_small_shm_is_warned_of(launcher: Runner) -> None:
     launcher.write("", MOUNTED)
     done = launcher(
