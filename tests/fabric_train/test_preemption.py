@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fabric_train.preemption import GRACE_S, PreemptedError, Preemption, Wish
+from fabric_train.preemption import PreemptedError, Preemption, Wish
 from launcher.agent.stopping import StopFiles
 from launcher.contract.reasons import Reason
 
@@ -121,7 +121,7 @@ def test_sigterm_ends_a_process_that_is_stuck_in_c_code(processes, finish, tmp_p
     process, _ = begin(processes, how, tmp_path / "finished")
     process.terminate()
     assert finish(process)[0] == 143
-    assert float((tmp_path / "finished").read_text()) == GRACE_S
+    assert float((tmp_path / "finished").read_text()) == 60.0
 
 
 def test_what_takes_longer_than_the_grace_is_left_undone(processes, finish, tmp_path):
