@@ -165,6 +165,7 @@ def test_the_installed_launcher_takes_the_torch_of_the_python_on_the_path(
     assert "has no torch" in bare.stderr
 
 
+@pytest.mark.slow  # from the checkout they are typed in every CI
 def test_the_commands_of_the_first_page_work_with_what_was_installed(
     installed: Path, tmp_path: Path
 ) -> None:

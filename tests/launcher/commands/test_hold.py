@@ -353,6 +353,7 @@ def test_a_shell_is_opened_in_a_node(dev: Runner) -> None:
     assert terminal.finish() == 4, terminal.text
 
 
+@pytest.mark.slow
 def test_nodes_are_held_from_python(launcher: Runner) -> None:
     launcher.write("import torch\nprint('sum', 40 + 2)\n", JOB)
     script = """
