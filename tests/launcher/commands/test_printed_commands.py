@@ -91,7 +91,7 @@ class Terminal:
 
     def type(self, *words: str) -> tuple[int, str]:
         process = self.start(*words)
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=150)
         assert "Traceback" not in text
         return process.returncode, text
 
