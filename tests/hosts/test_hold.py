@@ -15,6 +15,7 @@ from launcher.contract.process_stat import parent_of
 from launcher.contract.protocol import NODE_INDEX, RUN_ID
 from launcher.targets import process_table
 from launcher.targets.hosts.program.processes import KEEPER
+from tests.debugged import STOPS, debug_rank_1
 from tests.held import SUMS, TRAINS, check_three_runs, folder_of_hold, is_up
 from tests.hosts.places import Host, Network
 from tests.hosts.test_endings import share_home
@@ -98,6 +99,13 @@ def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
     refused = held("run", "job.yaml", "--in", "dev", "--set", f"hosts.runtime={other}")
     assert refused.returncode == 2
     assert f"hosts.runtime: {other}, but the nodes of dev are {held.runtime}" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_of_a_run_in_held_hosts_is_debugged(held: Held) -> None:
+    held.hold()
+    held.write(STOPS)
+    debug_rank_1(held, "--in", "dev")
 
 
 @pytest.mark.slow

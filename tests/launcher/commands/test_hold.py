@@ -358,7 +358,7 @@ def test_nodes_are_held_from_python(launcher: Runner) -> None:
     launcher.write("import torch\nprint('sum', 40 + 2)\n", JOB)
     script = """
 from launcher import InputError, Job, hold
-with hold(name="py", on="local", nproc_per_node=1) as nodes:
+with hold(name="py", on="local", nnodes=2, nproc_per_node=1) as nodes:
     for _ in range(2):
         done = nodes.run(Job(command="train.py"))
         print(done.wait().reason, *sorted(done.logs()))
@@ -367,5 +367,5 @@ with hold(name="py", on="local", nproc_per_node=1) as nodes:
     done = run_program(
         [sys.executable, "start.py"], cwd=launcher.folder, env=launcher.env, timeout=150
     )
-    assert done.stdout.splitlines() == ["completed [0/0] sum 42"] * 2, done.stderr
+    assert done.stdout.splitlines() == ["completed [0/0] sum 42 [1/1] sum 42"] * 2, done.stderr
     wait_until(lambda: not launcher.processes())

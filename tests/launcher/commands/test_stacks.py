@@ -33,7 +33,7 @@ import os, pathlib, time
 pathlib.Path(os.environ["RUN_DIR"], "ready-" + os.environ["RANK"]).touch()
 time.sleep(600)
 """
-JOB = "name: tiny\nstart: fork\nnproc_per_node: {nproc}\nnnodes: {nnodes}\nstop_grace_s: 2\n"
+JOB = "name: tiny\nnproc_per_node: {nproc}\nnnodes: {nnodes}\nstop_grace_s: 2\n"
 
 
 @pytest.fixture
