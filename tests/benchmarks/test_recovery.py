@@ -52,6 +52,7 @@ def test_a_killed_tree_is_gone_and_its_neighbour_is_not(tmp_path: Path) -> None:
         assert started.living()[0].pid == other.pid
 
 
+@pytest.mark.slow
 def test_one_worker_is_killed_and_the_next_collective_is_seen() -> None:
     began = time.monotonic()
     assert 0 < time_restart(Setting(side="agent")) < time.monotonic() - began

@@ -84,7 +84,9 @@ def test_the_launcher_takes_each_command() -> None:
     assert refused == []
 
 
-@pytest.mark.parametrize("page", [*EXECUTED[:2], pytest.param(EXECUTED[2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "page", [EXECUTED[0], *(pytest.param(page, marks=pytest.mark.slow) for page in EXECUTED[1:])]
+)
 def test_what_a_page_has_one_type_works(page: str, tmp_path: Path) -> None:
     blocks = read_blocks(DOCS / page)
     if page == "tutorials/a-node-dies.md":  # it goes on where the one before has ended

@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from fabric_train.environment import read_environment
@@ -27,6 +28,7 @@ def test_the_number_of_threads_is_part_of_it():
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_new_memory_is_not_filled_before_a_kernel_writes_it():
     program = (
         "import torch; from fabric_train.environment import make_deterministic;"

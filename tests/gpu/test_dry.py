@@ -11,12 +11,9 @@ from tests.gpu.__main__ import find_branches, find_unrun, render_page
 from tests.gpu.cases import CASES, ROOT
 from tests.training import clean_environment
 
-IN_CI = ("strategies",)
 
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in IN_CI else pytest.mark.slow) for n in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_a_case_ends_well_or_says_why_it_was_skipped(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu", name],

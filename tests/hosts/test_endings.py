@@ -181,6 +181,7 @@ def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist: Typ
     assert list(home.glob("runs/*")) == []
 
 
+@pytest.mark.slow
 def test_a_run_on_hosts_with_one_home_is_stopped_on_all_of_them_from_elsewhere(
     typist: Typist, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

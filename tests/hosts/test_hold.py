@@ -78,6 +78,19 @@ def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     assert done.returncode == 0, done.stderr
 
 
+def test_a_run_in_a_hold_of_hosts_and_what_is_refused_there(held: Held) -> None:
+    held.hold()
+    held.run_well()
+    fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")
+    assert fewer.returncode == 2
+    assert "a run in dev takes all of its 2 nodes" in fewer.stderr
+    other = "docker" if held.runtime == "python" else "python"
+    refused = held("run", "job.yaml", "--in", "dev", "--set", f"hosts.runtime={other}")
+    assert refused.returncode == 2
+    assert f"hosts.runtime: {other}, but the nodes of dev are {held.runtime}" in refused.stderr
+
+
+@pytest.mark.slow
 def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
     held.hold()
     hosts = held.network.hosts[:2]
@@ -92,13 +105,6 @@ def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
         kept = host.run("find", f"{STATE}/checkpoints", "-name", "kept").strip()
         assert kept
         host.run("rm", "-r", os.path.dirname(kept))
-    fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")
-    assert fewer.returncode == 2
-    assert "a run in dev takes all of its 2 nodes" in fewer.stderr
-    other = "docker" if held.runtime == "python" else "python"
-    refused = held("run", "job.yaml", "--in", "dev", "--set", f"hosts.runtime={other}")
-    assert refused.returncode == 2
-    assert f"hosts.runtime: {other}, but the nodes of dev are {held.runtime}" in refused.stderr
 
 
 @pytest.mark.slow

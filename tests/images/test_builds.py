@@ -135,6 +135,7 @@ def test_the_cuda_target_builds_on_the_same_base_from_cpu_wheels(
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in config["Env"]
 
 
+@pytest.mark.slow
 def test_a_cpu_build_of_torch_in_a_cuda_image_is_refused_unless_asked_for(
     built_project, cuda_build
 ) -> None:

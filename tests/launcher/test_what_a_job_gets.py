@@ -59,8 +59,6 @@ def read_rows() -> tuple[Row, ...]:
 
 ROWS = read_rows()
 HERE = tuple(row for row in ROWS if KUBERNETES not in row.name)
-IN_EVERY_CI = ("nnodes=2", 0)
-"""A row, and the node that it loses: the one with the store."""
 
 
 def named(rows: tuple[Row, ...]) -> list[Any]:
@@ -197,15 +195,11 @@ def lose_a_node(launcher: Runner, row: Row, index: int) -> Told:
     return Told(launcher, index, process.returncode, stderr.decode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "index"),
     [
-        pytest.param(
-            row,
-            index,
-            id=f"{row.name} node {index}",
-            marks=() if (row.name, index) == IN_EVERY_CI else pytest.mark.slow,
-        )
+        pytest.param(row, index, id=f"{row.name} node {index}")
         for row in HERE
         for index in range(1 if "nnodes=1" in row.job else 2)
     ],

@@ -82,6 +82,7 @@ def test_a_requeue_of_the_element_that_has_the_arrays_number_leaves_the_others(
     }
 
 
+@pytest.mark.slow
 def test_render_with_embed_works_by_sbatch_alone(cluster: Cluster, tmp_path: Path) -> None:
     """The real agent; neither the run's folder nor the launcher is there."""
     (tmp_path / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")

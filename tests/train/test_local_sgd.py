@@ -6,6 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 
+import pytest
+
 from fabric_train.sampler import GlobalBatchSampler
 from fabric_train.worker_env import parse_worker_env
 from tests.fabric_train.forked import run_forked
@@ -15,6 +17,7 @@ from train.loop import train
 LOCAL_SGD = ("--strategy=local_sgd",)
 
 
+@pytest.mark.slow
 def test_resized_worlds_take_each_sample_of_an_epoch_once(tmp_path, monkeypatch):
     def train_to(stop: int, options: tuple[str, ...]) -> tuple[int, list[int]]:
         taken: list[int] = []

@@ -48,6 +48,7 @@ def test_a_strategy_that_cannot_follow_a_resize_stops_with_the_reason(tmp_path):
     assert run(ROW, 1, tmp_path, steps=4).metrics["resumed_from_step"] == 2
 
 
+@pytest.mark.slow
 def test_a_training_that_began_with_too_few_shards_gets_more_of_them(tmp_path):
     free = ("--virtual_shards=null",)
     run(Row(name="tp"), 2, tmp_path, steps=2, options=free)

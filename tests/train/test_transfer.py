@@ -33,6 +33,7 @@ def run(folder: Path, world: int, *options: str, kill_in: int | None = None) -> 
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [(EXACT,), pytest.param(("--strategy=fsdp",), marks=pytest.mark.slow)],

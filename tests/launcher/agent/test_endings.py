@@ -111,6 +111,7 @@ def test_a_finished_node_with_the_store_stays_until_it_is_stopped_and_the_others
     assert two[1].outcome()["attempts"] == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaves_no_record_counts_as_a_fault(place: Place) -> None:
     place.write("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n")
     place.plan(port=free_port(), max_restarts=2)

@@ -46,6 +46,7 @@ def test_a_run_that_cannot_take_a_node_in_is_told_apart(launcher: Runner) -> Non
     assert (both.returncode, "or --join RUN: both were given" in both.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_run_with_all_the_nodes_that_it_may_have_takes_no_other(launcher: Runner) -> None:
     launcher.write(ELASTIC)
     process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")

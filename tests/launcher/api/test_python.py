@@ -214,6 +214,7 @@ def test_a_wrong_call_is_told_and_starts_nothing(
     assert list_runs() == []
 
 
+@pytest.mark.slow
 def test_an_earlier_run_is_repeated_from_python(place: Runner) -> None:
     place.write(TRAIN)
     first = run(tiny(), on="local", args="--x 'a b'")
@@ -256,6 +257,7 @@ def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place: Runner) -
     assert place.processes() == []
 
 
+@pytest.mark.slow
 def test_an_elastic_run_is_scaled(place: Runner) -> None:
     place.write(WAITING)
     training = run(tiny(nnodes="1:2"), on="local")

@@ -154,6 +154,7 @@ def fail(server: FakeCluster, process: subprocess.Popen[str]) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_what_a_failed_run_prints_is_typed(terminal: Terminal, server: FakeCluster) -> None:
     text = fail(server, terminal.run_job())
     run_id = run_id_of(server)
@@ -180,6 +181,7 @@ def test_what_a_failed_run_prints_is_typed(terminal: Terminal, server: FakeClust
     assert ("jobs", "digits") not in server.objects
 
 
+@pytest.mark.slow
 def test_what_detached_and_orphaned_runs_print_is_typed(
     terminal: Terminal, server: FakeCluster
 ) -> None:

@@ -103,6 +103,7 @@ def test_logs_of_a_rank_that_an_elastic_run_had_no_nodes_for_are_refused(
         list(RunHandle(run.path).logs(rank=3))
 
 
+@pytest.mark.slow
 def test_in_another_folder_it_is_told_where_runs_are_looked_for(
     launcher: Runner, tmp_path: Path
 ) -> None:

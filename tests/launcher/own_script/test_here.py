@@ -165,7 +165,11 @@ def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(
 
 
 @pytest.mark.parametrize(
-    ("target", "found"), [("local", "8"), pytest.param("docker", "None", marks=pytest.mark.docker)]
+    ("target", "found"),
+    [
+        ("local", "8"),
+        pytest.param("docker", "None", marks=[pytest.mark.docker, pytest.mark.slow]),
+    ],
 )
 def test_a_module_of_the_folder_gets_these_variables_and_no_standard_input(
     project: Runner, target: str, found: str

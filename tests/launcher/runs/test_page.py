@@ -298,12 +298,12 @@ def fill(run: Path) -> None:
     ("damage", "told"),
     [
         (lose_plan, "plan.json is not the plan of a run"),
-        (change_plan, "schema 2"),
+        pytest.param(change_plan, "schema 2", marks=pytest.mark.slow),
         (lose_most, "submitted.json: times count from the first event"),
-        (tear, "lines of the ledger are torn"),
-        (jump, "jumped by +86400 s"),
+        pytest.param(tear, "lines of the ledger are torn", marks=pytest.mark.slow),
+        pytest.param(jump, "jumped by +86400 s", marks=pytest.mark.slow),
         (write_nonsense, ">learning rate<"),
-        (fill, "nan-loss"),
+        pytest.param(fill, "nan-loss", marks=pytest.mark.slow),
     ],
 )
 def test_whatever_is_left_of_a_run_makes_a_page_that_says_what_is_missing(

@@ -291,6 +291,7 @@ def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runn
         tmux("kill-server")
 
 
+@pytest.mark.slow
 @pytest.mark.tmux
 def test_a_run_that_is_followed_live_ends_as_without_a_screen(runner: Runner) -> None:
     """Ctrl-C stops it within its grace, and the summary stands where the screen was."""

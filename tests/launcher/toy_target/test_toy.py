@@ -24,6 +24,16 @@ class TestToy(TargetContract):
     def bench(self, tmp_path: Path) -> Bench:
         return Bench(name="toy", launcher=ToyRunner(tmp_path))
 
+    @pytest.mark.slow
+    def test_a_run_takes_a_size_within_its_bounds_and_a_stop_leaves_nothing(
+        self, bench: Bench
+    ) -> None:
+        super().test_a_run_takes_a_size_within_its_bounds_and_a_stop_leaves_nothing(bench)
+
+    @pytest.mark.slow
+    def test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(self, bench: Bench) -> None:
+        super().test_a_run_whose_launcher_was_killed_is_folded_by_whoever_looks(bench)
+
 
 def test_no_other_file_knows_the_toy() -> None:
     argv = ["git", "grep", "-liE", "toy_?target|ToyRoom", "--", "*.py", "*.toml", "Makefile"]

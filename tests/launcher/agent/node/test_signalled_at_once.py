@@ -87,6 +87,7 @@ def test_it_commits_though_it_is_signalled_again_and_again(place: Place) -> None
     assert place.stdout() == "up\nasked\ncommitted\n", place.console()
 
 
+@pytest.mark.slow
 def test_processes_that_read_data_do_not_keep_the_training_from_its_commit(place: Place) -> None:
     place.write(LOADER + SPEAKER.replace("time.sleep(0.02)", "next(batches)"))
     place.plan()

@@ -218,7 +218,8 @@ def test_a_third_signal_ends_everything_at_once(place: Place) -> None:
     assert process.wait(LIMIT_S) == 143
 
 
-@pytest.mark.parametrize("start", [pytest.param("fresh", marks=pytest.mark.slow), "fork"])
+@pytest.mark.slow
+@pytest.mark.parametrize("start", STARTS)
 def test_usr1_to_all_processes_of_a_node_reaches_the_scripts_alone(
     place: Place, start: str
 ) -> None:

@@ -24,7 +24,7 @@ CONTROL = "raise ValueError('a\\x1b[2Jb\\x07\\x9b c')"
     ("script", "told"),
     [
         (SILENT, "Silent: <exception str() failed>"),
-        (HUGE, f"ValueError: {'x' * 488}..."),
+        pytest.param(HUGE, f"ValueError: {'x' * 488}...", marks=pytest.mark.slow),
         (CONTROL, r"ValueError: a\x1b[2Jb\x07\x9b c"),
     ],
     ids=["silent", "huge", "control"],

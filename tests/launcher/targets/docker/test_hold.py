@@ -56,6 +56,7 @@ def test_runs_in_held_containers_start_none(held: Runner, engine: Any) -> None:
     assert "that run was in a hold; name the hold to use now" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_of_a_run_in_held_containers_is_debugged(held: Runner) -> None:
     held.write(STOPS, JOB)
     debug_rank_1(held, "--in", "dev")

@@ -72,6 +72,7 @@ def test_who_looks_at_a_run_is_answered_soon_though_the_server_hangs(
     assert run.read_outcome() is None
 
 
+@pytest.mark.slow
 def test_a_stop_of_a_run_without_a_launcher_ends_with_its_grace_though_the_server_hangs(
     server: FakeCluster, tmp_path: Path, typed: Typed
 ) -> None:

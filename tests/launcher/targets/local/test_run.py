@@ -146,6 +146,7 @@ def test_a_detached_run_is_listed_followed_and_stopped_from_elsewhere(launcher: 
     assert launcher("stop", run_id).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_detached_run_ends_by_itself_and_logs_follow_it_to_its_end(launcher: Runner) -> None:
     launcher.write("import time\nprint('one', flush=True)\ntime.sleep(1)\nprint('two')\n")
     run_id = launcher("run", "job.yaml", "--on", "local", "--detach").stdout.strip()

@@ -109,6 +109,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 def test_a_node_runs_the_job_again_and_again_and_the_folder_tells_of_each(
     starting: Starting,
 ) -> None:
