@@ -71,7 +71,7 @@ def test_a_lost_pod_of_a_hold_is_replaced(held: Runner, pods: Controller) -> Non
     assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
     for job, words, what in (
         ("", ["--nnodes", "1"], "a run in dev takes all of its 2 nodes"),
-        ("checkpoint_dir: /mnt\n", [], "checkpoint_dir: /mnt: nodes of dev do not see"),
+        ("checkpoint_dir: /mnt\n", [], "checkpoint_dir: /mnt: nodes of dev see no folders"),
         ("mounts: [/usr:/data]\n", [], "mounts.0: dev has not mounted /usr"),
         ("", ["--image", "other:1"], "image: other:1, but dev holds fabric-train:"),
     ):
