@@ -41,6 +41,7 @@ class Project:
         return run_program(
             (sys.executable, self.root / "images/build", *arguments),
             env=inherited | {"IMAGE": IMAGE} | variables,
+            timeout=280,  # wheels of torch are unpacked, beside all other tests
         )
 
     def log(self, flavor: str = "cpu") -> str:
