@@ -53,7 +53,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> Iterator[S
     finally:
         for place in group.places:
             for process in place.processes():
-                process.send_signal(signal.SIGCONT)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGCONT)
             end(place)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launcher.agent.atomic_write import write_atomically
@@ -92,7 +94,8 @@ def forbid_py_spy(place: Place) -> None:
 def end_stuck(place: Place) -> None:
     """A worker that is stopped, and one that holds the interpreter, would take the whole grace."""
     for process in place.processes():
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends with one that was killed before
+            process.kill()
 
 
 def check_recorders(folder: Path, ranks: dict[int, RankLook]) -> None:
