@@ -94,7 +94,7 @@ def forbid_py_spy(place: Place) -> None:
 def end_stuck(place: Place) -> None:
     """A worker that is stopped, and one that holds the interpreter, would take the whole grace."""
     for process in place.processes():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ends with one that was killed before
+        with contextlib.suppress(psutil.NoSuchProcess):  # a killed guard takes its worker along
             process.kill()
 
 
