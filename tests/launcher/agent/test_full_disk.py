@@ -43,7 +43,7 @@ def node(disk: Disk, archive: Path) -> Iterator[Place]:
 def test_a_worker_that_fills_the_disk_ends_the_node_by_its_own_reason(
     node: Place, disk: Disk, start: str
 ) -> None:
-    # Only rank 0 fills it: a worker that is stopped while it writes its error may leave half a file.
+    # Only rank 0 fills it: a worker that is stopped in a write may leave half a file.
     node.write(FILL + "fill() if os.environ['RANK'] == '0' else time.sleep(3600)")
     node.plan(nproc=2, max_restarts=1000, start=start)
     assert node.run() == 198
