@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 GROUP_TIMEOUT_S = 86_400.0
 """How long a rank waits for the others' files: rank 0 may have terabytes to check. A dead rank is
 noticed by its closed connection, a hanging rank by the agent."""
+CLOSES_STAGER = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
+"""torch 2.11 closes a stager after each use, and a second use ends in ``KeyError: <class 'type'>``."""
 
 
 class Saver:
@@ -355,7 +357,7 @@ class Saver:
     def _stage(self, snapshot: Snapshot) -> Any:
         """A copy of the snapshot's tensors in host memory, which overwrites the last copy."""
         tensors = dict(snapshot.tensors)
-        if self._stager is None:
+        if self._stager is None or CLOSES_STAGER:
             # Pinning makes a CUDA context, which a training on the CPU does not need.
             self._pins = any(tensor.is_cuda for tensor in tensors.values())
             self._stager = open_stager(pinned=self._pins)

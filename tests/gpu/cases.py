@@ -214,7 +214,7 @@ def restart(folder: Path) -> str:
 def profiler(folder: Path) -> str:
     """A profiler's trace of our step holds kernels, beside what the CPU did."""
     said = launch(folder, "profiled.py", "--nproc-per-node=1")
-    return next(line for line in said.splitlines() if "events" in line)
+    return next(line for line in said.splitlines() if "events of the CPU" in line)
 
 
 def trainer(folder: Path) -> str:
