@@ -60,7 +60,7 @@ GROUP_TIMEOUT_S = 86_400.0
 """How long a rank waits for the others' files: rank 0 may have terabytes to check. A dead rank is
 noticed by its closed connection, a hanging rank by the agent."""
 CLOSES_STAGER = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
-"""torch 2.11 closes a stager after each use, and a second use ends in ``KeyError: <class 'type'>``."""
+"""torch 2.11 closes a stager after each use; a second use raises ``KeyError: <class 'type'>``."""
 
 
 class Saver:
