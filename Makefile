@@ -21,6 +21,9 @@ SOAK_S ?= 600
 FAULTS ?= 10
 SEED ?= 0
 REQUIRE ?=
+ROOM ?=
+N ?= 50
+TESTS ?=
 GPU_PYTHON ?=
 WHEELS ?= wheelhouse
 # Most tests wait, so there are more processes than cores. Each needs about 1 GiB.
@@ -33,7 +36,7 @@ include images/image.mk
 build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
   2>/dev/null | grep -q nvidia && echo cuda || echo cpu) $(BIN)/python images/build --if-possible
 
-.PHONY: help setup run-local test soak breaks compat gpu lint format lines bench chaos docs site recording release-check k8s clean
+.PHONY: help setup run-local test soak mutants breaks compat gpu lint format lines bench chaos docs site recording release-check k8s clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
@@ -62,6 +65,10 @@ test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missi
 soak: $(READY) ## run everything, the long tests too; SOAK_S=3600 looks an hour for nodes lost by mistake
 	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
 	LAUNCHER_SOAK_S=$(SOAK_S) REQUIRE=$(REQUIRE) $(pytest) $(ARGS)
+
+mutants: $(READY) ## put N=50 random faults into ROOM=launcher/plan and print those that its tests miss; SEED=1
+	@[[ -n "$(ROOM)" ]] || { printf 'error: which room?\n  fix: make mutants ROOM=launcher/plan\n' >&2; exit 2; }
+	$(BIN)/python tests/mutants $(ROOM) --seed $(SEED) -n $(N) $(if $(TESTS),--tests $(TESTS)) $(ARGS)
 
 breaks: $(READY) ## put deliberate faults into a copy, one by one, and print what no test catches; ARGS=NAME
 	$(BIN)/python tests/breaks $(ARGS)
