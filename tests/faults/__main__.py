@@ -75,11 +75,12 @@ def place(rows: Path, logs: Path) -> None:
         others = [one for one in kept if one.strip() and not one.startswith(f"{name}:")]
         file.write_text("\n".join(one.strip("\n") + "\n" for one in [*others, row]))
         for made in (logs / name, logs / f"{name}.log"):
-            target = part / "recordings" / made.name
+            target = corpus.unpack(part) / made.name
             if made.is_dir():
                 shutil.copytree(made, target, dirs_exist_ok=True)
             elif made.exists():
                 shutil.copy(made, target)
+        corpus.pack(part)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
 """The faults that ``launcher why`` is measured by: what was done, the true cause, what it left.
 
-A fault is a row of a YAML file; its recording is what ``launcher why`` is given. The name alone
-says, for ever, to which part a fault belongs: ``open/``, from which the rules are built, or
-``held_out/``, at which nobody looks who writes rules: neither at its rows, scripts and recordings
-nor at what ``why`` says of them. Only the score counts those.
+A fault is a row of a YAML file; its recording, in the archive of its part, is what ``launcher why``
+is given. The name alone says, for ever, to which part a fault belongs: ``open/``, from which the
+rules are built, or ``held_out/``, at which nobody looks who writes rules: neither at its rows,
+scripts and recordings nor at what ``why`` says of them. Only the score counts those.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import io
+import lzma
+import os
+import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -30,6 +36,40 @@ def held_out(name: str) -> bool:
 def part_of(name: str) -> Path:
     """The folder that a fault of this name belongs to."""
     return HERE / ("held_out" if held_out(name) else "open")
+
+
+@functools.cache
+def unpack(part: Path) -> Path:
+    """The recordings of a part, in a folder that lasts as long as this process."""
+    folder = tempfile.TemporaryDirectory(prefix="recordings-", ignore_cleanup_errors=True)
+    _UNPACKED.append(folder)
+    with tarfile.open(_archive_of(part)) as archive:
+        archive.extractall(folder.name, filter="data")
+        for name in archive.getnames():
+            # Some rules ask which file is older. The recordings kept no times: theirs is the order
+            # of the names, as in a checkout.
+            os.utime(Path(folder.name, name))
+    return Path(folder.name)
+
+
+def pack(part: Path) -> None:
+    """Puts what ``unpack`` gave, as it is now, into the part's archive."""
+    folder, buffer = unpack(part), io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+            # Without owner, mode and time: the same files make the same archive.
+            entry = tarfile.TarInfo(str(path.relative_to(folder)))
+            entry.size = path.stat().st_size
+            archive.addfile(entry, io.BytesIO(path.read_bytes()))
+    _archive_of(part).write_bytes(lzma.compress(buffer.getvalue(), preset=9))
+
+
+def _archive_of(part: Path) -> Path:
+    return part / "recordings.tar.xz"
+
+
+_UNPACKED: list[tempfile.TemporaryDirectory[str]] = []
+"""A folder goes when its object does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +109,14 @@ class Fault:
     @property
     def recording(self) -> Path:
         """A run's folder, a folder of torchrun's logs, or one log: what ``why`` is given."""
-        folder = part_of(self.name) / "recordings"
+        folder = unpack(part_of(self.name))
         log = folder / f"{self.name}.log"
         return log if log.exists() else folder / self.name
 
     @property
     def summary(self) -> Path:
         """What torchrun told at its end of the same fault, for those made on ``processes``."""
-        return part_of(self.name) / "recordings" / f"{self.name}.torchrun"
+        return unpack(part_of(self.name)) / f"{self.name}.torchrun"
 
     @property
     def is_real(self) -> bool:

@@ -17,7 +17,7 @@ import yaml
 
 from tests.faults import beds, surroundings, trim
 from tests.faults.beds import Bed
-from tests.faults.corpus import Fault, part_of
+from tests.faults.corpus import Fault, pack, part_of, unpack
 from tests.waiting import wait_until
 
 START = """\
@@ -39,9 +39,10 @@ PEER_LIMIT_S = 90.0
 def record(fault: Fault, folder: Path) -> None:
     """Makes the fault in an empty folder and keeps what it left, in the place of an older one."""
     made = make(fault, folder / "project")
-    recording = part_of(fault.name) / "recordings" / fault.name
+    recording = unpack(part_of(fault.name)) / fault.name
     target = recording if made.is_dir() else recording.with_name(f"{fault.name}.log")
     trim.record(made, target, folder / "project")
+    pack(part_of(fault.name))
 
 
 def compare(fault: Fault, folder: Path) -> None:
@@ -49,6 +50,7 @@ def compare(fault: Fault, folder: Path) -> None:
     told = make_by_torchrun(fault, folder / "peer", PEER_LIMIT_S)
     told = told if told.is_file() else told / "node-0.log"
     fault.summary.write_text(trim.read_summary(told, folder / "peer"))
+    pack(part_of(fault.name))
 
 
 def make(fault: Fault, project: Path) -> Path:

@@ -47,7 +47,7 @@ def test_each_cause_is_a_known_word() -> None:
 
 
 def test_each_fault_has_its_recording_and_each_recording_its_fault() -> None:
-    there = {path for part in PARTS for path in (corpus.HERE / part / "recordings").glob("[!.]*")}
+    there = {path for part in PARTS for path in corpus.unpack(corpus.HERE / part).glob("[!.]*")}
     told = {fault.recording for fault in FAULTS} | {fault.summary for fault in FAULTS}
     assert {fault.name for fault in FAULTS if not files_of(fault.recording)} == set()
     assert there - told == set()
@@ -73,6 +73,17 @@ def test_recordings_name_nothing_of_this_machine() -> None:
 
 def test_of_each_open_fault_why_tells_the_cause_and_the_node() -> None:
     assert [one.name for one in corpus.read_faults("open") if judge(one) != "right"] == []
+
+
+def test_packing_changes_nothing_where_nothing_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = corpus.HERE / "open"
+    before = corpus.unpack(part)
+    monkeypatch.setattr(corpus, "_archive_of", lambda _part: tmp_path / "again.tar.xz")
+    corpus.pack(part)
+    assert (tmp_path / "again.tar.xz").read_bytes() == (part / "recordings.tar.xz").read_bytes()
+    assert before == corpus.unpack(part)
 
 
 def reason_of(left: Path) -> str:
