@@ -69,10 +69,14 @@ class Console:
     def show(
         self, block: LineBlock, *, stream: Stream, prefix: str = "", colour_key: int = 0
     ) -> None:
-        """Writes whole lines of ``stream``, each after the coloured ``prefix`` if there is one."""
+        """Writes whole lines of ``stream``, each after the coloured ``prefix`` if there is one.
+
+        A line that was cut is put together again where there is no prefix: one worker writes alone.
+        """
         sink = self._sink(stream)
         painted = f"{self._painted(sink, prefix, colour_key)} " if prefix else ""
         data = block.with_prefix(painted.encode())
+        data = data[:-1] if block.is_cut and not prefix else data
         if sink is self._stream:
             self._write(data)
         else:

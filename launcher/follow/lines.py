@@ -13,10 +13,12 @@ class LineBlock:
     """Whole lines as UTF-8, each with its newline; or one progress update, without a newline.
 
     A block holds all lines of one read: handling each line by itself would cost too much.
+    ``is_cut``: the last line goes on in the next block; the newline here stands where it was cut.
     """
 
     data: bytes
     is_progress: bool = False
+    is_cut: bool = False
 
     def with_prefix(self, prefix: bytes) -> bytes:
         """The same lines, each behind ``prefix``."""
@@ -55,8 +57,9 @@ class BlockSplitter:
         end = buffer.rfind(b"\n") + 1
         blocks += _lines(buffer[:end])
         while len(buffer) - end > MAX_LINE_BYTES:
-            blocks += _lines(buffer[end : end + MAX_LINE_BYTES] + b"\n")
-            end += MAX_LINE_BYTES
+            cut = _end_of_character(buffer, end + MAX_LINE_BYTES)
+            blocks.append(LineBlock(data=_as_utf8(buffer[end:cut]) + b"\n", is_cut=True))
+            end = cut
         self._rest = buffer[end:] + held
         return blocks
 
@@ -70,6 +73,11 @@ class BlockSplitter:
 
 def _lines(data: bytes) -> list[LineBlock]:
     return [LineBlock(data=_as_utf8(data))] if data else []
+
+
+def _end_of_character(data: bytes, end: int) -> int:
+    """The last place up to ``end`` that does not lie within a character of UTF-8."""
+    return next((at for at in range(end, end - 4, -1) if data[at] & 0xC0 != 0x80), end)
 
 
 def _as_utf8(data: bytes) -> bytes:

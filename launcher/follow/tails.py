@@ -115,6 +115,8 @@ class RunTails:
         self._tails: dict[_Key, _Tail] = {}
         self._done: set[_Key] = set()
         self._most = max(1, file_limit() - SPARE_FILES)
+        self._cut: dict[int, int | None] = {}
+        """By node: who wrote the line of its console that was cut."""
 
     def poll(self, has_room: HasRoom = _always) -> Iterator[Output]:
         """What was written since the last call, as far as there is room. Does not wait."""
@@ -168,7 +170,8 @@ class RunTails:
                 # Raise the limit only now: every process that this one starts inherits it.
                 self._most = max(self._most, raise_file_limit() - SPARE_FILES)
             if len(self._tails) < self._most:
-                splitter = BlockSplitter()
+                # The agent turns progress bars into lines where its console is all there is.
+                splitter = BlockSplitter(keeps_returns=self._in_consoles and worker is None)
                 if worker is not None and stream == "stdout":
                     splitter = BlockSplitter(keeps_returns=self._keeps_returns, copies=self._copies)
                 self._tails[key] = _Tail(path, node_index, worker, stream, splitter)
@@ -176,8 +179,15 @@ class RunTails:
     def _console_outputs(self, node_index: int, block: LineBlock) -> Iterator[Output]:
         """Splits a node's own output into lines of its agent and of its workers."""
         data = block.data + b"\n" if block.is_progress else block.data
-        for rank, text in split_console(data, node_index):
-            own = LineBlock(data=text)
+        parts = list[tuple[int | None, bytes]]()
+        if node_index in self._cut:  # the rest of a line has no prefix
+            end = data.index(b"\n") + 1
+            parts, data = [(self._cut.pop(node_index), data[:end])], data[end:]
+        parts += split_console(data, node_index)
+        if block.is_cut:
+            self._cut[node_index] = parts[-1][0]
+        for number, (rank, text) in enumerate(parts, 1):
+            own = LineBlock(data=text, is_cut=block.is_cut and number == len(parts))
             if rank is None and self._agents:
                 yield Output(node_index=node_index, worker=None, stream="stderr", block=own)
             elif rank is not None and self._in_consoles:

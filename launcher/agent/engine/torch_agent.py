@@ -25,6 +25,7 @@ from launcher.agent.engine.attempts import WorkerPlace
 from launcher.agent.engine.gpu_memory import GpuBusyError
 from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.rendezvous import NodeEnding, register_handler
+from launcher.agent.engine.tee import Tee
 from launcher.agent.roster.handler import ReplacedError
 from launcher.agent.roster.membership import FENCED_OUT
 from launcher.agent.worker import guard, recorder
@@ -49,7 +50,8 @@ def run_elastic_agent(
     """Blocks until the workers are done for good. Call from the main thread."""
     _quieten_torch()
     _keep_signals_from_torch()
-    config = _build_config(task, node, forks=forks)
+    tee = Tee(task.node.node_index) if task.settings.tee else None
+    config = _build_config(task, node, tee, forks=forks)
     command = task.node.literal_command
     try:
         if forks:
@@ -59,13 +61,16 @@ def run_elastic_agent(
         reason, detail = Reason.COMPLETED, ""
     except BaseException as error:
         reason, detail = _name_ending(error, node)
+    finally:
+        if tee:
+            tee.close()
     roster = node.roster
     if reason is Reason.COMPLETED and roster and roster.head.closed in ("", FENCED_OUT):
         return reason, protocol.OTHERS_GO_ON
     return reason, detail
 
 
-def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
+def _build_config(task: NodeTask, node: Node, tee: Tee | None, *, forks: bool) -> LaunchConfig:
     plan, settings, rendezvous = task.node, task.settings, task.node.rendezvous
     if isinstance(rendezvous, Static):
         backend, host, port = "static", rendezvous.master_addr, rendezvous.master_port
@@ -89,8 +94,7 @@ def _build_config(task: NodeTask, node: Node, *, forks: bool) -> LaunchConfig:
         # Between two looks at workers and membership.
         "monitor_interval": 0.05,
         "start_method": "forkserver" if forks else "spawn",
-        "logs_specs": RunFolderLogs(node, task, endpoint),
-        "log_line_prefix_template": dict(plan.env).get(protocol.LINE_PREFIX_TEMPLATE),
+        "logs_specs": RunFolderLogs(node, task, endpoint, tee),
         "local_addr": plan.local_addr,
         "shutdown_timeout": int(settings.stop_grace_s),
     }
@@ -180,10 +184,9 @@ class RunFolderLogs(LogsSpecs):
     torch calls ``reify`` once for each start of the worker group.
     """
 
-    def __init__(self, node: Node, task: NodeTask, endpoint: str) -> None:
-        copies = Std.ALL if task.settings.tee else Std.NONE
-        super().__init__(task.node.log_dir, redirects=Std.ALL, tee=copies)
-        self._node, self._task, self._endpoint = node, task, endpoint
+    def __init__(self, node: Node, task: NodeTask, endpoint: str, tee: Tee | None) -> None:
+        super().__init__(task.node.log_dir, redirects=Std.ALL)
+        self._node, self._task, self._endpoint, self._tee = node, task, endpoint, tee
         # With ``meet_dir`` the plan knows neither the address nor the interface. gloo would take
         # the interface of the host's name, which may lead to the loopback.
         self._interface = interface_of(task.node.local_addr) if task.settings.meet_dir else ""
@@ -202,12 +205,13 @@ class RunFolderLogs(LogsSpecs):
             self._add_variables(envs[worker.local_rank], worker)
         stdouts = {w.local_rank: str(w.folder / protocol.STDOUT_FILE) for w in workers}
         stderrs = {w.local_rank: str(w.folder / protocol.STDERR_FILE) for w in workers}
-        copies = self._task.settings.tee
+        if self._tee:
+            self._tee.follow(workers)
         return LogsDest(
             stdouts=stdouts,
             stderrs=stderrs,
-            tee_stdouts=dict(stdouts) if copies else {},
-            tee_stderrs=dict(stderrs) if copies else {},
+            tee_stdouts={},
+            tee_stderrs={},
             error_files={w.local_rank: str(w.folder / protocol.ERROR_FILE) for w in workers},
         )
 

@@ -88,3 +88,11 @@ def test_a_stream_that_takes_no_more_ends_no_run() -> None:
     console = Console(Gone())
     console.show(LineBlock(data=b"one\n"), stream="stdout")
     console.note("two")
+
+
+def test_a_cut_line_is_whole_again_where_one_worker_writes_and_in_pieces_behind_prefixes() -> None:
+    for prefix, shown in (("", "abcdef\n"), ("[0/1]", "[0/1] abc\n[0/1] def\n")):
+        console, stream, _ = open_console(terminal=False)
+        console.show(LineBlock(data=b"abc\n", is_cut=True), stream="stdout", prefix=prefix)
+        console.show(LineBlock(data=b"def\n"), stream="stdout", prefix=prefix)
+        assert stream.getvalue() == shown

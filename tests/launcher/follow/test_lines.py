@@ -52,9 +52,16 @@ def test_no_character_of_utf8_text_is_lost(texts: list[str]) -> None:
 def test_an_endless_line_is_shown_in_pieces_and_does_not_fill_the_memory() -> None:
     splitter = BlockSplitter()
     assert splitter.feed(b"x" * (MAX_LINE_BYTES + 1)) == [
-        LineBlock(data=b"x" * MAX_LINE_BYTES + b"\n")
+        LineBlock(data=b"x" * MAX_LINE_BYTES + b"\n", is_cut=True)
     ]
     assert splitter.flush() == [LineBlock(data=b"x\n")]
+
+
+def test_a_line_is_never_cut_within_a_character() -> None:
+    text = "x" * (MAX_LINE_BYTES - 1) + "é" * 5
+    splitter = BlockSplitter()
+    blocks = splitter.feed(text.encode()) + splitter.flush()
+    assert "".join(block.data.decode().removesuffix("\n") for block in blocks) == text
 
 
 def test_where_returns_are_kept_they_are_bytes_like_any_other() -> None:

@@ -131,6 +131,21 @@ def test_of_a_cluster_the_consoles_hold_the_workers_lines_each_with_its_rank(
     assert {o.worker and o.worker.rank for o in quiet.poll()} == {0, 1}
 
 
+def test_on_a_console_all_pieces_of_a_long_line_belong_to_who_began_it(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    attempts_of(run, tmp_path, 0, 0)
+    long = "x" * 200_000
+    append(run.console(0, 0), f"[0/1] {long}\n[agent] up\n[0/0] {long}\n[0/0] end\n")
+    text: dict[int | None, bytes] = {}
+    for out in RunTails(run, workers_in_consoles=True).poll():
+        data = out.block.data[:-1] if out.block.is_cut else out.block.data
+        rank = out.worker and out.worker.rank
+        text[rank] = text.get(rank, b"") + data
+    whole = long.encode() + b"\n"
+    assert text == {1: whole, None: b"[agent] up\n", 0: whole + b"end\n"}
+
+
 def test_more_files_than_may_be_open_are_read_one_after_the_other(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
