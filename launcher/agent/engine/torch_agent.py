@@ -186,7 +186,7 @@ class RunFolderLogs(LogsSpecs):
 
     def __init__(self, node: Node, task: NodeTask, endpoint: str, tee: Tee | None) -> None:
         super().__init__(task.node.log_dir, redirects=Std.ALL)
-        self._node, self._task, self._endpoint, self._tee = node, task, endpoint, tee
+        self._node, self._task, self._endpoint, self._copier = node, task, endpoint, tee
         # With ``meet_dir`` the plan knows neither the address nor the interface. gloo would take
         # the interface of the host's name, which may lead to the loopback.
         self._interface = interface_of(task.node.local_addr) if task.settings.meet_dir else ""
@@ -205,8 +205,8 @@ class RunFolderLogs(LogsSpecs):
             self._add_variables(envs[worker.local_rank], worker)
         stdouts = {w.local_rank: str(w.folder / protocol.STDOUT_FILE) for w in workers}
         stderrs = {w.local_rank: str(w.folder / protocol.STDERR_FILE) for w in workers}
-        if self._tee:
-            self._tee.follow(workers)
+        if self._copier:
+            self._copier.follow(workers)
         return LogsDest(
             stdouts=stdouts,
             stderrs=stderrs,
