@@ -52,11 +52,13 @@ class Write:
     quotas: tuple[Object, ...] = ()
     pods: int = 0
     """How many are there."""
+    runtimes: tuple[str, ...] = ()
+    """Names of the TrainingRuntimes that are there."""
 
 
 def refuse(write: Write) -> Refusal | None:
     """The first rule that the request breaks."""
-    rules = (_kind, _strict, _map_size, _job_size, _pod_security, _quota)
+    rules = (_kind, _strict, _map_size, _job_size, _pod_security, _quota, _runtime)
     return next((found for rule in rules if (found := rule(write))), None)
 
 
@@ -108,6 +110,21 @@ def _quota(write: Write) -> Refusal | None:
             why = f'pods "{name}" is forbidden: exceeded quota: {quota["metadata"]["name"]}, {told}'
             return Refusal(status=403, reason="Forbidden", message=why)
     return None
+
+
+def _runtime(write: Write) -> Refusal | None:
+    """Kubeflow Trainer v2.3, its webhook of TrainJobs: seen on a cluster, also for a dry run."""
+    if write.plural != "trainjobs" or write.method != "POST":
+        return None
+    reference = write.merged["spec"]["runtimeRef"]
+    if reference["name"] in write.runtimes:
+        return None
+    why = (
+        'admission webhook "validator.trainjob.trainer.kubeflow.org" denied the request: '
+        f"spec.runtimeRef: Invalid value: {json.dumps(reference)}: specified trainingRuntime must "
+        "be created before the TrainJob is created"
+    )
+    return Refusal(status=403, reason="Forbidden", message=why)
 
 
 def _invalid(write: Write, why: str) -> Refusal:

@@ -416,6 +416,7 @@ class _Handler(BaseHTTPRequestHandler):
             warn_level=self.cluster.warn_level or self.cluster.level,
             quotas=tuple(o for (p, _), o in self.cluster.objects.items() if p == "resourcequotas"),
             pods=sum(p == "pods" for p, _ in self.cluster.objects),
+            runtimes=tuple(n for p, n in self.cluster.objects if p == "trainingruntimes"),
         )
         if (refusal := refuse(write)) is not None:
             return self._fail(refusal.status, refusal.message, refusal.reason)

@@ -43,7 +43,7 @@ from launcher.targets.kubernetes.pod_states import (
     parse_pod,
     section,
 )
-from launcher.targets.kubernetes.render_kinds import RENDERERS
+from launcher.targets.kubernetes.render_kinds import RENDERERS, can_be_tried
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLUSTER_FILE = "cluster.json"
@@ -89,7 +89,8 @@ class ClusterJob:
         if (held := cluster.read(self._place)) is not None:
             raise self._refuse_taken(held)
         try:
-            cluster.create(job, dry_run=True)
+            if can_be_tried(job):
+                cluster.create(job, dry_run=True)
             for item in others:
                 cluster.apply(item, dry_run=True)
             notes += self._try_pod()

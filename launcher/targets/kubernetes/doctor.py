@@ -23,6 +23,7 @@ from launcher.targets.kubernetes.api import (
 from launcher.targets.kubernetes.code import SENDING_VERBS, is_sent, tell_code
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
+from launcher.targets.kubernetes.render_kinds import can_be_tried
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
 CLAIM, SECRET, PULL_SECRET = "PersistentVolumeClaim", "Secret", "image pull secret"
@@ -159,7 +160,7 @@ class _Diagnosis:
 
     def _judge_dry_run(self) -> Iterator[Finding]:
         """Tries each object as ``submit`` does, also after one was refused."""
-        for item in self._objects:
+        for item in filter(can_be_tried, self._objects):
             where = f"{item['kind']} {item['metadata']['name']}"
             is_job = item is self._objects[-1]
             dry_run = self._cluster.create if is_job else self._cluster.apply

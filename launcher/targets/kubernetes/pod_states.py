@@ -9,7 +9,7 @@ import contextlib
 import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -272,6 +272,8 @@ def _trouble(pod: Object, own: Object) -> tuple[Trouble | None, str]:
 
 # -- the job itself -----------------------------------------------------------------------------
 
+ENDED_BY_OTHERS = (137, 143)
+"""Exit codes of a container that got SIGTERM, and SIGKILL after its grace."""
 GOOD_ENDS = ("Succeeded", "Complete", "Completed", "SuccessCriteriaMet")
 """Types of conditions by which Job, JobSet, PyTorchJob and TrainJob say that they are done."""
 BAD_ENDS = ("Failed", "FailureTarget")
@@ -321,7 +323,7 @@ def reason_of_end(
         return Reason.COMPLETED, ""
     if end.word == DELETED:
         return Reason.STOP_REQUESTED, end.message
-    failed = (pod for pod in pods if pod.exit_code)
+    failed = filter(None, (_as_failed(pod, end) for pod in pods))
     # The pod that says why comes first.
     by_cause = lambda pod: order_of_failure(pod.exit_code or 0, pod.ending, pod.trouble)  # noqa: E731
     for pod in sorted(failed, key=by_cause)[:1]:
@@ -340,6 +342,23 @@ def reason_of_end(
     if "DeadlineExceeded" in end.word:
         return Reason.KILLED, end.message
     return Reason.TRAINING_FAILED, end.message or end.word
+
+
+def _as_failed(pod: PodView, end: JobEnd) -> PodView | None:
+    """The pod with the ending that counts for its failed job; None if it has none.
+
+    Once a job has failed, its controller ends what still runs: such an ending says nothing, but
+    the one of the container before it may.
+    """
+    was_ended = pod.exit_code in ENDED_BY_OTHERS and (
+        end.at is not None and pod.ending and seconds_of(pod.ending.finished) >= end.at
+    )
+    if pod.exit_code and not was_ended:
+        return pod
+    before = pod.ending_before
+    if before is None or not before.exit_code:
+        return None
+    return replace(pod, exit_code=before.exit_code, ending=before, message=before.message)
 
 
 def last_words(message: str) -> str:

@@ -88,8 +88,10 @@ def _run_policy(plan: LaunchPlan) -> Object:
     pods, node = PodSettings.of(plan), plan.nodes[0]
     policy: Object = {"cleanPodPolicy": "Running"}
     if pods.has_master:
-        # One failure restarts the containers of all pods, and the operator counts each of them.
-        policy["backoffLimit"] = node.max_restarts * len(plan.nodes)
+        # One failure restarts the containers of all pods. The operator counts each of them, and
+        # ends the job once they are as many as the limit.
+        counted = node.max_restarts * len(plan.nodes)
+        policy["backoffLimit"] = counted + 1 if counted else 0
     if pods.gang == VOLCANO:
         policy["schedulingPolicy"] = given(
             minAvailable=node.min_nodes, queue=pods.queue, priorityClass=pods.priority_class
@@ -124,6 +126,14 @@ def render_trainjob(plan: LaunchPlan) -> tuple[Object, ...]:
         _object(api, "TrainingRuntime", metadata, runtime),
         _object(api, "TrainJob", _gang_metadata(plan), job),
     )
+
+
+def can_be_tried(job: Object) -> bool:
+    """Whether a dry run tells anything of it before what it names was made.
+
+    The trainer's webhook refuses a TrainJob whose TrainingRuntime is not there yet.
+    """
+    return bool(job["kind"] != "TrainJob")
 
 
 def _trainer_jobset(plan: LaunchPlan) -> Object:

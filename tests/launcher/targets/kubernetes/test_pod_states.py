@@ -17,6 +17,7 @@ from launcher.targets.kubernetes.pod_states import (
     parse_job_end,
     parse_pod,
     reason_of_end,
+    seconds_of,
 )
 from tests.launcher.cluster_run import agents_outcome
 from tests.launcher.fake_cluster import ended, pod
@@ -233,6 +234,25 @@ def test_a_pod_that_was_killed_after_its_workers_were_done_has_not_completed() -
     message = agents_outcome(at=100.1, message="", reason="completed", exit_code=0)
     view = parse_pod(pod("d-0", {INDEX: "0"}, phase="Failed", state=ended(137, message=message)))
     assert reason_of_end(FAILED, (view,))[0] is Reason.KILLED
+
+
+def test_a_pod_that_was_ended_because_its_job_had_failed_does_not_say_why() -> None:
+    at = seconds_of("2026-01-01T00:00:10Z")
+    end = JobEnd(succeeded=False, word="PyTorchJobFailed", message="a limit", at=at)
+
+    def last(code: int, finished: str, message: str = "") -> Any:
+        return ended(code, finishedAt=f"2026-01-01T00:00:{finished}Z", message=message)
+
+    killed = parse_pod(pod("w-0", {INDEX: "1"}, phase="Failed", state=last(143, "11")))
+    assert reason_of_end(end, (killed,)) == (Reason.TRAINING_FAILED, "a limit")
+    before = parse_pod(pod("w-0", {INDEX: "1"}, phase="Failed", state=last(143, "09")))
+    assert reason_of_end(end, (before,))[0] is Reason.PREEMPTED
+    # Its container had failed in place before.
+    failed = last(2, "08", "unrecognized arguments: --bad")
+    for state in (last(143, "11"), {"waiting": {"reason": "CrashLoopBackOff"}}):
+        view = parse_pod(pod("m-0", {INDEX: "0"}, state=state, last=failed, restarts=2))
+        told = reason_of_end(end, (killed, view))
+        assert told == (Reason.BAD_INPUT, "m-0: unrecognized arguments: --bad")
 
 
 def test_the_termination_message_comes_home() -> None:

@@ -87,6 +87,14 @@ def test_the_server_admits_everything_before_anything_is_made(
             assert item["metadata"]["ownerReferences"][0]["uid"] == uid
 
 
+def test_a_trainjob_is_made_after_the_runtime_that_its_webhook_asks_for(
+    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    server.kinds |= {"trainingruntimes"}
+    target.submit(plan(kind="trainjob"))
+    assert {"trainjobs", "trainingruntimes"} <= {plural for plural, _ in server.objects}
+
+
 def test_a_second_run_of_the_name_is_refused_with_the_commands(
     server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
 ) -> None:
