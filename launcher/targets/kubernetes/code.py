@@ -106,12 +106,20 @@ def check_sending(cluster: Cluster) -> None:
 
 def check_exec(cluster: Cluster, what: str, other_ways: str = "") -> None:
     """Raises ``InputError`` if this user may not start programs in pods, as ``what`` needs."""
-    if all(cluster.may(verb, "pods/exec") for verb in SENDING_VERBS):
-        return
-    raise InputError(
-        f"{what}, and you may not create and get pods/exec in namespace {cluster.namespace}",
-        "k8s/base/rbac.yaml grants it" + (f"; or {other_ways}" if other_ways else ""),
-    )
+    if not all(cluster.may(verb, "pods/exec") for verb in SENDING_VERBS):
+        raise _may_not(cluster, f"{what}, and you may not create and get pods/exec", other_ways)
+
+
+def check_door(cluster: Cluster, what: str) -> None:
+    """As ``check_exec``, for ``kubectl exec``, which reads the pod first."""
+    check_exec(cluster, what)
+    if not cluster.may("get", "pods"):
+        raise _may_not(cluster, f"{what} by kubectl exec, and you may not get pods")
+
+
+def _may_not(cluster: Cluster, what: str, other_ways: str = "") -> InputError:
+    fix = "k8s/base/rbac.yaml grants it" + (f"; or {other_ways}" if other_ways else "")
+    return InputError(f"{what} in namespace {cluster.namespace}", fix)
 
 
 def tell_code(code: PackedCode) -> str:

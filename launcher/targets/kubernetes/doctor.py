@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.code.place import find_code
 from launcher.code.record import PackedCode, read_code
-from launcher.contract.errors import LauncherError, TargetError
+from launcher.contract.errors import InputError, LauncherError, TargetError
 from launcher.doctor.finding import Finding, Status, failed, ok, warning
 from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan, new_run_id
@@ -20,7 +20,7 @@ from launcher.targets.kubernetes.api import (
     ObjectPlace,
     plural,
 )
-from launcher.targets.kubernetes.code import SENDING_VERBS, is_sent, tell_code
+from launcher.targets.kubernetes.code import SENDING_VERBS, check_door, is_sent, tell_code
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
 from launcher.targets.kubernetes.render_kinds import can_be_tried
@@ -133,6 +133,10 @@ class _Diagnosis:
                 yield failed("rights", resource, f"you may not {', '.join(lacking)} it", fix)
             else:
                 yield ok("rights", resource, ", ".join(verbs))
+        try:
+            check_door(self._cluster, "exec, shell, hold and --debug start programs in pods")
+        except InputError as error:
+            yield warning("rights", "pods/exec", error.what, error.hint)
 
     def _judge_references(self) -> Iterator[Finding]:
         """What somebody else has to make before the job's pods can start."""

@@ -15,7 +15,7 @@ from launcher.follow.look import NOT_STARTED, keep_look
 from launcher.follow.target import Door
 from launcher.targets.at_once import at_once
 from launcher.targets.docker_options import PYTHON
-from launcher.targets.kubernetes.code import check_exec
+from launcher.targets.kubernetes.code import check_door, check_exec
 from launcher.targets.kubernetes.pod_states import PodView, newest_of_each
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def look(
 
 def open_door(job: ClusterJob, plan: LaunchPlan, node_index: int) -> Door:
     """As ``Target.door``, by kubectl."""
-    check_exec(job.cluster, "programs are started in the pods")
+    check_door(job.cluster, "programs are started in the pods")
     pod = newest_of_each(job.pods.read()).get(node_index)
     if pod is None or pod.state is not NodeState.RUNNING:
         raise TargetError(f"node {node_index} of {plan.run_id} does not run")

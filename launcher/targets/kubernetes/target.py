@@ -25,7 +25,7 @@ from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, Cluster
 from launcher.targets.kubernetes.cluster_job import ClusterJob, read_cluster
 from launcher.targets.kubernetes.code import (
     CodeSender,
-    check_exec,
+    check_door,
     check_sending,
     check_size,
     is_sent,
@@ -104,7 +104,7 @@ class KubernetesTarget(Target):
         if is_sent(plan):
             check_sending(cluster)
         if is_hold(plan):
-            check_exec(cluster, "runs in a hold are started in its pods")
+            check_door(cluster, "runs in a hold are started in its pods")
             if PodSettings.of(plan).kind == "trainjob":
                 what = "kubernetes.kind trainjob: its pods are not held"
                 raise InputError(what, "--kind pytorchjob, jobset or job")

@@ -123,4 +123,8 @@ def test_a_hold_that_could_not_be_used_is_refused(server: FakeCluster, tmp_path:
     refused = launcher(*HOLD)
     assert refused.returncode == 2
     assert "runs in a hold are started in its pods, and you may not" in refused.stderr
+    server.denied = {("get", "pods")}
+    refused = launcher(*HOLD)
+    assert refused.returncode == 2
+    assert "by kubectl exec, and you may not get pods in namespace team" in refused.stderr
     assert not [key for key in server.objects if key[0] == "jobs"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -21,6 +22,7 @@ from launcher.targets.kubernetes.render import render_manifest
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import plan_in
 from tests.launcher.fake_cluster import FakeCluster, pod
+from tests.launcher.runner import Runner
 
 JOB_FILE = """\
 name: digits
@@ -389,6 +391,23 @@ def right_of(method: str, path: str, query: dict[str, str]) -> tuple[str, str, s
     return group, "/".join([words[0], *words[2:]]), verb
 
 
+def rights_granted() -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for item in yaml.safe_load_all(RBAC.read_text())
+        if item["kind"] == "Role"
+        for rule in item["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def rights_asked(server: FakeCluster) -> set[tuple[str, str, str]]:
+    # kube-system, of which the identity is made, may be refused.
+    return {right_of(*one) for one in server.requests if "/namespaces/team/" in one[1]}
+
+
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
 def test_the_role_that_is_shipped_grants_every_call_of_a_run(
     kind: str, server: FakeCluster, launcher: Command
@@ -415,19 +434,27 @@ def test_the_role_that_is_shipped_grants_every_call_of_a_run(
     gone = threading.Thread(target=collect, daemon=True)
     gone.start()
     assert launcher("stop", run_id)[0] == 0
-    granted = {
-        (group, resource, verb)
-        for item in yaml.safe_load_all(RBAC.read_text())
-        if item["kind"] == "Role"
-        for rule in item["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-    # kube-system, of which the identity is made, may be refused.
-    asked = {right_of(*one) for one in server.requests if "/namespaces/team/" in one[1]}
-    assert asked - granted == set()
+    asked = rights_asked(server)
+    assert asked - rights_granted() == set()
     assert ("", "pods/log", "get") in asked
+
+
+@pytest.mark.kubectl
+def test_the_role_that_is_shipped_grants_every_call_of_a_door(
+    server: FakeCluster, launcher: Command, run_id: str, tmp_path: Path
+) -> None:
+    pod_labels = {"launcher.run-id": run_id, "batch.kubernetes.io/job-completion-index": "0"}
+    server.put("pods", pod("digits-0", pod_labels))
+    server.programs["digits-0"] = lambda argv: subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    server.lets_anybody_in = True
+    server.requests.clear()
+    done = Runner(tmp_path)("exec", run_id, "--node", "0", "--", "echo", "entered")
+    assert "entered" in done.stdout, done.stderr
+    asked = rights_asked(server)
+    assert {("", "pods", "get"), ("", "pods/exec", "get")} <= asked
+    assert asked - rights_granted() == set()
 
 
 def test_a_kind_that_may_not_be_listed_is_left_out_with_a_note(
