@@ -12,6 +12,8 @@ WORKER = "Worker"
 CONTAINER = "pytorch"
 PORT = 23456
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+NUMBER = re.compile(r"[+-]?[0-9]+")
+"""What Go's strconv.Atoi takes."""
 NPROC_WORDS = ("auto", "cpu", "gpu")
 """Values of ``nprocPerNode`` that torchrun resolves in the pod."""
 
@@ -38,7 +40,8 @@ class PyTorchJob:
 
     ``replicas`` has the Master first, whatever the order in the manifest. ``elastic`` is
     ``elasticPolicy``, absent for a job that is not elastic. ``bounds`` are its MIN and MAX, each
-    the other's default. ``nproc_per_node`` is verbatim, as torchrun gets it.
+    the other's default. ``nproc_per_node`` is verbatim, as torchrun gets it. ``counted`` is what
+    the operator multiplies into WORLD_SIZE.
     """
 
     def __init__(self, item: Value) -> None:
@@ -52,17 +55,19 @@ class PyTorchJob:
         self.replicas = tuple(found.values())
         self.master, self.worker = found.get(MASTER), found.get(WORKER)
         self.pods = sum(replica.pods for replica in self.replicas)
-        nproc = self.spec["nprocPerNode"].text or self.elastic["nProcPerNode"].text
-        self.nproc_per_node = nproc or "auto"
+        own, of_policy = self.spec["nprocPerNode"], self.elastic["nProcPerNode"]
+        # An empty text stays empty.
+        self.nproc_per_node = own.text if own else of_policy.text or "auto"
+        self.counted = int(own.text) if NUMBER.fullmatch(own.text) else 1
         low, high = self.elastic["minReplicas"].number, self.elastic["maxReplicas"].number
         either = next((n for n in (low, high) if n is not None), None)
         workers = self.worker.pods if self.worker else 0
         default = workers if either is None else either
         self.bounds = (default if low is None else low, default if high is None else high)
 
-    @property
-    def master_port(self) -> int:
-        container = self.master.container if self.master else None
+    def port_of(self, replica: Replica | None) -> int:
+        """The port at which the job's processes meet, by a replica's container."""
+        container = replica.container if replica else None
         for port in container["ports"] if container else ():
             if port["name"].text == "pytorchjob-port":
                 return port["containerPort"].number or PORT
@@ -80,15 +85,14 @@ def operator_env(job: PyTorchJob, replica: Replica, index: int) -> Env:
 
 
 def _master_env(job: PyTorchJob, replica: Replica, index: int) -> dict[str, str]:
-    address, port = f"{job.name}-master-0", str(job.master_port)
+    address, port = f"{job.name}-master-0", str(job.port_of(job.master))
     rank = str(index if replica.kind == MASTER else index + 1)
-    per_pod = int(job.nproc_per_node) if job.nproc_per_node.isdigit() else 1
     return {
         "MASTER_PORT": port,
         "PET_MASTER_PORT": port,
         "MASTER_ADDR": address,
         "PET_MASTER_ADDR": address,
-        "WORLD_SIZE": str(job.pods * per_pod),
+        "WORLD_SIZE": str(job.pods * job.counted),
         "RANK": rank,
         "PET_NODE_RANK": rank,
     }
@@ -97,9 +101,10 @@ def _master_env(job: PyTorchJob, replica: Replica, index: int) -> dict[str, str]
 def _elastic_env(job: PyTorchJob) -> dict[str, str]:
     policy, (low, high) = job.elastic, job.bounds
     host = policy["rdzvHost"].text or f"{job.name}-worker-0"
+    port = job.port_of(job.worker)
     env = {
         "PET_NNODES": f"{low}:{high}",
-        "PET_RDZV_ENDPOINT": f"{host}:{policy['rdzvPort'].text or PORT}",
+        "PET_RDZV_ENDPOINT": f"{host}:{policy['rdzvPort'].text or port}",
         "PET_RDZV_BACKEND": policy["rdzvBackend"].text or "c10d",
         "PET_RDZV_ID": policy["rdzvId"].text,
         "PET_RDZV_CONF": ",".join(f"{p['key'].text}={p['value'].text}" for p in policy["rdzvConf"]),

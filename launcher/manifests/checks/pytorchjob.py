@@ -70,7 +70,7 @@ def _check_command(job: PyTorchJob, container: Value) -> Breaches:
     if job.elastic:
         what = "an elastic job whose command is not torchrun"
         yield hit(Rule.ELASTIC_SUCCESS, container["command"], what, "torchrun train.py ...")
-    elif job.nproc_per_node.isdigit() and int(job.nproc_per_node) > 1:
+    elif job.counted > 1:
         what = f"nprocPerNode {job.nproc_per_node}, but the command is not torchrun"
         fix = "torchrun train.py ..., or nprocPerNode: '1'"
         yield hit(Rule.RANK_COUNTS_PODS, container["command"], what, fix)
@@ -87,9 +87,14 @@ def _check_run_policy(job: PyTorchJob) -> Breaches:
     if job.clean_pod_policy not in CLEAN_POD_POLICIES:
         fix = f"one of {', '.join(CLEAN_POD_POLICIES)}"
         yield hit(Rule.CLEAN_POD_POLICY_VALUE, clean, f"cleanPodPolicy {clean.text}", fix)
-    elif job.clean_pod_policy == "None" and policy["ttlSecondsAfterFinished"].number is None:
+    elif job.clean_pod_policy == "None":
         what = f"cleanPodPolicy {clean.text or 'not written, which is None'}"
-        yield hit(Rule.CLEAN_POD_POLICY_NONE, clean, what, "cleanPodPolicy: Running")
+        has_ttl = policy["ttlSecondsAfterFinished"].number is not None
+        by_code = any(replica.restart_policy == "ExitCode" for replica in job.replicas)
+        if has_ttl and by_code:
+            what += "; a TTL does not begin after an exit code of 1 to 127 under ExitCode"
+        if by_code or not has_ttl:
+            yield hit(Rule.CLEAN_POD_POLICY_NONE, clean, what, "cleanPodPolicy: Running")
     if backoff.number is not None and backoff.number < 0:
         yield hit(Rule.BACKOFF_NEGATIVE, backoff, f"backoffLimit {backoff.text}", "0 or more")
     elif backoff and any(r.restart_policy == "ExitCode" for r in job.replicas):
@@ -135,5 +140,7 @@ def _check_elastic(job: PyTorchJob) -> Breaches:
     if job.master is not None:
         what = "a Master beside an elasticPolicy"
         yield hit(Rule.ELASTIC_MASTER, policy, what, "Worker alone, or no elasticPolicy")
+    if policy["rdzvConf"].data == []:
+        yield hit(Rule.RDZV_CONF_EMPTY, policy["rdzvConf"], "rdzvConf: []", "remove it")
     if policy["standalone"].data is True:
         yield hit(Rule.STANDALONE, policy["standalone"], "standalone: true", "remove it")

@@ -55,6 +55,7 @@ class Rule(AnyRule):
         WARNING,
         "python does not read PET_*: each pod trains by itself, and the first to end ends the job",
     )
+    RDZV_CONF_EMPTY = ERROR, "the operator crashes on it: no pods come, and no event says why"
     STANDALONE = ERROR, "the operator sets PET_STANDALONE to nothing, and torchrun crashes on it"
     NPROC_AUTO = WARNING, "without GPUs auto is the number of the host's cores, whatever the limit"
     NPROC_NOT_GPUS = ERROR, "workers without a GPU fail or share; GPUs without a worker are idle"

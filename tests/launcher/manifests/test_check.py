@@ -102,6 +102,13 @@ CASES = [
         "    ttlSecondsAfterFinished: 60\n",
     ),
     case(
+        Rule.RDZV_CONF_EMPTY,
+        "elastic",
+        "    rdzvId: digits-1\n",
+        "    rdzvId: digits-1\n    rdzvConf: []\n",
+        "    rdzvId: digits-1\n    rdzvConf: [{key: timeout, value: '900'}]\n",
+    ),
+    case(
         Rule.BACKOFF_NEGATIVE, "elastic", "backoffLimit: 3", "backoffLimit: -1", "backoffLimit: 0"
     ),
     case(
@@ -216,6 +223,16 @@ def test_a_broken_rule_is_found_and_its_neighbour_is_not(case: Case) -> None:
     assert case.bad[0] in text, "the edit must change something"
     assert case.rule.id in rules_of(text.replace(*case.bad, 1))
     assert not {case.rule.id, "yaml"} & rules_of(text.replace(*case.good, 1))
+
+
+@pytest.mark.parametrize(("restart_policy", "found"), [("ExitCode", True), ("OnFailure", False)])
+def test_a_ttl_does_not_make_up_for_pods_that_stay_where_exit_codes_decide(
+    restart_policy: str, found: bool
+) -> None:
+    text = read("elastic").replace("restartPolicy: OnFailure", f"restartPolicy: {restart_policy}")
+    ttl = "    cleanPodPolicy: None\n    ttlSecondsAfterFinished: 60\n"
+    text = text.replace("    cleanPodPolicy: Running\n", ttl)
+    assert (Rule.CLEAN_POD_POLICY_NONE.id in rules_of(text)) is found
 
 
 def test_a_service_that_comes_after_its_job_is_found() -> None:

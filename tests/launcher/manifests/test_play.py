@@ -199,6 +199,12 @@ def test_an_elastic_job_gets_bounds_and_an_endpoint_and_no_rank() -> None:
         ("    rdzvId: abc\n", "    standalone: true\n", "PET_STANDALONE", ""),
         ("    minReplicas: 1\n", "", "PET_NNODES", "3:3"),
         ("    rdzvId: abc\n", "    nProcPerNode: 4\n", "PET_NPROC_PER_NODE", "4"),
+        (
+            "{name: pytorch, image: x}",
+            "{name: pytorch, image: x, ports: [{name: pytorchjob-port, containerPort: 4000}]}",
+            "PET_RDZV_ENDPOINT",
+            "mnist-worker-0:4000",
+        ),
     ],
 )
 def test_fields_of_the_elastic_policy_become_variables(
@@ -207,12 +213,28 @@ def test_fields_of_the_elastic_policy_become_variables(
     assert dict(plan(ELASTIC.replace(old, new)).pods[0].env).get(name) == value
 
 
-@pytest.mark.parametrize(("nproc", "world"), [('"4"', "12"), ("auto", "3"), ("gpu", "3")])
+@pytest.mark.parametrize(
+    ("nproc", "world"),
+    [
+        *(('"4"', "12"), ("auto", "3"), ("gpu", "3")),
+        # As Go's strconv.Atoi reads them; what it refuses counts as 1.
+        *(('"+2"', "6"), ('"-1"', "-3"), ('"²"', "3"), ('""', "3")),
+    ],
+)
 def test_world_size_counts_processes_only_where_their_number_is_given(
     nproc: str, world: str
 ) -> None:
     text = JOB.replace('nprocPerNode: "2"', f"nprocPerNode: {nproc}")
-    assert dict(plan(text).pods[0].env)["WORLD_SIZE"] == world
+    env = dict(plan(text).pods[0].env)
+    assert env["WORLD_SIZE"] == world
+    assert env["PET_NPROC_PER_NODE"] == nproc.strip('"')
+
+
+def test_processes_of_an_elastic_policy_do_not_count_in_the_world_size() -> None:
+    policy = "  elasticPolicy: {minReplicas: 1, maxReplicas: 3, nProcPerNode: 4}\n"
+    text = JOB.replace('  nprocPerNode: "2"\n', policy)
+    env = dict(plan(text).pods[0].env)
+    assert (env["WORLD_SIZE"], env["PET_NPROC_PER_NODE"]) == ("3", "4")
 
 
 def test_values_come_from_where_the_manifest_says(static: Play) -> None:
