@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 
 Object = dict[str, Any]
 NAMED = {
-    *("persistentvolumeclaims", "secrets", "resourcequotas"),
+    *("persistentvolumeclaims", "secrets", "resourcequotas", "podgroups"),
     "events",
 }
 """Kinds of which objects are only read."""
@@ -48,6 +48,7 @@ GROUPS = {
     },
     "/apis/jobset.x-k8s.io/v1alpha2": {"JobSet": "jobsets"},
     "/apis/batch/v1": {"Job": "jobs"},
+    "/apis/scheduling.volcano.sh/v1beta1": {"PodGroup": "podgroups"},
 }
 
 

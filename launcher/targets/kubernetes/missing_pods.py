@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from launcher.contract.errors import TargetError
 from launcher.contract.reasons import NodeState
 from launcher.targets.kubernetes.api import FORBIDDEN, OPERATORS, ApiError, Cluster, find_fix
+from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_progress import same_words
 from launcher.targets.kubernetes.pod_states import (
     BAD_ENDS,
@@ -21,10 +22,12 @@ from launcher.targets.kubernetes.pod_states import (
     section,
     true_conditions,
 )
+from launcher.targets.kubernetes.render_kinds import VOLCANO
 
 if TYPE_CHECKING:
     from launcher.targets.kubernetes.cluster_job import ClusterJob
 
+POD_GROUP = ("scheduling.volcano.sh/v1beta1", "PodGroup")
 MISSING_S = 3.0
 """How long pods may be missing before the job's events are looked at."""
 NEXT_LOOK_S = 5.0
@@ -113,7 +116,23 @@ def describe_silence(job: ClusterJob, item: Object | None) -> str:
             f"no controller has taken up {called}: is {controller} running? "
             f"{job.cluster.kubectl} get pods -A; {look}"
         )
+    with contextlib.suppress(TargetError):
+        if (group := _read_group(job)) is not None:
+            phase = section(group, "status").get("phase") or "Pending"
+            queue = section(group, "spec").get("queue") or "default"
+            name, kubectl = job.plan.job_name, job.cluster.kubectl
+            show = f"{kubectl} describe podgroup {name} -n {job.cluster.namespace}"
+            return f"Volcano holds PodGroup {name} in queue {queue}: {phase}; {show}"
     return f"{called} has no pod, and no event says why; {look}"
+
+
+def _read_group(job: ClusterJob) -> Object | None:
+    """Volcano's PodGroup of a job that it schedules, whoever has made it."""
+    if PodSettings.of(job.plan).gang != VOLCANO:
+        return None
+    chosen = f"metadata.name={job.plan.job_name}"
+    found = job.cluster.list_objects(*POD_GROUP, "", fields=chosen)["items"]
+    return next(iter(found), None)
 
 
 def _conditions(job: Object) -> Iterator[str]:

@@ -107,7 +107,8 @@ class PodProgress:
 def _word(pod: PodView) -> str:
     ended = "" if pod.exit_code is None else f" with {name_exit_code(pod.exit_code)}"
     again = f" (restart {pod.restarts})" if pod.restarts else ""
-    states = {NodeState.PENDING: "is starting", NodeState.RUNNING: "runs"}
+    begins = f": its init container {pod.preparing} runs" if pod.preparing else ""
+    states = {NodeState.PENDING: f"is starting{begins}", NodeState.RUNNING: "runs"}
     return f"{pod.name} {states.get(pod.state, 'ended')}{ended}{again}"
 
 

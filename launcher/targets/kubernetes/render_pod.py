@@ -112,7 +112,8 @@ def render_template(plan: LaunchPlan, container: str, *, env: Env = (), **pod: A
 def render_trial_pod(plan: LaunchPlan) -> Object:
     """A pod as the job's controller would make one, for a dry run."""
     template = render_template(plan, "node", env=told_by_hand(plan), restartPolicy="Never")
-    metadata = render_metadata(plan, plan.nodes[0].name)
+    # A node's name may be a host name; a pod with dots in its name is warned of.
+    metadata = render_metadata(plan, plan.nodes[0].name.partition(".")[0])
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 

@@ -336,6 +336,20 @@ def test_status_tells_at_once_of_a_job_that_no_controller_takes_up(
     assert f"node 0.0: missing; {told}" in said
 
 
+def test_of_a_job_that_waits_in_a_queue_of_volcano_its_pod_group_is_told(
+    server: FakeCluster, tmp_path: Path, typed: Typed
+) -> None:
+    plan = plan_in(tmp_path, kind="pytorchjob", kubernetes={"gang": "volcano", "queue": "research"})
+    RunFolder(Path(plan.run_dir)).create(plan, "", 1.0)
+    KubernetesTarget(tmp_path / "runs").submit(plan)
+    job = server.objects["pytorchjobs", "digits"]
+    server.put("pytorchjobs", {**job, "status": {"conditions": []}, "other": 1})
+    group = {"metadata": {"name": "digits"}, "spec": {"queue": "research"}}
+    server.put("podgroups", {**group, "status": {"phase": "Pending"}})
+    said = typed("status", RUN_ID)[1]
+    assert "Volcano holds PodGroup digits in queue research: Pending; kubectl describe" in said
+
+
 def test_who_may_not_list_events_is_told_so(server: FakeCluster, start: Start) -> None:
     server.denied.add(("list", "events"))
     run = start()

@@ -116,6 +116,10 @@ def test_enough_nodes_that_train_end_no_run_and_zero_is_no_limit() -> None:
 def test_a_pod_is_told_when_it_changes_and_a_trouble_with_its_limit() -> None:
     notes = PodProgress(600)
     assert [*notes.tell((view(phase="Pending", state={}),))] == ["d-0-a is starting"]
+    init = {"name": "init-pytorch", "state": {"running": {"startedAt": "t"}}}
+    waiting = view(phase="Pending", state={}, initContainerStatuses=[init])
+    told = "d-0-a is starting: its init container init-pytorch runs"
+    assert [*notes.tell((waiting,))] == [told]
     assert [*notes.tell((view(),))] == ["d-0-a runs"]
     assert [*notes.tell((view(),))] == []
     crashed = view(state={"waiting": {"reason": "CrashLoopBackOff"}}, restarts=1)
