@@ -264,8 +264,9 @@ def _probes(plan: LaunchPlan, pods: PodSettings) -> Object:
     alive = {"periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10}
     return {
         "ports": [{"name": "health", "containerPort": pods.probe_port, "protocol": "TCP"}],
+        # Every second, as the training operator's Services name a pod only once it has passed. For
         # 20 minutes: torch may be imported from a cold disk that many nodes share.
-        "startupProbe": {**get, "periodSeconds": 5, "failureThreshold": 240},
+        "startupProbe": {**get, "periodSeconds": 1, "failureThreshold": 1200},
         "livenessProbe": {**get, **alive, "failureThreshold": PROBE_FAILURES},
     }
 
