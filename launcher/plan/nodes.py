@@ -93,7 +93,7 @@ class NodePlanner:
             workdir=self._workdir(folders),
             env=(
                 # The job's own values win, at the position of those that they overrule.
-                *{**dict(ENVIRONMENT), **dict(own), **dict(job.env)}.items(),
+                *{**dict(ENVIRONMENT), **dict(own), **dict(facts.shell), **dict(job.env)}.items(),
                 (protocol.NODE_INDEX, str(index)),
                 (protocol.INCARNATION, "0"),
                 (protocol.RDZV_BACKEND, backend_of(rendezvous)),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
+from launcher.contract.node_plan import Env
 
 if TYPE_CHECKING:
     from launcher.plan.target_settings import TargetSettings
@@ -82,6 +85,27 @@ class NodeFacts:
     folders: Folders | None = None
 
 
+SHELL_WINS = ("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that the plan sets too. Whoever has set one has a reason, and none breaks a run that
+would work under torchrun."""
+_SHARES_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+def parse_shell(environ: Mapping[str, str]) -> Env:
+    """The shell's values that win over the plan's own. An empty one counts too."""
+    return tuple((name, environ[name]) for name in SHELL_WINS if name in environ)
+
+
+def describe_ignored(environ: Mapping[str, str]) -> str | None:
+    """One line on the shell's variables that do not reach the workers; None if there are none."""
+    names = [name for name in protocol.STALE_VARIABLES if name in environ]
+    names += [_SHARES_STORE] if environ.get(_SHARES_STORE, "1") != "1" else []
+    if not names:
+        return None
+    told = f"{', '.join(names)} of this shell {'do' if len(names) > 1 else 'does'} not count"
+    return f"{told}: the launcher sets what each worker needs (docs/worker-environment.md)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
     """A target as it was when the plan was made.
@@ -112,6 +136,8 @@ class TargetFacts:
     terminal: bool = False
     """Whether a person watches, and progress may be a bar."""
     nodes: tuple[NodeFacts, ...] = ()
+    shell: Env = ()
+    """This shell's values of ``SHELL_WINS``, where its variables reach the workers."""
     agent: AgentSettings | None = None
     """The agent's settings that the target decides, with ``RUN_ID`` in folders. None if it decides
     none, as the launcher follows the workers' own files."""

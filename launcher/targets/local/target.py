@@ -24,7 +24,7 @@ from launcher.follow.target import Door, LiveRun, NodeObservation, Observation, 
 from launcher.plan.agent_task import STORE_CANDIDATES
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.rendezvous import endpoint_of
-from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts, describe_ignored, parse_shell
 from launcher.runs.folder import RunFolder, check_folder, full_disk, make_folders
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets import children, process_table
@@ -69,6 +69,7 @@ class LocalTarget(Target):
         cores = len(os.sched_getaffinity(0))
         ports = find_free_ports(random.SystemRandom(), STORE_CANDIDATES)
         self._free_ports = ports
+        self.notes += filter(None, (describe_ignored(os.environ),))
         return TargetFacts(
             target=self.name,
             place=f"local processes, {python} with torch {torch_version}{why}",
@@ -84,6 +85,7 @@ class LocalTarget(Target):
             cwd=str(Path.cwd()),
             ports=ports,
             terminal=sys.stderr.isatty(),
+            shell=parse_shell(os.environ),
             own=ProcessSettings(python=python),
         )
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from launcher.follow.loop import fold
 from launcher.follow.requests import request_stop, write_size
 from launcher.follow.target import Artifact, Door, Driver, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.target_facts import TargetFacts
+from launcher.plan.target_facts import TargetFacts, describe_ignored, parse_shell
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
 from launcher.runs.outcome import Outcome
 from launcher.targets.agent_archive import read_compiled_archive
@@ -114,6 +114,8 @@ class SlurmTarget(Target):
             sends_code=self.code is not None,
             terminal=sys.stderr.isatty(),
         )
+        self.notes += filter(None, (describe_ignored(os.environ),))
+        facts = replace(facts, shell=parse_shell(os.environ))
         return facts if self._allocation is None else inside.fit_facts(facts, self._allocation)
 
     def has_image(self, job: JobSpec) -> bool:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import NodeState
 from launcher.follow.target import NodeObservation, Observation, Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts, parse_shell
 from launcher.runs.folder import RunFolder, check_folder
 from launcher.runs.node_outcomes import read_node_outcome
 from launcher.targets.interpreter import find_torch
@@ -66,7 +67,7 @@ class StarterTarget(Target):
         cores = len(os.sched_getaffinity(0))
         gpus = read_gpus() if not job.is_on_cpu else ()
         alone = job.nnodes.max == 1
-        return plan_facts(
+        facts = plan_facts(
             job,
             MachineFacts(cpu_count=cores, device_ids=gpus, loopback="lo" if alone else None),
             StarterSettings(
@@ -76,6 +77,8 @@ class StarterTarget(Target):
             run_root=str(self._run_root.absolute()),
             cwd=str(Path.cwd()),
         )
+        # MASTER_ADDR and the like are the starter's own: nothing to tell.
+        return replace(facts, shell=parse_shell(os.environ))
 
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)

@@ -21,7 +21,7 @@ from launcher.plan.launch_plan import (
     plan_replacement,
     plan_run,
 )
-from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.plan.target_facts import MachineFacts, TargetFacts, describe_ignored, parse_shell
 from launcher.targets.docker_options import ContainerSettings
 from launcher.targets.processes import ProcessSettings
 
@@ -37,6 +37,35 @@ def facts_of(devices: int) -> TargetFacts:
         run_root="/runs",
         cwd="/",
     )
+
+
+def test_what_the_shell_sets_wins_over_the_launcher_and_the_job_over_both() -> None:
+    job = {"name": "j", "command": ["t.py"], "env": {"PYTHONUNBUFFERED": "0"}}
+    shell = {"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "", "RANK": "3", "HF_HOME": "/x"}
+    facts = replace(facts_of(0), accelerator="cpu", shell=parse_shell(shell))
+    env = dict(plan_run(JobSpec.model_validate(job), facts, run_id="j-1").nodes[0].env)
+    assert (env["OMP_NUM_THREADS"], env["PYTHONUNBUFFERED"]) == ("4", "0")
+    assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert not {"RANK", "HF_HOME"} & env.keys()
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"PATH": "/bin", "OMP_NUM_THREADS": "2"}, None),
+        ({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, None),
+        ({"RANK": "0"}, "RANK of this shell does not count"),
+        (
+            {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0", "MASTER_PORT": "1"},
+            "MASTER_PORT, TORCH_DISABLE_SHARE_RDZV_TCP_STORE of this shell do not count",
+        ),
+    ],
+)
+def test_what_the_shell_sets_and_no_worker_gets_is_told(
+    environ: dict[str, str], told: str | None
+) -> None:
+    found = describe_ignored(environ)
+    assert (found or "").partition(":")[0] == (told or "")
 
 
 @given(nodes=st.integers(1, 9), each=st.integers(1, 9), devices=st.integers(0, 40))
