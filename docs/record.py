@@ -156,7 +156,7 @@ def render(lines: list[Line], folder: Path) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img"'
             ' aria-label="Node 1 of two is killed, the other goes on, a new one joins">',
             "<style>text{font:14px ui-monospace,Menlo,Consolas,monospace;white-space:pre;"
-            "animation:wait 0s step-end}@keyframes wait{from,to{opacity:0}}"
+            "animation:wait 0s step-end}@keyframes wait{from,to{opacity:.3}}"
             "@media (prefers-reduced-motion:reduce){text{animation:none}}</style>",
             f'<rect width="100%" height="100%" rx="8" fill="{GROUND}"/>',
             *rows,

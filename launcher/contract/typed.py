@@ -10,7 +10,10 @@ import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
 
-ABOUT_RUNS = ("logs", "status", "stop", "scale", "report", "stacks", "why", "ps", "exec", "shell")
+ABOUT_RUNS = (
+    *("logs", "status", "stop", "scale", "report", "stacks", "why", "ps", "exec", "shell"),
+    *("top", "profile"),
+)
 """Commands that look for runs: they take the options by which this call found its runs."""
 
 _program = "launcher"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher import __version__
+from launcher.commands import cli
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
@@ -118,3 +119,24 @@ def test_the_version_is_printed_with_its_commit_and_the_torch_of_local_runs(fold
     commit = r"([0-9a-f]{12}, in a checkout|unknown)"
     torch = re.escape(f"torch {version('torch')} ({sys.executable})")
     assert re.fullmatch(rf"launcher {re.escape(__version__)} \(commit {commit}\)\n{torch}\n", told)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *(((name, "latest"), "interrupted\n") for name in ("top", "profile", "logs", "stacks")),
+        (("doctor", "train.py"), "interrupted; nothing was left running\n"),
+    ],
+)
+def test_an_interrupt_of_a_command_about_a_run_says_nothing_of_what_is_left(
+    words: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load", lambda handler: interrupt)
+    assert cli.run_command([*words]) == 130
+    assert capsys.readouterr().err == said
