@@ -162,7 +162,7 @@ class ClusterDriver:
         return planned - read_withdrawn(self._run, self.plan)
 
     def scale(self, nodes: int) -> None:
-        self._job.scale(self._run, nodes)
+        self._job.scale(nodes)
 
     def _tell(self) -> None:
         """Prints what is new since the last turn: cluster, right to logs, pods."""
