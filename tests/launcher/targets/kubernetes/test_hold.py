@@ -107,6 +107,7 @@ def test_a_pod_that_is_lost_while_a_run_uses_it(held: Runner, pods: Controller) 
     out, told = process.communicate(timeout=60)
     assert process.returncode == 0, told
     assert out.count(b"trained") == 2, out
+    assert b"1 lost node, replaced" in told, told.decode()
     # Nobody reads the log of the next pod, which has the place of the one before it.
     hold = folder_of_hold(held)
     launcher = RunFolder(hold).launcher_pid()
