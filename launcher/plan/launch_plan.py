@@ -109,6 +109,12 @@ class LaunchPlan:
         return self.nodes[0].min_nodes < self.nodes[0].max_nodes
 
     @property
+    def place(self) -> str:
+        """Where the run is, for a person."""
+        hold = self.own.hold.rpartition("-")[0] if self.own else ""
+        return f"the hold {hold}" if hold else self.target
+
+    @property
     def machines(self) -> tuple[MachineFacts, ...]:
         """The machine of each node; empty if it is the launcher's own, or not known yet."""
         return () if self.own is None else self.own.machines

@@ -74,7 +74,7 @@ class HostFacts(MachineFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class HostsSettings(TargetSettings):
-    """``hosts`` are the machines by node index; ``hold`` is the hold's run id, for a run in one.
+    """``hosts`` are the machines by node index.
 
     A node ends ``followed_s`` seconds after it was last reached.
     """
@@ -82,7 +82,6 @@ class HostsSettings(TargetSettings):
     hosts: tuple[HostFacts, ...]
     ssh_config: str | None
     containers: ContainerSettings
-    hold: str = ""
     followed_s: float = FOLLOWED_S
 
     @property

@@ -25,6 +25,7 @@ from launcher.plan.launch_plan import (
 )
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.targets.docker_options import ContainerSettings
+from launcher.targets.held.target import HeldSettings
 from launcher.targets.processes import ProcessSettings
 
 MakePlan = Callable[..., LaunchPlan]
@@ -209,6 +210,12 @@ def test_nodes_at_new_addresses_are_met_there(make_plan: MakePlan, engine: str) 
     if moved.agent:
         assert [one.host for one in moved.agent.stores] == after[: len(moved.agent.stores)]
     assert plan_moved(plan, before) == plan
+
+
+def test_a_run_in_a_hold_is_told_to_be_there(make_plan: MakePlan) -> None:
+    plan = make_plan()
+    assert plan.place == plan.target
+    assert replace(plan, own=HeldSettings(hold="my-dev-3f9a01")).place == "the hold my-dev"
 
 
 def test_checkpoints_stay_with_the_run_unless_the_job_says_where(

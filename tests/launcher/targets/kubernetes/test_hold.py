@@ -46,7 +46,7 @@ def held(pods: Controller, server: FakeCluster, tmp_path: Path) -> Iterator[Runn
     done = launcher(*HOLD)
     assert done.returncode == 0, done.stderr
     yield launcher
-    done = launcher("release", "dev")
+    done = launcher("release", "dev", "-n", "team")
     assert done.returncode == 0, done.stderr
     assert not [key for key in server.objects if key[0] in ("jobs", "pods")]
 
@@ -75,7 +75,7 @@ def test_a_lost_pod_of_a_hold_is_replaced(held: Runner, pods: Controller) -> Non
     pods.start(1)
     wait_until(lambda: (folder_of_hold(held) / "nodes/1/1/ready").exists())
     held.write(SUMS, JOB)
-    done = held("run", "job.yaml", "--in", "dev")
+    done = held("run", "job.yaml", "--in", "dev", "-n", "team")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
     for job, words, what in (
