@@ -65,15 +65,19 @@ class Stop:
         """Whether the agent outlives SIGKILL, as a process that hangs in a driver does."""
         return self.killed_at is not None and now >= self.killed_at + OUTLIVE_LIMIT_S
 
-    def decide(self, now: float, *, speaks: bool, acknowledged: bool) -> Step:
+    def decide(
+        self, now: float, *, speaks: bool, acknowledged: bool, has_begun: bool = True
+    ) -> Step:
         """The next step. ``speaks``: the training will answer; ``acknowledged``: it has committed.
 
-        A second request ends the wait for the answer, a third one kills.
+        A second request ends the wait for the answer, a third one kills. Before any worker has
+        begun there is nothing to save, and torch may hear no signal: its static rendezvous blocks.
         """
         if self.times_asked > 2 or now >= self.deadline + LAST_WORD_S:
             return Step.KILL
         if self.terminated_at is not None:
-            return Step.WAIT
+            late = not has_begun and now >= self.terminated_at + LAST_WORD_S
+            return Step.KILL if late else Step.WAIT
         margin_s = min(MARGIN_S, self.grace_s / 4)
         waits = speaks and not acknowledged and self.times_asked == 1
         return Step.WAIT if waits and now < self.deadline - margin_s else Step.TERMINATE

@@ -59,7 +59,7 @@ def _row(run: RunFolder) -> ListedRun:
     return ListedRun(
         run_id=run.run_id,
         job=plan.job_name,
-        target=plan.target,
+        target=plan.place,
         state=state,
         reason=reason,
         nnodes=len(plan.nodes),
@@ -211,7 +211,7 @@ def read_status(run: RunFolder) -> RunStatus:
     return RunStatus(
         run_id=run.run_id,
         job=plan.job_name,
-        target=plan.target,
+        target=plan.place,
         state=state,
         attempt=plan.attempt,
         launcher_pid=run.launcher_pid(),

@@ -9,9 +9,10 @@ from launcher.api import launch
 from launcher.api.holding import check_hold, wait_ready, write_job
 from launcher.api.holding import release as release_hold
 from launcher.api.planning import plan_job
-from launcher.commands.arguments import open_named, run_root
+from launcher.commands.arguments import open_named, rooms_of_runs, run_root
 from launcher.commands.job_named import read_job
 from launcher.commands.run import create_told
+from launcher.commands.runs import find
 from launcher.contract import typed
 from launcher.contract.clock import SystemClock
 from launcher.follow.console import Console
@@ -42,4 +43,5 @@ def hold(arguments: argparse.Namespace) -> None:
 
 def release(arguments: argparse.Namespace) -> None:
     """Ends a hold."""
-    print(release_hold(run_root(arguments), arguments.name), file=sys.stderr)
+    name = find(arguments).run_id if rooms_of_runs(arguments) else arguments.run
+    print(release_hold(run_root(arguments), name), file=sys.stderr)

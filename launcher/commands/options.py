@@ -89,6 +89,11 @@ def add_run(parser: ArgumentParser) -> None:
         default=protocol.LATEST_LINK,
         help="run id, its beginning, or latest (default); on a cluster also the job's name",
     )
+    add_place(parser)
+
+
+def add_place(parser: ArgumentParser) -> None:
+    """Where to look for a run."""
     # A run that another machine started is found on its target.
     parser.add_argument(
         "--on",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.api.choose_target import rooms
-from launcher.commands.options import add_job, add_job_file, add_run, add_target
+from launcher.commands.options import add_job, add_job_file, add_place, add_run, add_target
 from launcher.commands.parser import natural, seconds
 
 SHELLS = ("bash", "zsh", "fish")
@@ -36,8 +36,8 @@ OF_COMPARE = """Several --nproc-per-node, such as 1,2,4: one run after the other
 beginning. The script writes a ledger, in which LEDGER_EVERY_STEP=1 asks all ranks for each step.
 launcher docs trainers"""
 OF_HOLD = """A job gives the hold its resources, and what it imports beforehand (agent.preload); its
-command is not run. Then, as often as you like: launcher run train.py --in NAME. On local,
-docker, hosts and slurm so far. launcher docs interactive"""
+command is not run. Then, as often as you like: launcher run train.py --in NAME.
+launcher docs interactive"""
 OF_EXEC = """Each line has the prefix [node]; the exit code is the highest of the nodes. Into
 containers it goes by docker exec, into pods by kubectl exec, to Slurm's nodes by a step.
 launcher docs interactive"""
@@ -125,7 +125,8 @@ def _add_to_hold(hold: ArgumentParser) -> None:
 
 
 def _add_to_release(release: ArgumentParser) -> None:
-    release.add_argument("name", metavar="NAME", help="of the hold")
+    release.add_argument("run", metavar="NAME", help="of the hold")
+    add_place(release)
 
 
 def _add_to_render(render: ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock
 from launcher.contract.errors import SilentTargetError, TargetError
-from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
+from launcher.contract.reasons import STATE_OF_REASON, NodeState, Reason, RunState
 from launcher.follow import decide
 from launcher.follow.console import Console
 from launcher.follow.requests import read_withdrawn, without
@@ -27,6 +27,8 @@ FOLDER_LIMIT_S = 3.0
 AWAY_LIMIT_S = 120.0
 """How long a target may be away, for example while its engine restarts."""
 FOUND_LATER = "found after its launcher had gone"
+ALL = -1
+"""In place of a node's index, for a start of all nodes."""
 
 
 class FolderWatch:
@@ -66,10 +68,10 @@ class NodeDriver:
         self._run, self._target, self._console, self._clock = run, target, console, clock
         self._show = show
         self._replaced: Counter[int] = Counter()
-        self._replaced_at: dict[int, float] = {}
+        self._started_at: dict[int, float] = {}
         self._failed_at_once: Counter[int] = Counter()
-        """How often in a row each node was lost soon after its start."""
-        self._waits_told: set[tuple[int, int]] = set()
+        """How often in a row each node, or ``ALL``, was lost soon after its start."""
+        self._waits_told: set[tuple[int, object]] = set()
         self._withdrawn: frozenset[int] = frozenset()
         self._first_exit_at: float | None = None
         self._folder = FolderWatch(run, console, clock)
@@ -84,14 +86,10 @@ class NodeDriver:
         action = self._decide(observation)
         if isinstance(action, Outcome):
             return action
-        if isinstance(action, decide.Wait) or (
-            isinstance(action, decide.Replace)
-            and not self._may_replace(action.node_index, action.why)
-        ):
-            return None
         if isinstance(action, decide.Replace):
-            self._replace(action.node_index, action.why)
-        else:
+            if self._may_start(action.node_index, action.why):
+                self._replace(action.node_index, action.why)
+        elif isinstance(action, decide.Restart) and self._may_start(ALL, action.why):
             self._restart(action.why, action.left)
         return None
 
@@ -113,6 +111,11 @@ class NodeDriver:
                 raise
             return None
         self._away_since = None
+        for node in seen.nodes:
+            wait = node.node_index, node.detail
+            if node.state is NodeState.PENDING and node.detail and wait not in self._waits_told:
+                self._waits_told.add(wait)
+                self._tell(node.node_index, f"node {node.node_index}: {node.detail}")
         return without(seen, self._withdrawn)
 
     def _decide(self, observation: Observation) -> decide.Action:
@@ -170,14 +173,18 @@ class NodeDriver:
         except TargetError as error:
             self._console.note(f"{error.what}; the run goes on without it")
 
-    def _may_replace(self, node_index: int, why: str) -> bool:
-        """Whether the node's pause is over. Reports each pause once, when it begins."""
-        lived_s = self._clock.monotonic() - self._replaced_at.get(node_index, float("-inf"))
-        left_s = decide.pause_before_replacing_s(self._failed_at_once[node_index]) - lived_s
-        start = (node_index, self._replaced[node_index])
+    def _may_start(self, index: int, why: str) -> bool:
+        """Whether the pause of a node, or of ``ALL``, is over. Reports each pause as it begins."""
+        pause_s = decide.pause_before_replacing_s(self._failed_at_once[index])
+        if index == ALL and self._working():
+            # Workers have run: what failed was not the start.
+            pause_s = self._failed_at_once[ALL] = 0
+        lived_s = self._clock.monotonic() - self._started_at.get(index, float("-inf"))
+        left_s, start = pause_s - lived_s, (index, self._started_at.get(index))
         if left_s > 0.5 and start not in self._waits_told:
             self._waits_told.add(start)
-            self._tell(node_index, f"{why}; replacing it in {left_s:.0f} s")
+            what = "starting all nodes again" if index == ALL else "replacing it"
+            self._tell(max(index, 0), f"{why}; {what} in {left_s:.0f} s")
         return left_s <= 0
 
     def _tell(self, node_index: int, text: str) -> None:
@@ -191,11 +198,11 @@ class NodeDriver:
         others = "go on" if enough else "wait for it"
         self._tell(node_index, f"{why}; replacing it, the others {others}")
         now = self._clock.monotonic()
-        if now - self._replaced_at.get(node_index, float("-inf")) >= decide.STEADY_S:
+        if now - self._started_at.get(node_index, float("-inf")) >= decide.STEADY_S:
             self._failed_at_once[node_index] = 0
         self._failed_at_once[node_index] += 1
         self._replaced[node_index] += 1
-        self._replaced_at[node_index] = now
+        self._started_at[node_index] = now
         # Where the others wait for this node, an error ends the run, so that a person sees it.
         with self._going_on() if enough else contextlib.nullcontext():
             self._target.collect(self.plan)
@@ -210,7 +217,8 @@ class NodeDriver:
         self._console.end_progress()
         self._set_plan(plan_next_attempt(self.plan))
         self._replaced.clear()
-        self._failed_at_once.clear()
+        self._failed_at_once = Counter({ALL: self._failed_at_once[ALL] + 1})
+        self._started_at[ALL] = self._clock.monotonic()
         self._first_exit_at = None
         wanted = (node.node_index for node in self.plan.nodes)
         self._target.submit(self.plan, tuple(i for i in wanted if i not in self._withdrawn))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from launcher.contract import protocol
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.errors import InputError
-from launcher.contract.node_plan import NodePlan
+from launcher.contract.node_plan import NodePlan, Static
 from launcher.contract.records import changed_fields, dump_record, parse_text
 from launcher.plan.agent_task import TRAINING, Purpose, plan_agent, plan_stores
 from launcher.plan.devices import check_capacity, plan_devices
 from launcher.plan.nnodes import NodesThere, decide_nnodes
 from launcher.plan.nodes import NodePlanner, plan_incarnation
+from launcher.plan.rendezvous import endpoint_of
 from launcher.plan.target_facts import MachineFacts, TargetFacts
 from launcher.plan.target_settings import TargetSettings, dump_settings
 from launcher.plan.torchrun import check_torch_version
@@ -105,6 +107,12 @@ class LaunchPlan:
     def is_elastic(self) -> bool:
         """Whether the run goes on with fewer nodes than it started."""
         return self.nodes[0].min_nodes < self.nodes[0].max_nodes
+
+    @property
+    def place(self) -> str:
+        """Where the run is, for a person."""
+        hold = self.own.hold.rpartition("-")[0] if self.own else ""
+        return f"the hold {hold}" if hold else self.target
 
     @property
     def machines(self) -> tuple[MachineFacts, ...]:
@@ -239,6 +247,29 @@ def plan_replacement(plan: LaunchPlan, node_index: int) -> LaunchPlan:
         for node in plan.nodes
     )
     return replace(plan, nodes=nodes)
+
+
+def plan_moved(plan: LaunchPlan, addresses: Mapping[int, str]) -> LaunchPlan:
+    """The same run with some nodes, by index, at other addresses."""
+    first, moved = plan.nodes[0].local_addr, addresses.get(0)
+
+    def move(node: NodePlan) -> NodePlan:
+        met, own = node.rendezvous, addresses.get(node.node_index, node.local_addr)
+        if isinstance(met, Static):
+            met = replace(met, master_addr=moved or first) if met.master_addr == first else met
+        elif met.endpoint_host == first:
+            met = replace(met, endpoint_host=moved or first)
+        env = {**dict(node.env), protocol.RDZV_ENDPOINT: endpoint_of(met)}
+        return replace(node, local_addr=own, rendezvous=met, env=tuple(env.items()))
+
+    agent = plan.agent and replace(
+        plan.agent,
+        stores=tuple(
+            replace(store, host=addresses.get(store.node_index, store.host))
+            for store in plan.agent.stores
+        ),
+    )
+    return replace(plan, agent=agent, nodes=tuple(map(move, plan.nodes)))
 
 
 def new_run_id(job_name: str) -> str:

@@ -20,7 +20,12 @@ KIND = "kind_of_settings"
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSettings:
-    """Base of each target's record. Only the room that defines one reads its fields."""
+    """Base of each target's record. Only the room that defines one reads its fields.
+
+    ``hold`` is the run id of the hold whose nodes the run uses.
+    """
+
+    hold: str = ""
 
     @classmethod
     def of(cls, plan: LaunchPlan) -> Self:

@@ -130,7 +130,7 @@ def read_postmortem(
     return Postmortem(
         run_id=run.run_id,
         job=plan.job_name,
-        target=plan.target,
+        target=plan.place,
         engine="torchrun" if plan.agent is None else "agent",
         state=state,
         reason=outcome.reason if outcome else None,

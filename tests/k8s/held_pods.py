@@ -23,6 +23,7 @@ class Controller:
         self._server, self._folder, self._name = server, folder, name
         self._pods: Pods | None = None
         self.running: dict[int, tuple[str, Any]] = {}
+        self._entered: list[subprocess.Popen[bytes]] = []
         self._made = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -42,10 +43,11 @@ class Controller:
                 for index in [*self.running]:
                     self.lose(index)
 
-    def start(self, index: int) -> None:
+    def start(self, index: int, *, elsewhere: bool = False) -> None:
         assert self._pods is not None
         self._made += 1
-        name, container = f"{self._name}-{index}-{self._made:05d}", self._pods.start(index)
+        name = f"{self._name}-{index}-{self._made:05d}"
+        container = self._pods.start(index, elsewhere=elsewhere)
         self.running[index] = name, container
         labels = {protocol.LABEL_RUN_ID: self._pods.plan.run_id, INDEX: str(index)}
         item = pod(name, labels)
@@ -55,7 +57,8 @@ class Controller:
 
         def enter(argv: list[str]) -> subprocess.Popen[bytes]:
             words = ["docker", "exec", "--interactive", container.id, *argv]
-            return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe)
+            self._entered.append(subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe))
+            return self._entered[-1]
 
         self._server.programs[name] = enter
         threading.Thread(target=self._bring_log, args=(name, container), daemon=True).start()
@@ -73,6 +76,12 @@ class Controller:
         labels = self._server.objects["pods", name]["metadata"]["labels"]
         self._server.put("pods", pod(name, labels, phase="Failed", state=ended(137)))
         self._server.remove("pods", name)
+
+    def cut(self) -> None:
+        """The API server goes away, and takes the programs in pods that go through it along."""
+        self._server.away = True
+        for program in self._entered:
+            program.kill()
 
     def close(self) -> None:
         self._closed.set()

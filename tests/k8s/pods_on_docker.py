@@ -76,8 +76,14 @@ class Pods:
         path.chmod(0o777)
         return path
 
-    def start(self, index: int) -> Any:
-        """The pod of one node, a new one each time."""
+    def start(self, index: int, *, elsewhere: bool = False) -> Any:
+        """The pod of one node, a new one each time; ``elsewhere``: not at a lost one's address."""
+        if elsewhere:
+            idle = self.engine.containers.create(
+                IMAGE, entrypoint=["sleep", "infinity"], network=self.network.name
+            )
+            self.containers.append(idle)
+            idle.start()
         pod = self._pod(index)
         binds = self._binds(pod, self.folder / f"pod-{len(self.containers)}")
         user = f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"

@@ -109,6 +109,8 @@ class FakeCluster:
         """The pods in which a program was started, one after the other."""
         self.after_log: Callable[[], object] = lambda: None
         """What happens when a log has been sent to its end."""
+        self.token = "t0ken"
+        """The one that is valid: any other has expired, or was revoked."""
         self.lets_anybody_in = False
         """For kubectl, which sends its token over TLS alone."""
         self.oldest_version = 0
@@ -141,7 +143,7 @@ class FakeCluster:
             "kind": "Config",
             "current-context": "fake",
             "clusters": [{"name": "fake", "cluster": self._named()}],
-            "users": [{"name": "me", "user": {"token": "t0ken"}}],
+            "users": [{"name": "me", "user": {"token": self.token}}],
             "contexts": [
                 {"name": name, "context": {"cluster": "fake", "user": "me", "namespace": space}}
                 for name, space in spaces.items()
@@ -266,7 +268,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length)) if length else {}
         self._cut_after: int | None = None
         self.cluster.requests.append((method, url.path, query))
-        is_known = self.headers["Authorization"] == "Bearer t0ken"
+        is_known = self.headers["Authorization"] == f"Bearer {self.cluster.token}"
         if not (is_known or self.cluster.lets_anybody_in):
             return self._fail(401, "Unauthorized", "Unauthorized")
         try:

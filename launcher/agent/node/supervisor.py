@@ -249,11 +249,12 @@ class Supervisor:
         self._ledger.write("stop-requested", reason=reason.value, grace_s=grace_s)
 
     def _go_on_stopping(self, stop: Stop) -> None:
-        answer = self._files.read_answer()
+        answer, holds = self._files.read_answer(), self._task.settings.hold_idle_s > 0
         step = stop.decide(
             self._clock.monotonic(),
             speaks=self._files.training_speaks(),
             acknowledged=answer is not None,
+            has_begun=holds or any(self._scratch.glob("heartbeat-*")),
         )
         if step is Step.KILL:
             if stop.killed_at is None:

@@ -25,7 +25,7 @@ from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
 from launcher.follow.target import Artifact, Door, NodeObservation, Observation, Target, Traits
 from launcher.plan.agent_task import STORE_CANDIDATES
-from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.launch_plan import LaunchPlan, plan_moved
 from launcher.plan.nodes import absolute
 from launcher.plan.target_facts import RUN_ID, Folders, MachineFacts, NodeFacts, TargetFacts
 from launcher.plan.target_settings import TargetSettings
@@ -47,9 +47,7 @@ END_LIMIT_S = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class HeldSettings(TargetSettings):
-    """``hold`` is the run id of the hold."""
-
-    hold: str
+    """A run in a hold has no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +183,8 @@ class HeldTarget(Target):
         hold, run_id = self._hold_of(plan), plan.run_id
         secrets = tuple(read_secrets(plan.nodes[0].secrets, os.environ).items())
         hold.enter(run_id)
+        there = {n.node_index: hold.read_ready(n.node_index) for n in plan.nodes}
+        plan = plan_moved(plan, {index: told.address for index, told in there.items() if told})
         nodes = [node for node in plan.nodes if only is None or node.node_index in only]
         make_folders((plan.run_dir, plan.checkpoint_dir, *(node.log_dir for node in nodes)))
         code = Path(plan.run_dir, CODE_DIR)

@@ -22,6 +22,7 @@ from launcher.targets.hosts.ssh import Session, Ssh
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
+    from launcher.follow.target import NodeObservation
     from launcher.targets.hold import Hold
 
 STOP_MARGIN_S = 20.0
@@ -185,6 +186,6 @@ def hosts_of(plan: LaunchPlan) -> list[tuple[HostFacts, int]]:
     return [(hosts[node.node_index], node.node_index) for node in plan.nodes]
 
 
-def key_of(node: NodePlan) -> str:
+def key_of(node: NodePlan | NodeObservation) -> str:
     """A node's name among a host's states. Pure."""
     return f"{node.node_index}.{node.incarnation}"

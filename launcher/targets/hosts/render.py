@@ -180,6 +180,7 @@ def _host_node(plan: LaunchPlan, own: HostsSettings, node: NodePlan, task: str |
         container=node.name if starts_container else "",
         detached=plan.detached,
         stop_grace_s=plan.stop_grace_s,
+        followed_s=own.followed_s,
     )
     return HostNode(
         node=node,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from launcher.plan.target_facts import MachineFacts
 from launcher.plan.target_settings import TargetSettings
 from launcher.targets.docker_options import ContainerSettings
+from launcher.targets.hosts.program.messages import FOLLOWED_S
 
 STATE_DIR = "~/.launcher"
 """Where a host keeps runs, code and programs, unless the inventory names another folder."""
@@ -73,12 +74,15 @@ class HostFacts(MachineFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class HostsSettings(TargetSettings):
-    """``hosts`` are the machines by node index; ``hold`` is the hold's run id, for a run in one."""
+    """``hosts`` are the machines by node index.
+
+    A node ends ``followed_s`` seconds after it was last reached.
+    """
 
     hosts: tuple[HostFacts, ...]
     ssh_config: str | None
     containers: ContainerSettings
-    hold: str = ""
+    followed_s: float = FOLLOWED_S
 
     @property
     def machines(self) -> tuple[MachineFacts, ...]:

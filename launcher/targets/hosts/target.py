@@ -36,12 +36,7 @@ from launcher.targets.hosts import nodes
 from launcher.targets.hosts.connection import MISSING, HostLine, copy_once, send_beats
 from launcher.targets.hosts.images import provide_image, read_image
 from launcher.targets.hosts.inventory import Inventory, read_inventory_of
-from launcher.targets.hosts.plan import (
-    TARGET,
-    find_caller,
-    plan_facts,
-    run_dir_on,
-)
+from launcher.targets.hosts.plan import TARGET, find_caller, plan_facts, run_dir_on
 from launcher.targets.hosts.program.messages import (
     RUNS_DIR,
     AskLauncher,
@@ -198,6 +193,7 @@ class HostsTarget(Target):
         wanted = [node for node in artifact.nodes if needs_all or self._may_answer(node)]
         with ssh.sessions([node.host.host for node in wanted], away=away) as sessions:
             reached = [node for node in wanted if node.host.name in sessions]
+            plan, reached = self._place(plan, reached, sessions)
             for node in wanted:
                 if away and (error := away.get(node.host.name)):
                     self._refused[node.node.node_index] = f"{error.what}; {error.hint}"
@@ -229,6 +225,12 @@ class HostsTarget(Target):
             self.is_sending = False
             # Last: no rendezvous timeout may run before every host is ready.
             each(launch)
+
+    def _place(
+        self, plan: LaunchPlan, nodes: list[HostNode], sessions: Mapping[str, Session]
+    ) -> tuple[LaunchPlan, list[HostNode]]:
+        """The plan, and its ``nodes`` to start, as their places are now."""
+        return plan, nodes
 
     def _may_answer(self, node: HostNode) -> bool:
         """False for a silent host; ``observe`` then reports its node as missing."""

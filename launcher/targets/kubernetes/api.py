@@ -22,6 +22,7 @@ from launcher.contract import typed
 from launcher.contract.errors import TargetError
 from launcher.targets.kubernetes.kubeconfig import (
     MALFORMED,
+    Login,
     config_files,
     has_config,
     is_in_pod,
@@ -35,6 +36,7 @@ Object = dict[str, Any]
 REQUEST_LIMIT_S = 30.0
 ANSWER_LIMIT_S = 3.5
 """How long a command that only looks waits for the server."""
+OPENED = "OPENED"
 WATCH_S, STREAM_SILENCE_S = 240, 330.0
 """How long the server keeps a watch open, and how long a stream may bring nothing."""
 SENT_AT_ONCE = 64 * 1024
@@ -112,8 +114,8 @@ class Cluster:
         """The server's warnings, each once; the caller prints and removes them."""
 
     @functools.cached_property
-    def _client(self) -> Any:
-        return self._open_client()
+    def _client(self) -> Login:
+        return Login(self._open_client)
 
     def _open_client(self) -> Any:
         files = None if self._in_cluster else self._files
@@ -295,7 +297,7 @@ class Cluster:
     # -- streams ---------------------------------------------------------------------------------
 
     def watch_pods(self, selector: str, version: str) -> Iterator[Object]:
-        """Events of pods from a resource version on, until the server ends the watch.
+        """Events of pods from a resource version on, ``OPENED`` first, until the watch ends.
 
         Raises ``ApiError`` with status 410 if the version is too old, ``TargetError`` if the
         connection breaks.
@@ -310,6 +312,7 @@ class Cluster:
         place = ObjectPlace(api_version="v1", kind="Pod", name="")
         rest = b""
         with self._open(self._path(place, named=False), query, "watch") as chunks:
+            yield {"type": OPENED, "object": {"metadata": {}}}
             for chunk in chunks:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for event in (json.loads(line) for line in lines if line.strip()):

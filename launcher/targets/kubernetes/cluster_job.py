@@ -17,7 +17,7 @@ from launcher.contract.clock import Clock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import NodeState
 from launcher.contract.records import read_object
-from launcher.follow.requests import write_size
+from launcher.follow.requests import read_withdrawn, write_size
 from launcher.follow.target import Observation
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder, make_folders, write_atomically
@@ -38,6 +38,7 @@ from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_states import (
     DELETED,
     JobEnd,
+    count_wanted,
     is_suspended,
     parse_job_end,
     parse_pod,
@@ -194,9 +195,17 @@ class ClusterJob:
         item = self.cluster.read(self._place)
         labels = section(item or {}, "metadata", "labels")
         if item is not None and labels.get(protocol.LABEL_RUN_ID) == self.plan.run_id:
+            self._keep_size(item)
             return item
         self._expect_its_cluster()
         return None
+
+    def _keep_size(self, item: Object) -> None:
+        """Records how many nodes the object asks for: whoever may change it, may scale the run."""
+        run, planned = RunFolder(Path(self.plan.run_dir)), len(self.plan.nodes)
+        nodes = min(count_wanted(item), planned)
+        if run.is_there() and nodes != planned - len(read_withdrawn(run, self.plan)):
+            write_size(run, nodes)
 
     def _expect_its_cluster(self) -> None:
         """Raises ``AnotherClusterError`` on another: k3s and kubeadm name all contexts alike."""
@@ -220,14 +229,15 @@ class ClusterJob:
     def observe(self) -> Observation:
         """As ``Target.observe``; also says why pods are missing."""
         nodes = self.pods.observe()
-        missing = [n for n, node in enumerate(nodes) if node.state is NodeState.MISSING]
-        if missing:
-            job = self.read()
+        missing = {n for n, node in enumerate(nodes) if node.state is NodeState.MISSING}
+        job = self.read() if missing or self.plan.is_elastic else None
+        if missing := missing - read_withdrawn(RunFolder(Path(self.plan.run_dir)), self.plan):
             with contextlib.suppress(TargetError):
                 said = read_reasons(self.cluster, self._kind, job)
                 if not said and len(missing) == len(nodes):
                     said = (describe_silence(self, job),)
-                nodes[missing[0]] = replace(nodes[missing[0]], detail="; ".join(said))
+                first = min(missing)
+                nodes[first] = replace(nodes[first], detail="; ".join(said))
         going = [n for n, node in enumerate(nodes) if node.state is NodeState.RUNNING]
         has_claim = PodSettings.of(self.plan).checkpoint is not None
         if self.plan.is_elastic and not has_claim and 0 < 2 * len(going) <= len(nodes):
@@ -240,7 +250,7 @@ class ClusterJob:
 
     # -- changing --------------------------------------------------------------------------------
 
-    def scale(self, run: RunFolder, nodes: int) -> None:
+    def scale(self, nodes: int) -> None:
         """Changes the number of pods. Raises ``InputError`` for a kind that keeps its size."""
         if self._kind not in ("pytorchjob", "job"):
             fix = "kubernetes.kind: pytorchjob or job, with nnodes: MIN:MAX"
@@ -248,8 +258,7 @@ class ClusterJob:
         spec: Object = {"parallelism": nodes, "completions": nodes}
         if self._kind == "pytorchjob":
             spec = {"pytorchReplicaSpecs": {"Worker": {"replicas": nodes}}}
-        self.cluster.merge(self._place, {"spec": spec})
-        write_size(run, nodes)
+        self._keep_size(self.cluster.merge(self._place, {"spec": spec}))
 
     def suspend(self) -> None:
         """Ends the pods and keeps the object, which may be resumed."""

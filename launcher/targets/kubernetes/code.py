@@ -54,6 +54,8 @@ OTHER_WAYS = (
 )
 GIT_KEY = "/launcher/git"
 FETCH = f"""\
+trap 'exit 143' TERM
+(
 command -v git >/dev/null || {{
   echo "error: the image has no git" >&2
   echo "  fix: code.image: an image that has, such as alpine/git" >&2
@@ -72,8 +74,11 @@ git fetch -q --depth 1 "$0" "$1"
 git checkout -qf FETCH_HEAD
 [ ! -f .gitmodules ] || git submodule update -q --init --recursive --depth 1
 mkdir -p "./$3"
+) &
+wait $!
 """
-"""Running it again does the same. No ``$(``: Kubernetes would replace it."""
+"""Running it again does the same. No ``$(``: Kubernetes would replace it. A shell that waits hears
+SIGTERM, but not one that runs a program."""
 RECEIVE = 'mkdir -p "${0%/*}" && head -c "$1" >"$0.$$" && mv "$0.$$" "$0"'
 """Runs beside the waiting program, and takes ``$1`` bytes, since its input has no end."""
 

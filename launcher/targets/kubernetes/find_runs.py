@@ -11,7 +11,6 @@ from launcher.contract import protocol, typed
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.reasons import RunState
-from launcher.follow.requests import write_size
 from launcher.follow.target import SUSPENDED, ListedRun
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import BORROWED_FILE, RunFolder, write_atomically
@@ -35,7 +34,12 @@ from launcher.targets.kubernetes.code import LABEL as CODE_LABEL
 from launcher.targets.kubernetes.collector import selector_of
 from launcher.targets.kubernetes.kubeconfig import config_files, has_config, is_in_pod
 from launcher.targets.kubernetes.plan import parse_kept_plan
-from launcher.targets.kubernetes.pod_states import is_suspended, parse_job_end, seconds_of
+from launcher.targets.kubernetes.pod_states import (
+    count_wanted,
+    is_suspended,
+    parse_job_end,
+    seconds_of,
+)
 from launcher.targets.room import Note
 
 RUNNING = RunState.RUNNING.value
@@ -44,9 +48,8 @@ ON = "kubernetes"
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A job's object with a run id, and its kind as the job file names it."""
+    """A job's object with a run id."""
 
-    kind: str
     item: Object
 
     @property
@@ -62,19 +65,6 @@ class Found:
         """Seconds since the epoch."""
         return seconds_of(self.item["metadata"]["creationTimestamp"])
 
-    @property
-    def nodes(self) -> int:
-        """How many pods the object asks for."""
-        spec = self.item["spec"]
-        if self.kind == "pytorchjob":
-            return sum(int(one.get("replicas", 1)) for one in spec["pytorchReplicaSpecs"].values())
-        if self.kind == "trainjob":
-            return int((spec.get("trainer") or {}).get("numNodes", 1))
-        if self.kind == "jobset":
-            jobs = (one["template"]["spec"] for one in spec["replicatedJobs"])
-            return sum(int(one.get("parallelism", 1)) for one in jobs)
-        return int(spec.get("parallelism", 1))
-
 
 def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
     """The namespace's jobs with a run id, and notes on kinds that this user may not list.
@@ -84,7 +74,7 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
     found: list[Found] = []
     refused: dict[str, ApiError] = {}
     known = 0
-    for kind, (api_version, name) in API_OF_KIND.items():
+    for api_version, name in API_OF_KIND.values():
         try:
             items = cluster.list_objects(api_version, name, protocol.LABEL_RUN_ID)["items"]
         except ApiError as error:
@@ -96,7 +86,7 @@ def read_jobs(cluster: Cluster) -> tuple[list[Found], list[str]]:
         known += 1
         # An object with an owner is a part of another job, as the Jobs of a JobSet are.
         own = (item for item in items if not item["metadata"].get("ownerReferences"))
-        found += (Found(kind=kind, item=item) for item in own)
+        found += (Found(item=item) for item in own)
     if refused and not known:
         raise next(iter(refused.values()))
     fix = f"{cluster.kubectl} auth can-i --list -n {cluster.namespace}"
@@ -117,7 +107,7 @@ def list_run(run_root: Path, job: Found, now: float) -> ListedRun:
         target="kubernetes",
         state=state,
         reason=end.word if end else "",
-        nnodes=job.nodes,
+        nnodes=count_wanted(job.item),
         age_s=max(0.0, round(now - job.created_at, 1)),
         folder=str(folder) if folder.is_dir() else "",
     )
@@ -153,8 +143,6 @@ def borrow_run(cluster: Cluster, found: Found, run_root: Path) -> RunFolder:
     run.create(plan, "", found.created_at)
     write_cluster(path, cluster)
     write_atomically(path / BORROWED_FILE, "")
-    if found.nodes < len(plan.nodes):
-        write_size(run, found.nodes)
     return run
 
 

@@ -22,6 +22,7 @@ from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes.api import ANSWER_LIMIT_S, FORBIDDEN, ApiError
 from launcher.targets.kubernetes.cluster_job import LEAST_TRIES_S, ClusterJob, MayRunError
 from launcher.targets.kubernetes.collector import ENDINGS_LIMIT_S
+from launcher.targets.kubernetes.logs import REFUSED
 from launcher.targets.kubernetes.missing_pods import MissingPods
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit
@@ -59,14 +60,18 @@ class _Look(threading.Thread):
         self._job, self._news = job, missing.read(pods, wanted, now)
         self.end: JobEnd | None = None
         """How the job ended; None while it goes on, or if the cluster does not say."""
+        self.error: TargetError | None = None
+        """Why the cluster does not say."""
         self.lines: list[str] = []
         """Why pods are missing."""
 
     def run(self) -> None:
-        with contextlib.suppress(TargetError):
+        try:
             self.end = self._job.read_end()
             if self.end is None:
                 self.lines += self._news
+        except TargetError as error:
+            self.error = error
 
 
 class ClusterDriver:
@@ -96,6 +101,7 @@ class ClusterDriver:
         self._missing = MissingPods(job, pods.kind)
         self._next_look_at = float("-inf")
         self._look: _Look | None = None
+        self._look_error: TargetError | None = None
         self._ends_it = False
         """Whether to delete the job without a request: its result is final."""
         self._is_hurried = False
@@ -128,6 +134,7 @@ class ClusterDriver:
         if self._look.is_alive():
             return None
         look, self._look = self._look, None
+        self._look_error = look.error
         self._next_look_at = self._clock.monotonic() + READ_END_S
         runs = {pod.node_index for pod in watch.pods() if pod.state is NodeState.RUNNING}
         for line in look.lines:
@@ -155,14 +162,16 @@ class ClusterDriver:
         return planned - read_withdrawn(self._run, self.plan)
 
     def scale(self, nodes: int) -> None:
-        self._job.scale(self._run, nodes)
+        self._job.scale(nodes)
 
     def _tell(self) -> None:
         """Prints what is new since the last turn: cluster, right to logs, pods."""
-        error = self._pods.watch.error
+        error = self._pods.watch.error or self._look_error
         if (error is not None) != self._silent:
             self._silent = error is not None
-            told = f"{error.what}; trying again" if error else "the cluster answers again"
+            # Only a person can help against a refusal.
+            fix = f"; {error.hint}" if isinstance(error, ApiError) and error.hint else ""
+            told = f"{error.what}; trying again{fix}" if error else "the cluster answers again"
             self._console.note(told)
         lasting = list(self._pods.find_losses())
         if refusal := self._pods.refusal:
@@ -283,7 +292,7 @@ def bring_output(
     """As ``Target.bring_output``; with ``follow``, until the run has its outcome.
 
     Waits for a cluster that stops answering: only the first turn raises ``TargetError``. Raises
-    ``ApiError`` also later, if this user may not read logs.
+    ``ApiError`` also later, if this user is refused.
     """
     job = target.job(plan)
     pods = job.pods
@@ -298,8 +307,13 @@ def bring_output(
         if pods.refusal is not None:
             raise pods.refusal
         if clock.monotonic() >= next_look_at:
-            with contextlib.suppress(TargetError):
+            try:
                 fold(run, target, clock.wall())
+            except ApiError as error:
+                if error.status in REFUSED:
+                    raise
+            except TargetError:
+                pass
             next_look_at = clock.monotonic() + READ_END_S
         yield
     if pods.refusal is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from launcher.contract.errors import TargetError
 
 MALFORMED = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
 """What the client raises for a file that is no kubeconfig."""
+UNAUTHORIZED = 401
+RENEW_S = 5.0
+"""The least time between two logins: each may start a login command."""
 
 
 def official_client() -> tuple[Any, Any]:
@@ -84,6 +89,38 @@ def open_client(files: str | None, context: str | None, *, kubectl: str, fix: st
         # The launcher says it once; urllib3 would at every request.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     return client.ApiClient(settings)
+
+
+class Login:
+    """A client whose login is renewed: a token may expire, and a person may log in again."""
+
+    def __init__(self, open_anew: Callable[[], Any]) -> None:
+        """``open_anew`` reads the configuration as it is then, as ``open_client`` does."""
+        self._open, self._lock = open_anew, threading.Lock()
+        self._client, self._renewed_at = open_anew(), float("-inf")
+
+    @property
+    def configuration(self) -> Any:
+        """The client's settings."""
+        return self._client.configuration
+
+    def call_api(self, *words: Any, **named: Any) -> Any:
+        """As the client's; a request that is not authorized is sent once more, with a new login."""
+        client, _ = official_client()
+        used = self._client
+        try:
+            return used.call_api(*words, **named)
+        except client.ApiException as error:
+            if error.status != UNAUTHORIZED or (renewed := self._renew(used)) is used:
+                raise
+        return renewed.call_api(*words, **named)
+
+    def _renew(self, used: Any) -> Any:
+        with self._lock:
+            now = time.monotonic()
+            if self._client is used and now - self._renewed_at > RENEW_S:
+                self._renewed_at, self._client = now, self._open()
+            return self._client
 
 
 def parse_warning(value: str) -> str:

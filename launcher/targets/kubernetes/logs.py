@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from launcher.contract.errors import TargetError
-from launcher.targets.kubernetes.api import ApiError, Cluster
+from launcher.targets.kubernetes.api import FORBIDDEN, ApiError, Cluster
+from launcher.targets.kubernetes.kubeconfig import UNAUTHORIZED
 from launcher.targets.kubernetes.pod_states import Ending, PodView
 
 RETRY_S = 1.0
 """Seconds between two tries to read on."""
 GONE = (400, 404)
 """What a server answers for a log that is not there yet, or not any more."""
-REFUSED = (401, 403)
+REFUSED = (UNAUTHORIZED, FORBIDDEN)
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 """The time (RFC 3339) that begins every line that a container wrote."""
 
@@ -162,7 +163,9 @@ class LogFollower:
                 self.refusal = None
             except ApiError as error:
                 self.refusal = error if error.status in REFUSED else None
-                if (fate.is_over or self._once) and error.status in (*REFUSED, *GONE):
+                # While a run is followed, a person may log in again.
+                final = (*REFUSED, *GONE) if self._once else (FORBIDDEN, *GONE)
+                if (fate.is_over or self._once) and error.status in final:
                     return
             except TargetError:
                 self._is_whole = False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from launcher.contract import protocol
+from launcher.contract import protocol, typed
 from launcher.contract.errors import TargetError
 from launcher.contract.reasons import NodeState
 from launcher.contract.records import dump_record
@@ -71,7 +71,8 @@ def open_door(job: ClusterJob, plan: LaunchPlan, node_index: int) -> Door:
     check_door(job.cluster, "programs are started in the pods")
     pod = newest_of_each(job.pods.read()).get(node_index)
     if pod is None or pod.state is not NodeState.RUNNING:
-        raise TargetError(f"node {node_index} of {plan.run_id} does not run")
+        what = f"node {node_index} of {plan.run_id} does not run"
+        raise TargetError(what, typed.command("status", plan.run_id))
     enter = (*shlex.split(job.cluster.kubectl_there), "exec", pod.name, "--stdin")
     words = (f"--container={pod.container}", "--")
     return Door(

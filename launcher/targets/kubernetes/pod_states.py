@@ -309,6 +309,20 @@ def parse_job_end(item: Object) -> JobEnd | None:
     return None
 
 
+def count_wanted(item: Object) -> int:
+    """How many pods a job's object asks for."""
+    spec = section(item, "spec")
+    match item["kind"]:
+        case "PyTorchJob":
+            return sum(int(one.get("replicas", 1)) for one in spec["pytorchReplicaSpecs"].values())
+        case "TrainJob":
+            return int((spec.get("trainer") or {}).get("numNodes", 1))
+        case "JobSet":
+            jobs = (one["template"]["spec"] for one in spec["replicatedJobs"])
+            return sum(int(one.get("parallelism", 1)) for one in jobs)
+    return int(spec.get("parallelism", 1))
+
+
 def is_suspended(item: Object) -> bool:
     """Whether a job's object asks for no pods at present."""
     spec = section(item, "spec")

@@ -65,6 +65,8 @@ class KubernetesRoom(Room):
             arguments.on, arguments.hosts = self.name, None
         options = {key: getattr(arguments, key, None) for key in (*OVERRIDES, *PLACE)}
         given = {key: value for key, value in options.items() if value is not None}
+        if given and getattr(arguments, "hold", None) and arguments.on is None:
+            arguments.on = self.name
         on = getattr(arguments, "on", None)
         if "set" not in arguments:
             # A run's folder remembers its cluster; finding a run without one needs these again.

@@ -172,7 +172,7 @@ class KubernetesTarget(Target):
         self.job(plan).pods.collect()
 
     def scale(self, run: RunFolder, plan: LaunchPlan, nodes: int) -> bool:
-        self.job(plan).scale(run, nodes)
+        self.job(plan).scale(nodes)
         return True
 
     def suspension(self, plan: LaunchPlan) -> ClusterJob:

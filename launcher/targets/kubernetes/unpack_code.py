@@ -9,6 +9,7 @@ import io
 import os
 import random
 import shutil
+import signal
 import sys
 import tarfile
 import time
@@ -24,6 +25,8 @@ def main(digest: str, folder: str, inner: str, pattern: str, limit: str = "0", *
     Waits ``limit`` seconds for them. The launcher writes them, or another pod on a disk that both
     have, or they are got from the agent of another pod, at one of the ``urls``.
     """
+    # A container's first process hears no signal without a handler.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.makedirs(os.path.dirname(pattern), exist_ok=True)
     deadline = time.monotonic() + float(limit)
     while hashlib.sha256(data := read(pattern)).hexdigest() != digest:

@@ -7,7 +7,7 @@ import time
 
 from launcher.contract.errors import TargetError
 from launcher.contract.reasons import NodeState
-from launcher.targets.kubernetes.api import GONE, ApiError, Cluster, Object
+from launcher.targets.kubernetes.api import GONE, OPENED, ApiError, Cluster, Object
 from launcher.targets.kubernetes.pod_states import PodView, parse_pod, sort_pods
 
 RETRY_S = 1.0
@@ -78,8 +78,8 @@ class PodWatch:
         while not self._stopped.is_set():
             try:
                 version = version or self._list()
-                self.error = None
                 for event in self._cluster.watch_pods(self._selector, version):
+                    self.error = None
                     version = self._take(event) or version
                     if self._stopped.is_set():
                         return
@@ -106,7 +106,7 @@ class PodWatch:
 
     def _take(self, event: Object) -> str:
         item = event["object"]
-        if event["type"] != "BOOKMARK":
+        if event["type"] not in ("BOOKMARK", OPENED):
             view = parse_pod(item, self._masters)
             with self._lock:
                 self._pods[view.uid] = view

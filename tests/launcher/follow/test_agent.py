@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,53 @@ def test_who_finds_a_run_ended_while_another_terminal_stops_it_is_told_why(
     found = fold(run, ScriptedTarget(StoppedClock(), [(1, [""])]), 1.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.reason == reason
+
+
+class OutOfReach(ScriptedTarget):
+    """No node starts on it for some seconds, from its first on."""
+
+    def __init__(self, clock: StoppedClock, away_s: float) -> None:
+        super().__init__(clock, [(1, [RUNS, RUNS]), (away_s, [137, 137]), (1, [RUNS, RUNS])])
+        self._course.append((1, [0, 0]))
+
+
+@pytest.mark.parametrize("away_s", [5, 120])
+def test_nodes_that_cannot_be_started_are_not_tried_many_times_a_second(
+    tmp_path: Path, make_plan: MakePlan, away_s: float
+) -> None:
+    plan, clock, said = make_plan(nnodes=2, engine="agent"), StoppedClock(), io.StringIO()
+    run = RunFolder(tmp_path / plan.run_id)
+    run.create(plan, "", 0.0)
+    target = OutOfReach(clock, away_s)
+    assert Follower(run, plan, target, Console(said), clock).follow().reason == "completed"
+    assert len(target.started) <= 9, said.getvalue()
+    assert "starting all nodes again in 1 s" in said.getvalue()
+
+
+class WaitingTarget(ScriptedTarget):
+    """Node 1 has no place for some seconds."""
+
+    def __init__(self, clock: StoppedClock) -> None:
+        super().__init__(clock, [(9, [RUNS, RUNS]), (1, [0, 0])])
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        seen = super().observe(plan)
+        if 1 <= self._clock.now < 8:
+            waits = replace(seen.nodes[1], state=NodeState.PENDING, detail="waiting for a place")
+            return replace(seen, nodes=(seen.nodes[0], waits))
+        return seen
+
+
+def test_a_node_that_waits_for_its_place_is_told_once_and_not_lost(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    plan, clock, said = make_plan(nnodes=2, engine="agent"), StoppedClock(), io.StringIO()
+    run = RunFolder(tmp_path / plan.run_id)
+    run.create(plan, "", 0.0)
+    target = WaitingTarget(clock)
+    assert Follower(run, plan, target, Console(said), clock).follow().reason == "completed"
+    assert said.getvalue().count("node 1: waiting for a place") == 1
+    assert target.started == [None]
 
 
 class AwayTarget(ScriptedTarget):

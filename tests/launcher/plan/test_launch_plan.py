@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,14 @@ from launcher.plan.devices import plan_devices
 from launcher.plan.launch_plan import (
     LaunchPlan,
     parse_plan,
+    plan_moved,
     plan_next_attempt,
     plan_replacement,
     plan_run,
 )
 from launcher.plan.target_facts import MachineFacts, TargetFacts, describe_ignored, parse_shell
 from launcher.targets.docker_options import ContainerSettings
+from launcher.targets.held.target import HeldSettings
 from launcher.targets.processes import ProcessSettings
 
 MakePlan = Callable[..., LaunchPlan]
@@ -222,6 +225,26 @@ def test_a_new_attempt_starts_every_node_anew_with_folders_of_its_own(make_plan:
     assert after.attempt == 1
     assert {dict(node.env)[protocol.ATTEMPT] for node in after.nodes} == {"1"}
     assert not {n.log_dir for n in after.nodes} & {n.log_dir for n in before.nodes}
+
+
+@pytest.mark.parametrize("engine", ["agent", "torchrun"])
+def test_nodes_at_new_addresses_are_met_there(make_plan: MakePlan, engine: str) -> None:
+    before = {0: "10.0.0.1", 1: "10.0.0.2", 2: "10.0.0.3"}
+    plan = plan_moved(make_plan(nnodes=3, engine=engine), before)
+    moved = plan_moved(plan_moved(plan, {0: "10.0.0.9"}), {1: "10.0.0.8"})
+    assert not re.search(r"10\.0\.0\.[12]\b", moved.to_json())
+    after = ["10.0.0.9", "10.0.0.8", "10.0.0.3"]
+    assert [node.local_addr for node in moved.nodes] == after
+    assert dict(moved.nodes[2].env)[protocol.RDZV_ENDPOINT].startswith("10.0.0.9:")
+    if moved.agent:
+        assert [one.host for one in moved.agent.stores] == after[: len(moved.agent.stores)]
+    assert plan_moved(plan, before) == plan
+
+
+def test_a_run_in_a_hold_is_told_to_be_there(make_plan: MakePlan) -> None:
+    plan = make_plan()
+    assert plan.place == plan.target
+    assert replace(plan, own=HeldSettings(hold="my-dev-3f9a01")).place == "the hold my-dev"
 
 
 def test_checkpoints_stay_with_the_run_unless_the_job_says_where(

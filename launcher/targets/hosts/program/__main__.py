@@ -48,6 +48,7 @@ HANDLERS = {
     messages.AskLauncher: "requests.ask_launcher",
     messages.ListRuns: "requests.list_runs",
     messages.TakeLook: "requests.take_look",
+    messages.ReadNewest: "requests.read_newest",
 }
 """The function for each request that ``HostConversation`` does not answer itself."""
 BRING_BYTES = (messages.StoreCode, messages.PrepareRun, messages.RunProbe)

@@ -108,11 +108,12 @@ class _Keeper:
 
     def _grace_s(self) -> float:
         """The grace once the node is to end; 0 before that."""
+        spec = self._spec
         if self._asked:
             with suppress(OSError, ValueError):
                 return max(0.01, float((self._folder / GRACE_FILE).read_text()))
-            return max(0.01, self._spec.stop_grace_s)
-        if not self._spec.detached and not is_node_followed(self._folder.parent):
+            return max(0.01, spec.stop_grace_s)
+        if not spec.detached and not is_node_followed(self._folder.parent, spec.followed_s):
             self._why = protocol.LAUNCHER_GONE
             return 5.0
         return 0.0

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+FOLLOWED_S = 10.0
+"""How long a run counts as followed after its launcher was last heard; then its nodes end."""
 IDLE_LIMIT_S = 3600.0
 """A conversation in which nothing is heard for so long ends: a cut connection may stay silent."""
 RUNS_DIR, CHECKPOINTS_DIR = "runs", "checkpoints"
@@ -108,7 +110,11 @@ class HeldNode(Record):
 
 
 class KeeperSpec(Record):
-    """What a node's keeper starts, or has a held node start."""
+    """What a node's keeper starts, or has a held node start.
+
+    The keeper ends the node of a run that is not ``detached`` after ``followed_s`` seconds without
+    its launcher.
+    """
 
     run_id: str
     node_index: int
@@ -121,6 +127,7 @@ class KeeperSpec(Record):
     container: str = ""
     detached: bool
     stop_grace_s: float
+    followed_s: float = FOLLOWED_S
     held: HeldNode | None = None
 
 
@@ -242,6 +249,16 @@ class TakeLook(HostRequest["Mapping[str, str]"]):
     id: str
     request: str
     wait_s: float
+
+
+class ReadNewest(HostRequest[str]):
+    """The text of a file in the folder of a node's newest incarnation; empty if it has none.
+
+    ``folder`` has a folder for each incarnation.
+    """
+
+    folder: str
+    name: str
 
 
 class ListRuns(HostRequest["RunsFound"]):

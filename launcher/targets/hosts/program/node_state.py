@@ -10,10 +10,7 @@ from pathlib import Path
 from launcher.contract import protocol
 from launcher.contract.keeper_record import read_record
 from launcher.contract.process_stat import lives
-from launcher.targets.hosts.program.messages import NodeSeen
-
-FOLLOWED_S = 10.0
-"""How long a run counts as followed after its launcher was last heard; then its nodes end."""
+from launcher.targets.hosts.program.messages import FOLLOWED_S, NodeSeen
 
 
 def read_state(folder: Path) -> NodeSeen:

@@ -78,8 +78,7 @@ def ask_launcher(asked: messages.AskLauncher) -> bool:
 
 
 def take_look(asked: messages.TakeLook) -> dict[str, str]:
-    folders = Path(asked.run_dir, protocol.NODES_DIR, str(asked.node)).glob("[0-9]*")
-    newest = max(folders, key=lambda path: int(path.name), default=None)
+    newest = _newest(Path(asked.run_dir, protocol.NODES_DIR, str(asked.node)))
     if newest is None:
         return {}
     write_atomically(newest / protocol.LOOK_REQUEST, asked.request)
@@ -88,6 +87,18 @@ def take_look(asked: messages.TakeLook) -> dict[str, str]:
     while not (found / protocol.LOOK_FILE).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     return {path.name: path.read_text() for path in found.glob("*.json")}
+
+
+def read_newest(asked: messages.ReadNewest) -> str:
+    with suppress(OSError):
+        if newest := _newest(Path(asked.folder)):
+            return (newest / asked.name).read_text()
+    return ""
+
+
+def _newest(folder: Path) -> Path | None:
+    """The folder of a node's newest incarnation."""
+    return max(folder.glob("[0-9]*"), key=lambda path: int(path.name), default=None)
 
 
 def list_runs(asked: messages.ListRuns) -> messages.RunsFound:

@@ -216,6 +216,12 @@ def test_sigterm_is_sent_once() -> None:
     assert stop.decide(2, speaks=True, acknowledged=True) is Step.WAIT
 
 
+@pytest.mark.parametrize(("now", "step"), [(2, Step.WAIT), (3, Step.KILL)])
+def test_an_agent_that_has_begun_no_worker_is_not_given_the_grace(now: float, step: Step) -> None:
+    stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, terminated_at=1)
+    assert stop.decide(now, speaks=False, acknowledged=False, has_begun=False) is step
+
+
 def test_after_a_loss_comes_the_next_store_and_the_first_one_again() -> None:
     task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
     second = plan_candidate(task, 1, {"nodes_before": "2"}).node.rendezvous

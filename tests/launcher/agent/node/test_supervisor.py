@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 
 from launcher.agent import __main__ as program
 from launcher.contract import protocol
-from tests.launcher.agent.place import LIMIT_S, Place, is_living, shared_memory_of
+from launcher.contract.agent_settings import parse_task
+from launcher.contract.node_plan import Static
+from tests.launcher.agent.place import LIMIT_S, Place, free_port, is_living, shared_memory_of
 from tests.waiting import wait_until
 
 TREE = """
@@ -98,6 +102,26 @@ def test_sigterm_before_the_rendezvous_is_acted_on_and_says_preempted(
     assert process.wait(LIMIT_S) == 143
     assert place.outcome()["reason"] == "preempted"
     assert not place.rank().exists()
+
+
+@pytest.mark.slow
+def test_a_static_group_that_waits_for_its_other_node_ends_before_its_grace(place: Place) -> None:
+    place.write("print('never')")
+    port = free_port()
+    path = place.plan(min_nodes=2, max_nodes=2, stop_grace_s=2 * LIMIT_S)
+    task = parse_task(path.read_text())
+    static = Static(master_addr="127.0.0.1", master_port=port, id="digits")
+    path.write_text(replace(task, node=replace(task.node, rendezvous=static)).to_json())
+    process = place.start()
+
+    def listens() -> bool:
+        with socket.socket() as caller:
+            return caller.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(listens)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 143
+    assert place.outcome()["reason"] == "preempted"
 
 
 @pytest.mark.slow

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,10 @@ from launcher.api.listing import read_state
 from launcher.contract.errors import ExitCode, TargetError
 from launcher.contract.reasons import Reason
 from launcher.runs.folder import RunFolder
+from launcher.targets.kubernetes import api, kubeconfig
 from launcher.targets.kubernetes import follow as follow_kubernetes
+from launcher.targets.kubernetes.api import ApiError, Cluster
+from launcher.targets.kubernetes.kubeconfig import open_client
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import (
     PLAIN,
@@ -45,6 +50,70 @@ def at(second: int) -> str:
 
 def waiting(reason: str, message: str = "") -> Object:
     return {"waiting": {"reason": reason, "message": message}}
+
+
+# -- a login that ends -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _logs_in_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubeconfig, "RENEW_S", 0.1)
+
+
+@pytest.mark.usefixtures("_logs_in_soon")
+def test_a_run_whose_login_ends_is_followed_on_once_a_person_has_logged_in_again(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    run.put("digits-0-a")
+    run.said("digits-0-a runs")
+    server.log("digits-0-a", (at(1), "epoch 1"))
+    server.until(lambda: server.asked("GET", "/log"))
+    server.token = "another"
+    text = run.said("trying again")
+    assert "Unauthorized; trying again; log in again (kubectl get pods" in text
+    server.log("digits-0-a", (at(2), "epoch 2"), ended=True)
+    run.put("digits-0-a", phase="Succeeded", state=ended(0, "Completed"))
+    run.condition("Complete")
+    server.write_kubeconfig(Path(os.environ["KUBECONFIG"]))
+    server.until(lambda: ("jobs", "digits") not in server.objects)
+    server.remove("pods", "digits-0-a")
+    assert run.end().reason == "completed"
+    assert "the cluster answers again" in run.text
+    assert "epoch 2" in run.folder.console(0, 0).read_text()
+
+
+def test_a_login_command_is_not_started_at_each_request(
+    server: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, opened = Cluster(), list[str]()
+    cluster.read_version()
+
+    def open_anew(*given: Any, **named: Any) -> Any:
+        opened.append("anew")
+        return open_client(*given, **named)
+
+    monkeypatch.setattr(api, "open_client", open_anew)
+    server.token = "another"
+    for _ in range(4):
+        with pytest.raises(ApiError, match="Unauthorized"):
+            cluster.read_version()
+    assert opened == ["anew"]
+
+
+def test_a_cluster_that_takes_no_watch_is_not_said_to_answer_again(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    run.put("digits-0-a")
+    run.said("digits-0-a runs")
+    server.away = True
+    run.said("trying again")
+    asked = len(server.requests)
+    server.until(lambda: len(server.requests) > asked + 5)
+    assert "the cluster answers again" not in run.text
+    server.away = False
+    run.said("the cluster answers again")
 
 
 # -- a job that cannot be ended -------------------------------------------------------------------

@@ -481,3 +481,14 @@ def test_where_no_kind_may_be_listed_that_is_the_answer(
     code, said = launcher("ps", "--on", "kubernetes")
     assert code == ExitCode.TARGET_UNREACHABLE
     assert 'User "me" cannot list resource "pytorchjobs" in API group "kubeflow.org"' in said
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "train.py", "--in", "dev", "-n", "team"), ("release", "dev", "-n", "team")]
+)
+def test_the_verbs_of_a_hold_take_the_options_that_lead_to_a_cluster(
+    words: tuple[str, ...], server: FakeCluster, typed: Callable[..., tuple[int, str]]
+) -> None:
+    code, said = typed(*words)
+    assert code == ExitCode.BAD_INPUT
+    assert "no hold 'dev'" in said or "no run 'dev'" in said

@@ -61,7 +61,8 @@ def stamp(n: int) -> str:
 def test_what_the_server_refuses_is_told_with_its_words_and_a_fix(
     status: int, hint: str, server: FakeCluster, cluster: Cluster
 ) -> None:
-    server.faults.append(Fault("GET", "/jobs/", status, "jobs is forbidden: no"))
+    # A new login is tried once.
+    server.faults += [Fault("GET", "/jobs/", status, "jobs is forbidden: no")] * 2
     with pytest.raises(ApiError, match="jobs is forbidden: no") as told:
         cluster.read(JOB)
     assert hint in told.value.hint
