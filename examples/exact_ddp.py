@@ -49,8 +49,6 @@ def main() -> None:
     if rank == 0:
         print(f"weights {digest_weights(model)} world_size={world_size}", flush=True)
     dist.barrier()
-    # A gloo group that is still alive while Python ends may abort the process (torch 2.13).
-    del model, optimizer, loss, reduction
     dist.destroy_process_group()
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -179,6 +179,16 @@ SHARED = ("hosts", "slurm", "cluster", "gpu")
 def _hears_interrupts() -> None:
     """Also where a run has ended in this process, which leaves SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _keeps_its_environment() -> Iterator[None]:
+    """What runs in this process writes variables, as Lightning does MASTER_PORT, for the next."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 def pytest_configure() -> None:

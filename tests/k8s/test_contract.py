@@ -442,12 +442,18 @@ CUSTOM = {
     "trainjob-fixed": ("trainer.kubeflow.org", "v1alpha1", "trainjobs"),
     "jobset-fixed": ("jobset.x-k8s.io", "v1alpha2", "jobsets"),
 }
+RUNTIMES = "trainingruntimes"
 
 
-def rendered(name: str) -> Object:
-    found: Object = manifest_of(**TABLE[name]).objects[-1]
-    found["metadata"].pop("namespace", None)
-    return found
+def rendered(name: str) -> tuple[list[Object], Object]:
+    """What the operator must know before the job, as its runtime, and the job."""
+    first, job = [], manifest_of(**TABLE[name]).objects[-1]
+    for found in manifest_of(**TABLE[name]).objects[:-1]:
+        if found["apiVersion"].startswith("trainer."):
+            first.append(found)
+    for found in (*first, job):
+        found["metadata"].pop("namespace", None)
+    return first, job
 
 
 def needs(server: Server, group: str, version: str, plural: str) -> None:
@@ -463,10 +469,18 @@ def needs(server: Server, group: str, version: str, plural: str) -> None:
 def test_what_is_rendered_for_an_operator_is_admitted_strictly(name: str, server: Server) -> None:
     needs(server, *CUSTOM[name])
     group, version, plural = CUSTOM[name]
-    options = {"field_validation": "Strict", "dry_run": "All"}
-    server.custom.create_namespaced_custom_object(
-        group, version, server.namespace, plural, rendered(name), **options
-    )
+    place, strictly = (group, version, server.namespace), {"field_validation": "Strict"}
+    first, job = rendered(name)
+    for runtime in first:
+        server.custom.create_namespaced_custom_object(*place, RUNTIMES, runtime, **strictly)
+    try:
+        server.custom.create_namespaced_custom_object(
+            *place, plural, job, dry_run="All", **strictly
+        )
+    finally:
+        for runtime in first:
+            name = runtime["metadata"]["name"]
+            server.custom.delete_namespaced_custom_object(*place, RUNTIMES, name)
 
 
 def test_a_kind_that_the_cluster_does_not_have_is_404_without_its_name(server: Server) -> None:

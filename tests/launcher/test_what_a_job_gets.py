@@ -90,7 +90,7 @@ def test_a_job_is_planned_as_its_row_says(
 POLICIES = {
     "starts all pods again; no restart is used up": {"maxRestarts": 6},
     "starts all again in their pods, which uses up a restart": {
-        "backoffLimit": 6,
+        "backoffLimit": 7,
         "restartPolicy": "OnFailure",
     },
 }

@@ -7,6 +7,7 @@ random state, multiprocessing, ways to end.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import ctypes
@@ -32,7 +33,7 @@ from launcher.agent import processes
 from launcher.agent.after_import import after_import
 from launcher.agent.atomic_write import write_atomically
 from launcher.agent.heartbeat import HeartbeatWriter, beat_after_steps
-from launcher.agent.worker import recorder
+from launcher.agent.worker import groups, recorder
 from launcher.contract import protocol
 from launcher.contract.errors import ExitCode
 from launcher.contract.look import FAILED_COLLECTIVES
@@ -69,6 +70,7 @@ def run(script: Script, prepare: Prepare) -> NoReturn:
         _open_streams()
         _show_crashes()
         _open_stacks()
+        atexit.register(groups.let_go)
         open_debugger = _plan_debugger()
         _start_heartbeat()
     except BaseException:

@@ -125,7 +125,8 @@ class _Diagnosis:
         wanted[_resource(self._objects[-1])] = ["get", *made]
         # Following any kind of run needs these.
         wanted |= {"pods": ["list", "watch"], "pods/log": ["get"]}
-        wanted |= {"pods/exec": list(SENDING_VERBS)} if is_sent(self._plan) else {}
+        if is_sent(self._plan):
+            wanted |= {"pods/exec": list(SENDING_VERBS)}
         for resource, verbs in wanted.items():
             lacking = [verb for verb in verbs if not self._cluster.may(verb, resource)]
             if lacking:
@@ -133,6 +134,8 @@ class _Diagnosis:
                 yield failed("rights", resource, f"you may not {', '.join(lacking)} it", fix)
             else:
                 yield ok("rights", resource, ", ".join(verbs))
+        if "pods/exec" in wanted:
+            return
         try:
             check_door(self._cluster, "exec, shell, hold and --debug start programs in pods")
         except InputError as error:

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from launcher.agent.node import supervisor
 from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
+from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
 from tests.launcher.agent.place import LIMIT_S, Place
@@ -105,6 +107,8 @@ def test_an_agent_that_outlives_sigkill_is_left_behind(
             _stop=stop,
             _shows_life_at=float("inf"),
             _files=supervisor.StopFiles(tmp_path),
+            _task=SimpleNamespace(settings=AgentSettings()),
+            _scratch=tmp_path,
         )
         monkeypatch.setattr(supervisor.processes, "send", lambda pid, signum: True)
         began_at = time.monotonic()
