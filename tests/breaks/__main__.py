@@ -47,7 +47,7 @@ def run_tests(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Runs tests of the copy up to the first that fails."""
     # The copy's modules come before those that the environment leads to, also in child processes.
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = (sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", *words)
+    command = (sys.executable, "-m", "pytest", "-x", "-q", *words)
     # One process: which test fails first stays the same from run to run.
     return subprocess.run(
         (*command, "-p", "no:xdist"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,12 @@ SHARED_WITH_HOSTS = {
 }
 
 
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Parsed once for all tests here."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def modules() -> list[str]:
     found = []
     for path in LAUNCHER.rglob("*.py"):
@@ -68,7 +75,7 @@ def path_of(module: str) -> Path:
 def imports_of(module: str) -> set[str]:
     """Modules of ``launcher`` that one of them imports anywhere, also inside functions."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path_of(module).read_text())):
+    for node in nodes_of(path_of(module)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -128,7 +135,7 @@ def test_nothing_outside_of_its_room_names_a_target_but_the_one_table() -> None:
 
 def words_of(module: str) -> list[tuple[str, int]]:
     """Every string of a module that is a value, with its line."""
-    nodes = ast.walk(ast.parse(path_of(module).read_text()))
+    nodes = nodes_of(path_of(module))
     return [
         (n.value, n.lineno)
         for n in nodes
@@ -138,7 +145,7 @@ def words_of(module: str) -> list[tuple[str, int]]:
 
 def test_only_its_room_asks_which_target_a_plan_is_for() -> None:
     for module in (m for m in modules() if not target_of(m)):
-        for node in ast.walk(ast.parse(path_of(module).read_text())):
+        for node in nodes_of(path_of(module)):
             if isinstance(node, ast.Compare):
                 sides = (node.left, *node.comparators)
                 asked = [s for s in sides if isinstance(s, ast.Attribute) and s.attr == "target"]
@@ -155,7 +162,7 @@ def test_only_its_room_asks_which_target_a_plan_is_for() -> None:
 )
 def test_a_package_never_imports_these_others(folder: str, foreign: set[str]) -> None:
     for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {n.split(".")[0] for n in names} & foreign, path
@@ -172,7 +179,7 @@ def test_only_these_modules_start_programs() -> None:
 
 
 def _imports_subprocess(module: str) -> bool:
-    nodes = list(ast.walk(ast.parse(path_of(module).read_text())))
+    nodes = nodes_of(path_of(module))
     plain = [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
     return "subprocess" in [*plain, *(n.module for n in nodes if isinstance(n, ast.ImportFrom))]
 
@@ -183,7 +190,7 @@ def test_only_the_command_line_prints() -> None:
     elsewhere |= {"doctor.program", "targets.docker.in_image", "targets.agent_archive"}
     here = {m for m in modules() if m and room_of(m) not in ("commands", "__main__")}
     for module in here - elsewhere:
-        for node in ast.walk(ast.parse(path_of(module).read_text())):
+        for node in nodes_of(path_of(module)):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             is_stream = called.startswith(("sys.stdout.", "sys.stderr."))
             assert called != "print", module
@@ -230,7 +237,7 @@ AGENT = [module for module in modules() if room_of(module) in ("agent", "contrac
 def test_the_agent_imports_the_standard_library_torch_and_the_contract_alone(module: str) -> None:
     assert {room_of(name) for name in imports_of(module)} <= {"contract", "agent"}
     found = set()
-    for node in ast.walk(ast.parse(path_of(module).read_text())):
+    for node in nodes_of(path_of(module)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

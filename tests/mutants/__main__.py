@@ -127,7 +127,7 @@ def try_faults(words: argparse.Namespace, tests: list[str], folder: Path) -> Pat
         copy.mkdir()
         copy_project(copy)
     pytest = ("-m", "pytest", "-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider")
-    command = shlex.join((sys.executable, *pytest, "-m", "not slow", *tests))
+    command = shlex.join((sys.executable, *pytest, *tests))
     environment = {**os.environ, "PYTHONPATH": str(copies[0])}
     whole = subprocess.run(
         shlex.split(command), cwd=copies[0], env=environment, capture_output=True, text=True

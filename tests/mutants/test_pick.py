@@ -18,7 +18,7 @@ OPERATORS = ("core/AddNot", "core/ReplaceComparisonOperator_Lt_Gt", "core/Number
 
 def pick_from(path: Path, seed: int) -> list[tuple[tuple[int, int], str]]:
     with use_db(str(path), WorkDB.Mode.create) as database:
-        for line in range(1, 31):
+        for line in range(1, 13):
             for operator in (*OPERATORS, "core/ReplaceBinaryOperator_BitOr_Add"):
                 fault = MutationSpec(
                     module_path=Path("room.py"), operator_name=operator, occurrence=line,
