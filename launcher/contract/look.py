@@ -32,7 +32,7 @@ CRASH = "Fatal Python error: "
 SPEEDSCOPE = "rank-{rank}.speedscope.json"
 """What py-spy recorded of a script that does not answer PROFILE_REQUEST."""
 
-Why = Literal["asked", "hang", "loss", "profile"]
+Why = Literal["asked", "hang", "loss", "profile", "stop"]
 TakenBy = Literal["py-spy", "faulthandler", ""]
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_FRAMES, MOST_THREADS = 200, 500
@@ -43,13 +43,15 @@ MOST_FRAMES, MOST_THREADS = 200, 500
 class LookRequest:
     """``id`` names the look's folder; with ``native``, stacks have the frames of C too.
 
-    With ``steps`` it asks for a profile of so many steps, or of ``seconds`` if no training answers.
+    ``why`` is "stop" if the workers are about to be ended, and else "asked". With ``steps`` it asks
+    for a profile of so many steps, or of ``seconds`` if no training answers.
     """
 
     id: str
     native: bool = False
     steps: int = 0
     seconds: float = 0.0
+    why: Why = "asked"
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -102,6 +104,7 @@ class RankLook:
     for a disk or a driver, T was stopped by a signal, Z has ended; empty where it is gone.
     ``waits_in`` is where in the kernel a D waits, as far as the kernel tells it.
     ``silent_s`` are the seconds since its last beat, at its start and after each optimizer step.
+    ``cpu_share`` of a core is what its processes used before they were to be ended; else 0.
     ``no_stacks`` and ``no_collectives`` say why there are none; empty where the file is there.
     """
 
@@ -111,6 +114,7 @@ class RankLook:
     waits_in: str = ""
     steps: int = 0
     silent_s: float = 0.0
+    cpu_share: float = 0.0
     no_stacks: str = ""
     no_collectives: str = ""
 
@@ -119,8 +123,9 @@ class RankLook:
 class Look:
     """One look at the workers of one node; ``at`` is in seconds since the epoch.
 
-    ``why``: somebody asked for a look or for a profile, the watchdog found a hang, or another node
-    was lost. A profile has no stacks; its ranks' ``no_stacks`` says why there is no profile.
+    ``why``: somebody asked for a look or for a profile, the watchdog found a hang, another node was
+    lost, or the workers were silent when they were to be ended. A profile has no stacks; its ranks'
+    ``no_stacks`` says why there is no profile.
     ``attempt`` is the workers' attempt, -1 before the first.
     """
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from launcher.agent.stopping import SILENT_S
 from launcher.agent.worker_exit import read_ends, read_traceback
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
@@ -26,6 +27,7 @@ from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.looks import (
+    Seen,
     find_last_looks,
     read_frames,
     read_seen,
@@ -33,7 +35,7 @@ from launcher.verdict.looks import (
     tell_standing,
 )
 from launcher.verdict.places import STAMP, name_nodes, node_in
-from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
+from launcher.verdict.rules.standstill import STANDS_S, Standing, computes, own_place
 from launcher.verdict.scan import SETTING, find_telling, read_both, strip_colours, tell_both
 
 MOST_BYTES = 48 << 20
@@ -74,6 +76,8 @@ class Evidence:
     missing: tuple[str, ...] = ()
     is_placed: bool = True
     only_node: int | None = None
+    stood: bool = False
+    """The ranks stood still when they were asked to end: that they were is not the cause."""
     detail_node: int | None = None
     """The node that ``detail`` names."""
 
@@ -144,13 +148,16 @@ def read_run(
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     seen = read_seen(find_last_looks(run, newest.items()) if looks is None else looks)
+    is_stop = any(look.why == "stop" for look in seen.looks.values())
+    if is_stop and any(map(computes, tell_standing(run, seen))):
+        is_stop, seen = False, Seen(folders={})
     if outcome is None and any(look.why == "hang" for look in seen.looks.values()):
         failure = failure and _ended_for_a_hang(failure)
     hosts = _read_hosts(run, plan)
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
-    waits_s = WAITS_S if looks is None else STANDS_S
+    waits_s = SILENT_S if is_stop else WAITS_S if looks is None else STANDS_S
     first = failure.first if failure else None
     goes_on = outcome is None
     reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=goes_on)
@@ -177,6 +184,7 @@ def read_run(
         lines=tuple(placed),
         detail_node=told.node,
         standing=tuple(tell_standing(run, seen)),
+        stood=is_stop,
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )

@@ -76,11 +76,20 @@ def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
         place = str(seen.folders[node].relative_to(run.path))
         for one in look.ranks:
             stacks = seen.stacks.get(one.rank)
-            frames = stacks.main_frames if stacks else ()
+            thread, frames = _awaited(stacks) if stacks else ("", ())
             if frames or one.state in ("D", "T"):
                 file = f"{place}/{STACKS.format(rank=one.rank)}"
                 line = LogLine(file=file, node=node, rank=one.rank)
-                yield Standing(line=line, frames=frames, look=one)
+                yield Standing(line=line, frames=frames, look=one, thread=thread)
+
+
+def _awaited(stacks: RankStacks) -> tuple[str, tuple[Frame, ...]]:
+    """The main thread's frames; those of another thread, by name, if Python's end waits for it."""
+    if any(frame.function == "_shutdown" for frame in stacks.main_frames[-1:]):
+        others = sorted(stacks.threads[1:], key=lambda one: not own_place(one.frames))
+        for thread in others[:1]:
+            return thread.name or "(no name)", thread.frames
+    return "", stacks.main_frames
 
 
 def tell_recorded(

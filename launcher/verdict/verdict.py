@@ -20,6 +20,26 @@ _OF_OTHERS = (
     FailureCause.MASTER_UNREACHABLE,
 )
 """Causes by which a worker blames others."""
+_OF_HANG = frozenset(
+    {
+        FailureCause.DEADLOCK,
+        FailureCause.ENDLESS_LOOP,
+        FailureCause.DATA_STALL,
+        FailureCause.GPU_FAULT,
+        FailureCause.MISSING_COLLECTIVE,
+        FailureCause.MISMATCHED_COLLECTIVE,
+        FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE,
+    }
+)
+OF_STOP = frozenset(
+    {
+        FailureCause.STOPPED_BY_USER,
+        FailureCause.PREEMPTED,
+        FailureCause.TIME_LIMIT,
+        FailureCause.KILLED,
+    }
+)
+"""Causes that a stop of ranks that stand still looks like, but is not."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
 
@@ -66,7 +86,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     """Decides from the evidence which failure came first."""
     failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned")
     first = failure.first if failure else None
-    found = list(judge_lines(evidence.lines, evidence.standing))
+    found = list(judge_lines(evidence.lines, evidence.standing, stood=evidence.stood))
     begun_by = first
     if first:
         end = judge_end(first)
@@ -75,6 +95,8 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         line = end.line if evidence.is_placed else replace(end.line, node=None)
         found.append(replace(end, line=line))
     found += judge_reason(evidence.reason, evidence.detail, evidence.detail_node)
+    if evidence.stood and any(x.cause in _OF_HANG and x.weight >= Weight.LIKELY for x in found):
+        found = [x for x in found if x.cause not in OF_STOP]
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
     if goes_on and first is None:

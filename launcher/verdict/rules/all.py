@@ -65,9 +65,11 @@ def judge_line(line: LogLine) -> Meaning | None:
     return replace(best, weight=max(best.weight, LIKELY) if is_own else best.weight, also=also)
 
 
-def judge_lines(lines: Sequence[LogLine], standing: Sequence[Standing]) -> Iterator[Meaning]:
+def judge_lines(
+    lines: Sequence[LogLine], standing: Sequence[Standing], *, stood: bool = False
+) -> Iterator[Meaning]:
     """What all lines mean, each by itself and together with those of other ranks. Pure."""
-    yield from judge_standing(standing)
+    yield from judge_standing(standing, stood=stood)
     # Differences come before what they may lead to, such as other sizes in a collective.
     yield from script.find_differences(lines)
     yield from filter(None, map(judge_line, lines))

@@ -19,11 +19,15 @@ STANDS_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a rank's main thread stood; ``line`` has its rank, node and file."""
+    """Where a rank's main thread stood; ``line`` has its rank, node and file.
+
+    ``thread`` is the thread that a script waits for at its end, whose ``frames`` these are.
+    """
 
     line: LogLine
     frames: tuple[Frame, ...]
     look: RankLook
+    thread: str = ""
 
 
 _KINDS = {
@@ -35,17 +39,22 @@ _KINDS = {
 """What a rank does, by the files of the calls that the user's code made; the first match."""
 
 
+_BUSY_SHARE = 0.05
+"""Of a core. A rank that used more before it was to be ended did not stand still."""
 _OF_GPU = re.compile(r"^_?(?:nv|rm_|uvm|amdgpu|kfd)")
 """Functions of GPU drivers in the kernel."""
 
 
-def judge_standing(standing: Sequence[Standing]) -> Iterator[Meaning]:
-    """Who keeps the others waiting: a rank outside of the collective that they are in."""
+def judge_standing(standing: Sequence[Standing], *, stood: bool = False) -> Iterator[Meaning]:
+    """Who keeps the others waiting: a rank outside of the collective that they are in.
+
+    ``stood``: no rank was computing, so that those outside of collectives wait for something too.
+    """
     places: dict[str, list[Standing]] = defaultdict(list)
     for one in standing:
         places["state" if one.look.state in ("D", "T") else _kind_of(one.frames)].append(one)
     waiting = [*places.pop("collective", ()), *places.pop("device", ())]
-    if places and (waiting or len(standing) == 1 or "state" in places):
+    if places and (waiting or stood or len(standing) == 1 or "state" in places):
         for kind, ranks in places.items():
             yield _blame(ranks[0], kind, waiting)
     elif len({_name(one) for one in waiting}) > 1:
@@ -69,10 +78,18 @@ def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
 
 def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
     where, state = f"stands at {_name(one)}" if one.frames else "stands", tell_state(one.look)
+    if one.thread:
+        where = f"has ended but for its thread {one.thread}, which {where}"
     text = "; ".join(filter(None, (f"rank {one.line.rank} {where}", state, others)))
     is_now = one.look.state == "T" or (one.look.state == "D" and one.look.silent_s > STANDS_S)
     line = replace(one.line, text=text, frame=own_place(one.frames), joined=is_now)
     return Meaning(cause=cause, weight=LIKELY, line=line, rank=line.rank)
+
+
+def computes(one: Standing) -> bool:
+    """Whether a rank computed before it was to be ended, and did not just spin in a wait."""
+    is_busy = one.look.cpu_share > _BUSY_SHARE
+    return is_busy and _kind_of(one.frames) not in ("collective", "device")
 
 
 def _kind_of(frames: Sequence[Frame]) -> str:
