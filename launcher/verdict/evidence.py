@@ -166,6 +166,7 @@ def read_run(
             reading.lines.append(LogLine(file=SETTING, text=f"{name} is set"))
     for log in logs:
         _read_worker(reading, run, log, plan)
+    reading.lines = [_explain_import(line, plan) if plan else line for line in reading.lines]
     _read_others(reading, run, consoles, has_workers=bool(logs))
     if not outcome and not newest and run.submitted_at():
         reading.lines.append(_SUBMITTED)
@@ -188,6 +189,28 @@ def read_run(
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
+
+
+_NO_MODULE = re.compile(r"No module named '(\w+)")
+
+
+def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
+    """The line of an import that failed, with what the folder of the code says about it."""
+    command, root = plan.nodes[0].command, plan.code.root if plan.code else ""
+    folder = Path(root, plan.code.inner) if plan.code else Path(plan.nodes[0].workdir or ".")
+    if "attempted relative import with no" in line.text and command[0].endswith(".py"):
+        script = (folder / command[0]).with_suffix("")
+        package = script.parent
+        while (package.parent / "__init__.py").exists():
+            package = package.parent
+        module = ".".join(script.relative_to(package.parent).parts)
+        return replace(line, text=f"{line.text}; {module} is a file of a package")
+    if found := _NO_MODULE.search(line.text):
+        beside = (f"{found[1]}/__init__.py", f"{found[1]}.py")
+        if there := next((x for name in beside for x in sorted(folder.glob(f"*/{name}"))), None):
+            inside = there.relative_to(folder).parts[0]
+            return replace(line, text=f"{line.text}; it lies in {inside}")
+    return line
 
 
 def _reason_so_far(run: RunFolder, newest: Mapping[int, int]) -> Reason | None:

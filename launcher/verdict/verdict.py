@@ -10,6 +10,7 @@ from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
 from launcher.verdict.cause import FOLLOWS, FailureCause
 from launcher.verdict.evidence import Evidence
+from launcher.verdict.fixes import fill_fix
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Meaning, Weight
@@ -31,6 +32,7 @@ _OF_HANG = frozenset(
         FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE,
     }
 )
+_OF_PLACE = (FailureCause.NO_ROOM, FailureCause.IMAGE_PULL, FailureCause.CONTAINER_START)
 OF_STOP = frozenset(
     {
         FailureCause.STOPPED_BY_USER,
@@ -97,6 +99,14 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     found += judge_reason(evidence.reason, evidence.detail, evidence.detail_node)
     if evidence.stood and any(x.cause in _OF_HANG and x.weight >= Weight.LIKELY for x in found):
         found = [x for x in found if x.cause not in OF_STOP]
+    if first and not first.is_collateral:
+        # A node that found no place kept none of the others from beginning.
+        found = [
+            replace(x, weight=Weight.SIGN)
+            if x.cause in _OF_PLACE and x.line.node not in (None, first.node_index)
+            else x
+            for x in found
+        ]
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
     if goes_on and first is None:
@@ -115,7 +125,12 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         cause=best.cause,
         certainty=_judge_certainty(best, node, ordered, first),
         what=_tell(best, line, rank),
-        fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
+        fix=fill_fix(
+            best.fix or best.cause.fix,
+            line.text,
+            PACKAGE=best.package,
+            RUN=evidence.subject if evidence.state else "",
+        ),
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node and first.host else line.pod,
