@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-_HOST = r"(?P<HOST>(?:\d+\.){3}\d+|[\da-f]*:[\da-f:.]+|(?!\S*\.(?:py|cc|cpp|cu|h):)[A-Za-z][\w.-]*)"
+_HOST = (
+    r"(?P<HOST>(?:\d+\.){3}\d+|(?<=\[)[\da-f:.]+(?=\])"
+    r"|(?<![\w.])(?!\S*\.(?:py|cc|cpp|cu|h):)[A-Za-z][\w.-]*)"
+)
 _VALUES = tuple(
     re.compile(pattern)
     for pattern in (

@@ -22,25 +22,11 @@ _OF_OTHERS = (
 )
 """Causes by which a worker blames others."""
 _OF_HANG = frozenset(
-    {
-        FailureCause.DEADLOCK,
-        FailureCause.ENDLESS_LOOP,
-        FailureCause.DATA_STALL,
-        FailureCause.GPU_FAULT,
-        FailureCause.MISSING_COLLECTIVE,
-        FailureCause.MISMATCHED_COLLECTIVE,
-        FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE,
-    }
+    """deadlock endless-loop data-stall gpu-fault missing-collective mismatched-collective
+    shape-mismatch-in-collective""".split()
 )
 _OF_PLACE = (FailureCause.NO_ROOM, FailureCause.IMAGE_PULL, FailureCause.CONTAINER_START)
-OF_STOP = frozenset(
-    {
-        FailureCause.STOPPED_BY_USER,
-        FailureCause.PREEMPTED,
-        FailureCause.TIME_LIMIT,
-        FailureCause.KILLED,
-    }
-)
+OF_STOP = frozenset("stopped-by-user preempted time-limit killed".split())
 """Causes that a stop of ranks that stand still looks like, but is not."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
@@ -99,14 +85,14 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     found += judge_reason(evidence.reason, evidence.detail, evidence.detail_node)
     if evidence.stood and any(x.cause in _OF_HANG and x.weight >= Weight.LIKELY for x in found):
         found = [x for x in found if x.cause not in OF_STOP]
+        # What a thread raised explains that its rank's main thread waits for it.
+        waits = {x.rank for x in found if x.cause is FailureCause.DEADLOCK}
+        threads = [x for x in found if x.line.is_side and x.line.rank in waits]
+        found += [replace(x, weight=Weight.SURE) for x in threads]
     if first and not first.is_collateral:
-        # A node that found no place kept none of the others from beginning.
-        found = [
-            replace(x, weight=Weight.SIGN)
-            if x.cause in _OF_PLACE and x.line.node not in (None, first.node_index)
-            else x
-            for x in found
-        ]
+        # A node that found no place did not keep this worker from beginning.
+        others = (None, first.node_index)
+        found = [x for x in found if x.cause not in _OF_PLACE or x.line.node in others]
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
     if goes_on and first is None:
@@ -193,7 +179,7 @@ def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
 
 def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
     """The finding's line, with the place in the code from another line of the same rank or text."""
-    line, told = best.line, [one.line for one in found if one.line.frame]
+    line, told = best.line, [x.line for x in found if x.line.frame and not x.line.is_side]
     own = (x for x in told if x.raised and x.rank == line.rank)
     same = (x for x in told if x.text == line.text)
     return replace(line, frame=line.frame or next((x.frame for x in (*own, *same)), ""))
@@ -228,7 +214,8 @@ def _judge_certainty(
 def _is_direct(one: Meaning, first: WorkerEnd | None) -> bool:
     is_firsts = first is None or one.line.rank == first.rank
     raised = one.weight is Weight.SURE and (one.line.joined or (one.line.raised and is_firsts))
-    return (one.weight is Weight.ROOT or raised) and not one.line.is_inferred
+    is_told = one.line.is_inferred or one.line.is_side
+    return (one.weight is Weight.ROOT or raised) and not is_told
 
 
 def _tell(best: Meaning, line: LogLine, rank: int | None) -> str:

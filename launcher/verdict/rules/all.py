@@ -40,7 +40,7 @@ def judge_line(line: LogLine) -> Meaning | None:
     """What a line means by the rules; None where it says nothing. Pure."""
     found: list[Meaning] = []
     text = f"{line.text}{_name_errors(line.text)}".lower()
-    # A warning ends nothing, and an exception of a thread ends only that thread.
+    # A warning ends nothing, and an exception in a thread ends only that thread.
     most = SIGN if line.is_side or (_WARNS.search(line.text) and not line.raised) else ROOT
     for rule in RULES:
         if told := rule.search.search(text):

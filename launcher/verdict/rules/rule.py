@@ -37,7 +37,7 @@ class LineRule:
     """``pattern`` is searched in a line, whatever the case of its letters.
 
     Its groups may be ``package``, which the fix names, and ``rank`` and ``node``, those at fault.
-    ``most`` is the most that it weighs in a worker's own output. ``fix`` is in place of the cause's.
+    ``most`` is the most that it weighs in a worker's own output. ``fix`` replaces the cause's.
     """
 
     cause: FailureCause

@@ -41,6 +41,8 @@ _KINDS = {
 
 _BUSY_SHARE = 0.05
 """Of a core. A rank that used more before it was to be ended did not stand still."""
+_OF_TWO = {"recv", "send", "recv_object_list", "send_object_list"}
+"""Calls that wait for one other rank, not for all."""
 _OF_GPU = re.compile(r"^_?(?:nv|rm_|uvm|amdgpu|kfd)")
 """Functions of GPU drivers in the kernel."""
 
@@ -60,9 +62,9 @@ def judge_standing(standing: Sequence[Standing], *, stood: bool = False) -> Iter
     elif len({_name(one) for one in waiting}) > 1:
         odd = min(waiting, key=lambda one: sum(_name(other) == _name(one) for other in waiting))
         other = next(one for one in waiting if _name(one) != _name(odd))
-        yield _find(
-            FailureCause.MISMATCHED_COLLECTIVE, odd, f"rank {other.line.rank}: {_name(other)}"
-        )
+        calls = {_name(one).partition(" ")[0] for one in waiting}
+        cause = FailureCause.DEADLOCK if calls <= _OF_TWO else FailureCause.MISMATCHED_COLLECTIVE
+        yield _find(cause, odd, f"rank {other.line.rank}: {_name(other)}")
 
 
 def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
@@ -73,7 +75,10 @@ def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
     elif kind == "code" and one.look.state == "R":
         cause = FailureCause.ENDLESS_LOOP
     others = f"rank {waiting[0].line.rank}: {_name(waiting[0])}" if waiting else ""
-    return _find(cause, one, others)
+    # More workers or another disk help where loading is slow, not where it stands.
+    is_loader = kind == "data" and one.look.state != "D"
+    fix = "num_workers=0 shows at which line of the dataset" if is_loader else ""
+    return replace(_find(cause, one, others), fix=fix)
 
 
 def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
