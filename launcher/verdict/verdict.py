@@ -21,12 +21,12 @@ _OF_OTHERS = (
     FailureCause.MASTER_UNREACHABLE,
 )
 """Causes by which a worker blames others."""
-_OF_HANG = frozenset(
-    """deadlock endless-loop data-stall gpu-fault missing-collective mismatched-collective
-    shape-mismatch-in-collective""".split()
+_OF_HANG = (
+    *("deadlock", "endless-loop", "data-stall", "gpu-fault", "missing-collective"),
+    *("mismatched-collective", "shape-mismatch-in-collective"),
 )
 _OF_PLACE = (FailureCause.NO_ROOM, FailureCause.IMAGE_PULL, FailureCause.CONTAINER_START)
-OF_STOP = frozenset("stopped-by-user preempted time-limit killed".split())
+OF_STOP = ("stopped-by-user", "preempted", "time-limit", "killed")
 """Causes that a stop of ranks that stand still looks like, but is not."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160

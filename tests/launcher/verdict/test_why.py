@@ -125,6 +125,19 @@ threading.Thread(target=threading.Event().wait, name="loader").start()
         "deadlock, likely: rank 0 has ended but for its thread loader",
         "",
     ),
+    "a thread that raised": (
+        """\
+import os, pathlib, queue, threading
+pathlib.Path("up-" + os.environ["RANK"]).touch()
+full = queue.Queue()
+def fill():
+    raise KeyError("shard-1")
+threading.Thread(target=fill, daemon=True).start()
+full.get()
+""",
+        "script-error, likely: KeyError: 'shard-1'",
+        "  where: rank 0 on node 0, train.py:5",
+    ),
     "a computation": (
         """\
 import os, pathlib, time
@@ -135,6 +148,42 @@ while True: sum(range(100_000))
         "",
     ),
 }
+
+
+def test_the_fix_of_an_import_names_what_lies_in_the_folder(launcher: Runner) -> None:
+    package = launcher.folder / "src" / "toolkit"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "net.py").write_text("from . import layers\n")
+    launcher.write("import toolkit.net\n")
+    launcher(*LOCAL)
+    said = launcher("why").stdout
+    assert "missing-module, certain: ModuleNotFoundError: No module named 'toolkit'" in said
+    assert "fix: --set env.PYTHONPATH=src, or pip install -e .;" in said
+    launcher("run", "src/toolkit/net.py", "--on", "local", "--nproc-per-node", "1")
+    said = launcher("why").stdout
+    assert "wrong-argument, certain: ImportError: attempted relative import" in said
+    assert "fix: from the folder above the package: -m toolkit.net;" in said
+
+
+def test_what_a_side_thread_raised_is_not_why_its_process_ended_by_itself(
+    launcher: Runner,
+) -> None:
+    launcher.write(
+        """\
+import sys, threading
+def push(): raise RuntimeError("the tracker answered 503")
+thread = threading.Thread(target=push)
+thread.start()
+thread.join()
+print("accuracy is below the limit", file=sys.stderr)
+sys.exit(3)
+"""
+    )
+    launcher(*LOCAL)
+    headline, where, *_ = launcher("why").stdout.splitlines()
+    assert "script-error, likely: exit code 3: accuracy is below the limit" in headline
+    assert where == "  where: rank 0 on node 0"
 
 
 @pytest.mark.slow
