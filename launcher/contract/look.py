@@ -7,9 +7,10 @@ looks unasked too, before it ends workers that hang. Standard library only.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from launcher.contract.protocol import LOOK_FILE as LOOK_FILE
 from launcher.contract.protocol import LOOK_REQUEST as LOOK_REQUEST
 from launcher.contract.protocol import LOOKS_DIR
 from launcher.contract.protocol import TRACE as TRACE
-from launcher.contract.records import parse_record, read_object
+from launcher.contract.records import dump_record, parse_record, read_object
 
 STACKS = "rank-{rank}.stacks.json"
 """The fields of ``RankStacks``."""
@@ -135,6 +136,36 @@ class Look:
     attempt: int
     native: bool = False
     ranks: tuple[RankLook, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToldLook:
+    """What the agent says of a worker before a stop, since nobody fetches a pod's files then."""
+
+    look: RankLook
+    stacks: RankStacks
+
+
+STANDS = "stands: "
+"""Stands before a ``ToldLook`` in the node's console."""
+MOST_TOLD_THREADS, MOST_TOLD_FRAMES = 2, 15
+
+
+def tell_briefly(one: RankLook, stacks: RankStacks) -> str:
+    """A line with a ``ToldLook``, which has the newest calls of the first threads. Pure."""
+    threads = (
+        replace(thread, frames=thread.frames[:MOST_TOLD_FRAMES])
+        for thread in stacks.threads[:MOST_TOLD_THREADS]
+    )
+    return STANDS + dump_record(ToldLook(look=one, stacks=replace(stacks, threads=tuple(threads))))
+
+
+def hear_look(console: str) -> tuple[ToldLook, ...]:
+    """What a node's console says of its workers before a stop. Pure."""
+    told = re.findall(rf"\] {STANDS}(\{{.*\}})$", console, re.MULTILINE)
+    with contextlib.suppress(ValueError):
+        return tuple(parse_record(ToldLook, json.loads(text)) for text in told)
+    return ()
 
 
 def look_dir(node_dir: Path, id: str) -> Path:

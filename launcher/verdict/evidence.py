@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,14 +148,15 @@ def read_run(
     with contextlib.suppress(OSError, ValueError):
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
-    seen = read_seen(find_last_looks(run, newest.items()) if looks is None else looks)
+    consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
+    last = find_last_looks(run, newest.items()) if looks is None else looks
+    seen = read_seen(last, consoles if looks is None else ())
     is_stop = any(look.why == "stop" for look in seen.looks.values())
     if is_stop and any(map(computes, tell_standing(run, seen))):
         is_stop, seen = False, Seen(folders={})
     if outcome is None and any(look.why == "hang" for look in seen.looks.values()):
         failure = failure and _ended_for_a_hang(failure)
     hosts = _read_hosts(run, plan)
-    consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
     waits_s = SILENT_S if is_stop else WAITS_S if looks is None else STANDS_S
@@ -319,6 +321,15 @@ def _tell_of_nodes(
     began = {n: read_ledger(agent_ledger(run, n, i))[:1] for n, i in newest.items()}
     said_of = read_ledger(run.path / name, POD_SOURCE)
     texts = [show_line(str(event.values.get("text", ""))) for event in said_of]
+    killed = Counter(
+        event.node_index
+        for event, text in zip(said_of, texts, strict=True)
+        if " ended: exit code 137" in text
+    )
+    for number, times in killed.items():
+        if times > 2:
+            again = f"its container has ended {times} times with exit code 137"
+            yield LogLine(file=name, text=again, node=number, joined=True)
     # Slurm changes the reason for a wait from time to time: only the last one holds.
     newest_wait = {text.partition(":")[0]: at for at, text in enumerate(texts) if _WAITS in text}
     for at, (event, text) in enumerate(zip(said_of, texts, strict=True)):

@@ -18,6 +18,7 @@ from launcher.contract.look import (
     Frame,
     Look,
     RankStacks,
+    hear_look,
     look_dir,
     read_collectives,
     read_look,
@@ -33,12 +34,15 @@ from launcher.verdict.collectives import join_recorders
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
 
+MOST_TOLD_BYTES = 1 << 20
+"""The end of a console in which agents say where workers stood."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """What was seen of the workers: looks and their folders by node, stacks and traces by rank."""
 
-    folders: Mapping[int, Path]
+    folders: dict[int, Path]
     looks: dict[int, Look] = field(default_factory=dict)
     stacks: dict[int, RankStacks] = field(default_factory=dict)
     traces: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -55,9 +59,18 @@ def find_last_looks(run: RunFolder, incarnations: Iterable[tuple[int, int]]) -> 
     return {node: folder for node, (_, _, folder) in found.items()}
 
 
-def read_seen(folders: Mapping[int, Path]) -> Seen:
-    """What one look at each node recorded; an unfinished look is left out."""
-    seen = Seen(folders=folders)
+def read_seen(folders: Mapping[int, Path], consoles: Iterable[tuple[int, Path]] = ()) -> Seen:
+    """What one look at each node recorded; an unfinished look is left out.
+
+    Of a node without any, such as a pod that has ended, what its console says is taken.
+    """
+    seen = Seen(folders={**folders})
+    for node, console in consoles:
+        if node not in folders and (told := hear_look(read_tail(console, MOST_TOLD_BYTES))):
+            ranks = tuple(one.look for one in told)
+            seen.folders[node] = console.parent
+            seen.looks[node] = Look(id="", at=0.0, why="stop", attempt=0, ranks=ranks)
+            seen.stacks.update({one.look.rank: one.stacks for one in told})
     for node, folder in folders.items():
         if look := read_look(folder):
             seen.looks[node] = look

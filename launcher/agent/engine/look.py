@@ -20,6 +20,7 @@ from launcher.agent.engine.attempts import Attempts, WorkerPlace
 from launcher.agent.engine.profile import take_profile
 from launcher.agent.engine.stacks import Faulthandler, PySpy
 from launcher.agent.heartbeat import WorkerBeat
+from launcher.agent.streams import say
 from launcher.agent.worker import recorder
 from launcher.contract import look
 from launcher.contract.clock import Clock
@@ -110,6 +111,9 @@ class Looker:
             )
             for one in seen
         )
+        for one in ranks if why == "stop" else ():
+            if one.rank in found:
+                say(look.tell_briefly(one, found[one.rank]))
         told = Look(id=id, at=at, why=why, attempt=attempt, native=native, ranks=ranks)
         write_atomically(folder / look.LOOK_FILE, dump_record(told))
         return folder

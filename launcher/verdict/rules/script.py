@@ -125,7 +125,7 @@ crashed likely
 crashed sign
   failed \(exitcode: -6\)
 killed likely
-  failed liveness probe, will be restarted
+  failed liveness probe, will be restarted|has ended \d+ times with exit code 137
 killed sign
   process (?P<rank>\d+) terminated with signal SIG(?:KILL|TERM)\b
   SignalException: Process \d+ got signal: (?:15|1|10|12)\b|^\s*(?:\S+: line \d+: +\d+ )?Killed\b
