@@ -33,6 +33,10 @@ the grace."""
 LAST_WORD_S = 2.0
 """The agent is killed so long after the deadline, at which guards kill their workers."""
 
+SILENT_S = 5.0
+"""Workers that have not beaten for so long are looked at before they are ended."""
+LOOK_LIMIT_S = 2.5
+"""How long a stop waits for that look; at most a quarter of the grace."""
 OUTLIVE_LIMIT_S = 10.0
 """An agent that is there so long after SIGKILL hangs in the kernel, perhaps for ever."""
 
@@ -53,6 +57,8 @@ class Stop:
     asked_at: float
     grace_s: float
     times_asked: int = 1
+    look: Path | None = None
+    """The file of the look at silent workers that was asked for before they are ended."""
     terminated_at: float | None = None
     killed_at: float | None = None
 
@@ -79,6 +85,9 @@ class Stop:
             late = not has_begun and now >= self.terminated_at + LAST_WORD_S
             return Step.KILL if late else Step.WAIT
         margin_s = min(MARGIN_S, self.grace_s / 4)
+        look_until = self.asked_at + min(LOOK_LIMIT_S, self.grace_s / 4)
+        if self.look and now < look_until and self.times_asked == 1 and not self.look.exists():
+            return Step.WAIT
         waits = speaks and not acknowledged and self.times_asked == 1
         return Step.WAIT if waits and now < self.deadline - margin_s else Step.TERMINATE
 

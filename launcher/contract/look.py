@@ -7,9 +7,10 @@ looks unasked too, before it ends workers that hang. Standard library only.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from launcher.contract.protocol import LOOK_FILE as LOOK_FILE
 from launcher.contract.protocol import LOOK_REQUEST as LOOK_REQUEST
 from launcher.contract.protocol import LOOKS_DIR
 from launcher.contract.protocol import TRACE as TRACE
-from launcher.contract.records import parse_record, read_object
+from launcher.contract.records import dump_record, parse_record, read_object
 
 STACKS = "rank-{rank}.stacks.json"
 """The fields of ``RankStacks``."""
@@ -32,7 +33,7 @@ CRASH = "Fatal Python error: "
 SPEEDSCOPE = "rank-{rank}.speedscope.json"
 """What py-spy recorded of a script that does not answer PROFILE_REQUEST."""
 
-Why = Literal["asked", "hang", "loss", "profile"]
+Why = Literal["asked", "hang", "loss", "profile", "stop"]
 TakenBy = Literal["py-spy", "faulthandler", ""]
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MOST_FRAMES, MOST_THREADS = 200, 500
@@ -43,13 +44,15 @@ MOST_FRAMES, MOST_THREADS = 200, 500
 class LookRequest:
     """``id`` names the look's folder; with ``native``, stacks have the frames of C too.
 
-    With ``steps`` it asks for a profile of so many steps, or of ``seconds`` if no training answers.
+    ``why`` is "stop" if the workers are about to be ended, and else "asked". With ``steps`` it asks
+    for a profile of so many steps, or of ``seconds`` if no training answers.
     """
 
     id: str
     native: bool = False
     steps: int = 0
     seconds: float = 0.0
+    why: Why = "asked"
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -102,6 +105,7 @@ class RankLook:
     for a disk or a driver, T was stopped by a signal, Z has ended; empty where it is gone.
     ``waits_in`` is where in the kernel a D waits, as far as the kernel tells it.
     ``silent_s`` are the seconds since its last beat, at its start and after each optimizer step.
+    ``cpu_share`` of a core is what its processes used before they were to be ended; else 0.
     ``no_stacks`` and ``no_collectives`` say why there are none; empty where the file is there.
     """
 
@@ -111,6 +115,7 @@ class RankLook:
     waits_in: str = ""
     steps: int = 0
     silent_s: float = 0.0
+    cpu_share: float = 0.0
     no_stacks: str = ""
     no_collectives: str = ""
 
@@ -119,8 +124,9 @@ class RankLook:
 class Look:
     """One look at the workers of one node; ``at`` is in seconds since the epoch.
 
-    ``why``: somebody asked for a look or for a profile, the watchdog found a hang, or another node
-    was lost. A profile has no stacks; its ranks' ``no_stacks`` says why there is no profile.
+    ``why``: somebody asked for a look or for a profile, the watchdog found a hang, another node was
+    lost, or the workers were silent when they were to be ended. A profile has no stacks; its ranks'
+    ``no_stacks`` says why there is no profile.
     ``attempt`` is the workers' attempt, -1 before the first.
     """
 
@@ -130,6 +136,36 @@ class Look:
     attempt: int
     native: bool = False
     ranks: tuple[RankLook, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToldLook:
+    """What the agent says of a worker before a stop, since nobody fetches a pod's files then."""
+
+    look: RankLook
+    stacks: RankStacks
+
+
+STANDS = "stands: "
+"""Stands before a ``ToldLook`` in the node's console."""
+MOST_TOLD_THREADS, MOST_TOLD_FRAMES = 2, 15
+
+
+def tell_briefly(one: RankLook, stacks: RankStacks) -> str:
+    """A line with a ``ToldLook``, which has the newest calls of the first threads. Pure."""
+    threads = (
+        replace(thread, frames=thread.frames[:MOST_TOLD_FRAMES])
+        for thread in stacks.threads[:MOST_TOLD_THREADS]
+    )
+    return STANDS + dump_record(ToldLook(look=one, stacks=replace(stacks, threads=tuple(threads))))
+
+
+def hear_look(console: str) -> tuple[ToldLook, ...]:
+    """What a node's console says of its workers before a stop. Pure."""
+    told = re.findall(rf"\] {STANDS}(\{{.*\}})$", console, re.MULTILINE)
+    with contextlib.suppress(ValueError):
+        return tuple(parse_record(ToldLook, json.loads(text)) for text in told)
+    return ()
 
 
 def look_dir(node_dir: Path, id: str) -> Path:

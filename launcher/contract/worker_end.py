@@ -89,13 +89,9 @@ class WorkerEnd:
 
 
 def last_of(lines: Sequence[str]) -> str:
-    """The last line that is neither blank nor part of a warning (two lines, with its source)."""
-    told, last = "", ""
-    for line in lines:
-        if not (_WARNING.search(line) or (_WARNING.search(told) and line[:1] == " ")):
-            last = line if line.strip() else last
-        told = line
-    return last
+    """The last line that is neither blank, nor a warning, nor indented: those belong to others."""
+    own = [one for one in lines if one.strip() and one[0] != " " and not _WARNING.search(one)]
+    return own[-1] if own else ""
 
 
 def show_line(text: str) -> str:

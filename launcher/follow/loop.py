@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.agent import disk
 from launcher.agent.stopping import StopFiles
+from launcher.contract import protocol
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import DiskFullError, InputError, LauncherError, TargetError
 from launcher.contract.reasons import STATE_OF_REASON, Reason, RunState
@@ -308,7 +309,8 @@ def write_outcome(run: RunFolder, plan: LaunchPlan, seen: Outcome, now: float) -
         restarts=read_restarts(run) if plan.agent is not None else {},
         replaced_nodes=max(0, started_again - count_returned(run)),
     )
-    if has_failed and run.path.exists():
+    looked = run.path.glob(f"{protocol.NODES_DIR}/*/*/{protocol.LOOKS_DIR}/stop-*")
+    if run.path.exists() and (has_failed or any(looked)):
         outcome = replace(outcome, verdict=_judge(run, outcome))
     # An outcome that cannot be written is returned all the same.
     with contextlib.suppress(OSError):
@@ -321,9 +323,11 @@ def _judge(run: RunFolder, outcome: Outcome) -> str:
     try:
         # Imported late: only a failed run needs these modules, and only at its end.
         from launcher.verdict.evidence import read_run
-        from launcher.verdict.verdict import decide_verdict, render_line
+        from launcher.verdict.verdict import OF_STOP, decide_verdict, render_line
 
-        return render_line(decide_verdict(read_run(run, outcome)))
+        told = decide_verdict(read_run(run, outcome))
+        is_stop = outcome.state == RunState.STOPPED.value and told.cause in OF_STOP
+        return "" if is_stop else render_line(told)
     except Exception as error:
         # Scripts may write anything, but a run's end must be recorded all the same.
         return f"no verdict: {type(error).__name__}: {error}"

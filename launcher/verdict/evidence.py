@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from launcher.agent.stopping import SILENT_S
 from launcher.agent.worker_exit import read_ends, read_traceback
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
@@ -26,6 +28,7 @@ from launcher.runs.outcome import FailureReport, Outcome
 from launcher.verdict.collectives import WAITS_S
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.looks import (
+    Seen,
     find_last_looks,
     read_frames,
     read_seen,
@@ -33,7 +36,7 @@ from launcher.verdict.looks import (
     tell_standing,
 )
 from launcher.verdict.places import STAMP, name_nodes, node_in
-from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
+from launcher.verdict.rules.standstill import STANDS_S, Standing, computes, own_place
 from launcher.verdict.scan import SETTING, find_telling, read_both, strip_colours, tell_both
 
 MOST_BYTES = 48 << 20
@@ -74,6 +77,8 @@ class Evidence:
     missing: tuple[str, ...] = ()
     is_placed: bool = True
     only_node: int | None = None
+    stood: bool = False
+    """The ranks stood still when they were asked to end: that they were is not the cause."""
     detail_node: int | None = None
     """The node that ``detail`` names."""
 
@@ -143,14 +148,18 @@ def read_run(
     with contextlib.suppress(OSError, ValueError):
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
-    seen = read_seen(find_last_looks(run, newest.items()) if looks is None else looks)
+    consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
+    last = find_last_looks(run, newest.items()) if looks is None else looks
+    seen = read_seen(last, consoles if looks is None else ())
+    is_stop = any(look.why == "stop" for look in seen.looks.values())
+    if is_stop and any(map(computes, tell_standing(run, seen))):
+        is_stop, seen = False, Seen(folders={})
     if outcome is None and any(look.why == "hang" for look in seen.looks.values()):
         failure = failure and _ended_for_a_hang(failure)
     hosts = _read_hosts(run, plan)
-    consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
     reading = LogReading(2 * len(logs) + len(consoles) + 1)
     reading.lines += _tell_of_nodes(run, nodes, newest)
-    waits_s = WAITS_S if looks is None else STANDS_S
+    waits_s = SILENT_S if is_stop else WAITS_S if looks is None else STANDS_S
     first = failure.first if failure else None
     goes_on = outcome is None
     reading.lines += tell_recorded(run, seen, logs, first, waits_s=waits_s, goes_on=goes_on)
@@ -159,6 +168,7 @@ def read_run(
             reading.lines.append(LogLine(file=SETTING, text=f"{name} is set"))
     for log in logs:
         _read_worker(reading, run, log, plan)
+    reading.lines = [_explain_import(line, plan) if plan else line for line in reading.lines]
     _read_others(reading, run, consoles, has_workers=bool(logs))
     if not outcome and not newest and run.submitted_at():
         reading.lines.append(_SUBMITTED)
@@ -177,9 +187,32 @@ def read_run(
         lines=tuple(placed),
         detail_node=told.node,
         standing=tuple(tell_standing(run, seen)),
+        stood=is_stop,
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
+
+
+_NO_MODULE = re.compile(r"No module named '(\w+)")
+
+
+def _explain_import(line: LogLine, plan: LaunchPlan) -> LogLine:
+    """The line of an import that failed, with what the folder of the code says about it."""
+    command, root = plan.nodes[0].command, plan.code.root if plan.code else ""
+    folder = Path(root, plan.code.inner) if plan.code else Path(plan.nodes[0].workdir or ".")
+    if "attempted relative import with no" in line.text and command[0].endswith(".py"):
+        script = (folder / command[0]).with_suffix("")
+        package = script.parent
+        while (package.parent / "__init__.py").exists():
+            package = package.parent
+        module = ".".join(script.relative_to(package.parent).parts)
+        return replace(line, text=f"{line.text}; {module} is a file of a package")
+    if found := _NO_MODULE.search(line.text):
+        beside = (f"{found[1]}/__init__.py", f"{found[1]}.py")
+        if there := next((x for name in beside for x in sorted(folder.glob(f"*/{name}"))), None):
+            inside = there.relative_to(folder).parts[0]
+            return replace(line, text=f"{line.text}; it lies in {inside}")
+    return line
 
 
 def _reason_so_far(run: RunFolder, newest: Mapping[int, int]) -> Reason | None:
@@ -288,6 +321,15 @@ def _tell_of_nodes(
     began = {n: read_ledger(agent_ledger(run, n, i))[:1] for n, i in newest.items()}
     said_of = read_ledger(run.path / name, POD_SOURCE)
     texts = [show_line(str(event.values.get("text", ""))) for event in said_of]
+    killed = Counter(
+        event.node_index
+        for event, text in zip(said_of, texts, strict=True)
+        if " ended: exit code 137" in text
+    )
+    for number, times in killed.items():
+        if times > 2:
+            again = f"its container has ended {times} times with exit code 137"
+            yield LogLine(file=name, text=again, node=number, joined=True)
     # Slurm changes the reason for a wait from time to time: only the last one holds.
     newest_wait = {text.partition(":")[0]: at for at, text in enumerate(texts) if _WAITS in text}
     for at, (event, text) in enumerate(zip(said_of, texts, strict=True)):

@@ -22,6 +22,8 @@ class LogLine:
     frame: str = ""
     is_own: bool = False
     raised: bool = False
+    is_side: bool = False
+    """It was raised in a thread beside the main one, or where Python ignores exceptions."""
     pod: str = ""
     """The pod that wrote it or that it is about, as Kubernetes' own commands name it."""
     host: str = ""

@@ -18,6 +18,7 @@ from launcher.contract.look import (
     Frame,
     Look,
     RankStacks,
+    hear_look,
     look_dir,
     read_collectives,
     read_look,
@@ -33,12 +34,15 @@ from launcher.verdict.collectives import join_recorders
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.standstill import STANDS_S, Standing, own_place
 
+MOST_TOLD_BYTES = 1 << 20
+"""The end of a console in which agents say where workers stood."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """What was seen of the workers: looks and their folders by node, stacks and traces by rank."""
 
-    folders: Mapping[int, Path]
+    folders: dict[int, Path]
     looks: dict[int, Look] = field(default_factory=dict)
     stacks: dict[int, RankStacks] = field(default_factory=dict)
     traces: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -55,9 +59,18 @@ def find_last_looks(run: RunFolder, incarnations: Iterable[tuple[int, int]]) -> 
     return {node: folder for node, (_, _, folder) in found.items()}
 
 
-def read_seen(folders: Mapping[int, Path]) -> Seen:
-    """What one look at each node recorded; an unfinished look is left out."""
-    seen = Seen(folders=folders)
+def read_seen(folders: Mapping[int, Path], consoles: Iterable[tuple[int, Path]] = ()) -> Seen:
+    """What one look at each node recorded; an unfinished look is left out.
+
+    Of a node without any, such as a pod that has ended, what its console says is taken.
+    """
+    seen = Seen(folders={**folders})
+    for node, console in consoles:
+        if node not in folders and (told := hear_look(read_tail(console, MOST_TOLD_BYTES))):
+            ranks = tuple(one.look for one in told)
+            seen.folders[node] = console.parent
+            seen.looks[node] = Look(id="", at=0.0, why="stop", attempt=0, ranks=ranks)
+            seen.stacks.update({one.look.rank: one.stacks for one in told})
     for node, folder in folders.items():
         if look := read_look(folder):
             seen.looks[node] = look
@@ -76,11 +89,20 @@ def tell_standing(run: RunFolder, seen: Seen) -> Iterator[Standing]:
         place = str(seen.folders[node].relative_to(run.path))
         for one in look.ranks:
             stacks = seen.stacks.get(one.rank)
-            frames = stacks.main_frames if stacks else ()
+            thread, frames = _awaited(stacks) if stacks else ("", ())
             if frames or one.state in ("D", "T"):
                 file = f"{place}/{STACKS.format(rank=one.rank)}"
                 line = LogLine(file=file, node=node, rank=one.rank)
-                yield Standing(line=line, frames=frames, look=one)
+                yield Standing(line=line, frames=frames, look=one, thread=thread)
+
+
+def _awaited(stacks: RankStacks) -> tuple[str, tuple[Frame, ...]]:
+    """The main thread's frames; those of another thread, by name, if Python's end waits for it."""
+    if any(frame.function == "_shutdown" for frame in stacks.main_frames[-1:]):
+        others = sorted(stacks.threads[1:], key=lambda one: not own_place(one.frames))
+        for thread in others[:1]:
+            return thread.name or "(no name)", thread.frames
+    return "", stacks.main_frames
 
 
 def tell_recorded(

@@ -43,6 +43,9 @@ NEAR_LINES = 30
 """An exception less than this many lines after a line with a time has that time."""
 _OF_LOADER = " in DataLoader worker process"
 _TRACEBACK = "Traceback (most recent call last):"
+_SIDE = re.compile(r"Exception (?:in thread|ignored (?:in|on)) |Task exception was never retr")
+"""Stands before the traceback of an exception that does not end the process."""
+_CHAINED = re.compile(r"(?:The above|During handling of the above) exception")
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 LIBRARY = re.compile(
     r"site-packages|dist-packages|/lib/python3|/bin/\w+$|^<|launcher(?:_node)?/agent|agent\.pyz"
@@ -116,6 +119,7 @@ def find_telling(
     traces: dict[LogLine, tuple[str, bool, int]] = {}
     seen: set[tuple[object, ...]] = set()
     times: dict[LogLine, tuple[int, float]] = {}
+    side: dict[LogLine, bool] = {}
     described = place.pod
     for number, raw in enumerate(lines, 1):
         is_telling = _TELLING.search(raw.lower()) is not None
@@ -130,6 +134,8 @@ def find_telling(
         who = replace(place, **{"pod": pod, **named})
         at, is_own, indent = traces.get(who, ("", False, 0))
         inside = len(text) - len(text.lstrip())
+        if _SIDE.match(text) or (who in side and _CHAINED.match(text)):
+            side[who] = True
         if _TRACEBACK in text:
             traces[who] = ("", False, inside)
             continue
@@ -140,11 +146,13 @@ def find_telling(
                 traces[who] = (own_at if is_own else at, is_own, indent)
             continue
         raised = who in traces and _RAISED.match(text[indent:]) is not None
+        is_side = raised and side.pop(who, False)
         if raised:
             del traces[who]
+            side |= {who: False} if is_side else {}  # until another one follows from it
         elif told_at := read_time(stamp or text):
             times[who] = (number, told_at)
-        key = (who, raised, _NUMBERS.sub("", text))
+        key = (who, raised, is_side, _NUMBERS.sub("", text))
         # After the exception of a DataLoader's worker its own traceback follows.
         if key in seen or not (raised or is_telling) or _OF_LOADER in text:
             continue
@@ -158,6 +166,7 @@ def find_telling(
             frame=at if raised else "",
             is_own=raised and is_own,
             raised=raised,
+            is_side=is_side,
         )
 
 

@@ -10,6 +10,7 @@ from launcher.contract.worker_end import WorkerEnd, show_line
 from launcher.runs.outcome import FailureReport
 from launcher.verdict.cause import FOLLOWS, FailureCause
 from launcher.verdict.evidence import Evidence
+from launcher.verdict.fixes import fill_fix
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.rules.all import judge_end, judge_lines, judge_reason
 from launcher.verdict.rules.rule import Meaning, Weight
@@ -20,6 +21,13 @@ _OF_OTHERS = (
     FailureCause.MASTER_UNREACHABLE,
 )
 """Causes by which a worker blames others."""
+_OF_HANG = (
+    *("deadlock", "endless-loop", "data-stall", "gpu-fault", "missing-collective"),
+    *("mismatched-collective", "shape-mismatch-in-collective"),
+)
+_OF_PLACE = (FailureCause.NO_ROOM, FailureCause.IMAGE_PULL, FailureCause.CONTAINER_START)
+OF_STOP = ("stopped-by-user", "preempted", "time-limit", "killed")
+"""Causes that a stop of ranks that stand still looks like, but is not."""
 MOST_SHOWN = 12
 LINE_CHARACTERS = 160
 
@@ -66,7 +74,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
     """Decides from the evidence which failure came first."""
     failure, goes_on = evidence.failure, evidence.state in ("running", "orphaned")
     first = failure.first if failure else None
-    found = list(judge_lines(evidence.lines, evidence.standing))
+    found = list(judge_lines(evidence.lines, evidence.standing, stood=evidence.stood))
     begun_by = first
     if first:
         end = judge_end(first)
@@ -75,6 +83,16 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         line = end.line if evidence.is_placed else replace(end.line, node=None)
         found.append(replace(end, line=line))
     found += judge_reason(evidence.reason, evidence.detail, evidence.detail_node)
+    if evidence.stood and any(x.cause in _OF_HANG and x.weight >= Weight.LIKELY for x in found):
+        found = [x for x in found if x.cause not in OF_STOP]
+        # What a thread raised explains that its rank's main thread waits for it.
+        waits = {x.rank for x in found if x.cause is FailureCause.DEADLOCK}
+        threads = [x for x in found if x.line.is_side and x.line.rank in waits]
+        found += [replace(x, weight=Weight.SURE) for x in threads]
+    if first and not first.is_collateral:
+        # A node that found no place did not keep this worker from beginning.
+        others = (None, first.node_index)
+        found = [x for x in found if x.cause not in _OF_PLACE or x.line.node in others]
     if evidence.state == RunState.SUCCEEDED.value:
         found = []
     if goes_on and first is None:
@@ -93,7 +111,12 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         cause=best.cause,
         certainty=_judge_certainty(best, node, ordered, first),
         what=_tell(best, line, rank),
-        fix=best.cause.fix.replace("PACKAGE", best.package or "PACKAGE"),
+        fix=fill_fix(
+            best.fix or best.cause.fix,
+            line.text,
+            PACKAGE=best.package,
+            RUN=evidence.subject if evidence.state else "",
+        ),
         node=node,
         rank=rank,
         host=first.host if first and first.node_index == node and first.host else line.pod,
@@ -156,7 +179,7 @@ def _order(found: Iterable[Meaning], first: WorkerEnd | None) -> list[Meaning]:
 
 def _with_frame(best: Meaning, found: Sequence[Meaning]) -> LogLine:
     """The finding's line, with the place in the code from another line of the same rank or text."""
-    line, told = best.line, [one.line for one in found if one.line.frame]
+    line, told = best.line, [x.line for x in found if x.line.frame and not x.line.is_side]
     own = (x for x in told if x.raised and x.rank == line.rank)
     same = (x for x in told if x.text == line.text)
     return replace(line, frame=line.frame or next((x.frame for x in (*own, *same)), ""))
@@ -191,7 +214,8 @@ def _judge_certainty(
 def _is_direct(one: Meaning, first: WorkerEnd | None) -> bool:
     is_firsts = first is None or one.line.rank == first.rank
     raised = one.weight is Weight.SURE and (one.line.joined or (one.line.raised and is_firsts))
-    return (one.weight is Weight.ROOT or raised) and not one.line.is_inferred
+    is_told = one.line.is_inferred or one.line.is_side
+    return (one.weight is Weight.ROOT or raised) and not is_told
 
 
 def _tell(best: Meaning, line: LogLine, rank: int | None) -> str:

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from launcher.agent import processes
 from launcher.agent.atomic_write import write_atomically
 from launcher.agent.engine.attempts import Attempts, WorkerPlace
 from launcher.agent.engine.profile import take_profile
 from launcher.agent.engine.stacks import Faulthandler, PySpy
 from launcher.agent.heartbeat import WorkerBeat
+from launcher.agent.streams import say
 from launcher.agent.worker import recorder
 from launcher.contract import look
 from launcher.contract.clock import Clock
@@ -28,6 +30,10 @@ from launcher.contract.records import dump_record, parse_record, read_object
 
 LIMIT_S = 4.0
 """How long a look may take; whoever asked waits for 5 s."""
+STOP_LIMIT_S = 1.2
+"""How long a look may take at workers that are to be ended, after ``SHARE_S``."""
+SHARE_S = 0.8
+"""For so long the look before a stop measures whether workers compute."""
 LOSS_LIMIT_S = 0.3
 """How long a look after a lost node may take: the restart waits for it."""
 PY_SPY_LEAVES_S, NATIVE_LEAVES_S = 1.5, 0.7
@@ -60,7 +66,7 @@ class Looker:
                 ).start()
                 return
             self._forget_old()
-            self.take("asked", id=request.id, native=request.native)
+            self.take(request.why, id=request.id, native=request.native)
             return
         with contextlib.suppress(OSError):
             self._request.unlink()
@@ -70,7 +76,8 @@ class Looker:
     ) -> Path | None:
         """Takes a look and returns its folder; None if it failed, or another look goes on.
 
-        Blocks for ``LIMIT_S`` at most, without stacks for ``LOSS_LIMIT_S``.
+        Blocks for ``LIMIT_S`` at most, before a stop for ``SHARE_S`` and ``STOP_LIMIT_S``, without
+        stacks for ``LOSS_LIMIT_S``.
         """
         # Ended by itself: the other thread's look is enough, and this one does not wait for it.
         if not self._busy.acquire(blocking=False):
@@ -84,13 +91,15 @@ class Looker:
             self._busy.release()
 
     def _take(self, why: Why, id: str, native: bool, stacks: bool) -> Path:
+        shares = self._cpu_shares() if why == "stop" else {}
         now, at = self._clock.monotonic(), self._clock.wall()
-        end = now + (LIMIT_S if stacks else LOSS_LIMIT_S)
+        limit_s = STOP_LIMIT_S if why == "stop" else LIMIT_S
+        end = now + (limit_s if stacks else LOSS_LIMIT_S)
         folder = look.look_dir(self._attempts.node_dir, id)
         folder.mkdir(parents=True, exist_ok=True)
         attempt, beats = self._attempts.number, self._attempts.beats()
         workers = tuple(w for w in self._attempts.running() if w.rank in beats)
-        seen = [_describe(worker.rank, beats[worker.rank], now) for worker in workers]
+        seen = [_describe(w.rank, beats[w.rank], now, shares.get(w.rank, 0.0)) for w in workers]
         asked = {w.rank: _ask_recorder(w, one.state) for w, one in zip(workers, seen, strict=True)}
         found = self._take_stacks(workers, beats, native, end) if stacks else {}
         no_collectives = self._take_collectives(folder, workers, asked, end)
@@ -102,9 +111,22 @@ class Looker:
             )
             for one in seen
         )
+        for one in ranks if why == "stop" else ():
+            if one.rank in found:
+                say(look.tell_briefly(one, found[one.rank]))
         told = Look(id=id, at=at, why=why, attempt=attempt, native=native, ranks=ranks)
         write_atomically(folder / look.LOOK_FILE, dump_record(told))
         return folder
+
+    def _cpu_shares(self) -> dict[int, float]:
+        """The share of a core that each worker's processes use, measured before they are asked."""
+        pids = {rank: beat.pid for rank, beat in self._attempts.beats().items()}
+        before = {rank: processes.cpu_seconds(processes.tree_of(pid)) for rank, pid in pids.items()}
+        self._clock.sleep(SHARE_S)
+        return {
+            rank: (processes.cpu_seconds(processes.tree_of(pid)) - before[rank]) / SHARE_S
+            for rank, pid in pids.items()
+        }
 
     def _take_stacks(
         self,
@@ -115,7 +137,9 @@ class Looker:
     ) -> dict[int, RankStacks]:
         pids = {worker.rank: beats[worker.rank].pid for worker in workers}
         spied = PySpy(pids, native=native)
-        self._wait(spied.are_done, end - (NATIVE_LEAVES_S if native else PY_SPY_LEAVES_S))
+        left_s = end - self._clock.monotonic()
+        leaves_s = NATIVE_LEAVES_S if native else min(PY_SPY_LEAVES_S, left_s / 2)
+        self._wait(spied.are_done, end - leaves_s)
         # Only py-spy can read a worker that a signal has stopped, so it may use the whole limit.
         stopped = [rank for rank, pid in pids.items() if is_stopped(pid)]
         found = {rank: spied.read(rank) for rank in pids if rank not in stopped}
@@ -151,7 +175,7 @@ class Looker:
             shutil.rmtree(look.look_dir(self._attempts.node_dir, one.id), ignore_errors=True)
 
 
-def _describe(rank: int, beat: WorkerBeat, now: float) -> RankLook:
+def _describe(rank: int, beat: WorkerBeat, now: float, cpu_share: float) -> RankLook:
     state = "".join(read_stat(beat.pid)[:1])
     return RankLook(
         rank=rank,
@@ -160,6 +184,7 @@ def _describe(rank: int, beat: WorkerBeat, now: float) -> RankLook:
         waits_in=wait_channel(beat.pid) if state == "D" else "",
         steps=beat.steps,
         silent_s=max(0.0, now - beat.at),
+        cpu_share=cpu_share,
     )
 
 

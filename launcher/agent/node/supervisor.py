@@ -19,19 +19,29 @@ from functools import partial
 from pathlib import Path
 
 from launcher.agent import disk, processes, signals, streams
-from launcher.agent.heartbeat import read_heartbeat
+from launcher.agent.atomic_write import write_atomically
+from launcher.agent.heartbeat import WorkerBeat, read_heartbeat
 from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node import outcome as outcomes
 from launcher.agent.node.identity import claim_incarnation, identify, source_of
-from launcher.agent.stopping import REASON_OF_SIGNAL, Step, Stop, StopFiles, read_stop_file
+from launcher.agent.stopping import (
+    REASON_OF_SIGNAL,
+    SILENT_S,
+    Step,
+    Stop,
+    StopFiles,
+    read_stop_file,
+)
 from launcher.agent.worker_exit import read_oom_kills
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask, parse_task
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode, InputError, name_ending
 from launcher.contract.hold import RENEW
+from launcher.contract.look import LOOK_FILE, LOOK_REQUEST, LookRequest, look_dir
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason, reason_of_exit_code
+from launcher.contract.records import dump_record
 from launcher.contract.worker_end import is_out_of_memory
 
 say = partial(streams.say, who="supervisor")
@@ -230,9 +240,8 @@ class Supervisor:
     def _take_signal(self, limit_s: float) -> None:
         signum, _ = processes.wait_for_signal(_BLOCKED, limit_s) or (0, 0)
         if signum in _PASSED_ON:
-            for path in self._scratch.glob("heartbeat-*"):
-                if beat := read_heartbeat(path):
-                    processes.send(beat.pid, signum)
+            for beat in self._read_beats():
+                processes.send(beat.pid, signum)
         elif signum in REASON_OF_SIGNAL:
             self._ask(REASON_OF_SIGNAL[signal.Signals(signum)])
 
@@ -247,6 +256,22 @@ class Supervisor:
         now = self._clock.wall()
         self._files.ask(reason.value, at=now, deadline=now + grace_s)
         self._ledger.write("stop-requested", reason=reason.value, grace_s=grace_s)
+        self._stop.look = self._ask_for_look()
+
+    def _ask_for_look(self) -> Path | None:
+        """Has silent workers looked at, who may hang; None if one of them has beaten lately."""
+        now, beats = self._clock.monotonic(), self._read_beats()
+        if not beats or any(now - beat.at < SILENT_S for beat in beats):
+            return None
+        request = LookRequest(id=f"stop-{self._clock.wall():.3f}", why="stop")
+        try:
+            write_atomically(self._node_dir / LOOK_REQUEST, dump_record(request))
+        except OSError:
+            return None
+        return look_dir(self._node_dir, request.id) / LOOK_FILE
+
+    def _read_beats(self) -> list[WorkerBeat]:
+        return [*filter(None, map(read_heartbeat, self._scratch.glob("heartbeat-*")))]
 
     def _go_on_stopping(self, stop: Stop) -> None:
         answer, holds = self._files.read_answer(), self._task.settings.hold_idle_s > 0

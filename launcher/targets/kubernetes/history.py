@@ -16,6 +16,7 @@ from launcher.contract import protocol
 from launcher.contract.clock import Clock
 from launcher.contract.errors import DiskFullError, name_exit_code
 from launcher.contract.hold import READY_FILE, READY_SAYS
+from launcher.contract.look import STANDS
 from launcher.contract.node_outcome import parse_node_outcome
 from launcher.contract.reasons import NodeState
 from launcher.runs.folder import POD_LEDGER, POD_SOURCE, RunFolder, make_folders, write_atomically
@@ -93,9 +94,9 @@ class PodRecorder:
 
     def hear(self, source: LogSource, index: int, number: int, stamp: str, text: str) -> None:
         """Takes a line of a container's log. Records what the agent says: nothing else does."""
-        if text.startswith(AGENT_SAYS) and not text.startswith(f"{AGENT_SAYS}health: "):
+        said = text.removeprefix(AGENT_SAYS)
+        if said != text and not said.startswith(("health: ", STANDS)):
             key = f"{source.uid}/{source.restarts}/{stamp}/{text}"
-            said = text.removeprefix(AGENT_SAYS)
             self._tell([(key, seconds_of(stamp), f"agent: {said}")], index, number)
             if said.startswith(READY_SAYS):
                 path = self._run.node_dir(index, number) / READY_FILE

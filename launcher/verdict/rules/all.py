@@ -40,7 +40,8 @@ def judge_line(line: LogLine) -> Meaning | None:
     """What a line means by the rules; None where it says nothing. Pure."""
     found: list[Meaning] = []
     text = f"{line.text}{_name_errors(line.text)}".lower()
-    most = SIGN if _WARNS.search(line.text) and not line.raised else ROOT  # a warning ends nothing
+    # A warning ends nothing, and an exception in a thread ends only that thread.
+    most = SIGN if line.is_side or (_WARNS.search(line.text) and not line.raised) else ROOT
     for rule in RULES:
         if told := rule.search.search(text):
             named = told.groupdict()
@@ -52,22 +53,26 @@ def judge_line(line: LogLine) -> Meaning | None:
                     line=replace(line, node=node),
                     package=line.text[slice(*told.span("package"))] if "package" in named else "",
                     rank=int(named["rank"]) if named.get("rank") else None,
+                    fix=rule.fix,
                 )
             )
     is_own = line.raised and is_own_failure(line.text) and not OF_STARTERS.search(line.text)
     if not found:
-        weight = SURE if line.is_own else LIKELY
+        weight = SIGN if line.is_side else SURE if line.is_own else LIKELY
         own = Meaning(cause=FailureCause.SCRIPT_ERROR, weight=weight, line=line)
         return own if is_own else None
     best = max(found, key=lambda one: one.weight)
     also = frozenset(one.cause for one in found if one.weight >= LIKELY) - {best.cause, *FOLLOWS}
     # What a script raises is more than a sign.
-    return replace(best, weight=max(best.weight, LIKELY) if is_own else best.weight, also=also)
+    least = LIKELY if is_own and not line.is_side else best.weight
+    return replace(best, weight=max(best.weight, least), also=also)
 
 
-def judge_lines(lines: Sequence[LogLine], standing: Sequence[Standing]) -> Iterator[Meaning]:
+def judge_lines(
+    lines: Sequence[LogLine], standing: Sequence[Standing], *, stood: bool = False
+) -> Iterator[Meaning]:
     """What all lines mean, each by itself and together with those of other ranks. Pure."""
-    yield from judge_standing(standing)
+    yield from judge_standing(standing, stood=stood)
     # Differences come before what they may lead to, such as other sizes in a collective.
     yield from script.find_differences(lines)
     yield from filter(None, map(judge_line, lines))

@@ -23,7 +23,10 @@ container-start root
   FailedCreatePodSandBox|references non-existent|cannot start container|Prolog (?:error|fail)
 wrong-architecture root
   exec format error|no matching manifest for|does not match the (?:detected host|spec)
+container-start root
+  persistentvolumeclaim .*not found => make the claim, or correct its name: kubectl get pvc
 no-room root
+  didn't match Pod's node (?:affinity|sel) => correct nodeSelector: kubectl get nodes --show-labels
   \d/\d+ nodes are available|Requested nodes are busy|UnexpectedAdmission|Invalid generic resource
   \bUnschedulable\b|exceeded quota|\bOutOf\w+pu\b|partition not av|BadConstraints|NotTriggerS
   insufficient (?:cpu|memory|nvidia|unused)|Requested node configuration is not available

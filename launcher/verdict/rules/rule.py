@@ -37,13 +37,14 @@ class LineRule:
     """``pattern`` is searched in a line, whatever the case of its letters.
 
     Its groups may be ``package``, which the fix names, and ``rank`` and ``node``, those at fault.
-    ``most`` is the most that it weighs in a worker's own output.
+    ``most`` is the most that it weighs in a worker's own output. ``fix`` replaces the cause's.
     """
 
     cause: FailureCause
     weight: Weight
     pattern: str
     most: Weight = ROOT
+    fix: str = ""
 
     @functools.cached_property
     def search(self) -> re.Pattern[str]:
@@ -66,11 +67,13 @@ class Meaning:
     line: LogLine
     package: str = ""
     rank: int | None = None
+    fix: str = ""
     also: frozenset[FailureCause] = frozenset()
 
 
 def table(text: str, most: Weight = ROOT, **parts: str) -> tuple[LineRule, ...]:
-    """The rules of a family: ``text`` has causes with a weight, and below each its patterns.
+    """The rules of a family: ``text`` has causes with a weight, and below each its patterns,
+    which may have a fix of their own behind `` => ``.
 
     ``parts`` replace their names in braces. Raises ``KeyError`` for an unknown cause or weight.
     """
@@ -83,7 +86,14 @@ def table(text: str, most: Weight = ROOT, **parts: str) -> tuple[LineRule, ...]:
             continue
         for name, part in parts.items():
             line = line.replace(f"{{{name}}}", part)
+        pattern, _, fix = line[2:].partition(" => ")
         rules.append(
-            LineRule(cause=causes[word], weight=Weight[weight.upper()], pattern=line[2:], most=most)
+            LineRule(
+                cause=causes[word],
+                weight=Weight[weight.upper()],
+                pattern=pattern,
+                most=most,
+                fix=fix,
+            )
         )
     return tuple(rules)

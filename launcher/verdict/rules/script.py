@@ -18,9 +18,11 @@ script-error sure
 script-error sign
   ChildFailedError|failed \(exitcode: \d|task \d+: Exited with exit code
 missing-module sure
+  No module named .*; it lies in => --set env.PYTHONPATH=FOLDER, or pip install -e .
   ^(?:ModuleNotFoundError: |\S*python[\d.]*: )?No module named '?(?P<package>\w+)
   Error while finding module specification for|PackageNotFoundError|No matching distribution found
-  ^ImportError: (?!.*(?:version `|static TLS|numpy|compiled (?:using|against)))|VersionConflict
+  ^ImportError: (?!attempted rel|.*(?:version `|static TLS|numpy|compiled (?:using|against)))
+  VersionConflict
   has no torch\b|Failed to find C compiler|DistributionNotFound
 missing-module likely
   cannot open shared object
@@ -50,6 +52,7 @@ bad-data sure
   (?:corrupt(?:ed)?|truncated) (?:file|record|data|image|shard)|Invalid data found when processing
   mmap length is greater than file|Compressed file ended before|storage has wrong byte size
 bad-data likely
+  <EIO> => read a copy elsewhere; dmesg -T there names the disk or mount that fails
   JSONDecodeError|UnicodeDecodeError|Error tokenizing data|configparser\.\w+Error|TOMLDecodeError
   ^yaml\.\S*Error|EmptyDataError
 disk-full likely
@@ -80,6 +83,7 @@ wrong-shapes sure
   Given groups=\d+, weight of size|expected .* to have \d+ channels|operands could not be broadcast
   input\.size\(-1\) must be equal
 wrong-argument sure
+  ImportError: attempted relative import => from the folder above the package: -m MODULE
   error: (?:unrecognized|ambiguous|the following arguments|one of the arguments|argument \S)
   Unknown command line flag|strict decoding error|Could not consume arg|MissingMandatoryValue
   : (?:unrecognized|invalid|illegal) option\b|are not used by the HfArgumentParser|unknown field \"
@@ -108,7 +112,7 @@ data-loader-worker-died likely
   Pin memory thread exited unexpectedly
 data-stall likely
   DataLoader timed out after \d+ seconds|lustre.*(?:connection .*lost|timed out|evicted)|<ENOTCONN>
-  blocked for more than \d+ seconds|nfs: server \S+ not responding|<EIO>|Transport endpoint is not
+  blocked for more than \d+ seconds|nfs: server \S+ not responding|Transport endpoint is not
   I/O error, dev \w+|<ESTALE>|ceph: .*(?:hung|timeout)
 crashed likely
   process (?P<rank>\d+) terminated with signal SIG(?:SEGV|ABRT|BUS|FPE|ILL)\b
@@ -121,7 +125,7 @@ crashed likely
 crashed sign
   failed \(exitcode: -6\)
 killed likely
-  failed liveness probe, will be restarted
+  failed liveness probe, will be restarted|has ended \d+ times with exit code 137
 killed sign
   process (?P<rank>\d+) terminated with signal SIG(?:KILL|TERM)\b
   SignalException: Process \d+ got signal: (?:15|1|10|12)\b|^\s*(?:\S+: line \d+: +\d+ )?Killed\b

@@ -19,11 +19,15 @@ STANDS_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a rank's main thread stood; ``line`` has its rank, node and file."""
+    """Where a rank's main thread stood; ``line`` has its rank, node and file.
+
+    ``thread`` is the thread that a script waits for at its end, whose ``frames`` these are.
+    """
 
     line: LogLine
     frames: tuple[Frame, ...]
     look: RankLook
+    thread: str = ""
 
 
 _KINDS = {
@@ -35,25 +39,32 @@ _KINDS = {
 """What a rank does, by the files of the calls that the user's code made; the first match."""
 
 
+_BUSY_SHARE = 0.05
+"""Of a core. A rank that used more before it was to be ended did not stand still."""
+_OF_TWO = {"recv", "send", "recv_object_list", "send_object_list"}
+"""Calls that wait for one other rank, not for all."""
 _OF_GPU = re.compile(r"^_?(?:nv|rm_|uvm|amdgpu|kfd)")
 """Functions of GPU drivers in the kernel."""
 
 
-def judge_standing(standing: Sequence[Standing]) -> Iterator[Meaning]:
-    """Who keeps the others waiting: a rank outside of the collective that they are in."""
+def judge_standing(standing: Sequence[Standing], *, stood: bool = False) -> Iterator[Meaning]:
+    """Who keeps the others waiting: a rank outside of the collective that they are in.
+
+    ``stood``: no rank was computing, so that those outside of collectives wait for something too.
+    """
     places: dict[str, list[Standing]] = defaultdict(list)
     for one in standing:
         places["state" if one.look.state in ("D", "T") else _kind_of(one.frames)].append(one)
     waiting = [*places.pop("collective", ()), *places.pop("device", ())]
-    if places and (waiting or len(standing) == 1 or "state" in places):
+    if places and (waiting or stood or len(standing) == 1 or "state" in places):
         for kind, ranks in places.items():
             yield _blame(ranks[0], kind, waiting)
     elif len({_name(one) for one in waiting}) > 1:
         odd = min(waiting, key=lambda one: sum(_name(other) == _name(one) for other in waiting))
         other = next(one for one in waiting if _name(one) != _name(odd))
-        yield _find(
-            FailureCause.MISMATCHED_COLLECTIVE, odd, f"rank {other.line.rank}: {_name(other)}"
-        )
+        calls = {_name(one).partition(" ")[0] for one in waiting}
+        cause = FailureCause.DEADLOCK if calls <= _OF_TWO else FailureCause.MISMATCHED_COLLECTIVE
+        yield _find(cause, odd, f"rank {other.line.rank}: {_name(other)}")
 
 
 def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
@@ -64,15 +75,26 @@ def _blame(one: Standing, kind: str, waiting: Sequence[Standing]) -> Meaning:
     elif kind == "code" and one.look.state == "R":
         cause = FailureCause.ENDLESS_LOOP
     others = f"rank {waiting[0].line.rank}: {_name(waiting[0])}" if waiting else ""
-    return _find(cause, one, others)
+    # More workers or another disk help where loading is slow, not where it stands.
+    is_loader = kind == "data" and one.look.state != "D"
+    fix = "num_workers=0 shows at which line of the dataset" if is_loader else ""
+    return replace(_find(cause, one, others), fix=fix)
 
 
 def _find(cause: FailureCause, one: Standing, others: str) -> Meaning:
     where, state = f"stands at {_name(one)}" if one.frames else "stands", tell_state(one.look)
+    if one.thread:
+        where = f"has ended but for its thread {one.thread}, which {where}"
     text = "; ".join(filter(None, (f"rank {one.line.rank} {where}", state, others)))
     is_now = one.look.state == "T" or (one.look.state == "D" and one.look.silent_s > STANDS_S)
     line = replace(one.line, text=text, frame=own_place(one.frames), joined=is_now)
     return Meaning(cause=cause, weight=LIKELY, line=line, rank=line.rank)
+
+
+def computes(one: Standing) -> bool:
+    """Whether a rank computed before it was to be ended, and did not just spin in a wait."""
+    is_busy = one.look.cpu_share > _BUSY_SHARE
+    return is_busy and _kind_of(one.frames) not in ("collective", "device")
 
 
 def _kind_of(frames: Sequence[Frame]) -> str:

@@ -208,3 +208,8 @@ def test_a_warning_is_not_the_last_line_that_matters() -> None:
     numpy = "m.py:7: UserWarning: Failed to initialize NumPy: No module named 'numpy'"
     assert last_of(["out of patience", numpy, "  cpu = _conversion()", ""]) == "out of patience"
     assert last_of([numpy, "  cpu = _conversion()"]) == ""
+
+
+def test_the_last_words_are_an_error_and_not_the_fix_below_it() -> None:
+    said = ["train: unrecognized arguments: --nosuch 3", "  fix: python -m train --help lists them"]
+    assert last_of(said) == said[0]

@@ -14,9 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher.contract.worker_end import WorkerEnd
+from launcher.runs.failure import decide_report
 from launcher.runs.folder import RunFolder
+from launcher.runs.ledger import tell_moment
 from launcher.verdict.cause import FailureCause
-from launcher.verdict.evidence import read_run
+from launcher.verdict.evidence import Evidence, read_run
+from launcher.verdict.log_line import LogLine
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import Verdict, decide_verdict, render_line, render_verdict
 from tests.faults.corpus import find_fault
@@ -199,6 +203,35 @@ def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt() -> None:
     )
     told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
     assert told.certainty == "likely"
+
+
+def test_a_container_that_is_killed_over_and_over_is_told_while_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    run = RunFolder(tmp_path)
+    for number in range(3):
+        text = "container of run-1-worker-0 ended: exit code 137"
+        tell_moment(run, 0, number, at=float(number), text=text, key=str(number))
+    told = decide_verdict(read_run(run, state="running"))
+    assert (told.cause, told.node) == (FailureCause.KILLED, 0)
+    assert "3 times with exit code 137" in told.what
+
+
+def test_a_node_without_room_is_not_why_another_one_failed() -> None:
+    lines = (LogLine(file="pods", text="0/2 nodes are available: insufficient cpu", node=2),)
+    end = WorkerEnd(
+        attempt=0,
+        rank=0,
+        local_rank=0,
+        exit_code=1,
+        failed_at=1.0,
+        cause="exit",
+        exception="ValueError: no such layer",
+        log="rank-0",
+    )
+    evidence = Evidence(subject="run-1", lines=lines, failure=decide_report([end], ()))
+    told = decide_verdict(evidence)
+    assert (told.cause, told.node) == (FailureCause.SCRIPT_ERROR, 0)
 
 
 def test_two_ends_of_a_link_that_blame_each_other_leave_a_doubt() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
+from launcher.agent.stopping import SILENT_S
 from launcher.api.why import read_named_run
 from launcher.runs.folder import RunFolder
 from launcher.verdict.cause import FailureCause
@@ -85,6 +88,129 @@ def test_of_a_hang_the_rank_is_named_that_the_others_wait_for(launcher: Runner) 
     assert "deadlock, likely: rank 1 stands at train.py:10; rank 0: all_reduce" in headline
     assert where == "  where: rank 1 on node 0, train.py:10"
     assert "rank 1 has not entered all_reduce" in launcher("why", "--evidence").stdout
+
+
+STOPPED_WHILE = {
+    "a barrier of rank 0 alone": (
+        """\
+import os, pathlib, queue, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+pathlib.Path(f"up-{rank}").touch()
+if rank == 0:
+    dist.barrier()
+queue.Queue().get()
+""",
+        "deadlock, likely: rank 1 stands at Queue.get <- train.py:7; rank 0: barrier <- train.py:6",
+        "  where: rank 1 on node 0, train.py:7",
+    ),
+    "other collectives": (
+        """\
+import pathlib, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+pathlib.Path(f"up-{rank}").touch()
+if rank == 0:
+    dist.recv(torch.ones(4), src=1)
+dist.barrier()
+""",
+        "mismatched-collective, likely: rank 0 stands at recv <- train.py:6; rank 1: barrier",
+        "  where: rank 0 on node 0, train.py:6",
+    ),
+    "a thread that never ends": (
+        """\
+import os, pathlib, threading
+pathlib.Path("up-" + os.environ["RANK"]).touch()
+threading.Thread(target=threading.Event().wait, name="loader").start()
+""",
+        "deadlock, likely: rank 0 has ended but for its thread loader",
+        "",
+    ),
+    "a thread that raised": (
+        """\
+import os, pathlib, queue, threading
+pathlib.Path("up-" + os.environ["RANK"]).touch()
+full = queue.Queue()
+def fill():
+    raise KeyError("shard-1")
+threading.Thread(target=fill, daemon=True).start()
+full.get()
+""",
+        "script-error, likely: KeyError: 'shard-1'",
+        "  where: rank 0 on node 0, train.py:5",
+    ),
+    "a computation": (
+        """\
+import os, pathlib, time
+pathlib.Path("up-" + os.environ["RANK"]).touch()
+while True: sum(range(100_000))
+""",
+        "stopped-by-user, likely: stop-requested",
+        "",
+    ),
+}
+
+
+def test_the_fix_of_an_import_names_what_lies_in_the_folder(launcher: Runner) -> None:
+    package = launcher.folder / "src" / "toolkit"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "net.py").write_text("from . import layers\n")
+    launcher.write("import toolkit.net\n")
+    launcher(*LOCAL)
+    said = launcher("why").stdout
+    assert "missing-module, certain: ModuleNotFoundError: No module named 'toolkit'" in said
+    assert "fix: --set env.PYTHONPATH=src, or pip install -e .;" in said
+    launcher("run", "src/toolkit/net.py", "--on", "local", "--nproc-per-node", "1")
+    said = launcher("why").stdout
+    assert "wrong-argument, certain: ImportError: attempted relative import" in said
+    assert "fix: from the folder above the package: -m toolkit.net;" in said
+
+
+def test_what_a_side_thread_raised_is_not_why_its_process_ended_by_itself(
+    launcher: Runner,
+) -> None:
+    launcher.write(
+        """\
+import sys, threading
+def push(): raise RuntimeError("the tracker answered 503")
+thread = threading.Thread(target=push)
+thread.start()
+thread.join()
+print("accuracy is below the limit", file=sys.stderr)
+sys.exit(3)
+"""
+    )
+    launcher(*LOCAL)
+    headline, where, *_ = launcher("why").stdout.splitlines()
+    assert "script-error, likely: exit code 3: accuracy is below the limit" in headline
+    assert where == "  where: rank 0 on node 0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", STOPPED_WHILE)
+def test_of_a_hang_that_is_stopped_the_rank_is_named_too(launcher: Runner, what: str) -> None:
+    script, told, where = STOPPED_WHILE[what]
+    launcher.write(script, TWO)
+    process = launcher.start(*LOCAL)
+    up = [launcher.folder / f"up-{rank}" for rank in range(2)]
+    wait_until(lambda: all(path.exists() for path in up))
+    silent_since = max(path.stat().st_mtime for path in up)
+    wait_until(lambda: time.time() - silent_since > SILENT_S + 1)
+    began = time.monotonic()
+    process.terminate()
+    output, errors = process.communicate(timeout=60)
+    assert time.monotonic() - began < 15
+    assert process.returncode == 143, errors
+    said = launcher("why").stdout
+    assert told in said
+    assert where in said
+    # Of a pod only the console is left.
+    for looks in launcher.folder.glob("runs/*/nodes/*/*/looks"):
+        shutil.rmtree(looks)
+    assert told in launcher("why").stdout
+    is_hang = not told.startswith("stopped")
+    assert ("  why  " in errors.decode() + output.decode()) is is_hang
 
 
 def test_a_run_that_goes_on_is_told_to_and_a_part_of_its_folder_too(launcher: Runner) -> None:

@@ -205,6 +205,20 @@ def test_a_stop_waits_for_the_answer_within_its_grace(
     assert stop.decide(now, speaks=speaks, acknowledged=acknowledged) is step
 
 
+@pytest.mark.parametrize(
+    ("now", "times", "step"),
+    [(1, 1, Step.WAIT), (1, 2, Step.TERMINATE), (3, 1, Step.TERMINATE)],
+)
+def test_a_stop_waits_for_a_look_at_silent_workers_but_not_for_long(
+    now: float, times: int, step: Step, tmp_path: Path
+) -> None:
+    look = tmp_path / "look.json"
+    stop = Stop(reason=Reason.PREEMPTED, asked_at=0, grace_s=30, times_asked=times, look=look)
+    assert stop.decide(now, speaks=False, acknowledged=False) is step
+    look.touch()
+    assert stop.decide(now, speaks=False, acknowledged=False) is Step.TERMINATE
+
+
 def test_a_torch_that_is_too_old_is_refused_in_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refuse_torch() == ""
     monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
