@@ -41,7 +41,7 @@ WATCH_S, STREAM_SILENCE_S = 240, 330.0
 """How long the server keeps a watch open, and how long a stream may bring nothing."""
 SENT_AT_ONCE = 64 * 1024
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID = 403, 404, 409, 410, 422
+FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 403, 404, 409, 410
 WRITTEN = {"fieldManager": "launcher", "fieldValidation": "Strict"}
 DRY_RUN = {"dryRun": "All"}
 IN_CLUSTER = "in-cluster"
@@ -486,6 +486,15 @@ def _hint(status: int, said: str, cluster: Cluster) -> str:
         422: wrong,
     }
     return hints.get(status, "")
+
+
+def is_for_good(message: str) -> bool:
+    """Whether the server refuses a pod in a way that only a person can change."""
+    # Webhooks may refuse pods without an owner, or know no dry run; the job's own may pass. A
+    # quota lets pods in when others have ended, or once it has been counted.
+    passing = "webhook", "exceeded quota", "status unknown for quota"
+    is_refused = "is forbidden: " in message or "is invalid: " in message
+    return is_refused and not any(words in message for words in passing)
 
 
 def find_fix(message: str, namespace: str, kubectl: str = "kubectl") -> str:

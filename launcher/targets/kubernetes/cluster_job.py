@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,13 +23,12 @@ from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.kubernetes.api import (
     ANSWER_LIMIT_S,
     CONFLICT,
-    FORBIDDEN,
     IN_CLUSTER,
-    INVALID,
     ApiError,
     Cluster,
     Object,
     ObjectPlace,
+    is_for_good,
 )
 from launcher.targets.kubernetes.collector import PodCollector, selector_of
 from launcher.targets.kubernetes.missing_pods import describe_silence, read_reasons
@@ -163,10 +161,7 @@ class ClusterJob:
             if "cannot create resource" in error.what:
                 # Controllers make the pods; this user need not have the right to.
                 return []
-            # Webhooks may refuse pods without an owner, or know no dry run; the job's own may pass.
-            is_final = error.status in (FORBIDDEN, INVALID) and "webhook" not in error.what
-            # A quota lets pods in when others have ended, or once it has been counted.
-            if is_final and not re.search("exceeded quota|status unknown for quota", error.what):
+            if is_for_good(error.what):
                 raise
             return [f"a pod would not be admitted now: {error.what}"]
         return []

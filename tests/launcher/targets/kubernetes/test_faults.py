@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.api.listing import read_state
+from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, TargetError
 from launcher.contract.reasons import Reason
 from launcher.runs.folder import RunFolder
@@ -23,6 +24,8 @@ from launcher.targets.kubernetes.kubeconfig import open_client
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import (
     PLAIN,
+    REPLICA,
+    ROLE,
     RUN_ID,
     ClusterRun,
     agents_outcome,
@@ -30,7 +33,7 @@ from tests.launcher.cluster_run import (
     put_pod,
     started,
 )
-from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
+from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended, pod
 
 ROOT = Path(__file__).parents[4]
 NO_PYTHON = (
@@ -533,6 +536,36 @@ def test_what_never_becomes_right_ends_after_the_limit_which_is_told_at_its_star
     assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
     assert outcome.detail.endswith("it lasted 1 s (kubernetes.start_limit_s)")
     assert not server.objects
+
+
+SANDBOXED = (
+    'Error creating: pods "digits-worker-0" is forbidden: violates PodSecurity "restricted": '
+    'allowPrivilegeEscalation != false (container "init-pytorch" must set it)'
+)
+
+
+def test_a_pod_that_is_refused_for_good_ends_the_run_after_the_limit_though_node_0_waits_for_it(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start(
+        kind="pytorchjob",
+        nnodes=2,
+        rdzv={"backend": "static"},
+        kubernetes={"start_limit_s": 1},
+    )
+    # The operator adds an init container to the worker, which the namespace does not admit.
+    server.event("PyTorchJob", "digits", "FailedCreatePod", SANDBOXED)
+    labels = {protocol.LABEL_RUN_ID: RUN_ID, ROLE: "master", REPLICA: "0"}
+    server.put("pods", pod("digits-master-0", labels))
+    server.log("digits-master-0", ended=True)
+    said = run.said("; the run ends if this lasts 1 s (kubernetes.start_limit_s)")
+    assert "violates PodSecurity" in said
+    run.said("ending the run: PyTorchJob digits: FailedCreatePod: ")
+    server.remove("pods", "digits-master-0")
+    outcome = run.end()
+    assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
+    assert "kubectl describe namespace team" in outcome.detail
+    assert server.asked("DELETE", "/pytorchjobs/digits")
 
 
 # -- what ended runs leave ------------------------------------------------------------------------
