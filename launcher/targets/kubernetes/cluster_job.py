@@ -273,14 +273,14 @@ class ClusterJob:
         self.remove_left()
 
     def remove_left(self) -> None:
-        """Deletes what a launcher made that was killed before the job owned it. Idempotent.
+        """Deletes what was made for the job and is not deleted with it. Idempotent.
 
-        Leaves what this user may not see or delete, and what kubectl has applied.
+        A launcher that was killed leaves such objects, and so does kubectl. Leaves what this user
+        may not see or delete.
         """
-        if not RunFolder(Path(self.plan.run_dir)).is_borrowed:
-            for place in self._find_left():
-                with contextlib.suppress(TargetError):
-                    self.cluster.delete(place)
+        for place in self._find_left():
+            with contextlib.suppress(TargetError):
+                self.cluster.delete(place)
 
     def _find_left(self) -> Iterator[ObjectPlace]:
         """What was made for the job but is not deleted with it."""
@@ -317,7 +317,7 @@ class ClusterJob:
             raise TargetError(what, self.render_by_hand(keep=keep)) from error
         if not keep and (left := [f"{one.kind.lower()}/{one.name}" for one in self._find_left()]):
             by_hand = f"{self.cluster.kubectl_there} delete {' '.join(left)}"
-            notes.append(f"what kubectl applied for the job stays; to delete it: {by_hand}")
+            notes.append(f"what was made for the job is left; to delete it: {by_hand}")
 
     def wait_gone(self, grace_s: float, *, is_done: bool = False) -> None:
         """Waits until the pods of a job that was deleted have ended, and brings their last lines.
