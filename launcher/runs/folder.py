@@ -243,12 +243,18 @@ def process_space() -> str:
 
 
 def find_run(run_root: Path, name: str) -> RunFolder:
-    """A run by its id, a unique beginning of it, or ``latest``. Raises ``InputError``."""
+    """A run by its id, a unique beginning of it, its job's name, or ``latest``.
+
+    Raises ``InputError``, also if several fit.
+    """
     exact = run_root / name
     if (exact / protocol.PLAN_FILE).is_file():
         return RunFolder(exact.resolve())
     runs = list_runs(run_root)
     matches = [run for run in runs if run.run_id.startswith(name)]
+    # Of the runs of a job by that name, the one that goes on is meant.
+    of_job = [run for run in matches if run.run_id.rpartition("-")[0] == name]
+    matches = [run for run in of_job if run.read_outcome() is None] or of_job or matches
     if len(matches) == 1:
         return matches[0]
     if not runs:
