@@ -28,7 +28,6 @@ from launcher.targets.kubernetes.api import (
     Cluster,
     Object,
     ObjectPlace,
-    is_for_good,
 )
 from launcher.targets.kubernetes.collector import PodCollector, selector_of
 from launcher.targets.kubernetes.missing_pods import describe_silence, read_reasons
@@ -42,6 +41,7 @@ from launcher.targets.kubernetes.pod_states import (
     parse_pod,
     section,
 )
+from launcher.targets.kubernetes.refusals import is_for_good
 from launcher.targets.kubernetes.render_kinds import RENDERERS, can_be_tried
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 

@@ -126,6 +126,7 @@ def find_on_cluster(cluster: Cluster, name: str) -> Found | None:
     if name == protocol.LATEST_LINK:
         return found[-1] if found else None
     fits = _fitting(found, name) or _fitting(_read_left(cluster), name)[:1]
+    fits = [one for one in fits if parse_job_end(one.item) is None] or fits
     if len(fits) > 1:
         ids = ", ".join(f"{one.run_id} ({one.item['kind']} {one.job_name})" for one in fits)
         raise InputError(

@@ -13,8 +13,6 @@ from launcher.targets.kubernetes.api import (
     OPERATORS,
     ApiError,
     Cluster,
-    find_fix,
-    is_for_good,
 )
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.pod_progress import same_words, tell_limit
@@ -29,6 +27,7 @@ from launcher.targets.kubernetes.pod_states import (
     section,
     true_conditions,
 )
+from launcher.targets.kubernetes.refusals import find_fix, is_for_good
 from launcher.targets.kubernetes.render_kinds import VOLCANO
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class MissingPods:
         present = {pod.node_index for pod in pods}
         self._any_pod = self._any_pod or bool(present)
         # The kubelet may wait for a volume or a sandbox: only events say so. One pod is enough.
-        silent = [p.name for p in pods if p.state is NodeState.PENDING and not p.trouble][:1]
+        silent = [p for p in pods if p.state is NodeState.PENDING and not p.trouble][:1]
         if wanted <= present and not silent:
             self._since, self.refused = None, ""
             return
@@ -73,15 +72,18 @@ class MissingPods:
         self._next_at = now + NEXT_LOOK_S
         with contextlib.suppress(TargetError):
             item = self._job.read()
-            for line in read_reasons(self._job.cluster, self._kind, item, silent):
+            names = [pod.name for pod in silent]
+            for line in read_reasons(self._job.cluster, self._kind, item, names):
                 is_final = not wanted <= present and is_for_good(line)
                 self.refused = line if is_final else self.refused
                 if same_words(line) not in self._told:
                     self._told.add(same_words(line))
                     yield line + (tell_limit(self._limit_s) if is_final else "")
-            if not self._told and not self._any_pod and now - self._since >= NEXT_LOOK_S:
-                self._told.add("")
-                yield describe_silence(self._job, item)
+            if not self._told and now - self._since >= NEXT_LOOK_S:
+                waits = silent[0].waits if silent else ""
+                if waits or not self._any_pod:
+                    self._told.add("")
+                    yield waits or describe_silence(self._job, item)
 
 
 def read_reasons(

@@ -153,6 +153,18 @@ def test_jobs_of_one_name_and_two_kinds_are_told_apart_by_their_ids(
     assert "digits-0a1b2c (Job digits), digits-ffffff (PyTorchJob digits)" in said
 
 
+def test_of_jobs_of_one_name_the_one_that_goes_on_is_meant(
+    submitted: FakeCluster, typed: Typed
+) -> None:
+    labels = {protocol.LABEL_RUN_ID: "digits-ffffff"}
+    other = {"kind": "PyTorchJob", "metadata": {"name": "digits", "labels": labels}}
+    condition = {"type": "Succeeded", "status": "True"}
+    submitted.put("pytorchjobs", {**other, "status": {"conditions": [condition]}})
+    code, said = typed("status", "digits")
+    assert code == 0, said
+    assert f"{RUN_ID}: running on kubernetes" in said
+
+
 def test_a_run_of_a_launcher_that_kept_no_plan_is_told_of(
     submitted: FakeCluster, typed: Typed
 ) -> None:
