@@ -120,6 +120,10 @@ class _Diagnosis:
             yield ok("namespace", name, "is there")
 
     def _judge_rights(self) -> Iterator[Finding]:
+        try:
+            check_door(self._cluster, "exec, shell, hold and --debug start programs in pods")
+        except InputError as error:
+            yield warning("rights", "pods/exec", error.what, error.hint)
         made = ["create", "patch", "delete"]
         wanted = dict.fromkeys(map(_resource, self._objects), made)
         wanted[_resource(self._objects[-1])] = ["get", *made]
@@ -133,10 +137,6 @@ class _Diagnosis:
                 yield failed("rights", resource, f"you may not {', '.join(lacking)} it", fix)
             else:
                 yield ok("rights", resource, ", ".join(verbs))
-        try:
-            check_door(self._cluster, "exec, shell, hold and --debug start programs in pods")
-        except InputError as error:
-            yield warning("rights", "pods/exec", error.what, error.hint)
 
     def _judge_references(self) -> Iterator[Finding]:
         """What somebody else has to make before the job's pods can start."""
