@@ -234,7 +234,7 @@ def _borrow(arguments: Namespace, run_root: Path, name: str) -> RunFolder | None
 
 def _find_here(arguments: Namespace, run_root: Path, name: str) -> RunFolder:
     try:
-        return find_in_folder(run_root, name)
+        return find_in_folder(run_root, name, goes_on=True)
     except InputError as error:
         # Not the hint to cd: a run of a cluster may have no folder.
         what = f"{error.what}, {_nor_in(Cluster(**_place_in(arguments)))}"

@@ -61,11 +61,13 @@ def test_the_name_of_a_job_is_its_run_that_goes_on(
         make_run(run_id)
     for run_id in ("digits-aa11", "digits-cc33"):
         RunFolder(tmp_path / run_id).write_outcome(Outcome(reason=Reason.COMPLETED))
-    assert find_run(tmp_path, "digits").run_id == "digits-bb22"
+    assert find_run(tmp_path, "digits", goes_on=True).run_id == "digits-bb22"
+    with pytest.raises(InputError, match="'digits' may be any of 3 runs"):
+        find_run(tmp_path, "digits")
     assert find_run(tmp_path, "digits-large").run_id == "digits-large-dd44"
     RunFolder(tmp_path / "digits-bb22").write_outcome(Outcome(reason=Reason.COMPLETED))
     with pytest.raises(InputError, match="'digits' may be any of 3 runs"):
-        find_run(tmp_path, "digits")
+        find_run(tmp_path, "digits", goes_on=True)
 
 
 def test_of_many_runs_that_fit_the_newest_few_are_named(
