@@ -15,6 +15,7 @@ from launcher.contract.errors import InputError
 from launcher.contract.look import LookRequest
 from launcher.follow.look import present_nodes
 from launcher.runs.folder import RunFolder
+from launcher.targets.hold import refuse_hold
 
 MARGIN_S = 25.0
 """Seconds to start and write a profile, beside its own seconds."""
@@ -41,10 +42,11 @@ def take_profile(run: RunFolder, clock: Clock, *, steps: int, seconds: float) ->
     _, outcome = read_state(run, plan)
     if outcome is not None:
         what = f"{run.run_id} has ended ({outcome.reason}), and has no workers to profile"
-        raise InputError(what, typed.command("run", "--resume", run.run_id))
+        raise InputError(what, typed.command("run", "--again", run.run_id))
     if plan.agent is None:
         what = f"{run.run_id} runs under plain torchrun, which has no agent that asks workers"
         raise InputError(what, "on each node: py-spy record --pid PID (pip install py-spy)")
+    refuse_hold(run, plan, "profile")
     id = f"profile-{clock.wall():.3f}-{os.getpid()}"
     request = LookRequest(id=id, steps=steps, seconds=seconds)
     target = open_target(plan.target, run.path.parent)

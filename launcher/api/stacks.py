@@ -17,6 +17,7 @@ from launcher.contract.look import Look, LookRequest, RankStacks
 from launcher.follow.look import LIMIT_S, present_nodes
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
+from launcher.targets.hold import refuse_hold
 from launcher.verdict.collectives import Mismatch, join_recorders
 from launcher.verdict.looks import Seen, find_last_looks, read_seen
 from launcher.verdict.rules.standstill import own_place
@@ -61,6 +62,7 @@ def take_stacks(
             f"{plan.run_id} runs under plain torchrun, which has no agent that looks",
             "on each node: pgrep -f SCRIPT, then py-spy dump --pid PID (pip install py-spy)",
         )
+    refuse_hold(run, plan, "stacks")
     at = clock.wall()
     folders, silent = look_at_nodes(run, plan, clock, native=native)
     return _tell(run, read_seen(folders), rank, RunStacks(run_id=run.run_id, at=at, silent=silent))

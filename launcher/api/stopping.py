@@ -12,10 +12,10 @@ from launcher.contract import protocol, typed
 from launcher.contract.clock import Clock, SystemClock
 from launcher.contract.errors import InputError, TargetError
 from launcher.contract.process_stat import is_stopped
-from launcher.contract.reasons import Reason
+from launcher.contract.reasons import Reason, RunState
 from launcher.follow.loop import fold, is_out_of_sight, write_outcome
 from launcher.follow.requests import forget_stop, is_stop_requested, is_to_be_kept, request_stop
-from launcher.follow.target import Suspension
+from launcher.follow.target import Suspension, Target
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
@@ -43,36 +43,20 @@ def stop_run(
     grace_s = plan.stop_grace_s if grace_s is None else grace_s
     notes: list[str] = []
     if (living := run.launcher_pid()) is not None and read_outcome_now(run, plan) is None:
-        try:
-            request_stop(run, keep=keep)
-        except OSError as error:
-            if keep or not disk.is_full(error):
-                raise
-            os.kill(living, signal.SIGTERM)  # A full disk takes no request.
-        asked_at = clock.monotonic()
-        deadline, is_shorter = asked_at + grace_s + MARGIN_S, grace_s < plan.stop_grace_s
-        while (pid := run.launcher_pid()) is not None and clock.monotonic() < deadline:
-            if outcome := run.read_outcome():
-                told = f"{run.run_id}: {outcome.state}, {outcome.reason}"
-                return f"{told}; {_describe(kept)}" if kept else told
-            if is_stopped(pid):
-                clock.sleep(STOPPED_LIMIT_S)
-                if is_stopped(pid):
-                    notes.append(f"its launcher (pid {pid}) is stopped; end it: kill -9 {pid}")
-                    break
-            if is_shorter and not keep and clock.monotonic() > asked_at + grace_s:
-                target.stop(run.run_id, 0)  # The launcher gives the job's own grace.
-                is_shorter = False
-            clock.sleep(0.1)
-    elif not keep and not is_stop_requested(run):
+        grace = (grace_s, plan.stop_grace_s)
+        if outcome := _ask_launcher(run, target, living, grace, clock, notes, keep=keep):
+            told = f"{run.run_id}: {outcome.state}, {outcome.reason}"
+            return f"{told}; {_describe(kept, outcome)}" if kept else told
+    elif not is_stop_requested(run):
         # A run that ended without its launcher was not stopped. An error here shows again below.
         with contextlib.suppress(TargetError):
             fold(run, target, clock.wall())
     if is_out_of_sight(run, target) and read_outcome_now(run, plan) is None:
         return _ask_elsewhere(run, plan, clock, grace_s)
     if kept:
-        kept.end(target.notes, keep=True)
-        request_stop(run, keep=True)
+        if not _has_ended(run.read_outcome()):
+            kept.end(target.notes, keep=True)
+            request_stop(run, keep=True)
     else:
         if run.read_outcome() is None:
             # Another terminal that follows the run may find its end first, and reads this.
@@ -82,10 +66,51 @@ def stop_run(
     outcome = read_outcome_now(run, plan)
     if outcome is None:
         outcome = write_outcome(run, plan, Outcome(reason=Reason.STOP_REQUESTED), clock.wall())
-    left = _describe(kept) if kept else "nothing of it runs any more"
+    left = _describe(kept, outcome) if kept else "nothing of it runs any more"
     return "\n".join(
         (f"{run.run_id}: {outcome.state}, {outcome.reason}; {left}", *notes, *target.notes)
     )
+
+
+def _ask_launcher(
+    run: RunFolder,
+    target: Target,
+    living: int,
+    grace: tuple[float, int],
+    clock: Clock,
+    notes: list[str],
+    *,
+    keep: bool,
+) -> Outcome | None:
+    """Has the launcher with the pid ``living`` end its run; None if it gives no outcome.
+
+    ``grace`` are the seconds that the caller gives, and the job's own. Adds to ``notes``.
+    """
+    try:
+        request_stop(run, keep=keep)
+    except OSError as error:
+        if keep or not disk.is_full(error):
+            raise
+        os.kill(living, signal.SIGTERM)  # A full disk takes no request.
+    asked_at, (grace_s, own_s) = clock.monotonic(), grace
+    is_shorter = grace_s < own_s
+    while clock.monotonic() < asked_at + grace_s + MARGIN_S:
+        # In this order: it records the outcome, and then it ends.
+        pid = run.launcher_pid()
+        if outcome := run.read_outcome():
+            return outcome
+        if pid is None:
+            break
+        if is_stopped(pid):
+            clock.sleep(STOPPED_LIMIT_S)
+            if is_stopped(pid):
+                notes.append(f"its launcher (pid {pid}) is stopped; end it: kill -9 {pid}")
+                break
+        if is_shorter and not keep and clock.monotonic() > asked_at + grace_s:
+            target.stop(run.run_id, 0)  # The launcher gives the job's own grace.
+            is_shorter = False
+        clock.sleep(0.1)
+    return None
 
 
 def _ask_elsewhere(run: RunFolder, plan: LaunchPlan, clock: Clock, grace_s: float) -> str:
@@ -105,7 +130,15 @@ def _ask_elsewhere(run: RunFolder, plan: LaunchPlan, clock: Clock, grace_s: floa
     )
 
 
-def _describe(kept: Suspension) -> str:
+def _has_ended(outcome: Outcome | None) -> bool:
+    """Whether a run came to its own end, so that nothing of it can be resumed."""
+    return outcome is not None and outcome.state != RunState.STOPPED.value
+
+
+def _describe(kept: Suspension, outcome: Outcome) -> str:
+    if _has_ended(outcome):
+        stop = typed.command("stop", outcome.run_id)
+        return f"it had ended before, and is not resumed; {stop} removes what is left"
     return f"its object is kept; resume it: {kept.render_resuming()}"
 
 

@@ -87,7 +87,7 @@ def add_run(parser: ArgumentParser) -> None:
         metavar="RUN",
         nargs="?",
         default=protocol.LATEST_LINK,
-        help="run id, its beginning, or latest (default); on a cluster also the job's name",
+        help="run id, its beginning, the job's name (its run that goes on), or latest (default)",
     )
     add_place(parser)
 

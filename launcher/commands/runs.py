@@ -151,7 +151,7 @@ def find(arguments: argparse.Namespace) -> RunFolder:
         if room.name in rooms_of_runs(arguments) and (run := room.find_run(arguments, root)):
             return run
     try:
-        run = find_run(root, arguments.run)
+        run = find_run(root, arguments.run, goes_on=True)
     except InputError as error:
         # Several holds may have had the name, of which one goes on.
         with contextlib.suppress(InputError):

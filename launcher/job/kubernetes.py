@@ -114,5 +114,6 @@ class KubernetesSpec(Section):
     """The name that the cluster's device plugin gives RDMA devices, for ``resources.rdma``."""
     start_limit_s: Annotated[int, Field(strict=True, ge=0, examples=[1800])] = START_LIMIT_S
     """Seconds that a pod may be unable to start for a reason that only a person can remove: an
-    image that cannot be pulled, or a missing Secret, ConfigMap or claim. After that the launcher
-    that follows the run ends it, unless enough other nodes train. 0: no limit."""
+    image that cannot be pulled, a missing Secret, ConfigMap or claim, or a server that refuses the
+    pod. After that the launcher that follows the run ends it, unless enough other nodes train.
+    0: no limit."""

@@ -10,12 +10,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.contract import protocol
 from launcher.contract.clock import Clock
-from launcher.contract.errors import InputError, TargetError
+from launcher.contract.errors import ExitCode, InputError, TargetError
 from launcher.contract.reasons import NodeState
 from launcher.follow.console import Console
 from launcher.follow.lines import BlockSplitter, LineBlock
@@ -326,9 +327,18 @@ class Player:
             if (container := held.get(pod.index)) is None:
                 self._join([pod])
                 self._console.note(f"{pod.played.name} is gone: somebody removed its container")
-                self._restart(pod, Next.RECREATE)
+                self._replace(pod)
             elif container.state is NodeState.EXITED:
                 self._take_ending(pod, container)
+
+    def _replace(self, pod: _Pod) -> None:
+        """Makes a new pod in the place of one that was removed, where its policy restarts it."""
+        now = datetime.fromtimestamp(self._clock.wall(), UTC).isoformat()
+        killed = Ending(exit_code=ExitCode.KILLED, word="", message="", started="", finished=now)
+        if decide_next(pod.played.restart_policy, ExitCode.KILLED) is Next.FAILED:
+            pod.state = replace(pod.state, ending=killed, ended=Next.FAILED)
+        else:
+            self._restart(pod, Next.RECREATE)
 
     def _take_ending(self, pod: _Pod, container: OwnContainer) -> None:
         ending = self._read_ending(pod, container)

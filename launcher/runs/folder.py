@@ -242,13 +242,20 @@ def process_space() -> str:
     return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"
 
 
-def find_run(run_root: Path, name: str) -> RunFolder:
-    """A run by its id, a unique beginning of it, or ``latest``. Raises ``InputError``."""
+def find_run(run_root: Path, name: str, *, goes_on: bool = False) -> RunFolder:
+    """A run by its id, a unique beginning of it, its job's name, or ``latest``.
+
+    ``goes_on``: of the runs of a job, the one that goes on is meant. Raises ``InputError``, also if
+    several fit.
+    """
     exact = run_root / name
     if (exact / protocol.PLAN_FILE).is_file():
         return RunFolder(exact.resolve())
     runs = list_runs(run_root)
     matches = [run for run in runs if run.run_id.startswith(name)]
+    of_job = [run for run in matches if run.run_id.rpartition("-")[0] == name]
+    living = [run for run in of_job if goes_on and run.read_outcome() is None]
+    matches = living or of_job or matches
     if len(matches) == 1:
         return matches[0]
     if not runs:

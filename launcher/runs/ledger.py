@@ -110,12 +110,14 @@ def count_restarts(events: Iterable[LedgerEvent]) -> Counter[str]:
     """By cause, the restarts of one agent after which its workers did start again. Pure."""
     found: Counter[str] = Counter()
     cause: str | None = None
+    has_started = False
     for event in events:
         if event.name == "restart":
             cause = str(event.values.get("cause"))
-        elif event.name == "workers-started" and cause is not None:
-            found[cause] += 1
-            cause = None
+        elif event.name == "workers-started":
+            if cause is not None and has_started:
+                found[cause] += 1
+            cause, has_started = None, True
     return found
 
 

@@ -251,6 +251,15 @@ def is_hold(plan: LaunchPlan) -> bool:
     return plan.agent is not None and plan.agent.hold_idle_s > 0
 
 
+def refuse_hold(run: RunFolder, plan: LaunchPlan, *words: str) -> None:
+    """Raises ``InputError`` for a hold: only the run in it has workers. ``words`` are for that."""
+    if is_hold(plan):
+        user = Hold(run).read_user()
+        what = f"{run.run_id} is a hold and has no workers: {describe_hold(run)}"
+        again = typed.command("run", "--in", plan.job_name, "SCRIPT")
+        raise InputError(what, typed.command(*words, user.run_id) if user else again)
+
+
 def describe_hold(run: RunFolder) -> str:
     """Who holds it, and who uses it, in words."""
     owner = "somebody"

@@ -91,7 +91,7 @@ class FailureCause(enum.StrEnum):
     CODE_MISMATCH = "code-mismatch", _INPUT, "the same code and configuration on all nodes"
     # engines and schedulers
     IMAGE_PULL = "image-pull", _TARGET, "correct the image's name, or add the registry's secret"
-    CONTAINER_START = "container-start", _TARGET, "correct the command, mount or runtime it names"
+    CONTAINER_START = "container-start", _TARGET, "create the Secret, or correct command and mounts"
     NO_ROOM = "no-room", _TARGET, "ask for less, or wait; doctor tells what there is"
     NOT_ALLOWED = "not-allowed", _TARGET, "ask for the right, account or quota that it names"
     TARGET_UNREACHABLE = "target-unreachable", _TARGET, "start the service, or correct its address"

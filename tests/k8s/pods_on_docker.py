@@ -93,6 +93,13 @@ class Pods:
                 IMAGE, one["command"], entrypoint=[], user=user, volumes=volumes, remove=True,
                 read_only=True, cap_drop=["ALL"],
             )  # fmt: skip
+        if index and PodSettings.of(self.plan).has_master:
+            # The operator's own, in Workers beside a Master.
+            asks = f"until getent hosts {self.plan.nodes[0].name}; do sleep 0.2; done"
+            self.engine.containers.run(
+                IMAGE, ["-c", asks], entrypoint=["sh"], network=self.network.name, remove=True,
+                mem_limit="20m",
+            )  # fmt: skip
         container = pod["containers"][0]
         dns_name = self.plan.nodes[index].name
         host_name = dns_name.partition(".")[0]

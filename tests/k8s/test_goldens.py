@@ -55,6 +55,14 @@ def test_the_whole_manifest(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
+def test_the_opening_says_what_a_deleted_job_leaves(name: str) -> None:
+    manifest = manifest_of(**TABLE[name])
+    *others, _ = manifest.objects
+    left = manifest.opening[-1].partition(" leaves its ")[2].removesuffix(".").split(" and ")
+    assert set(left) == {one["kind"] for one in others}
+
+
+@pytest.mark.parametrize("name", TABLE)
 def test_the_text_is_the_objects_and_the_config_map_holds_the_whole_plan(name: str) -> None:
     manifest, plan = manifest_of(**TABLE[name]), plan_of(**TABLE[name])
     assert list(yaml.load_all(manifest.yaml(), yaml.CSafeLoader)) == list(manifest.objects)
@@ -200,7 +208,7 @@ def test_the_files_of_k8s_are_what_their_command_prints(
     assert run_command(command) == 0
     printed = capsys.readouterr().out
     named = f"k8s/{file.removeprefix('base/')}"
-    assert printed.replace("kubectl apply -f FILE", f"kubectl apply -f {named}") == written
+    assert printed.replace("-f FILE", f"-f {named}") == written
 
 
 YAML_FILES = sorted(

@@ -50,6 +50,9 @@ def test_the_longest_name_is_short_enough_for_all_that_is_made_from_it(kind: str
     for one in manifest.objects:
         assert len(one["metadata"]["name"]) <= 63
         assert all(len(value) <= 63 for value in one["metadata"]["labels"].values())
+        # Kubeflow Trainer takes no longer one from v2.4 on.
+        for spec in (one.get("spec", {}), one.get("spec", {}).get("template", {}).get("spec", {})):
+            assert all(len(job["name"]) <= 20 for job in spec.get("replicatedJobs", ()))
     assert len(names_of_pods(kind, "n" * 40, 9999)) <= 63
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,33 @@ def test_the_crds_know_every_field_and_refuse_others() -> None:
     job = manifest_of(**TABLE["pytorchjob-elastic"]).objects[-1]
     wrong = {**job, "spec": {**job["spec"], "elasticPolicies": {}}}
     assert list(SCHEMAS[job["apiVersion"], job["kind"]].iter_errors(wrong))
+
+
+@pytest.mark.skipif(CRD_DIR is None, reason="CRD_DIR names no folder of CRDs")
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_no_crd_adds_a_default_in_a_list_so_that_a_second_apply_changes_nothing(name: str) -> None:
+    for one in MANIFESTS[name]:
+        if one["apiVersion"] not in CORE:
+            schema = SCHEMAS[one["apiVersion"], one["kind"]].schema
+            assert list(missing_defaults(one, schema)) == []
+
+
+def missing_defaults(
+    value: Any, schema: Any, where: str = "", in_list: bool = False
+) -> Iterator[str]:
+    """Fields that the API server fills in within lists, which kubectl compares as a whole."""
+    if isinstance(value, list):
+        for item in value:
+            yield from missing_defaults(item, schema.get("items", {}), f"{where}[]", True)
+    elif isinstance(value, dict):
+        others = schema.get("additionalProperties")
+        known = schema.get("properties", {})
+        for key, inner in known.items():
+            if in_list and "default" in inner and key not in value:
+                yield f"{where}.{key}"
+        for key, item in value.items():
+            inner = known.get(key) or (others if isinstance(others, dict) else {})
+            yield from missing_defaults(item, inner, f"{where}.{key}", in_list)
 
 
 def test_the_models_drop_a_field_that_they_do_not_know() -> None:

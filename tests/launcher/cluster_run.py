@@ -28,6 +28,7 @@ from tests.waiting import LIMIT_S
 INDEX = "batch.kubernetes.io/job-completion-index"
 ROLE, REPLICA = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 RUN_ID = "digits-0a1b2c"
+CREATED = {"type": "Created", "status": "True", "reason": "PyTorchJobCreated"}
 ROOT = Path(__file__).parents[2]
 PLAIN = (
     "name: digits\ncommand: [-m, train]\nnnodes: 1\n"
@@ -106,10 +107,20 @@ class ClusterRun:
         return put_pod(self.server, name, index, kind=PodSettings.of(self.plan).kind, **fields)
 
     def condition(self, kind: str, **fields: str) -> None:
-        """What a controller says of the job."""
+        """What a controller says of the job, beside what it said before.
+
+        As the training operator does: Running and Restarting remove each other, and a job that has
+        ended is not Running.
+        """
         key = next(key for key in self.server.objects if key[0].endswith(("jobs", "jobsets")))
         job = self.server.objects[key]
-        job["status"] = {"conditions": [{"type": kind, "status": "True", **fields}]}
+        going = {"Running", "Restarting"}
+        gone = going if kind in going else {kind}
+        held = (job.get("status") or {"conditions": [CREATED]})["conditions"]
+        kept = [one for one in held if one["type"] not in gone]
+        if kind not in (*going, "Created", "Suspended"):
+            kept = [one | {"status": "False"} if one["type"] in going else one for one in kept]
+        job["status"] = {"conditions": [*kept, {"type": kind, "status": "True", **fields}]}
         self.server.put(key[0], job)
 
 
@@ -126,6 +137,8 @@ def put_pod(
     labels = {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)}
     if kind == "pytorchjob":
         labels = {protocol.LABEL_RUN_ID: RUN_ID, ROLE: "worker", REPLICA: str(index)}
+        # Also where there are only workers.
+        labels |= {} if index else {"training.kubeflow.org/job-role": "master"}
     item = pod(name, labels, **fields)
     if made is not None:
         item["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{made}Z"

@@ -11,6 +11,8 @@ from launcher.manifests.pytorchjob import DNS_1035
 from launcher.manifests.source import Together, Value, object_name, object_namespace
 
 MAX_LABEL = 63
+MAX_REPLICATED = 20
+"""How long the name of a replicated job may be under Kubeflow Trainer, from v2.4 on."""
 JOB_LABELS = ("job-name", "batch.kubernetes.io/job-name")
 """The labels that the Job controller adds to those of the template."""
 POD_SUFFIX = 6
@@ -175,5 +177,10 @@ def check_runtime(item: Value, together: Together) -> Breaches:
         found = ", ".join(f"{job}: {' '.join(inside)}" for job, inside in names.items())
         fix = "a replicated job called node with a container called node"
         yield hit(Rule.TRAINJOB_CONTAINER, jobs, f"found {found or 'nothing'}", fix)
+    for job in jobs:
+        if (length := len(job["name"].text)) > MAX_REPLICATED:
+            what = f"a replicated job's name of {length} characters"
+            fix = f"at most {MAX_REPLICATED} characters"
+            yield hit(Rule.REPLICATED_NAME, job["name"], what, fix)
     for pod in pods.values():
         yield from check_pod(pod)

@@ -65,6 +65,7 @@ class Rule(AnyRule):
     TRAINJOB_NO_TRAINER = ERROR, "nothing is injected without spec.trainer: no address, no rank"
     TRAINJOB_ELASTIC = ERROR, "the trainer has no elasticity: the field does nothing"
     TRAINJOB_CONTAINER = ERROR, "variables go to the container node of the job node alone"
+    REPLICATED_NAME = ERROR, "from v2.4 on the trainer takes names of at most 20 characters"
     JOBSET_BACKOFF = ERROR, "a replaced pod leaves the others of its gang in a dead collective"
     JOBSET_MAX_RESTARTS = WARNING, "the first failure ends the whole set"
     JOBSET_UNREADY = ERROR, "pods have names only when ready, and get ready only once they meet"

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import shlex
 import threading
 import time
@@ -30,6 +31,7 @@ from launcher.targets.kubernetes.kubeconfig import (
     open_client,
     parse_warning,
 )
+from launcher.targets.kubernetes.refusals import find_fix
 
 Object = dict[str, Any]
 
@@ -41,7 +43,7 @@ WATCH_S, STREAM_SILENCE_S = 240, 330.0
 """How long the server keeps a watch open, and how long a stream may bring nothing."""
 SENT_AT_ONCE = 64 * 1024
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID = 403, 404, 409, 410, 422
+FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 403, 404, 409, 410
 WRITTEN = {"fieldManager": "launcher", "fieldValidation": "Strict"}
 DRY_RUN = {"dryRun": "All"}
 IN_CLUSTER = "in-cluster"
@@ -358,10 +360,8 @@ class Cluster:
                         break
                 talk.run_forever(timeout=REQUEST_LIMIT_S)
                 if talk.returncode != 0:
-                    raise OSError(
-                        talk.read_stderr().strip()
-                        or "the program in the pod did not succeed, and printed no error"
-                    )
+                    said = talk.read_stderr().strip() or "it printed no error"
+                    raise TargetError(f"a program in {container} of pod {pod} failed: {said}")
                 return str(talk.read_stdout())
             except (WebSocketException, LookupError, TypeError) as error:
                 raise OSError(str(error)) from error
@@ -449,6 +449,8 @@ def api_errors(doing: str, cluster: Cluster, place: ObjectPlace | None = None) -
         reason = getattr(error, "reason", None) or error
         why = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
         why = why.rpartition("Failed to establish a new connection: ")[2]
+        # HTTPSConnectionPool(...): Read timed out. (read timeout=0.874989)
+        why = re.sub(r"^\w+Pool\(.*?\): |\.? \(\w+ timeout=.*\)$", "", why)
         raise TargetError(
             f"the cluster of context {cluster.context} does not answer: {why}",
             f"{cluster.kubectl} cluster-info; kubectl config get-contexts lists others",
@@ -465,6 +467,8 @@ def _api_error(error: Any, doing: str, cluster: Cluster, place: ObjectPlace | No
     if status == NOT_FOUND and place is not None and place.kind in OPERATORS and is_unknown:
         what = f"this cluster has no {place.kind} CRD, which {OPERATORS[place.kind]} brings"
         hint = "--kind job needs no operator; launcher docs kubernetes says how to install one"
+        if place.kind == "PodGroup":
+            hint = "leave kubernetes.gang out, or install Volcano"
         return ApiError(what, hint, status=status, is_kind_missing=True)
     what = f"the cluster of context {cluster.context} cannot {doing}: {said}"
     return ApiError(what, _hint(status, said, cluster), status=status)
@@ -486,14 +490,3 @@ def _hint(status: int, said: str, cluster: Cluster) -> str:
         422: wrong,
     }
     return hints.get(status, "")
-
-
-def find_fix(message: str, namespace: str, kubectl: str = "kubectl") -> str:
-    """The fix for a pod that the server refused; empty if none is known."""
-    if "exceeded quota" in message or "failed quota" in message:
-        return f"{kubectl} describe quota -n {namespace}; then resources: of the job"
-    if "PodSecurity" in message:
-        return f"take out of the job what it names, or {kubectl} describe namespace {namespace}"
-    if "LimitRange" in message or "per Container" in message or "per Pod" in message:
-        return f"{kubectl} describe limits -n {namespace}; then resources: of the job"
-    return ""

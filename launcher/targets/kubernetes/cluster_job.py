@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,9 +23,7 @@ from launcher.runs.folder import RunFolder, make_folders, write_atomically
 from launcher.targets.kubernetes.api import (
     ANSWER_LIMIT_S,
     CONFLICT,
-    FORBIDDEN,
     IN_CLUSTER,
-    INVALID,
     ApiError,
     Cluster,
     Object,
@@ -44,6 +41,7 @@ from launcher.targets.kubernetes.pod_states import (
     parse_pod,
     section,
 )
+from launcher.targets.kubernetes.refusals import is_for_good
 from launcher.targets.kubernetes.render_kinds import RENDERERS, can_be_tried
 from launcher.targets.kubernetes.render_pod import render_trial_pod
 
@@ -163,10 +161,7 @@ class ClusterJob:
             if "cannot create resource" in error.what:
                 # Controllers make the pods; this user need not have the right to.
                 return []
-            # Webhooks may refuse pods without an owner, or know no dry run; the job's own may pass.
-            is_final = error.status in (FORBIDDEN, INVALID) and "webhook" not in error.what
-            # A quota lets pods in when others have ended, or once it has been counted.
-            if is_final and not re.search("exceeded quota|status unknown for quota", error.what):
+            if is_for_good(error.what):
                 raise
             return [f"a pod would not be admitted now: {error.what}"]
         return []
@@ -278,14 +273,14 @@ class ClusterJob:
         self.remove_left()
 
     def remove_left(self) -> None:
-        """Deletes what a launcher made that was killed before the job owned it. Idempotent.
+        """Deletes what was made for the job and is not deleted with it. Idempotent.
 
-        Leaves what this user may not see or delete, and what kubectl has applied.
+        A launcher that was killed leaves such objects, and so does kubectl. Leaves what this user
+        may not see or delete.
         """
-        if not RunFolder(Path(self.plan.run_dir)).is_borrowed:
-            for place in self._find_left():
-                with contextlib.suppress(TargetError):
-                    self.cluster.delete(place)
+        for place in self._find_left():
+            with contextlib.suppress(TargetError):
+                self.cluster.delete(place)
 
     def _find_left(self) -> Iterator[ObjectPlace]:
         """What was made for the job but is not deleted with it."""
@@ -322,7 +317,7 @@ class ClusterJob:
             raise TargetError(what, self.render_by_hand(keep=keep)) from error
         if not keep and (left := [f"{one.kind.lower()}/{one.name}" for one in self._find_left()]):
             by_hand = f"{self.cluster.kubectl_there} delete {' '.join(left)}"
-            notes.append(f"what kubectl applied for the job stays; to delete it: {by_hand}")
+            notes.append(f"what was made for the job is left; to delete it: {by_hand}")
 
     def wait_gone(self, grace_s: float, *, is_done: bool = False) -> None:
         """Waits until the pods of a job that was deleted have ended, and brings their last lines.

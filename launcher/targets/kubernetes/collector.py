@@ -83,7 +83,7 @@ class PodCollector:
     def _observe(self, index: int, pod: PodView | None) -> NodeObservation:
         if pod is None:
             return NodeObservation(node_index=index, incarnation=0, state=NodeState.MISSING)
-        waits = f"{pod.name}: waits for its code" if pod.preparing == CONTAINER else ""
+        waits = f"{pod.name}: waits for its code" if pod.preparing == CONTAINER else pod.waits
         return NodeObservation(
             node_index=index,
             incarnation=self.number_of(pod),

@@ -120,13 +120,16 @@ class _Diagnosis:
             yield ok("namespace", name, "is there")
 
     def _judge_rights(self) -> Iterator[Finding]:
+        try:
+            check_door(self._cluster, "exec, shell, hold and --debug start programs in pods")
+        except InputError as error:
+            yield warning("rights", "pods/exec", error.what, error.hint)
         made = ["create", "patch", "delete"]
         wanted = dict.fromkeys(map(_resource, self._objects), made)
         wanted[_resource(self._objects[-1])] = ["get", *made]
         # Following any kind of run needs these.
         wanted |= {"pods": ["list", "watch"], "pods/log": ["get"]}
-        if is_sent(self._plan):
-            wanted |= {"pods/exec": list(SENDING_VERBS)}
+        wanted |= {"pods/exec": list(SENDING_VERBS)} if is_sent(self._plan) else {}
         for resource, verbs in wanted.items():
             lacking = [verb for verb in verbs if not self._cluster.may(verb, resource)]
             if lacking:
@@ -134,12 +137,6 @@ class _Diagnosis:
                 yield failed("rights", resource, f"you may not {', '.join(lacking)} it", fix)
             else:
                 yield ok("rights", resource, ", ".join(verbs))
-        if "pods/exec" in wanted:
-            return
-        try:
-            check_door(self._cluster, "exec, shell, hold and --debug start programs in pods")
-        except InputError as error:
-            yield warning("rights", "pods/exec", error.what, error.hint)
 
     def _judge_references(self) -> Iterator[Finding]:
         """What somebody else has to make before the job's pods can start."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +50,7 @@ ON = "kubernetes"
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A job's object with a run id."""
+    """A job's object with a run id; or the ConfigMap that a job left, with its plan."""
 
     item: Object
 
@@ -58,7 +60,8 @@ class Found:
 
     @property
     def job_name(self) -> str:
-        return str(self.item["metadata"]["name"])
+        metadata = self.item["metadata"]
+        return str(metadata["labels"].get(protocol.LABEL_JOB) or metadata["name"])
 
     @property
     def created_at(self) -> float:
@@ -122,14 +125,28 @@ def find_on_cluster(cluster: Cluster, name: str) -> Found | None:
     found = sorted(jobs, key=lambda one: one.created_at)
     if name == protocol.LATEST_LINK:
         return found[-1] if found else None
-    exact = [one for one in found if name in (one.run_id, one.job_name)]
-    fits = exact or [one for one in found if one.run_id.startswith(name)]
+    fits = _fitting(found, name) or _fitting(_read_left(cluster), name)[:1]
+    fits = [one for one in fits if parse_job_end(one.item) is None] or fits
     if len(fits) > 1:
         ids = ", ".join(f"{one.run_id} ({one.item['kind']} {one.job_name})" for one in fits)
         raise InputError(
             f"{name!r} may be any of {ids}, in namespace {cluster.namespace}", "give the run id"
         )
     return fits[0] if fits else None
+
+
+def _fitting(found: Sequence[Found], name: str) -> list[Found]:
+    exact = [one for one in found if name in (one.run_id, one.job_name)]
+    return exact or [one for one in found if one.run_id.startswith(name)]
+
+
+def _read_left(cluster: Cluster) -> list[Found]:
+    """What jobs have left that kubectl applied and deleted; empty if this user may not look."""
+    with contextlib.suppress(ApiError):
+        chosen = f"{protocol.LABEL_RUN_ID},!{CODE_LABEL}"
+        maps = cluster.list_objects("v1", "ConfigMap", chosen)["items"]
+        return [Found(item=one) for one in maps if not one["metadata"].get("ownerReferences")]
+    return []
 
 
 def borrow_run(cluster: Cluster, found: Found, run_root: Path) -> RunFolder:
@@ -217,7 +234,7 @@ def _borrow(arguments: Namespace, run_root: Path, name: str) -> RunFolder | None
 
 def _find_here(arguments: Namespace, run_root: Path, name: str) -> RunFolder:
     try:
-        return find_in_folder(run_root, name)
+        return find_in_folder(run_root, name, goes_on=True)
     except InputError as error:
         # Not the hint to cd: a run of a cluster may have no folder.
         what = f"{error.what}, {_nor_in(Cluster(**_place_in(arguments)))}"

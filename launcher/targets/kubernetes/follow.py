@@ -120,7 +120,9 @@ class ClusterDriver:
         if self._sender is not None and watch.error is None:
             self._sender.turn(watch.pods())
         now = self._clock.monotonic()
-        if watch.error is None and (found := self._limit.judge(watch.seen(), now)):
+        if watch.error is None and (
+            found := self._limit.judge(watch.seen(), now, self._missing.refused)
+        ):
             reason, detail = found
             self._console.note(f"ending the run: {detail}")
             self._ends_it = True

@@ -25,17 +25,19 @@ if TYPE_CHECKING:
     from launcher.targets.kubernetes.cluster_job import ClusterJob
 
 ASK = f"""
-cd "$0" && cd "$(ls | sort -n | tail -n 1)" || exit
+cd "$0" 2>/dev/null && cd "$(ls | sort -n | tail -n 1)" || exit 0
 printf %s "$2" >".look.$$" && mv ".look.$$" {protocol.LOOK_REQUEST} || exit
 left=$3
 while [ ! -e "{protocol.LOOKS_DIR}/$1/{protocol.LOOK_FILE}" ] && [ $left -gt 0 ]; do
     sleep 0.1; left=$((left - 1))
 done
-cd "{protocol.LOOKS_DIR}/$1" || exit
+echo
+cd "{protocol.LOOKS_DIR}/$1" 2>/dev/null || exit 0
 for file in *.json; do echo "$file"; tr -d '\\n' <"$file"; echo; done
 """
 """Runs in a pod, with the node's folder, the look's id, the request, and the limit in tenths of a
-second. Prints each file's name, and its text on one line."""
+second. Prints nothing where no agent has begun; else an empty line, then each file's name, and its
+text on one line."""
 
 
 def look(
@@ -57,7 +59,9 @@ def look(
             lines = cluster.send(pod.name, pod.container, argv).splitlines()
         except TargetError as error:
             return error.what
-        files = dict(zip(lines[::2], lines[1::2], strict=False))
+        if not lines:
+            return NOT_STARTED
+        files = dict(zip(lines[1::2], lines[2::2], strict=False))
         return keep_look(run, pod.node_index, request.id, files)
 
     pods = newest_of_each(job.pods.read())

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 from launcher.contract.errors import TargetError
 from launcher.contract.reasons import NodeState
-from launcher.targets.kubernetes.api import FORBIDDEN, OPERATORS, ApiError, Cluster, find_fix
+from launcher.targets.kubernetes.api import (
+    FORBIDDEN,
+    OPERATORS,
+    ApiError,
+    Cluster,
+)
 from launcher.targets.kubernetes.plan import PodSettings
-from launcher.targets.kubernetes.pod_progress import same_words
+from launcher.targets.kubernetes.pod_progress import same_words, tell_limit
 from launcher.targets.kubernetes.pod_states import (
     BAD_ENDS,
     GOOD_ENDS,
@@ -22,6 +27,7 @@ from launcher.targets.kubernetes.pod_states import (
     section,
     true_conditions,
 )
+from launcher.targets.kubernetes.refusals import find_fix, is_for_good
 from launcher.targets.kubernetes.render_kinds import VOLCANO
 
 if TYPE_CHECKING:
@@ -42,19 +48,22 @@ class MissingPods:
 
     def __init__(self, job: ClusterJob, kind: str) -> None:
         self._job, self._kind = job, kind
+        self._limit_s = PodSettings.of(job.plan).start_limit_s
         self._since: float | None = None
         self._next_at = float("-inf")
         self._told: set[str] = set()
         self._any_pod = False
+        self.refused = ""
+        """Why the server makes no pod of a missing node, ever; empty if nothing says so."""
 
     def read(self, pods: tuple[PodView, ...], wanted: frozenset[int], now: float) -> Iterator[str]:
         """New lines about nodes of ``wanted`` that do not start; ``now`` is any steady clock's."""
         present = {pod.node_index for pod in pods}
         self._any_pod = self._any_pod or bool(present)
         # The kubelet may wait for a volume or a sandbox: only events say so. One pod is enough.
-        silent = [p.name for p in pods if p.state is NodeState.PENDING and not p.trouble][:1]
+        silent = [p for p in pods if p.state is NodeState.PENDING and not p.trouble][:1]
         if wanted <= present and not silent:
-            self._since = None
+            self._since, self.refused = None, ""
             return
         if self._since is None:
             self._since, self._next_at = now, now + MISSING_S
@@ -63,13 +72,18 @@ class MissingPods:
         self._next_at = now + NEXT_LOOK_S
         with contextlib.suppress(TargetError):
             item = self._job.read()
-            for line in read_reasons(self._job.cluster, self._kind, item, silent):
+            names = [pod.name for pod in silent]
+            for line in read_reasons(self._job.cluster, self._kind, item, names):
+                is_final = not wanted <= present and is_for_good(line)
+                self.refused = line if is_final else self.refused
                 if same_words(line) not in self._told:
                     self._told.add(same_words(line))
-                    yield line
-            if not self._told and not self._any_pod and now - self._since >= NEXT_LOOK_S:
-                self._told.add("")
-                yield describe_silence(self._job, item)
+                    yield line + (tell_limit(self._limit_s) if is_final else "")
+            if not self._told and now - self._since >= NEXT_LOOK_S:
+                waits = silent[0].waits if silent else ""
+                if waits or not self._any_pod:
+                    self._told.add("")
+                    yield waits or describe_silence(self._job, item)
 
 
 def read_reasons(

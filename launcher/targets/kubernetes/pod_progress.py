@@ -20,6 +20,8 @@ from launcher.targets.kubernetes.pod_states import (
 )
 
 LIMIT_KEY = "kubernetes.start_limit_s"
+NOT_MADE = -1
+"""Stands in the place of a node's index for nodes whose pods are refused."""
 Start = tuple[str, int]
 """A container: its pod's uid and the number of restarts before it."""
 _VARYING = re.compile(r'"[^"]*"|[0-9a-f]{8,}|\d+')
@@ -36,6 +38,11 @@ def _failed_starts(pods: Iterable[PodView]) -> Iterator[tuple[Start, PodView, En
         for restarts, ending in ((pod.restarts, pod.ending), (pod.restarts - 1, pod.ending_before)):
             if ending is not None and ending.word in NOT_STARTED:
                 yield (pod.uid, restarts), pod, ending
+
+
+def tell_limit(limit_s: int) -> str:
+    """What to add to a trouble that ends the run if it lasts; 0: it never does."""
+    return f"; the run ends if this lasts {limit_s} s ({LIMIT_KEY})" if limit_s else ""
 
 
 def is_lasting(pod: PodView) -> bool:
@@ -70,10 +77,8 @@ class PodProgress:
                 key = (pod.uid, pod.trouble, pod.restarts)
                 if key not in self._troubles:
                     self._troubles.add(key)
-                    told = describe_trouble(pod, self._kubectl)
-                    if self._limit_s and is_lasting(pod):
-                        told += f"; the run ends if this lasts {self._limit_s} s ({LIMIT_KEY})"
-                    yield told
+                    limit = tell_limit(self._limit_s) if is_lasting(pod) else ""
+                    yield describe_trouble(pod, self._kubectl) + limit
             elif self._words.get(pod.uid) != (word := _word(pod)):
                 self._words[pod.uid] = word
                 yield word
@@ -124,10 +129,13 @@ class StartLimit:
         self._forgiven: set[Start] = set()
         """Starts that failed before enough nodes ran."""
 
-    def judge(self, pods: Iterable[PodView], now: float) -> tuple[Reason, str] | None:
+    def judge(
+        self, pods: Iterable[PodView], now: float, refused: str = ""
+    ) -> tuple[Reason, str] | None:
         """Why the run must end; None while it may go on.
 
-        ``pods`` are all that were seen, also gone ones; ``now`` is a steady clock's time.
+        ``pods`` are all that were seen, also gone ones; ``refused`` says why others cannot be made,
+        empty if they can; ``now`` is a steady clock's time.
         """
         seen = tuple(pods)
         newest = newest_of_each(seen)
@@ -135,7 +143,7 @@ class StartLimit:
             self._kept_since.clear()
             self._forgiven |= {start for start, _, _ in _failed_starts(seen)}
             return None
-        return self._judge_starts(seen) or self._judge_waiting(newest, now)
+        return self._judge_starts(seen) or self._judge_waiting(newest, refused, now)
 
     def _judge_starts(self, seen: tuple[PodView, ...]) -> tuple[Reason, str] | None:
         alike: defaultdict[str, list[tuple[PodView, Ending]]] = defaultdict(list)
@@ -149,15 +157,14 @@ class StartLimit:
         told = f"{pod.name}: {ending.word}, {len(certain)} times: {ending.message}"
         return Reason.BAD_INPUT, f"{told}; {fix_of(Trouble.START)}"
 
-    def _judge_waiting(self, newest: dict[int, PodView], now: float) -> tuple[Reason, str] | None:
-        for index in set(self._kept_since) - set(newest):
-            del self._kept_since[index]
-        for index, pod in sorted(newest.items()):
-            if not is_lasting(pod):
-                self._kept_since.pop(index, None)
-                continue
-            since = self._kept_since.setdefault(index, now)
-            if self._limit_s and now - since >= self._limit_s:
-                told = describe_trouble(pod, self._kubectl)
-                return Reason.BAD_INPUT, f"{told}; it lasted {self._limit_s} s ({LIMIT_KEY})"
+    def _judge_waiting(
+        self, newest: dict[int, PodView], refused: str, now: float
+    ) -> tuple[Reason, str] | None:
+        waiting = {index: pod for index, pod in sorted(newest.items()) if is_lasting(pod)}
+        told = {index: describe_trouble(pod, self._kubectl) for index, pod in waiting.items()}
+        told |= {NOT_MADE: refused} if refused else {}
+        self._kept_since = {index: self._kept_since.get(index, now) for index in told}
+        for index, said in told.items():
+            if self._limit_s and now - self._kept_since[index] >= self._limit_s:
+                return Reason.BAD_INPUT, f"{said}; it lasted {self._limit_s} s ({LIMIT_KEY})"
         return None

@@ -107,6 +107,14 @@ class PodView:
     conditions: tuple[tuple[str, str], ...] = ()
     preparing: str = ""
     """The init container that runs; empty if none does."""
+    scheduler: str = ""
+    """The scheduler that has not looked at it yet; empty once it has."""
+
+    @property
+    def waits(self) -> str:
+        """Why it may wait though nothing is wrong with it; empty if nothing is known."""
+        told = f"{self.name}: its scheduler {self.scheduler} has not looked at it: does it run?"
+        return told if self.scheduler else ""
 
 
 def section(item: Object, *path: str) -> Object:
@@ -160,7 +168,13 @@ def parse_pod(pod: Object, masters: int = 0) -> PodView:
         started=(section(state, "running") or ended).get("startedAt") or "",
         conditions=tuple(_conditions(pod)),
         preparing=next((s["name"] for s in inits if section(s, "state", "running")), ""),
+        scheduler=_unseen_by(spec, status),
     )
+
+
+def _unseen_by(spec: Object, status: Object) -> str:
+    seen = spec.get("nodeName") or status.get("conditions") or status.get("containerStatuses")
+    return "" if seen else spec.get("schedulerName") or ""
 
 
 def _is_stuck(preparing: Object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,10 @@ def render_manifest(
     # A client-side apply keeps each object once more in an annotation, of 256 KiB at most.
     apply = "kubectl apply --server-side" if code else "kubectl apply"
     return RenderedManifest(
-        opening=tuple(_opening(plan, made_by, f"{apply} -f {file}", code)),
+        opening=(
+            *_opening(plan, made_by, f"{apply} -f {file}", code),
+            *_tell_deleting(plan, file, [item["kind"] for item in others]),
+        ),
         objects=(*others, job),
         namespace=pods.namespace or "default",
         apply=apply,
@@ -125,6 +129,18 @@ def _opening(plan: LaunchPlan, made_by: str, apply: str, code: PackedCode | None
         f"  until kubectl get pods{of_job} -o name | grep -q . && kubectl logs{of_job} -f --prefix "
         f"--max-log-requests {max(5, len(plan.nodes))}; do sleep 1; done",
     ]
+
+
+def _tell_deleting(plan: LaunchPlan, file: str, others: Sequence[str]) -> tuple[str, ...]:
+    """``others``: kinds of what the job does not own, as it is not there when they are applied."""
+    pods, name = PodSettings.of(plan), plan.job_name
+    where = f" -n {pods.namespace}" if pods.namespace else ""
+    left = " and ".join(dict.fromkeys(others))
+    return (
+        "",
+        f"To delete: kubectl delete{where} -f {file}, or launcher stop {name}{where}.",
+        f"kubectl delete{where} {pods.kind} {name} leaves its {left}.",
+    )
 
 
 def _tell_maps(plan: LaunchPlan) -> str:

@@ -146,8 +146,17 @@ def _trainer_jobset(plan: LaunchPlan) -> Object:
     step = {"labels": {f"{TRAINER}/trainjob-ancestor-step": "trainer"}}
     return {
         "network": {"publishNotReadyAddresses": True},
-        "replicatedJobs": [{"name": NODE, "template": {"metadata": step, "spec": job}}],
+        "replicatedJobs": [_replicated({"metadata": step, "spec": job})],
     }
+
+
+def _replicated(template: Object) -> Object:
+    """The only job of a JobSet.
+
+    It writes out the CRD's defaults: kubectl compares lists as a whole, and a second apply would
+    change what the server has added.
+    """
+    return {"name": NODE, "groupName": "default", "replicas": 1, "template": template}
 
 
 # -- JobSet, and Indexed Jobs ---------------------------------------------------------------------
@@ -170,7 +179,7 @@ def render_jobset(plan: LaunchPlan) -> tuple[Object, ...]:
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         # For lost pods: the agents count the workers' restarts, and end with permanent codes.
         "failurePolicy": {"maxRestarts": LOSSES_PER_NODE * len(plan.nodes), "rules": [permanent]},
-        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
+        "replicatedJobs": [_replicated({"spec": job})],
     }
     jobset = _object("jobset.x-k8s.io/v1alpha2", "JobSet", _gang_metadata(plan), spec)
     return render_config_map(plan), *_pod_group(plan), jobset

@@ -295,6 +295,8 @@ def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher
         (["exec", "dev", "--node", "2", "--", "true"], "node 2: "),
         (["shell", "dev", "2"], "node 2: "),
         (["release", "none"], "no hold 'none' in "),
+        (["stacks", "dev"], " is a hold and has no workers: held by "),
+        (["profile", "dev"], " is a hold and has no workers: held by "),
     ],
 )
 def test_wrong_input_is_refused(dev: Runner, words: list[str], what: str) -> None:

@@ -56,6 +56,8 @@ def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_na
     launcher("stop", "--grace", "0")
     over = launcher("profile", "latest")
     assert (over.returncode, "has ended" in over.stderr) == (2, True), over.stderr
+    # Where a job goes on from its own checkpoints, no run is named to resume.
+    assert f"run --again {run.name}" in over.stderr
 
 
 @pytest.mark.parametrize(

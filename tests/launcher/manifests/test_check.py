@@ -176,6 +176,13 @@ CASES = [
         "torch: {envInjection: {}}",
     ),
     case(Rule.TRAINJOB_CONTAINER, "trainjob", "            - name: node", "            - name: x"),
+    case(
+        Rule.REPLICATED_NAME,
+        "trainjob",
+        "        - name: node\n          template",
+        f"        - {{name: {'d' * 21}, template: {{}}}}\n        - name: node\n          template",
+        f"        - {{name: {'d' * 20}, template: {{}}}}\n        - name: node\n          template",
+    ),
     case(Rule.JOBSET_BACKOFF, "jobset", "          backoffLimit: 0\n", ""),
     case(
         Rule.JOBSET_MAX_RESTARTS, "jobset", "    maxRestarts: 3", "    x: 3", "    maxRestarts: 0"

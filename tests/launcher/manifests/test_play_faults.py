@@ -90,6 +90,17 @@ def test_a_program_that_is_not_in_the_image_ends_the_play_at_once(play: Play, en
     assert nothing_is_left(engine, played)
 
 
+def test_a_pod_that_is_deleted_fails_a_job_whose_policy_is_never(play: Play, engine: Any) -> None:
+    played = play(elastic(WAIT, "Never"))
+    played.until(lambda text: text.count("] up") == 2)
+    container(engine, "worker-0").remove(force=True)
+    assert played.end() == ExitCode.TRAINING_FAILED, played.text
+    assert (
+        "foreign-worker-0 ended with 137, SIGKILL (9), which Never does not restart" in played.text
+    )
+    assert nothing_is_left(engine, played)
+
+
 # -- what is typed --------------------------------------------------------------------------------
 
 

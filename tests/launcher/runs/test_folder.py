@@ -12,9 +12,11 @@ import pytest
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
 from launcher.contract.process_stat import start_of
+from launcher.contract.reasons import Reason
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import LAUNCHER_FILE, RunFolder, find_run, list_runs, process_space
+from launcher.runs.outcome import Outcome
 from tests.waiting import wait_until
 
 MakePlan = Callable[..., LaunchPlan]
@@ -50,6 +52,22 @@ def test_runs_are_found_by_id_beginning_or_latest(
         find_run(tmp_path, "digits-a")
     with pytest.raises(InputError, match="no run 'x'"):
         find_run(tmp_path, "x")
+
+
+def test_the_name_of_a_job_is_its_run_that_goes_on(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    for run_id in ("digits-aa11", "digits-bb22", "digits-cc33", "digits-large-dd44"):
+        make_run(run_id)
+    for run_id in ("digits-aa11", "digits-cc33"):
+        RunFolder(tmp_path / run_id).write_outcome(Outcome(reason=Reason.COMPLETED))
+    assert find_run(tmp_path, "digits", goes_on=True).run_id == "digits-bb22"
+    with pytest.raises(InputError, match="'digits' may be any of 3 runs"):
+        find_run(tmp_path, "digits")
+    assert find_run(tmp_path, "digits-large").run_id == "digits-large-dd44"
+    RunFolder(tmp_path / "digits-bb22").write_outcome(Outcome(reason=Reason.COMPLETED))
+    with pytest.raises(InputError, match="'digits' may be any of 3 runs"):
+        find_run(tmp_path, "digits", goes_on=True)
 
 
 def test_of_many_runs_that_fit_the_newest_few_are_named(

@@ -79,6 +79,9 @@ class Folder:
             ledger_path(self.run.path, node, 0), SystemClock(), node_index=node, incarnation=0
         )
         ledger.write("agent-started")
+        # The group changed before this node had begun a worker: no restart.
+        ledger.write("restart", attempt=0, cause="membership")
+        ledger.write("workers-started", attempt=0, ranks=[0])
         for cause in causes:
             ledger.write("restart", attempt=0, cause=cause)
             ledger.write("workers-started", attempt=1, ranks=[0])

@@ -263,7 +263,7 @@ def test_status_expects_the_nodes_that_the_object_asks_for_whoever_has_scaled_it
     put_pod(server, "d-1", 1)
     scale_by_kubectl(server, 1)
     server.remove("pods", "d-1")
-    server.event("Job", "digits", "Restarting", "Worker replica(s) failed")
+    server.event("Job", "digits", "PyTorchJobRestarting", "Worker replica(s) failed")
     assert command(run, "status") == 0
     said = capsys.readouterr().out
     assert "node 1" not in said
@@ -285,7 +285,7 @@ def test_a_node_that_kubectl_scales_away_is_not_told_as_lost(
     scale_by_kubectl(server, 1)
     asked = len(server.asked("GET", "/jobs/digits"))
     server.remove("pods", "digits-1-a")
-    server.event("Job", "digits", "Restarting", "Worker replica(s) failed")
+    server.event("Job", "digits", "PyTorchJobRestarting", "Worker replica(s) failed")
     server.until(lambda: len(server.asked("GET", "/jobs/digits")) > asked + 5)
     assert "is lost" not in run.text
     assert "failed" not in run.text

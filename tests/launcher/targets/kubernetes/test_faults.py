@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.api.listing import read_state
+from launcher.contract import protocol
 from launcher.contract.errors import ExitCode, TargetError
 from launcher.contract.reasons import Reason
 from launcher.runs.folder import RunFolder
@@ -22,7 +23,10 @@ from launcher.targets.kubernetes.api import ApiError, Cluster
 from launcher.targets.kubernetes.kubeconfig import open_client
 from launcher.targets.kubernetes.target import KubernetesTarget
 from tests.launcher.cluster_run import (
+    INDEX,
     PLAIN,
+    REPLICA,
+    ROLE,
     RUN_ID,
     ClusterRun,
     agents_outcome,
@@ -30,7 +34,7 @@ from tests.launcher.cluster_run import (
     put_pod,
     started,
 )
-from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended
+from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended, pod
 
 ROOT = Path(__file__).parents[4]
 NO_PYTHON = (
@@ -238,6 +242,19 @@ def test_a_job_that_has_ended_and_cannot_be_deleted_by_another_process_is_not_sa
     assert "fix: kubectl delete job digits -n team --context fake" in text
 
 
+def test_a_job_that_has_failed_is_kept_as_it_is_and_no_command_resumes_it(
+    server: FakeCluster, run: RunFolder, typed: Typed
+) -> None:
+    job = server.objects["jobs", "digits"]
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    code, text = typed("stop", run.run_id, "--keep")
+    assert code == 0, text
+    assert f"{run.run_id}: failed, training-failed; it had ended before, and is not" in text
+    assert "kubectl patch" not in text
+    assert not server.asked("PATCH", "/jobs/digits")
+    assert ("jobs", "digits") in server.objects
+
+
 def test_who_may_not_see_the_pods_may_end_the_job(
     server: FakeCluster, run: RunFolder, typed: Typed
 ) -> None:
@@ -419,6 +436,20 @@ def test_of_a_job_that_waits_in_a_queue_of_volcano_its_pod_group_is_told(
     assert "Volcano holds PodGroup digits in queue research: Pending; kubectl describe" in said
 
 
+def test_a_pod_that_no_scheduler_looks_at_is_told_with_the_scheduler_that_it_waits_for(
+    server: FakeCluster, start: Start, typed: Typed
+) -> None:
+    run = start()
+    for index in range(2):
+        item = pod(f"digits-{index}-a", {protocol.LABEL_RUN_ID: RUN_ID, INDEX: str(index)})
+        item["status"] = {"phase": "Pending"}
+        item["spec"]["schedulerName"] = "volcano"
+        server.put("pods", item)
+    told = "digits-0-a: its scheduler volcano has not looked at it: does it run?"
+    run.said(told)
+    assert f"node 0.0: pending; {told}" in typed("status", RUN_ID)[1]
+
+
 def test_who_may_not_list_events_is_told_so(server: FakeCluster, start: Start) -> None:
     server.denied.add(("list", "events"))
     run = start()
@@ -533,6 +564,50 @@ def test_what_never_becomes_right_ends_after_the_limit_which_is_told_at_its_star
     assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
     assert outcome.detail.endswith("it lasted 1 s (kubernetes.start_limit_s)")
     assert not server.objects
+
+
+SANDBOXED = (
+    'Error creating: pods "digits-worker-0" is forbidden: violates PodSecurity "restricted": '
+    'allowPrivilegeEscalation != false (container "init-pytorch" must set it)'
+)
+
+
+def test_a_pod_that_is_refused_for_good_ends_the_run_after_the_limit_though_node_0_waits_for_it(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start(
+        kind="pytorchjob",
+        nnodes=2,
+        rdzv={"backend": "static"},
+        kubernetes={"start_limit_s": 1},
+    )
+    # The operator adds an init container to the worker, which the namespace does not admit.
+    server.event("PyTorchJob", "digits", "FailedCreatePod", SANDBOXED)
+    labels = {protocol.LABEL_RUN_ID: RUN_ID, ROLE: "master", REPLICA: "0"}
+    server.put("pods", pod("digits-master-0", labels))
+    server.log("digits-master-0", ended=True)
+    said = run.said("; the run ends if this lasts 1 s (kubernetes.start_limit_s)")
+    assert "violates PodSecurity" in said
+    run.said("ending the run: PyTorchJob digits: FailedCreatePod: ")
+    server.remove("pods", "digits-master-0")
+    outcome = run.end()
+    assert (outcome.reason, outcome.exit_code) == ("bad-input", 2)
+    assert "kubectl describe namespace team" in outcome.detail
+    assert server.asked("DELETE", "/pytorchjobs/digits")
+
+
+def test_why_on_a_missing_secret_says_to_create_it(
+    server: FakeCluster, start: Start, typed: Typed
+) -> None:
+    run = start(kubernetes={"start_limit_s": 1})
+    missing = waiting("CreateContainerConfigError", 'secret "keys" not found')
+    run.put("digits-0-a", phase="Pending", state=missing)
+    run.said("ending the run: digits-0-a: ")
+    server.remove("pods", "digits-0-a")
+    run.end()
+    said = typed("why", RUN_ID)[1]
+    assert 'digits-0-a waits: CreateContainerConfigError: secret "keys" not found' in said
+    assert "fix: create the Secret" in said
 
 
 # -- what ended runs leave ------------------------------------------------------------------------

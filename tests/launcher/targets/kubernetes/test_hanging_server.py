@@ -67,7 +67,7 @@ def test_who_looks_at_a_run_is_answered_soon_though_the_server_hangs(
     assert "unknown" in said
     if words[0] == "status":
         assert code == ExitCode.TARGET_UNREACHABLE
-        assert "error: the cluster of context fake does not answer" in said
+        assert "error: the cluster of context fake does not answer: Read timed out\n" in said
         assert str(run.path) in said
     assert run.read_outcome() is None
 

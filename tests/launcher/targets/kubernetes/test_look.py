@@ -17,6 +17,7 @@ from launcher.api.why import read_named_run
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError
+from launcher.follow.look import NO_ANSWER, NOT_STARTED
 from launcher.runs.folder import RunFolder
 from launcher.targets.agent_archive import read_archive
 from launcher.targets.conversation import Conversation
@@ -76,7 +77,20 @@ def test_a_pod_whose_agent_says_nothing_is_named(server: FakeCluster, tmp_path: 
     with answering(inside[0], 0):
         told = take_stacks(run, SystemClock())
     assert sorted(told.stacks) == [0]
-    assert list(told.silent) == [1]
+    assert told.silent == {1: NO_ANSWER}
+
+
+def test_a_pod_in_which_no_agent_has_begun_or_no_program_runs_is_not_a_cluster_that_is_away(
+    server: FakeCluster, tmp_path: Path
+) -> None:
+    run, inside = start_pods(server, tmp_path)
+    shutil.rmtree(inside[0].parent)
+    pipe = subprocess.PIPE
+    server.programs["digits-1-a"] = lambda argv: subprocess.Popen(
+        ["sh", "-c", "echo no sh >&2; exit 3"], stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    told = take_stacks(run, SystemClock())
+    assert told.silent == {0: NOT_STARTED, 1: "a program in node of pod digits-1-a failed: no sh"}
 
 
 def test_a_user_who_may_not_exec_is_told_which_right_is_missing(

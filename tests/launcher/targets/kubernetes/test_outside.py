@@ -47,6 +47,11 @@ def typed(
     return run
 
 
+def apply_by_kubectl() -> None:
+    for item in yaml.safe_load_all((ROOT / "k8s/job-no-operator.yaml").read_text()):
+        Cluster().apply(item)
+
+
 def end_job(server: FakeCluster, kind: str, at: str, **more: str) -> None:
     job = server.objects["jobs", "digits"]
     condition = {"type": kind, "status": "True", "lastTransitionTime": at, **more}
@@ -80,9 +85,7 @@ def test_a_run_is_found_by_its_jobs_name_or_its_id(
 def test_a_manifest_that_was_applied_by_kubectl_is_a_run_as_well(
     server: FakeCluster, typed: Typed
 ) -> None:
-    cluster = Cluster()
-    for item in yaml.safe_load_all((ROOT / "k8s/job-no-operator.yaml").read_text()):
-        cluster.apply(item)
+    apply_by_kubectl()
     labels = {protocol.LABEL_RUN_ID: "digits-job", INDEX: "0"}
     server.put("pods", pod("digits-job-0-x", labels))
     server.log("digits-job-0-x", ("2026-01-01T00:00:05Z", "[0/0] epoch 1"), ended=True)
@@ -92,17 +95,29 @@ def test_a_manifest_that_was_applied_by_kubectl_is_a_run_as_well(
     assert typed("logs", "digits-job") == (0, "[0/0] epoch 1\n")
 
 
-def test_a_stop_of_what_kubectl_applied_says_what_stays_and_how_it_goes(
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_stop_of_what_kubectl_applied_removes_what_the_job_leaves_also_after_its_deletion(
+    is_deleted: bool, server: FakeCluster, typed: Typed
+) -> None:
+    apply_by_kubectl()
+    if is_deleted:
+        server.delete("jobs", "digits-job")
+        assert server.objects, "the ConfigMap and the Service"
+    server.put("configmaps", {"metadata": {"name": "of-others", "labels": {}}})
+    code, said = typed("stop", "digits-job", "--grace", "0")
+    assert code == 0, said
+    assert list(server.objects) == [("configmaps", "of-others")]
+
+
+def test_a_stop_tells_what_it_may_not_remove_and_how_it_goes(
     server: FakeCluster, typed: Typed
 ) -> None:
-    cluster = Cluster()
-    for item in yaml.safe_load_all((ROOT / "k8s/job-no-operator.yaml").read_text()):
-        cluster.apply(item)
+    apply_by_kubectl()
+    server.denied |= {("delete", "configmaps"), ("delete", "services")}
     code, said = typed("stop", "digits-job", "--grace", "0")
     assert code == 0, said
     left = sorted(f"{plural[:-1]}/{name}" for plural, name in server.objects)
-    assert left, "the ConfigMap and the Service"
-    by_hand = said.partition("for the job stays; to delete it: kubectl -n team delete ")[2]
+    by_hand = said.partition("for the job is left; to delete it: kubectl -n team delete ")[2]
     assert sorted(by_hand.split()) == left
 
 
@@ -136,6 +151,18 @@ def test_jobs_of_one_name_and_two_kinds_are_told_apart_by_their_ids(
     code, said = typed("status", "digits")
     assert code == ExitCode.BAD_INPUT
     assert "digits-0a1b2c (Job digits), digits-ffffff (PyTorchJob digits)" in said
+
+
+def test_of_jobs_of_one_name_the_one_that_goes_on_is_meant(
+    submitted: FakeCluster, typed: Typed
+) -> None:
+    labels = {protocol.LABEL_RUN_ID: "digits-ffffff"}
+    other = {"kind": "PyTorchJob", "metadata": {"name": "digits", "labels": labels}}
+    condition = {"type": "Succeeded", "status": "True"}
+    submitted.put("pytorchjobs", {**other, "status": {"conditions": [condition]}})
+    code, said = typed("status", "digits")
+    assert code == 0, said
+    assert f"{RUN_ID}: running on kubernetes" in said
 
 
 def test_a_run_of_a_launcher_that_kept_no_plan_is_told_of(

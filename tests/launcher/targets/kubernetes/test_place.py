@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher.api.stopping import stop_run
+from launcher.contract.clock import SystemClock
 from launcher.contract.errors import ExitCode
+from launcher.contract.process_stat import start_of
+from launcher.contract.reasons import Reason
 from launcher.job.spec import JobSpec
-from launcher.runs.folder import RunFolder
+from launcher.runs.folder import RunFolder, process_space
+from launcher.runs.outcome import Outcome
 from launcher.targets.kubernetes import api
 from launcher.targets.kubernetes.api import IN_CLUSTER, Cluster
 from launcher.targets.kubernetes.plan import plan_kubernetes
@@ -229,6 +234,29 @@ def test_a_run_that_is_not_in_the_place_named_is_told_and_nothing_is_remembered(
     assert code in (ExitCode.BAD_INPUT, ExitCode.TARGET_UNREACHABLE), said
     assert "fix: " in said
     assert remembered(run_id) == {"context": "fake", "namespace": "team"}
+
+
+def test_a_stop_that_its_living_launcher_has_done_is_done_whatever_the_kubeconfig_says_by_then(
+    server: FakeCluster, run: RunFolder, tmp_path: Path
+) -> None:
+    other, follower = FakeCluster(), subprocess.Popen(["sleep", "600"])
+    mark = {"pid": follower.pid, "start": start_of(follower.pid), "sees": process_space()}
+    (run.path / "launcher.json").write_text(json.dumps(mark))
+
+    class Later(SystemClock):
+        def sleep(self, seconds: float) -> None:
+            run.write_outcome(
+                Outcome(reason=Reason.STOP_REQUESTED, run_id=run.run_id, started_at=1.0)
+            )
+            follower.kill()
+            follower.wait()
+
+    try:
+        other.write_kubeconfig(tmp_path / "kubeconfig")
+        assert stop_run(run, 5.0, Later()) == f"{run.run_id}: stopped, stop-requested"
+    finally:
+        follower.kill()
+        other.close()
 
 
 @pytest.mark.parametrize("has_uid", [False, True])

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from launcher.contract.reasons import Reason
-from launcher.targets.kubernetes.api import find_fix
 from launcher.targets.kubernetes.missing_pods import tell_reasons
 from launcher.targets.kubernetes.pod_progress import PodProgress, StartLimit, same_words
 from launcher.targets.kubernetes.pod_states import PodView, parse_pod
+from launcher.targets.kubernetes.refusals import find_fix
 from tests.launcher.fake_cluster import ended, pod
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -222,6 +222,11 @@ def test_conditions_that_are_true_and_no_end_are_told() -> None:
     [
         ('violates PodSecurity "restricted:latest"', "take out of the job what it names"),
         ("maximum memory usage per Container is 1Gi", "kubectl describe limits -n team"),
+        (
+            'pods "x" is forbidden: error looking up service account team/default: serviceaccount '
+            '"default" not found',
+            "kubectl create serviceaccount default -n team",
+        ),
         ("something else", ""),
     ],
 )

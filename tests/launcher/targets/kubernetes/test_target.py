@@ -150,6 +150,15 @@ def test_a_cluster_without_the_operator_names_the_kind_that_needs_none(
     assert not server.objects
 
 
+def test_a_cluster_without_volcano_is_told_how_to_do_without(
+    server: FakeCluster, target: KubernetesTarget, plan: Callable[..., LaunchPlan]
+) -> None:
+    server.kinds -= {"podgroups"}
+    with pytest.raises(TargetError, match="this cluster has no PodGroup") as told:
+        target.submit(plan(kubernetes={"gang": "volcano"}))
+    assert told.value.hint == "leave kubernetes.gang out, or install Volcano"
+
+
 # -- watching -----------------------------------------------------------------------------------
 
 
