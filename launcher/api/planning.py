@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.nnodes import decide_nnodes
 from launcher.runs.folder import RunFolder, find_run
+from launcher.targets.preflight import describe_left_behind
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -133,6 +135,11 @@ def plan_job(
     )
     if place and place.note and plan.code:
         choice.target.notes.append(place.note)
+    if not choice.target.traits.takes_shell:
+        has = {*(name for name, _ in plan.nodes[0].env), *plan.nodes[0].secrets}
+        start = Path(job.workdir or "")
+        told = describe_left_behind(job.command, start, os.environ, has)
+        choice.target.notes += filter(None, (told,))
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
     in_place = choice.target.traits.sends_code or not read_code
     if again and not in_place:

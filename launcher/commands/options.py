@@ -52,6 +52,14 @@ def add_job_file(parser: ArgumentParser, *, optional: bool = False, again: bool 
         "--code", metavar="DIR", help="folder of the code, or: image (the image holds it)"
     )
     parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable for the workers; without VALUE this shell's, which is written nowhere if "
+        "its name is that of a credential; may be repeated",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],

@@ -165,6 +165,8 @@ class Traits:
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
     fetches_code: bool = False
     """Whether nodes can get the code from a git repository."""
+    takes_shell: bool = False
+    """Whether workers get the variables of the shell that starts them."""
     held_by: str = ""
     """The name of the target that runs in its holds are submitted to; empty if it has no holds."""
     plans_offline: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -13,6 +14,17 @@ from launcher.contract.node_plan import NodePlan
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
+
+OF_MACHINE = frozenset(
+    ["HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"]
+)
+"""Variables that each machine and container has for itself."""
+HUGGING_FACE = ("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE")
+OF_LIBRARIES = {
+    "wandb": ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"),
+    **dict.fromkeys(("datasets", "huggingface_hub", "transformers"), HUGGING_FACE),
+}
+"""Variables that a library reads for the script that imports it."""
 
 
 def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -25,6 +37,41 @@ def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
             f"export {missing[0]}=... before the launcher is called, or take it out of the job",
         )
     return {name: environ[name] for name in names}
+
+
+def describe_left_behind(
+    command: Sequence[str], workdir: Path, environ: Mapping[str, str], given: Iterable[str]
+) -> str | None:
+    """One line on the shell's variables that the script asks for and nodes do not get.
+
+    The script asks for what its source names, for PYTHONPATH if it imports something from there,
+    and for the variables of the libraries in ``OF_LIBRARIES`` that it imports. ``given`` are the
+    names that nodes have. None if there is nothing to tell.
+    """
+    module = command[1].replace(".", "/") if command[0] == "-m" else ""
+    path = workdir / (f"{module}.py" if module else command[0])
+    try:
+        source = path.read_text("utf-8", "replace") if path.suffix == ".py" else ""
+    except OSError:
+        return None
+    imported = set(re.findall(r"^\s*(?:from|import)\s+(\w+)", source, re.MULTILINE))
+    named = set(re.findall(r"[\"']([A-Z][A-Z0-9_]{2,})[\"']", source))
+    named |= {name for library in imported for name in OF_LIBRARIES.get(library, ())}
+    folders = [Path(entry) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if any(
+        (folder / f"{name}{end}").exists()
+        for folder in folders
+        for name in imported
+        for end in ("", ".py")
+    ):
+        named.add("PYTHONPATH")
+    names = sorted(named & environ.keys() - OF_MACHINE - set(given))
+    if not names:
+        return None
+    is_folder = any(environ[name].startswith("/") for name in names)
+    told = f"the script asks for {', '.join(names)}, which this shell has and the nodes do not get"
+    fix = " ".join(f"--env {name}" for name in names)
+    return f"{told}; fix: {fix}{'; a folder must be there too' if is_folder else ''}"
 
 
 def check_here(node: NodePlan) -> None:

@@ -17,7 +17,7 @@ from launcher.code.record import read_code
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
-from launcher.targets.preflight import check_here, check_in_code, check_there
+from launcher.targets.preflight import check_here, check_in_code, check_there, describe_left_behind
 from tests.launcher.runner import Runner
 
 MakePlan = Callable[..., LaunchPlan]
@@ -32,6 +32,36 @@ def tree(tmp_path: Path) -> Path:
         (tmp_path / name).touch()
     (tmp_path / "folder/__main__.py").touch()
     return tmp_path
+
+
+SHELL = {"WANDB_API_KEY": "k", "HF_HOME": "/hf", "MINE": "1", "HOME": "/me", "OTHER": "2"}
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("import os\nos.environ['MINE'] + os.getenv('HOME')", "MINE"),
+        ("import wandb\n", "WANDB_API_KEY"),
+        ("from transformers import Trainer\nimport wandb.util", "HF_HOME, WANDB_API_KEY"),
+        ("    from helpers import a\n", "PYTHONPATH"),
+        ("import os\nMINE = OTHER = 1\n", None),
+    ],
+)
+def test_variables_that_a_script_asks_for_and_nodes_do_not_get_are_told(
+    tmp_path: Path, source: str, names: str | None
+) -> None:
+    (tmp_path / "lib/helpers").mkdir(parents=True)
+    (tmp_path / "train.py").write_text(source)
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/train.py").write_text(source)
+    shell = {**SHELL, "PYTHONPATH": f"{tmp_path}/lib"}
+    for command in (("train.py",), ("-m", "pkg.train")):
+        told = describe_left_behind(command, tmp_path, shell, ())
+        assert (told is None) == (names is None)
+        if told and names:
+            assert told.startswith(f"the script asks for {names}, which this shell has")
+            assert f"fix: --env {names.replace(', ', ' --env ')}" in told
+            assert describe_left_behind(command, tmp_path, shell, names.split(", ")) is None
 
 
 GOOD = [["train.py"], ["./train.py", "--x"], ["folder"], ["-m", "only.python.knows"]]
