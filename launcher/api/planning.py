@@ -133,13 +133,7 @@ def plan_job(
         code_hash=choice.target.code.hash if choice.target.code else "",
         purpose=purpose,
     )
-    if place and place.note and plan.code:
-        choice.target.notes.append(place.note)
-    if not choice.target.traits.takes_shell:
-        has = {*(name for name, _ in plan.nodes[0].env), *plan.nodes[0].secrets}
-        start = Path(job.workdir or "")
-        told = describe_left_behind(job.command, start, os.environ, has)
-        choice.target.notes += filter(None, (told,))
+    choice.target.notes += _describe_surprises(choice.target, job, plan, place)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
     in_place = choice.target.traits.sends_code or not read_code
     if again and not in_place:
@@ -149,6 +143,19 @@ def plan_job(
     return PlannedRun(
         choice=choice, job=ran, plan=plan, read_code=read_code, copy=None if in_place else copy
     )
+
+
+def _describe_surprises(
+    target: Target, job: JobSpec, plan: LaunchPlan, place: CodePlace | None
+) -> list[str]:
+    """Lines on the code that is taken, and on the shell's variables that are not."""
+    lines = [place.note if place and plan.code else ""]
+    if not target.traits.takes_shell:
+        node = plan.nodes[0]
+        has = {*(name for name, _ in node.env), *node.secrets}
+        told = describe_left_behind(job.command, Path(job.workdir or ""), os.environ, has)
+        lines.append(told or "")
+    return [line for line in lines if line]
 
 
 def text_of(job: JobSpec) -> str:

@@ -77,6 +77,8 @@ class ListedRun:
     target: str = ""
     reason: str = ""
     nnodes: int = 0
+    size_bytes: int | None = None
+    """Of its folder, where that was asked for."""
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data."""

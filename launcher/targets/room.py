@@ -40,6 +40,21 @@ class GivenOptions(NamedTuple):
     """Makes a job file for ``doctor``; None if the person must name one."""
 
 
+class Left(NamedTuple):
+    """What a run that does not live has left in a place.
+
+    ``is_cut``: its launcher could not end it there. ``remove`` removes all of it.
+    """
+
+    run_id: str
+    place: str
+    age_s: float
+    size_bytes: int
+    remove: Callable[[], object]
+    is_cut: bool = False
+    state: str = ""
+
+
 class Plugin(NamedTuple):
     """Another program by which people call the launcher for one target alone."""
 
@@ -121,6 +136,10 @@ class Room:
         self, arguments: Namespace, run_root: Path, note: Note, *, everything: bool
     ) -> list[ListedRun]:
         """Runs that are found there; ``note`` takes lines about what is left out."""
+        return []
+
+    def find_left(self, arguments: Namespace, note: Note) -> list[Left]:
+        """What runs that do not live have left on the machines that the options name."""
         return []
 
 
