@@ -104,10 +104,11 @@ class Room:
     def add_commands(self, add: AddCommand) -> None:
         """Adds the commands that are about this target alone."""
 
-    def is_here(self, environ: Mapping[str, str]) -> bool:
+    def is_here(self, environ: Mapping[str, str], note: Note) -> bool:
         """Whether the target has given this process its nodes already, as an allocation does.
 
-        A job for which nobody names a target then runs on these nodes.
+        A job for which nobody names a target then runs on these nodes. ``note`` takes a line about
+        nodes that were given once, and are no longer there.
         Raises ``InputError`` if a job must be started in another way there.
         """
         return False
