@@ -26,7 +26,7 @@ from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.nnodes import decide_nnodes
 from launcher.runs.folder import RunFolder, find_run
-from launcher.targets.preflight import describe_left_behind
+from launcher.targets.preflight import check_own_disks, describe_left_behind, read_script
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -133,7 +133,7 @@ def plan_job(
         code_hash=choice.target.code.hash if choice.target.code else "",
         purpose=purpose,
     )
-    choice.target.notes += _describe_surprises(choice.target, job, plan, place)
+    choice.target.notes += _describe_surprises(choice, job, plan, place)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
     in_place = choice.target.traits.sends_code or not read_code
     if again and not in_place:
@@ -146,15 +146,21 @@ def plan_job(
 
 
 def _describe_surprises(
-    target: Target, job: JobSpec, plan: LaunchPlan, place: CodePlace | None
+    choice: Choice, job: JobSpec, plan: LaunchPlan, place: CodePlace | None
 ) -> list[str]:
-    """Lines on the code that is taken, and on the shell's variables that are not."""
-    lines = [place.note if place and plan.code else ""]
+    """Lines on the code that is taken, the shell's variables that are not, and nodes' own disks.
+
+    Raises ``KeyInputError`` for a job that these disks would break.
+    """
+    target, node = choice.target, plan.nodes[0]
+    lines = [place.note if place and plan.code else None]
+    source = read_script(job.command, Path(job.workdir or ""))
     if not target.traits.takes_shell:
-        node = plan.nodes[0]
         has = {*(name for name, _ in node.env), *node.secrets}
-        told = describe_left_behind(job.command, Path(job.workdir or ""), os.environ, has)
-        lines.append(told or "")
+        lines.append(describe_left_behind(source, os.environ, has))
+    # Where all runs of a job share its checkpoints, the target itself judges what holds them.
+    if not (choice.facts.shares_storage or target.traits.own_checkpoints or node.max_nodes == 1):
+        lines.append(check_own_disks(job, source))
     return [line for line in lines if line]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from launcher.contract.node_plan import NodePlan
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
+    from launcher.job.spec import JobSpec
 
 OF_MACHINE = frozenset(
     ["HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"]
@@ -25,6 +27,8 @@ OF_LIBRARIES = {
     **dict.fromkeys(("datasets", "huggingface_hub", "transformers"), HUGGING_FACE),
 }
 """Variables that a library reads for the script that imports it."""
+
+OF_LIBRARY = re.compile(r"^\s*(?:from|import)\s+fabric_train\b", re.MULTILINE)
 
 
 def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -39,21 +43,25 @@ def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
     return {name: environ[name] for name in names}
 
 
-def describe_left_behind(
-    command: Sequence[str], workdir: Path, environ: Mapping[str, str], given: Iterable[str]
-) -> str | None:
-    """One line on the shell's variables that the script asks for and nodes do not get.
-
-    The script asks for what its source names, for PYTHONPATH if it imports something from there,
-    and for the variables of the libraries in ``OF_LIBRARIES`` that it imports. ``given`` are the
-    names that nodes have. None if there is nothing to tell.
-    """
+def read_script(command: Sequence[str], workdir: Path) -> str:
+    """The source of a job's script or module; empty where it is not there, or no text of Python."""
     module = command[1].replace(".", "/") if command[0] == "-m" else ""
-    path = workdir / (f"{module}.py" if module else command[0])
-    try:
-        source = path.read_text("utf-8", "replace") if path.suffix == ".py" else ""
-    except OSError:
-        return None
+    for path in (workdir / f"{module}.py", workdir / module / "__main__.py", workdir / command[0]):
+        if path.suffix == ".py" and path.is_file():
+            with contextlib.suppress(OSError):
+                return path.read_text("utf-8", "replace")
+    return ""
+
+
+def describe_left_behind(
+    source: str, environ: Mapping[str, str], given: Iterable[str]
+) -> str | None:
+    """One line on the shell's variables that a script asks for and nodes do not get, if any.
+
+    It asks for what its ``source`` names, for PYTHONPATH if it imports something from there, and
+    for the variables of the libraries in ``OF_LIBRARIES`` that it imports. ``given`` are the names
+    that nodes have.
+    """
     imported = set(re.findall(r"^\s*(?:from|import)\s+(\w+)", source, re.MULTILINE))
     named = set(re.findall(r"[\"']([A-Z][A-Z0-9_]{2,})[\"']", source))
     named |= {name for library in imported for name in OF_LIBRARIES.get(library, ())}
@@ -72,6 +80,24 @@ def describe_left_behind(
     told = f"the script asks for {', '.join(names)}, which this shell has and the nodes do not get"
     fix = " ".join(f"--env {name}" for name in names)
     return f"{told}; fix: {fix}{'; a folder must be there too' if is_folder else ''}"
+
+
+def check_own_disks(job: JobSpec, source: str) -> str | None:
+    """One line for a run of several nodes whose CHECKPOINT_DIR is each node's own disk.
+
+    None if that is meant, and for ``fabric_train``, which reads on rank 0 and tells the others.
+    Raises ``KeyInputError`` where the script would resume on each rank for itself.
+    """
+    reads_on_first = job.command[:2] == ("-m", "train") or OF_LIBRARY.search(source)
+    if job.keeps_own_disks or reads_on_first:
+        return None
+    what = "CHECKPOINT_DIR is each node's own disk"
+    fix = "a folder that all nodes see, or ephemeral if that is meant"
+    if "CHECKPOINT_DIR" in source and (job.is_elastic or job.max_restarts):
+        why = f"nnodes is {job.nnodes}" if job.is_elastic else f"max_restarts is {job.max_restarts}"
+        lost = "after a loss ranks would resume from different steps"
+        raise KeyInputError(("checkpoint_dir",), f"{what}, and {why}: {lost}", fix)
+    return f"{what}: a rank finds there what its own node wrote; fix: checkpoint_dir: {fix}"
 
 
 def check_here(node: NodePlan) -> None:
