@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.agent import disk
 from launcher.contract import protocol
 from launcher.contract.agent_settings import ROSTER
 from launcher.contract.errors import InputError, KeyInputError
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 MEET_DIR = "meet"
 """In the run folder: where nodes that serve the rendezvous store say how they are reached."""
-OF_ONE_MACHINE = frozenset(("btrfs", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs"))
-"""File systems that other machines do not see, unless a file server exports them."""
 PLACEHOLDER_PORT = 29400
 """Only a placeholder in the plan: nodes take any free port, and publish it in ``MEET_DIR``."""
 
@@ -62,14 +59,3 @@ def changed_at(path: Path) -> float:
         finally:
             os.close(handle)
     return float("-inf")
-
-
-def is_own_disk(folder: Path, runs: Path) -> bool:
-    """Whether a folder is on a disk of this machine alone, as a node's own /tmp.
-
-    All nodes see ``runs``, and with it whatever is on the same file system.
-    """
-    mount = disk.mount_of(folder)
-    lines = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
-    kinds = {words[1]: words[2] for words in lines}
-    return mount != disk.mount_of(runs) and kinds.get(str(mount)) in OF_ONE_MACHINE

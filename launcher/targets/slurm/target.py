@@ -33,7 +33,7 @@ from launcher.targets.agent_archive import read_compiled_archive
 from launcher.targets.hold import is_hold
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
-from launcher.targets.shared_folder import MEET_DIR, is_own_disk, plan_as_run
+from launcher.targets.shared_folder import MEET_DIR, plan_as_run
 from launcher.targets.slurm import client, inside
 from launcher.targets.slurm.follow import (
     END_LIMIT_S,
@@ -115,8 +115,7 @@ class SlurmTarget(Target):
             terminal=sys.stderr.isatty(),
         )
         self.notes += filter(None, (describe_ignored(os.environ),))
-        own = is_own_disk(Path(job.checkpoint_dir or self._run_root), self._run_root)
-        facts = replace(facts, shell=parse_shell(os.environ), shares_storage=not own)
+        facts = replace(facts, shell=parse_shell(os.environ))
         return facts if self._allocation is None else inside.fit_facts(facts, self._allocation)
 
     def has_image(self, job: JobSpec) -> bool:

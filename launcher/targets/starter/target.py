@@ -27,7 +27,7 @@ from launcher.targets.interpreter import find_torch
 from launcher.targets.machine import read_gpus
 from launcher.targets.preflight import check_here, read_secrets
 from launcher.targets.processes import ProcessArtifact, render_processes
-from launcher.targets.shared_folder import changed_at, is_own_disk, plan_as_run
+from launcher.targets.shared_folder import changed_at, plan_as_run
 from launcher.targets.starter.plan import TARGET, StarterSettings, plan_facts
 from launcher.targets.starter.starts import request_stop
 
@@ -78,8 +78,7 @@ class StarterTarget(Target):
             cwd=str(Path.cwd()),
         )
         # MASTER_ADDR and the like are the starter's own: nothing to tell.
-        own = is_own_disk(Path(job.checkpoint_dir or self._run_root), self._run_root)
-        return replace(facts, shell=parse_shell(os.environ), shares_storage=not own)
+        return replace(facts, shell=parse_shell(os.environ))
 
     def check(self, plan: LaunchPlan) -> None:
         read_secrets(plan.nodes[0].secrets, os.environ)

@@ -26,7 +26,6 @@ from launcher.targets.preflight import (
     describe_left_behind,
     read_script,
 )
-from launcher.targets.shared_folder import is_own_disk
 from tests.launcher.runner import Runner
 
 MakePlan = Callable[..., LaunchPlan]
@@ -104,11 +103,6 @@ def test_a_run_whose_ranks_would_resume_from_their_nodes_own_disks_is_refused_or
         found = check_own_disks(job, source)
         assert (found is None) == (told is None)
         assert not told or told in str(found)
-
-
-def test_a_disk_of_one_machine_is_known_by_its_file_system(tmp_path: Path) -> None:
-    assert is_own_disk(Path("/dev/shm/checkpoints"), tmp_path)
-    assert not is_own_disk(tmp_path / "checkpoints", tmp_path / "runs")
 
 
 GOOD = [["train.py"], ["./train.py", "--x"], ["folder"], ["-m", "only.python.knows"]]
