@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
+from launcher.job.values import RESERVED
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
     from launcher.job.spec import JobSpec
 
-OF_MACHINE = frozenset(
-    ["HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"]
+OF_MACHINE = (
+    "^(HOME|HOSTNAME|LANG|LOGNAME|PATH|PWD|SHELL|TERM|TMPDIR|USER|CUDA_VISIBLE_DEVICES|SLURM_.*)$"
 )
-"""Variables that each machine and container has for itself."""
+"""Variables that each machine, container or job has for itself."""
 HUGGING_FACE = ("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE")
 OF_LIBRARIES = {
     "wandb": ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"),
@@ -45,8 +46,8 @@ def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 def read_script(command: Sequence[str], workdir: Path) -> str:
     """The source of a job's script or module; empty where it is not there, or no text of Python."""
-    module = command[1].replace(".", "/") if command[0] == "-m" else ""
-    for path in (workdir / f"{module}.py", workdir / module / "__main__.py", workdir / command[0]):
+    named = workdir / (f"{command[1].replace('.', '/')}.py" if command[0] == "-m" else command[0])
+    for path in (named, named.with_suffix("") / "__main__.py"):
         if path.suffix == ".py" and path.is_file():
             with contextlib.suppress(OSError):
                 return path.read_text("utf-8", "replace")
@@ -73,7 +74,8 @@ def describe_left_behind(
         for end in ("", ".py")
     ):
         named.add("PYTHONPATH")
-    names = sorted(named & environ.keys() - OF_MACHINE - set(given))
+    own = re.compile(f"{OF_MACHINE}|{RESERVED}")
+    names = sorted(n for n in named & environ.keys() - set(given) if not own.search(n))
     if not names:
         return None
     is_folder = any(environ[name].startswith("/") for name in names)
@@ -88,8 +90,8 @@ def check_own_disks(job: JobSpec, source: str) -> str | None:
     None if that is meant, and for ``fabric_train``, which reads on rank 0 and tells the others.
     Raises ``KeyInputError`` where the script would resume on each rank for itself.
     """
-    reads_on_first = job.command[:2] == ("-m", "train") or OF_LIBRARY.search(source)
-    if job.keeps_own_disks or reads_on_first:
+    is_shipped = job.command[:2] == ("-m", "train") and not source  # in its image
+    if job.keeps_own_disks or is_shipped or OF_LIBRARY.search(source):
         return None
     what = "CHECKPOINT_DIR is each node's own disk"
     fix = "a folder that all nodes see, or ephemeral if that is meant"

@@ -43,6 +43,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 SHELL = {"WANDB_API_KEY": "k", "HF_HOME": "/hf", "MINE": "1", "HOME": "/me", "OTHER": "2"}
+SHELL |= {"RANK": "0", "SLURM_PROCID": "0"}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ SHELL = {"WANDB_API_KEY": "k", "HF_HOME": "/hf", "MINE": "1", "HOME": "/me", "OT
         ("from transformers import Trainer\nimport wandb.util", "HF_HOME, WANDB_API_KEY"),
         ("    from helpers import a\n", "PYTHONPATH"),
         ("import os\nMINE = OTHER = 1\n", None),
+        ("import os\nos.environ['RANK'], os.environ['SLURM_PROCID']\n", None),
     ],
 )
 def test_variables_that_a_script_asks_for_and_nodes_do_not_get_are_told(
@@ -89,6 +91,7 @@ READS = "import os, torch\ntorch.load(os.environ['CHECKPOINT_DIR'] + '/last')\n"
         (READS, {"nnodes": "1:2", "checkpoint_dir": "ephemeral"}, None),
         (f"{READS}from fabric_train import saver\n", {"nnodes": "1:2"}, None),
         ("", {"nnodes": "1:2", "command": ["-m", "train"]}, None),
+        (READS, {"nnodes": "1:2", "command": ["-m", "train"]}, "nnodes is 1:2: after a loss ranks"),
     ],
 )
 def test_a_run_whose_ranks_would_resume_from_their_nodes_own_disks_is_refused_or_told(
