@@ -46,8 +46,8 @@ def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 def read_script(command: Sequence[str], workdir: Path) -> str:
     """The source of a job's script or module; empty where it is not there, or no text of Python."""
-    named = workdir / (f"{command[1].replace('.', '/')}.py" if command[0] == "-m" else command[0])
-    for path in (named, named.with_suffix("") / "__main__.py"):
+    base = workdir / (command[1].replace(".", "/") if command[0] == "-m" else command[0])
+    for path in (base, base / "__main__.py", Path(f"{base}.py")):
         if path.suffix == ".py" and path.is_file():
             with contextlib.suppress(OSError):
                 return path.read_text("utf-8", "replace")
