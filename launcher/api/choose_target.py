@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,7 +79,9 @@ def targets_of_jobs() -> list[str]:
     return [name for name in ROOMS if name not in ("starter", *OF_HOLDS)]
 
 
-def name_here(environ: Mapping[str, str]) -> str | None:
+def name_here(
+    environ: Mapping[str, str], note: Callable[[str], None] = lambda line: None
+) -> str | None:
     """The target whose nodes this process was given, by its environment; None for most processes.
 
     Raises ``InputError`` if jobs must be started in another way there.
@@ -87,7 +89,7 @@ def name_here(environ: Mapping[str, str]) -> str | None:
     # A worker inherits the variables that its run was started with: ignore them for its own jobs.
     if protocol.RUN_ID in environ:
         return None
-    return next((room.name for room in rooms() if room.is_here(environ)), None)
+    return next((room.name for room in rooms() if room.is_here(environ, note)), None)
 
 
 def started_node(

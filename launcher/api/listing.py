@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from launcher.agent import disk
 from launcher.api.choose_target import CONTAINERS, PROCESSES, open_target
 from launcher.api.stopping import read_kept, read_outcome_now
 from launcher.contract import typed
@@ -28,6 +29,7 @@ from launcher.runs.node_outcomes import read_restarts
 from launcher.runs.outcome import Outcome
 from launcher.runs.summary import render_clocks, render_failure, render_why
 from launcher.targets.hold import describe_hold, is_hold
+from launcher.targets.machine import read_size
 
 POLL_S = 0.1
 ORPHANED = "orphaned"
@@ -36,6 +38,11 @@ UNREADABLE = "unreadable"
 HELD = "held"
 """The run's nodes wait for other runs; no command picks it unless it is named."""
 GOES_ON = (RunState.RUNNING.value, ORPHANED)
+
+
+def with_size(row: ListedRun) -> ListedRun:
+    """The row with the size of the run's folder; as it is, if the run has none here."""
+    return replace(row, size_bytes=read_size(Path(row.folder))) if row.folder else row
 
 
 def list_runs(run_root: Path, *, everything: bool) -> list[ListedRun]:
@@ -125,12 +132,16 @@ def find_elsewhere(run_root: Path) -> list[LiveRun]:
 
 def tell_columns(rows: Sequence[ListedRun]) -> list[tuple[str, ...]]:
     """The columns of ``ps``, their names first."""
-    header = ("RUN", "TARGET", "NODES", "STATE", "REASON", "AGE")
+    header = ["RUN", "TARGET", "NODES", "STATE", "REASON", "AGE"]
     body = [
-        (row.run_id, row.target, str(row.nnodes), row.state, row.reason, render_age(row.age_s))
+        [row.run_id, row.target, str(row.nnodes), row.state, row.reason, render_age(row.age_s)]
         for row in rows
     ]
-    return [header, *body]
+    sizes = [row.size_bytes for row in rows]
+    if any(size is not None for size in sizes):
+        shown = ["SIZE", *("-" if size is None else disk.show_bytes(size) for size in sizes)]
+        return [(*row, size) for row, size in zip((header, *body), shown, strict=True)]
+    return [tuple(row) for row in (header, *body)]
 
 
 def render_table(rows: Sequence[ListedRun]) -> str:

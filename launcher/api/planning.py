@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from launcher.plan.agent_task import TRAINING, Purpose
 from launcher.plan.launch_plan import LaunchPlan, new_run_id, plan_run
 from launcher.plan.nnodes import decide_nnodes
 from launcher.runs.folder import RunFolder, find_run
+from launcher.targets.preflight import check_own_disks, describe_left_behind, read_script
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -131,8 +133,7 @@ def plan_job(
         code_hash=choice.target.code.hash if choice.target.code else "",
         purpose=purpose,
     )
-    if place and place.note and plan.code:
-        choice.target.notes.append(place.note)
+    choice.target.notes += _describe_surprises(choice, job, plan, place)
     ran = job.model_copy(update={"command": (*job.command, *extra_args)})
     in_place = choice.target.traits.sends_code or not read_code
     if again and not in_place:
@@ -142,6 +143,25 @@ def plan_job(
     return PlannedRun(
         choice=choice, job=ran, plan=plan, read_code=read_code, copy=None if in_place else copy
     )
+
+
+def _describe_surprises(
+    choice: Choice, job: JobSpec, plan: LaunchPlan, place: CodePlace | None
+) -> list[str]:
+    """Lines on the code that is taken, the shell's variables that are not, and nodes' own disks.
+
+    Raises ``KeyInputError`` for a job that these disks would break.
+    """
+    target, node = choice.target, plan.nodes[0]
+    lines = [place.note if place and plan.code else None]
+    source = read_script(job.command, Path(job.workdir or ""))
+    if not target.traits.takes_shell:
+        has = {*(name for name, _ in node.env), *node.secrets}
+        lines.append(describe_left_behind(source, os.environ, has))
+    # Where all runs of a job share its checkpoints, the target itself judges what holds them.
+    if not (choice.facts.shares_storage or target.traits.own_checkpoints or node.max_nodes == 1):
+        lines.append(check_own_disks(job, source))
+    return [line for line in lines if line]
 
 
 def text_of(job: JobSpec) -> str:

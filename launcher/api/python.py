@@ -315,12 +315,12 @@ def _call(words: Sequence[str], root: Path) -> tuple[int, str, str]:
 
 def _words(options: Mapping[str, object]) -> list[str]:
     """Options as words of the command line; a list stands for names with commas, or for many
-    ``set``."""
+    ``set`` or ``env``."""
     words = []
     for name, value in options.items():
         many = [value]
         if isinstance(value, list | tuple):
-            many = [*value] if name == "set" else [",".join(value)]
+            many = [*value] if name in ("set", "env") else [",".join(value)]
         for one in many:
             if one is not None and one is not False:
                 words.append(f"--{name.replace('_', '-')}" + ("" if one is True else f"={one}"))

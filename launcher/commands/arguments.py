@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,13 @@ def target_named(arguments: argparse.Namespace) -> str | None:
 def open_named(arguments: argparse.Namespace) -> Target | None:
     """The target that the options name, or that this process was given; None without either."""
     name = target_named(arguments) or (
-        None if getattr(arguments, "again", None) else name_here(os.environ)
+        None if getattr(arguments, "again", None) else name_here(os.environ, _note)
     )
     return room_of(name).open(run_root(arguments), arguments) if name else None
+
+
+def _note(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr)
 
 
 def rooms_of_runs(arguments: argparse.Namespace) -> list[str]:

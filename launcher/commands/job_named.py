@@ -12,7 +12,14 @@ from launcher.api.planning import PlannedRun, note_no_checkpoint, plan_job, read
 from launcher.commands.arguments import open_named, run_root
 from launcher.contract.errors import InputError
 from launcher.job import script
-from launcher.job.file import Override, find_place, option_override, parse_job, parse_override
+from launcher.job.file import (
+    Override,
+    env_override,
+    find_place,
+    option_override,
+    parse_job,
+    parse_override,
+)
 from launcher.job.script import SCRIPT_ENDINGS, is_script
 from launcher.job.spec import JobSpec
 from launcher.job.values import IN_IMAGE
@@ -73,6 +80,7 @@ def _read_overrides(arguments: argparse.Namespace) -> list[Override]:
     settings = [*arguments.set]
     settings += ["agent.in_image=false"] if getattr(arguments, "embed", False) else []
     overrides = [parse_override(setting) for setting in settings]
+    overrides += [env_override(given, os.environ) for given in arguments.env]
     for name, given in arguments.given.items():
         for key, value in given.settings.items():
             overrides.append(option_override(f"--{key}", value, name))

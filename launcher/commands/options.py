@@ -6,7 +6,12 @@ from argparse import ArgumentParser
 from typing import Literal
 
 from launcher.api.choose_target import rooms, targets_of_jobs
+from launcher.commands.parser import age, natural
 from launcher.contract import protocol
+from launcher.contract.reasons import TERMINAL_STATES
+
+STATES = sorted(state.value for state in TERMINAL_STATES)
+"""How a run may have ended."""
 
 
 def add_job_file(parser: ArgumentParser, *, optional: bool = False, again: bool = False) -> None:
@@ -52,6 +57,14 @@ def add_job_file(parser: ArgumentParser, *, optional: bool = False, again: bool 
         "--code", metavar="DIR", help="folder of the code, or: image (the image holds it)"
     )
     parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable for the workers; without VALUE this shell's, which is written nowhere if "
+        "its name is that of a credential; may be repeated",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -90,6 +103,25 @@ def add_run(parser: ArgumentParser) -> None:
         help="run id, its beginning, the job's name (its run that goes on), or latest (default)",
     )
     add_place(parser)
+
+
+def add_clean(parser: ArgumentParser) -> None:
+    """Which runs shall be removed."""
+    parser.epilog = (
+        "A run is removed if all that is asked for is true of it. A run that goes on stays, and so"
+        " does one whose checkpoints a run that stays has gone on from. With --hosts also what runs"
+        " left there. launcher docs storage"
+    )
+    parser.add_argument(
+        "--older-than", type=age, metavar="AGE", help="that ended so long ago: 7d, 12h, 30min, 90s"
+    )
+    parser.add_argument("--keep", type=natural, metavar="N", help="all but the newest N")
+    parser.add_argument(
+        "--state", action="append", choices=STATES, help="that ended so; may be repeated"
+    )
+    parser.add_argument("--yes", action="store_true", help="without asking")
+    for room in rooms():
+        room.add_options(parser, "run")
 
 
 def add_place(parser: ArgumentParser) -> None:

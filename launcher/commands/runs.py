@@ -25,6 +25,7 @@ from launcher.api.listing import (
     render_table,
     show_logs,
     tell_columns,
+    with_size,
 )
 from launcher.api.resizing import scale_run
 from launcher.api.stopping import stop_run
@@ -51,6 +52,7 @@ def ps(arguments: argparse.Namespace) -> None:
     rows = [] if alone else list_runs(root, everything=everything)
     for room in named:
         rows += room.list_runs(arguments, root, note, everything=everything)
+    rows = [with_size(row) for row in rows] if arguments.long else rows
     if arguments.html:
         _write_index(arguments.html, rows, root)
     if arguments.json:

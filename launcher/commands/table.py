@@ -13,7 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.api.choose_target import rooms
-from launcher.commands.options import add_job, add_job_file, add_place, add_run, add_target
+from launcher.commands.options import (
+    add_clean,
+    add_job,
+    add_job_file,
+    add_place,
+    add_run,
+    add_target,
+)
 from launcher.commands.parser import natural, seconds
 
 SHELLS = ("bash", "zsh", "fish")
@@ -175,6 +182,7 @@ def _add_to_build(build: ArgumentParser) -> None:
 
 def _add_to_ps(listing: ArgumentParser) -> None:
     listing.add_argument("-a", "--all", action="store_true", help="ended runs too")
+    listing.add_argument("--long", action="store_true", help="with the size of each run's folder")
     listing.add_argument("--json", action="store_true")
     listing.add_argument(
         "--html", metavar="FILE", help="also write a page of all runs, ended ones too"
@@ -425,6 +433,7 @@ COMMANDS: tuple[tuple[str, str, str, Callable[[ArgumentParser], None]], ...] = (
         "write a profile of each rank of a run that goes on",
         _add_to_profile,
     ),
+    ("clean", "clean:clean", "remove runs that have ended, and what they left", add_clean),
     ("stop", "runs:stop", "end a run and remove what is left of it", _add_to_stop),
     ("scale", "runs:scale", "change the number of nodes of an elastic run", _add_to_scale),
     (

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 ABOUT_RUNS = (
     *("logs", "status", "stop", "scale", "report", "stacks", "why", "ps", "exec", "shell"),
-    *("top", "profile"),
+    *("top", "profile", "clean"),
 )
 """Commands that look for runs: they take the options by which this call found its runs."""
 

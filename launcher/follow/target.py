@@ -77,6 +77,8 @@ class ListedRun:
     target: str = ""
     reason: str = ""
     nnodes: int = 0
+    size_bytes: int | None = None
+    """Of its folder, where that was asked for."""
 
     def to_jsonable(self) -> dict[str, object]:
         """Plain data."""
@@ -165,6 +167,8 @@ class Traits:
     """Whether nodes get a copy of the training code; elsewhere they use its folder itself."""
     fetches_code: bool = False
     """Whether nodes can get the code from a git repository."""
+    takes_shell: bool = False
+    """Whether workers get the variables of the shell that starts them."""
     held_by: str = ""
     """The name of the target that runs in its holds are submitted to; empty if it has no holds."""
     plans_offline: bool = False

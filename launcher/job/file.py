@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ _TEXT_KEYS: tuple[tuple[str, ...], ...] = (
 """Keys whose values stay as they are written: in a version or a variable ``1.10`` is not 1.1.
 
 Overrides of these keys are not read as YAML either, so that ``--set env.PATTERN=*.py`` works."""
+
+END = -1
+"""In the path of an override: the place behind the last one of a list."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,23 @@ def parse_override(setting: str) -> Override:
     path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     shown = "(hidden)" if is_secret(path) else render_value(text)
     return Override(option=f"--set {key}={shown}", path=path, text=text)
+
+
+def env_override(given: str, environ: Mapping[str, str]) -> Override:
+    """``NAME=VALUE``, or ``NAME`` for this shell's value, as ``--env`` takes it.
+
+    The shell's value of what may be a credential becomes one of ``secrets``, which hold no values.
+    """
+    from launcher.job.problems import is_secret
+
+    name, equals, text = given.partition("=")
+    if not equals and name not in environ:
+        raise InputError(f"--env {name}: not set in this shell", f"--env {name}=VALUE")
+    if not equals and is_secret(("env", name)):
+        return Override(option=f"--env {name}", path=("secrets", END), text=name, is_text=True)
+    shown = f"--env {name}=(hidden)" if equals else f"--env {name}"
+    text = text if equals else environ[name]
+    return Override(option=shown, path=("env", name), text=text, is_text=True)
 
 
 def option_override(option: str, text: str, section: str = "") -> Override:
@@ -148,6 +168,8 @@ def _overridden(source: YamlSource, override: Override) -> YamlSource:
     entries, data = dict(source.entries), source.data
     path: KeyPath = ()
     for part in override.path:
+        if part == END:
+            part = len(data) if isinstance(data, list) else 0
         if not isinstance(data, dict | list):
             entries[path] = given.entries[()]  # a section that only the option opens
         if data is None and part == 0:

@@ -28,7 +28,7 @@ from launcher.job.schema import (
 from launcher.yamlfile.problem import KeyPath, Problem, render_key, render_value
 from launcher.yamlfile.source import YamlSource
 
-_SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSW|PWD|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"SECRET|TOKEN(?!IZERS)|PASSW|PWD|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 _OF_THE_KEY = "[key]"
 """pydantic's mark for a refused key of a mapping, as opposed to its value."""
 

@@ -14,7 +14,7 @@ from launcher.contract.agent_settings import DETECTION_LIMIT_S, GPU_FREE_LIMIT_S
 from launcher.job.kubernetes import KubernetesSpec
 from launcher.job.refused import NotAcceptedError
 from launcher.job.slurm import SlurmSpec
-from launcher.job.storage import MOUNT, MOUNT_WORDS, split_mount
+from launcher.job.storage import EPHEMERAL, MOUNT, MOUNT_WORDS, split_mount
 from launcher.job.types import (
     AsPairs,
     Code,
@@ -328,7 +328,8 @@ class JobSpec(Section):
     """Where checkpoints are kept and resumed from, relative to where the launcher is called;
     scripts find it as ``CHECKPOINT_DIR``. On hosts and Slurm all nodes must share it; Kubernetes
     has ``kubernetes.checkpoint`` instead. Left out: a folder of the run, so that every run starts
-    from nothing."""
+    from nothing; on hosts each has its own, which a job that is elastic or has ``max_restarts`` and
+    reads there is refused. ``ephemeral``: as left out, and it is meant."""
     env: Annotated[Pairs, AsPairs(Variable, ScalarText)] = Field(
         default=(), examples=[{"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": 4}]
     )
@@ -391,6 +392,21 @@ class JobSpec(Section):
         if isinstance(resources, dict) and resources.get("gpus") is None:
             return {**keys, "resources": {**resources, "gpus": count}}
         return keys
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_disks_are_meant(cls, keys: object) -> object:
+        """``checkpoint_dir: ephemeral`` says on each target what Kubernetes has a key for."""
+        if not isinstance(keys, dict) or keys.get("checkpoint_dir") != EPHEMERAL:
+            return keys
+        section = keys.get("kubernetes") or {}
+        section = {"checkpoint": EPHEMERAL, **section} if isinstance(section, dict) else section
+        return {**keys, "checkpoint_dir": None, "kubernetes": section}
+
+    @property
+    def keeps_own_disks(self) -> bool:
+        """Whether checkpoints are meant to be on each node's own disk."""
+        return self.kubernetes.checkpoint == EPHEMERAL
 
     @property
     def is_elastic(self) -> bool:

@@ -101,7 +101,7 @@ class NodePlanner:
                 (protocol.LINE_PREFIX_TEMPLATE, protocol.LINE_PREFIX.format(node_index=index)),
                 (protocol.MAX_WORLD_SIZE, str(job.nnodes.max * devices.nproc_per_node)),
             ),
-            secrets=job.secrets,
+            secrets=tuple(dict.fromkeys(job.secrets)),
             mounts=self._mounts(folders),
             device_ids=devices.device_ids,
             log_dir=f"{run_dir}/{protocol.NODES_DIR}/{index}/0",

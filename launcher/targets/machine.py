@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from pathlib import Path
 
 from launcher.targets import short_command
 
@@ -26,6 +28,16 @@ def is_free(port: int, address: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def read_size(folder: Path) -> int:
+    """The bytes of all files in a folder that this user may see; 0 if it is not there."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(path, name)).st_size
+    return total
 
 
 def read_used_gpus() -> tuple[str, ...]:

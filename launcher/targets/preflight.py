@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -10,9 +12,24 @@ from typing import TYPE_CHECKING
 from launcher.contract.did_you_mean import closest
 from launcher.contract.errors import KeyInputError
 from launcher.contract.node_plan import NodePlan
+from launcher.job.values import RESERVED
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
+    from launcher.job.spec import JobSpec
+
+OF_MACHINE = (
+    "^(HOME|HOSTNAME|LANG|LOGNAME|PATH|PWD|SHELL|TERM|TMPDIR|USER|CUDA_VISIBLE_DEVICES|SLURM_.*)$"
+)
+"""Variables that each machine, container or job has for itself."""
+HUGGING_FACE = ("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE")
+OF_LIBRARIES = {
+    "wandb": ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"),
+    **dict.fromkeys(("datasets", "huggingface_hub", "transformers"), HUGGING_FACE),
+}
+"""Variables that a library reads for the script that imports it."""
+
+OF_LIBRARY = re.compile(r"^\s*(?:from|import)\s+fabric_train\b", re.MULTILINE)
 
 
 def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -25,6 +42,64 @@ def read_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
             f"export {missing[0]}=... before the launcher is called, or take it out of the job",
         )
     return {name: environ[name] for name in names}
+
+
+def read_script(command: Sequence[str], workdir: Path) -> str:
+    """The source of a job's script or module; empty where it is not there, or no text of Python."""
+    base = workdir / (command[1].replace(".", "/") if command[0] == "-m" else command[0])
+    for path in (base, base / "__main__.py", Path(f"{base}.py")):
+        if path.suffix == ".py" and path.is_file():
+            with contextlib.suppress(OSError):
+                return path.read_text("utf-8", "replace")
+    return ""
+
+
+def describe_left_behind(
+    source: str, environ: Mapping[str, str], given: Iterable[str]
+) -> str | None:
+    """One line on the shell's variables that a script asks for and nodes do not get, if any.
+
+    It asks for what its ``source`` names, for PYTHONPATH if it imports something from there, and
+    for the variables of the libraries in ``OF_LIBRARIES`` that it imports. ``given`` are the names
+    that nodes have.
+    """
+    imported = set(re.findall(r"^\s*(?:from|import)\s+(\w+)", source, re.MULTILINE))
+    named = set(re.findall(r"[\"']([A-Z][A-Z0-9_]{2,})[\"']", source))
+    named |= {name for library in imported for name in OF_LIBRARIES.get(library, ())}
+    folders = [Path(entry) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if any(
+        (folder / f"{name}{end}").exists()
+        for folder in folders
+        for name in imported
+        for end in ("", ".py")
+    ):
+        named.add("PYTHONPATH")
+    own = re.compile(f"{OF_MACHINE}|{RESERVED}")
+    names = sorted(n for n in named & environ.keys() - set(given) if not own.search(n))
+    if not names:
+        return None
+    is_folder = any(environ[name].startswith("/") for name in names)
+    told = f"the script asks for {', '.join(names)}, which this shell has and the nodes do not get"
+    fix = " ".join(f"--env {name}" for name in names)
+    return f"{told}; fix: {fix}{'; a folder must be there too' if is_folder else ''}"
+
+
+def check_own_disks(job: JobSpec, source: str) -> str | None:
+    """One line for a run of several nodes whose CHECKPOINT_DIR is each node's own disk.
+
+    None if that is meant, and for ``fabric_train``, which reads on rank 0 and tells the others.
+    Raises ``KeyInputError`` where the script would resume on each rank for itself.
+    """
+    is_shipped = job.command[:2] == ("-m", "train") and not source  # in its image
+    if job.keeps_own_disks or is_shipped or OF_LIBRARY.search(source):
+        return None
+    what = "CHECKPOINT_DIR is each node's own disk"
+    fix = "a folder that all nodes see, or ephemeral if that is meant"
+    if "CHECKPOINT_DIR" in source and (job.is_elastic or job.max_restarts):
+        why = f"nnodes is {job.nnodes}" if job.is_elastic else f"max_restarts is {job.max_restarts}"
+        lost = "after a loss ranks would resume from different steps"
+        raise KeyInputError(("checkpoint_dir",), f"{what}, and {why}: {lost}", fix)
+    return f"{what}: a rank finds there what its own node wrote; fix: checkpoint_dir: {fix}"
 
 
 def check_here(node: NodePlan) -> None:

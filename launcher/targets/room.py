@@ -40,6 +40,21 @@ class GivenOptions(NamedTuple):
     """Makes a job file for ``doctor``; None if the person must name one."""
 
 
+class Left(NamedTuple):
+    """What a run that does not live has left in a place.
+
+    ``is_cut``: its launcher could not end it there. ``remove`` removes all of it.
+    """
+
+    run_id: str
+    place: str
+    age_s: float
+    size_bytes: int
+    remove: Callable[[], object]
+    is_cut: bool = False
+    state: str = ""
+
+
 class Plugin(NamedTuple):
     """Another program by which people call the launcher for one target alone."""
 
@@ -89,10 +104,11 @@ class Room:
     def add_commands(self, add: AddCommand) -> None:
         """Adds the commands that are about this target alone."""
 
-    def is_here(self, environ: Mapping[str, str]) -> bool:
+    def is_here(self, environ: Mapping[str, str], note: Note) -> bool:
         """Whether the target has given this process its nodes already, as an allocation does.
 
-        A job for which nobody names a target then runs on these nodes.
+        A job for which nobody names a target then runs on these nodes. ``note`` takes a line about
+        nodes that were given once, and are no longer there.
         Raises ``InputError`` if a job must be started in another way there.
         """
         return False
@@ -121,6 +137,10 @@ class Room:
         self, arguments: Namespace, run_root: Path, note: Note, *, everything: bool
     ) -> list[ListedRun]:
         """Runs that are found there; ``note`` takes lines about what is left out."""
+        return []
+
+    def find_left(self, arguments: Namespace, note: Note) -> list[Left]:
+        """What runs that do not live have left on the machines that the options name."""
         return []
 
 

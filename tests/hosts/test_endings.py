@@ -14,7 +14,7 @@ from launcher.targets.hosts.program.node_state import FOLLOWED_S
 from tests.hosts.places import Network
 from tests.hosts.steps import Steps
 from tests.hosts.test_doctor import held
-from tests.hosts.typist import Typist
+from tests.hosts.typist import STATE, Typist
 from tests.launcher.runner import WAITING
 from tests.waiting import wait_until
 
@@ -215,3 +215,32 @@ def test_a_host_without_power_is_scaled_away_and_the_others_go_on(typist: Typist
     finally:
         typist.network.hosts[1].start()
     assert typist("stop", "latest").returncode == 0
+
+
+def test_what_a_run_left_on_a_host_that_was_off_is_cleaned_once_it_is_back(typist: Typist) -> None:
+    launcher = start_waiting(typist)
+    host = typist.network.hosts[1]
+    host.power_off()
+    launcher.send_signal(signal.SIGINT)
+    _, told = launcher.communicate(timeout=90)
+    host.start()
+    assert b"CHECKPOINT_DIR is each node's own disk" in told
+    (run_id,) = typist.run_ids()
+    assert host.run("ls", f"{STATE}/runs").split() == [run_id]
+    time.sleep(FOLLOWED_S)  # a host here keeps its clock when its power is off
+    done = typist("clean", "--hosts", "hosts.yaml", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert f"{run_id}  {host.name}" in done.stdout
+    assert "removed 1 of 1" in done.stderr
+    assert host.run("ls", f"{STATE}/runs").split() == []
+    assert typist.outcome, "the run stays here"
+
+
+def test_ranks_that_would_resume_from_their_own_hosts_are_refused(typist: Typist) -> None:
+    typist.write("import os\nprint(os.environ['CHECKPOINT_DIR'])\n")
+    refused = typist("run", "job.yaml", "--nnodes", "1:2")
+    assert refused.returncode == 2
+    assert "CHECKPOINT_DIR is each node's own disk, and nnodes is 1:2" in refused.stderr
+    meant = typist("run", "job.yaml", "--nnodes", "1:2", "--set", "checkpoint_dir=ephemeral")
+    assert meant.returncode == 0, meant.stderr
+    assert "own disk" not in meant.stderr

@@ -23,7 +23,7 @@ NOT_A_TARGET = {
     # Sections and values of the job file.
     "job.file": {"docker", "kubernetes"},
     "job.conflicts": {"kubernetes"},
-    "job.spec": {"docker"},
+    "job.spec": {"docker", "kubernetes"},
     # Where agents learn which node they are.
     "agent.node.identity": {"slurm"},
     "targets.interpreter": {"local"},

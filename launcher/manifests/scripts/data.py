@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from launcher.manifests.checks.rules import Breaches
 from launcher.manifests.scripts.ranks import TrainingScript
@@ -22,6 +22,10 @@ RANDOM = re.compile(r"(random|numpy\.random)\.(?!seed|default_rng|RandomState|Ra
 SPAWNS = ("spawn", "forkserver")
 DOWNLOADS = ("urllib.request.urlretrieve", "wget.download", "gdown.download")
 SAVES = re.compile(r"save|checkpoint|commit|Continuity", re.I)
+CLOCK = re.compile(r"(datetime|date)\.(now|utcnow|today)$|^time\.(time|strftime)$|uuid[14]$")
+HYDRA_FOLDER = re.compile(
+    r"hydra\.run\.dir|^hydra:.*?\n +run:\s*\n +dir: (?!.*\$\{now)", re.DOTALL | re.MULTILINE
+)
 LOADS = re.compile(
     r"resume|restore|load_?(latest_|last_)?(checkpoint|ckpt|state|snapshot)|(torch|fabric)\.load$"
     r"|checkpoint\.load|elastic",
@@ -254,6 +258,41 @@ def _beginning(script: TrainingScript, path: ast.AST | None, depth: int = DEPTH)
             begins = {_beginning(script, one, depth - 1) for one in found}
             return begins.pop() if len(begins) == 1 else ""
     return str(constant(path) or "")
+
+
+def check_name_by_each_rank(script: TrainingScript) -> Breaches:
+    """A folder or file that all ranks use, and that each names by its own clock or dice."""
+    if script.called.get("broadcast_object_list"):
+        return
+    made = [(call, argument(call, "name", 0)) for call in named(script, "os.makedirs")]
+    made += [(c, c.func.value) for c in script.calls("mkdir") if isinstance(c.func, ast.Attribute)]
+    made += [(call, argument(call, "log_dir", 0)) for call in script.calls("SummaryWriter")]
+    made += [(call, argument(call, "f", 1)) for call in named(script, "torch.save")]
+    for call, path in made:
+        names = (script.name(one) for one in script.reach(path) if isinstance(one, ast.Call))
+        if (own := next(filter(CLOCK.search, names), "")) and not script.is_guarded(call):
+            fix = "one name from rank 0: names = [name]; dist.broadcast_object_list(names)"
+            what = f"{shown(call)}: each rank calls {own}() for itself"
+            yield from script.hit(ScriptRule.NAME_BY_EACH_RANK, call, what, fix)
+
+
+def check_hydra_folder(script: TrainingScript) -> Breaches:
+    """Hydra's output folder, which each process names by the second in which it starts."""
+    words = {script.word(node) for node in script.nodes} | script.called.keys()
+    for function in (one for many in script.functions.values() for one in many):
+        for main in (one for one in function.decorator_list if script.name(one) == "hydra.main"):
+            changes = isinstance(main, ast.Call) and argument(main, "version_base") is None
+            if (changes or words & {"output_dir", "getcwd", "cwd"}) and not _names_folder(script):
+                what = "the output folder is outputs/DAY/SECOND of each process"
+                fix = "-- 'hydra.run.dir=${oc.env:RUN_DIR}/hydra', one folder for all ranks"
+                yield from script.hit(ScriptRule.NAME_BY_EACH_RANK, main, what, fix)
+
+
+def _names_folder(script: TrainingScript) -> bool:
+    """Whether the script, or a configuration beside it, gives Hydra's folder a name."""
+    beside = [*Path(script.file).parent.glob("**/*.yaml")] if Path(script.file).is_file() else []
+    texts = (*script.lines, *(one.read_text("utf-8", "replace") for one in beside[:50]))
+    return any(map(HYDRA_FOLDER.search, texts))
 
 
 def saves_and_loads(script: TrainingScript) -> tuple[bool, bool]:

@@ -34,5 +34,6 @@ class ScriptRule(AnyRule):
     SAVE_BY_ALL = ERROR, "all ranks write the same file at once: what is left may be broken"
     LOAD_WITHOUT_WEIGHTS_ONLY = WARNING, "torch < 2.6 runs its code, later ones take weights alone"
     NO_CHECKPOINT = WARNING, "when the job restarts, the training begins again"
+    NAME_BY_EACH_RANK = WARNING, "ranks start at other moments: a run's files lie in many folders"
     RELATIVE_CHECKPOINT = WARNING, "on hosts and clusters it lies in a copy of the code, of one run"
     LIGHTNING_DROPPED = ERROR, "Lightning 2 has it no more: it is refused, or never called"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,16 @@ from launcher.follow.target import ListedRun
 from launcher.plan.launch_plan import LaunchPlan, parse_plan
 from launcher.runs.folder import RunFolder, find_run, list_runs
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program.messages import ListRuns, RunOnHost
+from launcher.targets.hosts.program.messages import (
+    FindLeft,
+    LeftOnHost,
+    ListRuns,
+    RunOnHost,
+)
 from launcher.targets.hosts.settings import Host, HostsSettings
 from launcher.targets.hosts.ssh import Session, Ssh, joined
 from launcher.targets.hosts.target import HostsTarget
+from launcher.targets.room import Left
 
 Copies = list[tuple[Host, RunOnHost]]
 """What several hosts say of one run."""
@@ -90,6 +97,28 @@ def list_on_hosts(inventory: Inventory, run_root: Path) -> list[ListedRun]:
             )
             rows.append(row)
     return rows
+
+
+def find_left(inventory: Inventory, note: Callable[[str], None]) -> list[Left]:
+    """What runs that do not live have left on the hosts; ``note`` is told of those away."""
+
+    def find(session: Session, remove: str = "") -> Sequence[LeftOnHost]:
+        asked = FindLeft(state_dir=session.host.state_dir, remove=remove)
+        return session.call(asked).left
+
+    def remove(host: Host, run_id: str) -> None:
+        with ssh.open(host) as session:
+            find(session, run_id)
+
+    ssh, found = Ssh(inventory), list[Left]()
+    for host, told in zip(inventory.hosts, ssh.try_each(find, inventory.hosts), strict=True):
+        if isinstance(told, TargetError):
+            note(told.what)
+            continue
+        for one in told:
+            gone = functools.partial(remove, host, one.run_id)
+            found.append(Left(place=host.name, remove=gone, **vars(one)))
+    return found
 
 
 def began_at(copies: Copies) -> float:

@@ -121,7 +121,7 @@ def bring_last(
     brought = here / messages.CODE_DIR
     is_new = limit > 0 and not brought.exists()
     copy_once(session, host, index, plan.run_id, here, beside_code_bytes=limit, is_last=True)
-    folder = f"{host.state_dir}/outputs/{plan.run_id}"
+    folder = f"{host.state_dir}/{messages.OUTPUTS_DIR}/{plan.run_id}"
     asked = messages.RemoveRun(
         run_dir=run_dir_on(host, plan.run_id),
         checkpoint_dir=f"{host.state_dir}/{messages.CHECKPOINTS_DIR}/{plan.run_id}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.contract.errors import InputError
-from launcher.targets.room import AddCommand, GivenOptions, Note, Room, words_given
+from launcher.targets.room import AddCommand, GivenOptions, Left, Note, Room, words_given
 
 if TYPE_CHECKING:
     from launcher.doctor.finding import Finding
@@ -103,6 +103,13 @@ class HostsRoom(Room):
         from launcher.targets.hosts.adopt import list_on_hosts
 
         return list_on_hosts(inventory, run_root)
+
+    def find_left(self, arguments: Namespace, note: Note) -> list[Left]:
+        if (inventory := read_hosts(arguments)) is None:
+            return []
+        from launcher.targets.hosts.adopt import find_left
+
+        return find_left(inventory, note)
 
 
 def _sample_job(arguments: Namespace) -> str:

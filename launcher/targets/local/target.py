@@ -48,7 +48,7 @@ NodeKey = tuple[str, int, int]
 class LocalTarget(Target):
     """Runs each node's agent as a process of this machine."""
 
-    traits = Traits(sees_other_machines=False, held_by="local")
+    traits = Traits(sees_other_machines=False, takes_shell=True, held_by="local")
     name = "local"
 
     def __init__(self, run_root: Path, clock: Clock | None = None) -> None:

@@ -5,6 +5,7 @@ The batch script is the same. It runs as a process of this machine, and its srun
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,21 @@ def find_allocation(environ: Mapping[str, str]) -> SlurmProcess | None:
     """This process, if it is a script or shell of an allocation; None elsewhere, also in a task."""
     process = read_slurm(environ)
     return None if process is None or process.is_task else process
+
+
+@functools.cache
+def why_stale(job: int) -> str:
+    """Why no node of the job can be used from here; empty if the job lives.
+
+    A controller that does not answer now may know the job later.
+    """
+    try:
+        queue = client.read_queue((job,))
+    except client.SlurmError as error:
+        return (
+            "" if error.is_away else f"Slurm cannot be asked here: {error.what.rpartition('; ')[2]}"
+        )
+    return "" if any(not one.is_over for one in queue) else "this job of Slurm has ended"
 
 
 def nodes_of(allocation: SlurmProcess) -> NodesThere:

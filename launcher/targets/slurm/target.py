@@ -81,7 +81,7 @@ class SlurmTarget(Target):
     """Submits a run as one job, or as a job array, and reads what its nodes leave."""
 
     name = TARGET
-    traits = Traits(goes_on_alone=True, sends_code=True, held_by="held")
+    traits = Traits(goes_on_alone=True, sends_code=True, takes_shell=True, held_by="held")
 
     def __init__(
         self, run_root: Path, clock: Clock | None = None, allocation: SlurmProcess | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.targets.room import Room
+from launcher.targets.room import Note, Room
 
 
 class StarterRoom(Room):
@@ -13,7 +13,7 @@ class StarterRoom(Room):
     name = "starter"
     opens = "launcher.targets.starter.target:StarterTarget"
 
-    def is_here(self, environ: Mapping[str, str]) -> bool:
+    def is_here(self, environ: Mapping[str, str], note: Note) -> bool:
         """As ``Room.is_here``: always False, but raises in one of several started processes."""
         from launcher.targets.starter.starters import check_alone
 

@@ -50,7 +50,7 @@ class StarterTarget(Target):
     """Runs that ``launcher node`` began. ``place`` is set if this process is one of the nodes."""
 
     name = TARGET
-    traits = Traits(goes_on_alone=True)
+    traits = Traits(goes_on_alone=True, takes_shell=True)
 
     def __init__(
         self, run_root: Path, place: NodePlace | None = None, clock: Clock | None = None

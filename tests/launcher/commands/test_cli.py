@@ -85,6 +85,35 @@ def test_values_of_secrets_are_never_rendered(folder: Path) -> None:
         assert "s3cr" not in done.stdout + done.stderr
 
 
+def test_env_takes_values_of_this_shell_and_hides_credentials(folder: Path) -> None:
+    (folder / "job.yaml").write_text(JOB + "secrets: [API_TOKEN]\nenv: {A: 1}\n")
+    options = ("--env", "A=2=3", "--env", "B", "--env", "API_TOKEN", "--env", "WANDB_API_KEY")
+    shell = {"B": "from shell", "API_TOKEN": "s3cr", "WANDB_API_KEY": "s3cr"}
+    argv = ("render", "job.yaml", "--on", "local", "--json", *options)
+    done = launcher(*argv, cwd=folder, **shell)
+    node = json.loads(done.stdout)["nodes"][0]
+    assert {"A": "2=3", "B": "from shell"}.items() <= dict(node["env"]).items()
+    assert node["secrets"] == ["API_TOKEN", "WANDB_API_KEY"]
+    assert "s3cr" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("NOT_SET", "--env NOT_SET: not set in this shell\n  fix: --env NOT_SET=VALUE"),
+        ("RANK=1", "names of your own; torchrun sets this one"),
+        ("1X=s3cr", "env.1X"),
+    ],
+)
+def test_what_env_cannot_take_is_told_without_the_value(
+    folder: Path, given: str, told: str
+) -> None:
+    done = launcher("render", "job.yaml", "--env", given, cwd=folder)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "s3cr" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "length"),
     [

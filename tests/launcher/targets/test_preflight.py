@@ -15,9 +15,17 @@ import pytest
 from launcher.code.place import CodePlace
 from launcher.code.record import read_code
 from launcher.contract.errors import InputError
+from launcher.job.spec import JobSpec
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
-from launcher.targets.preflight import check_here, check_in_code, check_there
+from launcher.targets.preflight import (
+    check_here,
+    check_in_code,
+    check_own_disks,
+    check_there,
+    describe_left_behind,
+    read_script,
+)
 from tests.launcher.runner import Runner
 
 MakePlan = Callable[..., LaunchPlan]
@@ -32,6 +40,72 @@ def tree(tmp_path: Path) -> Path:
         (tmp_path / name).touch()
     (tmp_path / "folder/__main__.py").touch()
     return tmp_path
+
+
+SHELL = {"WANDB_API_KEY": "k", "HF_HOME": "/hf", "MINE": "1", "HOME": "/me", "OTHER": "2"}
+SHELL |= {"RANK": "0", "SLURM_PROCID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("import os\nos.environ['MINE'] + os.getenv('HOME')", "MINE"),
+        ("import wandb\n", "WANDB_API_KEY"),
+        ("from transformers import Trainer\nimport wandb.util", "HF_HOME, WANDB_API_KEY"),
+        ("    from helpers import a\n", "PYTHONPATH"),
+        ("import os\nMINE = OTHER = 1\n", None),
+        ("import os\nos.environ['RANK'], os.environ['SLURM_PROCID']\n", None),
+    ],
+)
+def test_variables_that_a_script_asks_for_and_nodes_do_not_get_are_told(
+    tmp_path: Path, source: str, names: str | None
+) -> None:
+    (tmp_path / "lib/helpers").mkdir(parents=True)
+    (tmp_path / "train.py").write_text(source)
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/train.py").write_text(source)
+    shell = {**SHELL, "PYTHONPATH": f"{tmp_path}/lib"}
+    for command in (("train.py",), ("-m", "pkg.train")):
+        told = describe_left_behind(read_script(command, tmp_path), shell, ())
+        assert (told is None) == (names is None)
+        if told and names:
+            assert told.startswith(f"the script asks for {names}, which this shell has")
+            assert f"fix: --env {names.replace(', ', ' --env ')}" in told
+            assert describe_left_behind(source, shell, names.split(", ")) is None
+
+
+READS = "import os, torch\ntorch.load(os.environ['CHECKPOINT_DIR'] + '/last')\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "keys", "told"),
+    [
+        (READS, {"nnodes": "1:2"}, "nnodes is 1:2: after a loss ranks would"),
+        (READS, {"nnodes": 2, "max_restarts": 3}, "max_restarts is 3: after a loss ranks would"),
+        (
+            READS,
+            {"nnodes": 2},
+            "a rank finds there what its own node wrote; fix: checkpoint_dir",
+        ),
+        ("import torch\n", {"nnodes": "1:2"}, "a rank finds there what its own node wrote"),
+        (READS, {"nnodes": "1:2", "checkpoint_dir": "ephemeral"}, None),
+        (f"{READS}from fabric_train import saver\n", {"nnodes": "1:2"}, None),
+        ("", {"nnodes": "1:2", "command": ["-m", "train"]}, None),
+        (READS, {"nnodes": "1:2", "command": ["-m", "train"]}, "nnodes is 1:2: after a loss ranks"),
+    ],
+)
+def test_a_run_whose_ranks_would_resume_from_their_nodes_own_disks_is_refused_or_told(
+    make_job: Callable[..., JobSpec], source: str, keys: dict[str, object], told: str | None
+) -> None:
+    job = make_job(**{"command": ["train.py"], **keys})
+    if told and told.startswith(("nnodes", "max_restarts")):
+        with pytest.raises(InputError, match=re.escape(told)) as refused:
+            check_own_disks(job, source)
+        assert "or ephemeral if that is meant" in refused.value.hint
+    else:
+        found = check_own_disks(job, source)
+        assert (found is None) == (told is None)
+        assert not told or told in str(found)
 
 
 GOOD = [["train.py"], ["./train.py", "--x"], ["folder"], ["-m", "only.python.knows"]]

@@ -47,6 +47,7 @@ HANDLERS = {
     messages.FindImage: "requests.find_image",
     messages.AskLauncher: "requests.ask_launcher",
     messages.ListRuns: "requests.list_runs",
+    messages.FindLeft: "requests.find_left",
     messages.TakeLook: "requests.take_look",
     messages.ReadNewest: "requests.read_newest",
 }

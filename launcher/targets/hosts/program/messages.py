@@ -13,7 +13,7 @@ FOLLOWED_S = 10.0
 """How long a run counts as followed after its launcher was last heard; then its nodes end."""
 IDLE_LIMIT_S = 3600.0
 """A conversation in which nothing is heard for so long ends: a cut connection may stay silent."""
-RUNS_DIR, CHECKPOINTS_DIR = "runs", "checkpoints"
+RUNS_DIR, CHECKPOINTS_DIR, OUTPUTS_DIR = "runs", "checkpoints", "outputs"
 """In a host's ``state_dir``."""
 CODE_DIR = "code"
 """In a run's folder."""
@@ -277,6 +277,26 @@ class RunOnHost(Record):
 
 class RunsFound(Record):
     runs: Sequence[RunOnHost]
+
+
+class FindLeft(HostRequest["LeftFound"]):
+    """Finds what runs that do not live have left, and removes what the run ``remove`` has."""
+
+    state_dir: str
+    remove: str = ""
+
+
+class LeftOnHost(Record):
+    """``is_cut``: the run's folder is still there, which a launcher removes at the end."""
+
+    run_id: str
+    age_s: float
+    size_bytes: int
+    is_cut: bool
+
+
+class LeftFound(Record):
+    left: Sequence[LeftOnHost]
 
 
 class WatchRun(HostRequest["WatchEnd"]):

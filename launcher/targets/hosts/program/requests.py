@@ -12,10 +12,19 @@ from pathlib import Path
 from launcher.agent.atomic_write import write_atomically
 from launcher.contract import protocol
 from launcher.targets.hosts.program import keeper, messages, processes
-from launcher.targets.hosts.program.messages import CODE_DIR, RUNS_DIR, RequestError, RunOnHost
+from launcher.targets.hosts.program.messages import (
+    CHECKPOINTS_DIR,
+    CODE_DIR,
+    OUTPUTS_DIR,
+    RUNS_DIR,
+    LeftOnHost,
+    RequestError,
+    RunOnHost,
+)
 from launcher.targets.hosts.program.node_state import is_followed, read_state
 from launcher.targets.hosts.program.records import TYPE_CHECKING
 from launcher.targets.hosts.program.watch import split_outputs
+from launcher.targets.machine import read_size
 from launcher.targets.process_table import send
 from launcher.targets.short_command import read_output
 
@@ -106,6 +115,27 @@ def list_runs(asked: messages.ListRuns) -> messages.RunsFound:
     paths = sorted(folder.glob(f"*/{protocol.PLAN_FILE}"))
     found = [_read_run(path) for path in paths if path.parent.name.startswith(asked.run_id)]
     return messages.RunsFound(runs=found)
+
+
+def find_left(asked: messages.FindLeft) -> messages.LeftFound:
+    state_dir, found = Path(os.path.expanduser(asked.state_dir)), []
+    kinds = [state_dir / name for name in (RUNS_DIR, CHECKPOINTS_DIR, OUTPUTS_DIR)]
+    for run_id in sorted({path.name for kind in kinds for path in kind.glob("*")}):
+        run, *_ = paths = [kind / run_id for kind in kinds]
+        if is_followed(run) or processes.find(run_id, None, keepers=None):
+            continue
+        if run_id == asked.remove:
+            for path in paths:
+                shutil.rmtree(path, ignore_errors=True)
+            continue
+        left = LeftOnHost(
+            run_id=run_id,
+            age_s=time.time() - max(path.stat().st_mtime for path in paths if path.exists()),
+            size_bytes=sum(map(read_size, paths)),
+            is_cut=run.exists(),
+        )
+        found.append(left)
+    return messages.LeftFound(left=found)
 
 
 def _read_run(plan: Path) -> RunOnHost:

@@ -185,6 +185,16 @@ CASES = [
     case(R.NO_CHECKPOINT, "gloo_regression", "  # launcher: ignore[no-checkpoint]", ""),
     case(R.NO_CHECKPOINT, "ppo_distributed", "saved = torch.load(\"agent.pt\", map_location=device,"
          " weights_only=True)\n        agent.load_state_dict(saved[\"agent\"])", "saved = {}"),
+    case(R.NAME_BY_EACH_RANK, "hydra_config", "version_base=None, ", "",
+         'version_base="1.3", '),
+    case(R.NAME_BY_EACH_RANK, "hydra_config", "Runner(cfg)",
+         "Runner(HydraConfig.get().runtime.output_dir)", "Runner(cfg.folder)"),
+    case(R.NAME_BY_EACH_RANK, "amp_resnet", "        if rank == 0:\n            torch.save",
+         '        os.makedirs(time.strftime("%H-%M"))\n        if rank == 0:\n            a.b',
+         '        os.makedirs("runs/a")\n        if rank == 0:\n            a.b'),
+    case(R.NAME_BY_EACH_RANK, "amp_resnet", "        if rank == 0:\n            torch.save",
+         '        torch.save(x, f"{time.time()}-{rank}")\n        if rank == 0:\n            a.b',
+         '        if rank == 0:\n            torch.save(step, f"{time.time()}")\n            a.b'),
     case(R.RELATIVE_CHECKPOINT, "slurm_or_torchrun",
          'os.path.join(os.environ.get("CHECKPOINT_DIR", "."), "last.pt")',
          'os.path.join("saved", "last.pt")', 'os.path.join(options.folder, "last.pt")'),
@@ -206,6 +216,17 @@ def test_a_broken_rule_is_found_and_its_neighbour_is_not(case: Case) -> None:
     good = text.replace(case.old, case.good, 1)
     ast.parse(good)
     assert case.rule.id not in rules_of(good) - rules_of(text)
+
+
+def test_a_configuration_that_names_hydras_folder_is_read(tmp_path: Path) -> None:
+    text = read("right/hydra_config").replace("version_base=None, ", "")
+    (tmp_path / "conf").mkdir()
+    for folder, is_found in (("outputs/${now:%H-%M}", True), ("${oc.env:RUN_DIR}/hydra", False)):
+        config = f"lr: 1\nhydra:\n  job:\n    chdir: true\n  run:\n    dir: {folder}\n"
+        (tmp_path / "conf/train.yaml").write_text(config)
+        (tmp_path / "train.py").write_text(text)
+        found = check_training_script(text, str(tmp_path / "train.py"))
+        assert (ScriptRule.NAME_BY_EACH_RANK in {one.rule for one in found}) == is_found
 
 
 @pytest.mark.parametrize("rule", ScriptRule)

@@ -23,6 +23,7 @@ from launcher.contract import protocol
 from launcher.targets.hosts.connection import HostCopy
 from launcher.targets.hosts.program import code_store, leases, processes, requests
 from launcher.targets.hosts.program.messages import (
+    FindLeft,
     HasCode,
     KeeperSpec,
     Lease,
@@ -312,3 +313,20 @@ def test_a_node_that_does_not_look_in_time_is_answered_for_with_nothing(run_dir:
     (run_dir / "nodes/2/0").mkdir(parents=True)
     asked = TakeLook(run_dir=str(run_dir), node=2, id="x", request='{"id": "x"}', wait_s=0.2)
     assert requests.take_look(asked) == {}
+
+
+def test_what_a_run_left_is_found_with_its_size_and_removed_unless_it_lives(tmp_path: Path) -> None:
+    for path in ("runs/cut/log", "checkpoints/cut/step", "checkpoints/ended/step"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(bytes(10))
+    followed = tmp_path / "runs/followed"
+    (followed / "nodes/0").mkdir(parents=True)
+    mark_followed(followed, 0)
+    asked = FindLeft(state_dir=str(tmp_path))
+    found = [(one.run_id, one.size_bytes, one.is_cut) for one in requests.find_left(asked).left]
+    assert found == [("cut", 20, True), ("ended", 10, False)]
+    for run_id in ("cut", "followed"):
+        requests.find_left(asked.having(remove=run_id))
+    assert [one.run_id for one in requests.find_left(asked).left] == ["ended"]
+    assert followed.exists()
+    assert not (tmp_path / "checkpoints/cut").exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,31 @@ import pytest
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
 from launcher.plan.nnodes import decide_nnodes
-from launcher.targets.slurm.inside import LAST_WORD, describe_unused, find_allocation, nodes_of
+from launcher.targets.slurm.inside import (
+    LAST_WORD,
+    describe_unused,
+    find_allocation,
+    nodes_of,
+    why_stale,
+)
 from launcher.targets.slurm.room import SlurmRoom
 from launcher.targets.slurm_process import SlurmProcess
 
 TWO = SlurmProcess(job=7, nodes=2)
+RUNS = "echo '7|7|N/A|RUNNING|None|n1|N/A|'"
+
+
+@pytest.fixture
+def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets what ``squeue`` does, as lines of a shell."""
+
+    def set_answer(lines: str) -> None:
+        (tmp_path / "squeue").write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / "squeue").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        why_stale.cache_clear()
+
+    return set_answer
 
 
 @pytest.mark.parametrize(
@@ -35,10 +57,34 @@ TWO = SlurmProcess(job=7, nodes=2)
     ],
 )
 def test_an_allocation_is_found_by_its_environment(
-    environ: dict[str, str], found: SlurmProcess | None
+    environ: dict[str, str], found: SlurmProcess | None, answer: Callable[[str], None]
 ) -> None:
+    answer(RUNS)
     assert find_allocation(environ) == found
-    assert SlurmRoom().is_here(environ) == (found is not None)
+    assert SlurmRoom().is_here(environ, pytest.fail) == (found is not None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("true", "this job of Slurm has ended"),
+        (RUNS.replace("RUNNING", "TIMEOUT"), "this job of Slurm has ended"),
+        ("echo 'Invalid job id specified' >&2; exit 1", "this job of Slurm has ended"),
+        (
+            "echo 'Could not establish a configuration source' >&2; exit 1",
+            "Slurm cannot be asked here: squeue: Could not establish a configuration source",
+        ),
+        # It may answer again before srun has given up.
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", None),
+    ],
+)
+def test_the_job_of_an_old_shell_is_told_and_not_taken(
+    lines: str, why: str | None, answer: Callable[[str], None]
+) -> None:
+    answer(lines)
+    told: list[str] = []
+    assert SlurmRoom().is_here({"SLURM_JOB_ID": "7"}, told.append) == (why is None)
+    assert told == ([f"SLURM_JOB_ID=7 of this shell does not count: {why}"] if why else [])
 
 
 @pytest.mark.parametrize(
