@@ -149,11 +149,7 @@ def read_run(
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
-    last = find_last_looks(run, newest.items()) if looks is None else looks
-    seen = read_seen(last, consoles if looks is None else ())
-    is_stop = any(look.why == "stop" for look in seen.looks.values())
-    if is_stop and any(map(computes, tell_standing(run, seen))):
-        is_stop, seen = False, Seen(folders={})
+    seen, is_stop = _read_looks(run, newest, consoles, looks)
     if outcome is None and any(look.why == "hang" for look in seen.looks.values()):
         failure = failure and _ended_for_a_hang(failure)
     hosts = _read_hosts(run, plan)
@@ -191,6 +187,21 @@ def read_run(
         missing=(*missing, *reading.missing()),
         only_node=plan.nodes[0].node_index if plan and len(plan.nodes) == 1 else None,
     )
+
+
+def _read_looks(
+    run: RunFolder,
+    newest: Mapping[int, int],
+    consoles: Sequence[tuple[int, Path]],
+    looks: Mapping[int, Path] | None,
+) -> tuple[Seen, bool]:
+    """The looks, and whether they were taken for a stop of workers that did nothing."""
+    last = find_last_looks(run, newest.items()) if looks is None else looks
+    seen = read_seen(last, consoles if looks is None else ())
+    is_stop = any(look.why == "stop" for look in seen.looks.values())
+    if is_stop and any(map(computes, tell_standing(run, seen))):
+        return Seen(folders={}), False
+    return seen, is_stop
 
 
 _NO_MODULE = re.compile(r"No module named '(\w+)")
