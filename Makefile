@@ -36,7 +36,7 @@ include images/image.mk
 build-if-possible = $(image-variables) FLAVOR=$$(docker info --format '{{json .Runtimes}}' \
   2>/dev/null | grep -q nvidia && echo cuda || echo cpu) $(BIN)/python images/build --if-possible
 
-.PHONY: help setup run-local test soak mutants breaks compat gpu lint format lines bench chaos docs site recording release-check k8s clean
+.PHONY: help setup run-local test claims soak mutants breaks compat gpu lint format lines bench chaos docs site recording release-check k8s clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | sort
@@ -58,13 +58,21 @@ run-local: $(READY) ## train jobs/digits.yaml here: in Docker if it is there, el
 	@[[ "$(ON)" == local ]] || $(build-if-possible)
 	@$(BIN)/launcher run $(JOB) --nnodes $(NODES) --nproc-per-node $(GPUS) $(if $(ON),--on $(ON)) $(if $(IMAGE),--image $(IMAGE)) $(ARGS)
 
-test: $(READY) ## run the tests; REQUIRE=docker fails where that engine is missing
-	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
-	REQUIRE=$(REQUIRE) $(pytest) -m "not slow" $(ARGS)
+# Where a test belongs is its folder: claims/ and soak/ lie beside the quick tests of a room.
+folders = $(shell find tests -type d -name $(1))
+build-test-image = @$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
 
-soak: $(READY) ## run everything, the long tests too; SOAK_S=3600 looks an hour for nodes lost by mistake
-	@$(image-variables) FLAVOR=cpu $(BIN)/python images/build --if-possible
-	LAUNCHER_SOAK_S=$(SOAK_S) REQUIRE=$(REQUIRE) $(pytest) $(ARGS)
+test: $(READY) ## run what is pure, and each capability once; REQUIRE=docker fails where that engine is missing
+	$(build-test-image)
+	REQUIRE=$(REQUIRE) $(pytest) $(ARGS)
+
+claims: $(READY) ## show what README and the tables promise, by real processes, containers, hosts, pods and Slurm
+	$(build-test-image)
+	REQUIRE=$(REQUIRE) $(pytest) $(call folders,claims) $(ARGS)
+
+soak: $(READY) ## run the rest, for an hour and more; SOAK_S=3600 looks an hour for nodes lost by mistake
+	$(build-test-image)
+	LAUNCHER_SOAK_S=$(SOAK_S) REQUIRE=$(REQUIRE) $(pytest) $(call folders,soak) $(ARGS)
 
 mutants: $(READY) ## put N=50 random faults into ROOM=launcher/plan and print those that its tests miss; SEED=1
 	@[[ -n "$(ROOM)" ]] || { printf 'error: which room?\n  fix: make mutants ROOM=launcher/plan\n' >&2; exit 2; }
@@ -81,7 +89,7 @@ $(COMPAT)/.ready:
 
 compat: $(READY) $(if $(TORCH),$(COMPAT)/.ready) ## run the smoke tests with another torch: TORCH=2.6.0
 	@[[ -n "$(TORCH)" ]] || { printf 'error: which torch?\n  fix: make compat TORCH=2.6.0\n' >&2; exit 2; }
-	COMPAT_PYTHON=$(CURDIR)/$(COMPAT)/bin/python $(BIN)/python -m pytest tests/compat $(ARGS)
+	COMPAT_PYTHON=$(CURDIR)/$(COMPAT)/bin/python $(BIN)/python -m pytest tests/compat tests/compat/soak $(ARGS)
 
 # In the environment that is given: a machine with GPUs may have a torch of its own, and no network.
 gpu: $(if $(GPU_PYTHON),,$(READY)) ## run what needs a GPU and write docs/gpu.md; GPU_PYTHON=python3 WHEELS=DIR, GPU_DRY=1
@@ -123,7 +131,7 @@ recording: $(READY) ## record docs/recording.svg, on a machine that does nothing
 	$(BIN)/python docs/record.py
 
 release-check: $(READY) ## build wheel and sdist, and try them where nothing else is installed
-	REQUIRE=index $(BIN)/python -m pytest tests/test_install.py
+	REQUIRE=index $(BIN)/python -m pytest tests/claims/test_install.py tests/soak/test_install.py
 
 k8s: $(READY) ## write the manifests of k8s/ (IMAGE=registry.example/me/fabric-train:1)
 	$(BIN)/python k8s/generate.py $(IMAGE)

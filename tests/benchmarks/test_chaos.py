@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
-
-import pytest
 
 from benchmarks.chaos import FAULTS, plan_faults
-from benchmarks.commands import ROOT
-from tests.programs import run_program
-
-
-def run_chaos(*options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
-    return run_program(
-        [sys.executable, "-m", "benchmarks.chaos", *options], cwd=ROOT, timeout=limit_s
-    )
 
 
 def test_every_kind_of_failure_comes_before_one_comes_again():
@@ -26,11 +14,3 @@ def test_every_kind_of_failure_comes_before_one_comes_again():
 
 def test_a_seed_plans_the_same_failures_again():
     assert plan_faults(9, random.Random(3)) == plan_faults(9, random.Random(3))
-
-
-@pytest.mark.docker
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_many_failures_leave_the_weights_as_they_would_have_been():
-    done = run_chaos("--faults=30", "--seed=2", limit_s=7000)
-    assert done.returncode == 0, done.stdout + done.stderr

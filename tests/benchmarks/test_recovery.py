@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from benchmarks.groups import Setting, find_first, parse_collectives
-from benchmarks.recovery import time_restart
+from benchmarks.groups import find_first, parse_collectives
 from benchmarks.trees import Trees
 
 TOLD = "1.5 2 0 10\n1.6 2 1 11\n9.5 1 0 12\n9.4 1 0 13\n9.9 1"
+
+
 FOREVER = (sys.executable, "-c", "import time; time.sleep(600)")
+
+
 PARENT = (
     *(sys.executable, "-c"),
     "import subprocess, sys, time\n"
@@ -36,7 +38,7 @@ def test_the_first_collective_of_new_workers_in_a_world_is_found(
 
 
 def test_no_process_of_a_tree_is_left_even_after_ctrl_c(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Trees(tmp_path, {}) as started:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), Trees(tmp_path, {}) as started:
         started.start(PARENT)
         started.wait_for(lambda: len(started.living()) == 2, "a child in a session of its own")
         raise KeyboardInterrupt
@@ -50,9 +52,3 @@ def test_a_killed_tree_is_gone_and_its_neighbour_is_not(tmp_path: Path) -> None:
         started.kill(root)
         started.wait_for(lambda: len(started.living()) == 1, "the tree's end")
         assert started.living()[0].pid == other.pid
-
-
-@pytest.mark.slow
-def test_one_worker_is_killed_and_the_next_collective_is_seen() -> None:
-    began = time.monotonic()
-    assert 0 < time_restart(Setting(side="agent")) < time.monotonic() - began

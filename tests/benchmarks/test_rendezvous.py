@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.pulses import PULSES, LoneNode, Role, time_pulse
-from benchmarks.rendezvous import meet
 from launcher.agent.roster.membership import Phase
 
 
@@ -23,11 +22,3 @@ def test_a_lone_node_looks_at_as_many_keys_as_one_in_a_run(role: Role, few: int)
         Phase.FORMING if role == "leader of a forming round" else Phase.SEALED
     )
     assert time_pulse(role, 8) > 0
-
-
-@pytest.mark.slow
-def test_real_nodes_meet_and_are_told_of_a_loss() -> None:
-    found = meet("roster", 4, 60)
-    assert all(value is not None for value in found.values())
-    theirs = meet("c10d", 4, 60)
-    assert theirs["sealed_s"] is not None

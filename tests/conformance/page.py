@@ -11,8 +11,8 @@ HEAD = """\
 
 The table shows torch's own elastic agent (`elastic_launch`, torch 2.13) on the rendezvous of this
 project, `roster`, and on two of torch's, `c10d` and `etcd-v2`. Each scenario runs with real
-processes, one for each node; each cell is a test (`tests/conformance/`). `make test` runs the quick
-ones, `make soak` all of them, and the roster's column again while 20 other processes use the CPU.
+processes, one for each node; each cell is a test (`tests/conformance/`). `make soak` runs them,
+and the roster's column again while 20 other processes use the CPU.
 
 All detection limits are the defaults: 10 s on the roster, 15 s on torch's backends. The last call
 is 1 s instead of 30 s, and the exit barrier is shorter than 300 s where the scenario is about it.

@@ -27,10 +27,6 @@ class Row:
     """Where nothing is given, the same as on the roster."""
     apart: bool = False
     """The store is served apart from all nodes."""
-    slow: bool = False
-    """Takes long, or a shorter test beside it shows the same."""
-    stock_fast: bool = False
-    """Whether its stock cells are in the fast slice too."""
 
     @property
     def name(self) -> str:
@@ -38,10 +34,6 @@ class Row:
 
     def cell(self, backend: str) -> str:
         return {"c10d": self.c10d, "etcd-v2": self.etcd}.get(backend) or self.roster
-
-    def is_slow(self, backend: str) -> bool:
-        hangs = STILL in self.cell(backend)
-        return self.slow or hangs or (backend != "roster" and not self.stock_fast)
 
 
 ALONE = "starts again alone, completes"
@@ -53,7 +45,6 @@ STARTING = (
         play=starting.a_function,
         says="Two workers run a Python function; the agent returns their values by rank.",
         roster="completes",
-        stock_fast=True,
     ),
     Row(play=starting.a_command, says="Two workers run a command.", roster="completes"),
     Row(
@@ -100,7 +91,6 @@ STARTING = (
         "time, and ends with RendezvousTimeoutError; on the others the first to give up ends "
         "the wait of the rest.",
         roster="all give up",
-        slow=True,
     ),
 )
 
@@ -121,7 +111,6 @@ FAILING = (
         says="One worker of each node raises while the others work; nobody waits at the exit "
         "barrier, which would take 300 s.",
         roster="exit code 1, all end",
-        slow=True,
     ),
     Row(
         play=failing.a_node_fails_and_the_others_work,
@@ -140,13 +129,11 @@ FAILING = (
         play=failing.a_failure_beside_working_nodes_restarts,
         says="A worker fails once, a restart is allowed, the other node only works.",
         roster="starts again, completes",
-        slow=True,
     ),
     Row(
         play=failing.a_failure_in_a_collective_restarts,
         says="A worker fails once, a restart is allowed, both take part in collectives.",
         roster="starts again, completes",
-        slow=True,
     ),
 )
 
@@ -160,7 +147,6 @@ DRIFTING = (
         play=failing.one_ends_and_the_other_fails,
         says="Node 0 is done at once, node 1 fails within the exit barrier, which runs out.",
         roster="node 0 completes, node 1 exit code 7",
-        slow=True,
     ),
     Row(
         play=failing.one_outlives_the_exit_barrier,
@@ -168,14 +154,12 @@ DRIFTING = (
         "barrier. On c10d node 0 takes the store with it, and node 1 loses its work.",
         roster="completes",
         c10d=GONE,
-        slow=True,
     ),
     Row(
         play=failing.one_outlives_the_exit_barrier_and_fails,
         says="The same, and node 1 fails in the end: its own failure is what is told.",
         roster="node 0 completes, node 1 exit code 7",
         c10d=GONE,
-        slow=True,
     ),
     Row(
         play=failing.no_exit_barrier,
@@ -190,7 +174,6 @@ DRIFTING = (
         roster="completes",
         c10d="node 0 completes, node 1 gives up",
         etcd="node 0 completes, node 1 gives up",
-        slow=True,
     ),
 )
 
@@ -210,7 +193,6 @@ ENDING = (
         play=failing.told_to_end_in_a_later_rendezvous,
         says="SIGTERM while a lost node is awaited.",
         roster="SignalException",
-        slow=True,
     ),
     Row(
         play=failing.one_gives_up_before_the_group_has_met,
@@ -218,7 +200,6 @@ ENDING = (
         "for its detection limit, if that node was the first.",
         roster="the others meet, completes",
         apart=True,
-        slow=True,
     ),
 )
 
@@ -227,7 +208,6 @@ CHANGING = (
         play=changing.grows,
         says="A second node comes to a run of 1 to 2 nodes; no restart is used up.",
         roster="grows to 2 nodes, completes",
-        stock_fast=True,
     ),
     Row(
         play=changing.a_lost_node_comes_back_while_workers_work,
@@ -240,7 +220,6 @@ CHANGING = (
         play=changing.a_lost_node_comes_back_in_a_collective,
         says="The same while all take part in collectives.",
         roster="starts again, completes",
-        slow=True,
     ),
     Row(
         play=changing.a_lost_node_is_done_without_while_workers_work,
@@ -249,13 +228,11 @@ CHANGING = (
         roster=ALONE,
         c10d=NO_NOTICE,
         etcd=NO_NOTICE,
-        slow=True,
     ),
     Row(
         play=changing.a_lost_node_is_done_without_in_a_collective,
         says="The same while all take part in collectives.",
         roster=ALONE,
-        slow=True,
     ),
     Row(
         play=changing.a_lost_node_is_done_without_while_workers_meet,
@@ -264,7 +241,6 @@ CHANGING = (
         roster=ALONE,
         c10d=f"takes no notice, {STILL}",
         etcd=f"takes no notice, {STILL}",
-        slow=True,
     ),
     Row(
         play=changing.a_node_that_is_told_to_end_is_done_without,
@@ -272,7 +248,6 @@ CHANGING = (
         roster=ALONE,
         c10d=NO_NOTICE,
         etcd=NO_NOTICE,
-        slow=True,
     ),
     Row(
         play=changing.the_node_with_the_store_is_lost,
@@ -280,7 +255,6 @@ CHANGING = (
         "ends; the node agent of this project goes on with the next candidate.",
         roster="the other: RendezvousConnectionError",
         etcd="the other: completes",
-        slow=True,
     ),
     Row(
         play=changing.more_than_the_most,
@@ -294,7 +268,6 @@ CHANGING = (
         play=changing.a_spare_steps_in,
         says="Such a third node takes the place of one that is killed.",
         roster="it steps in, completes",
-        slow=True,
     ),
     Row(
         play=changing.a_newcomer_after_success,

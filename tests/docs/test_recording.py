@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from docs.record import PICTURE, record, render
+from docs.record import PICTURE
 
 LINES = ("$ launcher run", "world size 2", "kill -9", "replacing it", "world size 1", "SUCCEEDED")
 
@@ -20,8 +16,3 @@ def check(picture: str) -> None:
 
 def test_the_recording_shows_a_run_that_goes_on_without_a_node() -> None:
     check(PICTURE.read_text("utf-8"))
-
-
-@pytest.mark.slow
-def test_it_can_be_recorded_anew(tmp_path: Path) -> None:
-    check(render(record(tmp_path), tmp_path))

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 import sys
-from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -20,7 +17,6 @@ from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import find_place
 from fabric_train.worker_env import WorkerEnv, World, parse_worker_env
 
-PROGRAMS = Path(__file__).parent / "programs"
 NAMES = ("ddp_spawn", "ddp_fork", "ddp_notebook")
 
 
@@ -112,28 +108,6 @@ def test_launch_fabric_says_which_function_starts_processes():
         launch_fabric(WorkerEnv(), accelerator="cpu", strategy=make_strategy("ddp_fork"))
 
 
-@pytest.mark.slow  # an error of a rank ends the others above
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, {1, 130, -signal.SIGINT}), (signal.SIGKILL, {-signal.SIGKILL})],
-)
-def test_no_process_outlives_the_program_that_was_ended(
-    processes, finish, wait_until, number, code
-):
-    program = processes.start(str(PROGRAMS / "own_processes.py"))
-    children: list[psutil.Process] = []
-
-    def both_train():
-        children[:] = psutil.Process(program.pid).children(recursive=True)
-        return len(children) >= 2 and all(each.status() == "sleeping" for each in children)
-
-    wait_until(both_train, program)
-    program.send_signal(number)
-    assert finish(program)[0] in code
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert not alive
-
-
 def test_the_program_starts_processes_and_trains_what_one_trains(processes, finish):
     options = ("--reduction", "exact", "--virtual_shards", "2", "--max_steps", "3")
     forked = ("--strategy", "ddp_fork", "--strategy_options.processes", "2")
@@ -157,40 +131,6 @@ def test_the_program_tells_a_mistake_in_few_lines(processes, finish):
     assert code == 2
     assert "2 processes cannot share virtual_shards=1" in err
     assert len(err.splitlines()) == 2
-
-
-CELL = """
-import torch
-from fabric_train import WorkerEnv, launch_processes, make_strategy
-
-def count(fabric, env, number):
-    return env.world.world_size, fabric.all_reduce(torch.tensor(float(number)), reduce_op="sum")
-
-told = [
-    launch_processes(count, WorkerEnv(), number, strategy=make_strategy("ddp_notebook"))
-    for number in (1, 2)
-]
-print([(size, value.item()) for size, value in told])
-"""
-
-
-@pytest.mark.slow  # what a notebook may start is tested above
-def test_a_notebook_trains_with_two_processes_and_again_in_the_next_cell(clean):
-    pytest.importorskip("ipykernel")
-    from jupyter_client.manager import start_new_kernel
-
-    manager, client = start_new_kernel(kernel_name="python3", env=clean)
-    told: list[str] = []
-
-    def hear(message):
-        told.append(str(message["content"].get("text") or message["content"].get("traceback", "")))
-
-    try:
-        client.execute_interactive(CELL, timeout=120, output_hook=hear)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-    assert "[(2, 2.0), (2, 4.0)]" in "".join(told)
 
 
 def test_what_a_start_leaves_behind_is_no_wrong_environment():

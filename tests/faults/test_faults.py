@@ -12,11 +12,19 @@ from benchmarks.why import judge
 from tests.faults import corpus, making, trim
 
 PARTS = ("open", "held_out")
+
+
 FAULTS = [fault for part in PARTS for fault in corpus.read_faults(part)]
+
+
 OF_A_MACHINE = re.compile(
     rf"/tmp/(?:fault-|pytest)[\w/-]*|\.pyenv|{re.escape(str(trim.ROOT))}(?![\w-])"
 )
+
+
 MAX_BYTES = 70_000
+
+
 MAX_ALL_BYTES = 4_000_000
 
 
@@ -96,14 +104,3 @@ def reason_of(left: Path) -> str:
 def test_a_fault_made_anew_ends_as_its_recording_does(name: str, tmp_path: Path) -> None:
     fault = corpus.find_fault(name)
     assert reason_of(making.make(fault, tmp_path / "project")) == reason_of(fault.recording) != ""
-
-
-@pytest.mark.slow
-@pytest.mark.mount
-@pytest.mark.parametrize(
-    "fault", [one for one in FAULTS if one.made == "processes"], ids=lambda one: one.name
-)
-def test_each_fault_on_processes_made_anew_ends_as_its_recording_does(
-    fault: corpus.Fault, tmp_path: Path
-) -> None:
-    assert reason_of(making.make(fault, tmp_path / "project")) == reason_of(fault.recording)

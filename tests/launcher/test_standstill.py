@@ -6,7 +6,6 @@ import contextlib
 import json
 import linecache
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,31 +27,32 @@ from launcher.contract.errors import TargetError
 from launcher.follow import tails
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
-from launcher.targets import process_table
 from launcher.targets.docker import engine as docker_engine
 from launcher.targets.docker.engine import Engine
 from launcher.targets.hosts import connection as host_line
-from launcher.targets.hosts import images, ssh
-from launcher.targets.hosts.connection import HostLine, send_beats
+from launcher.targets.hosts import ssh
 from launcher.targets.hosts.inventory import Inventory
-from launcher.targets.hosts.program import messages, processes, requests
-from launcher.targets.hosts.program.node_state import read_state
+from launcher.targets.hosts.program import messages, requests
 from launcher.targets.hosts.settings import Host, HostFacts
 from launcher.targets.hosts.ssh import Session, Ssh
-from launcher.targets.kubernetes import api
-from tests.launcher.runner import WAITING, Runner
 from tests.waiting import StoppedClock, wait_until
 
 ROOT = Path(__file__).parents[2]
+
+
 CLIENT = """#!/bin/sh
 for word; do :; done
 {before}
 exec sh -c "$word"
 """
+
+
 HANGS = "#!/bin/sh\nexec sleep 600\n"
 
 
 WITHIN_S = 60.0
+
+
 """Less than what stands still here would take, and enough on a busy machine."""
 
 
@@ -125,39 +125,6 @@ def test_an_engine_that_stands_still_after_its_first_word_is_an_error() -> None:
         engine.sweep_networks("r")
 
 
-# -- a cluster ---------------------------------------------------------------------------------
-
-
-def test_a_cluster_that_accepts_and_never_answers_is_asked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.getsockname()[1]}"}}
-            ],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        (tmp_path / "kubeconfig").write_text(json.dumps(config))
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(api, "REQUEST_LIMIT_S", 1.0)
-        monkeypatch.setattr(api, "STREAM_SILENCE_S", 1.0)
-        cluster = api.Cluster()
-        cluster.namespace  # noqa: B018 - the client and the configuration are read before
-        with soon(), pytest.raises(TargetError, match="does not answer"):
-            cluster.read_version()
-        with soon(), pytest.raises(TargetError, match="does not answer"):
-            next(cluster.watch_pods("a=b", "1"))
-        with soon(), pytest.raises(TargetError, match="does not answer"):
-            next(cluster.read_log("pod", {"follow": "true"}))
-
-
 # -- a host ------------------------------------------------------------------------------------
 
 
@@ -170,15 +137,6 @@ def open_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str = "") 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(name="gpu1", state_dir=str(tmp_path / "gpu1"), lease_dir=str(tmp_path / "leases"))
-
-
-def test_a_host_that_never_says_its_first_word_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
-) -> None:
-    monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 0.5)
-    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; exec sleep 600")
-    with soon(), pytest.raises(TargetError, match="gpu1"):
-        client.open(host)
 
 
 @pytest.mark.parametrize("shared", [255, 0], ids=["first connection", "shared connection"])
@@ -257,83 +215,6 @@ def facts_of(host: Host) -> HostFacts:
     )
 
 
-def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
-) -> None:
-    monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
-    monkeypatch.setattr(host_line, "BEAT_S", 0.02)
-    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; sleep 2.5")
-    node = tmp_path / "gpu1/runs/r/nodes/0/0"
-    node.mkdir(parents=True)
-    line = HostLine(client, "r", tmp_path / "here", facts_of(host), 0)
-    line.open()
-    beats = send_beats(lambda: [line])
-    try:
-        assert line.has_told.wait(WITHIN_S)
-    finally:
-        beats.set()
-        line.close()
-
-
-def test_a_host_that_falls_silent_is_dropped_and_reached_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
-) -> None:
-    monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
-    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; :")
-    (tmp_path / "gpu1/runs/r/nodes/0/0").mkdir(parents=True)
-    line = HostLine(client, "r", tmp_path / "here", facts_of(host), 0)
-    line.open()
-    beats = send_beats(lambda: [line])
-    try:
-        assert line.has_told.wait(WITHIN_S)
-        first = line._session
-        assert first is not None
-        freeze(first._talk._popen.pid)
-        wait_until(lambda: line.silent_s() > 2.0)
-        wait_until(lambda: line.silent_s() < 1.5)
-        assert line._session is not first
-    finally:
-        beats.set()
-        line.close()
-
-
-DOCKER = """#!/bin/sh
-case "$1" in
-save) {save};;
-load) {load};;
-image) echo other;;
-esac
-"""
-
-
-def living() -> set[int]:
-    """The processes that this one has started, and that have not ended."""
-    children = psutil.Process().children()
-    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE}
-
-
-@pytest.mark.parametrize(
-    ("save", "load"),
-    [("exec sleep 600", "cat"), ("head -c 9000000 /dev/zero", "exec sleep 600")],
-    ids=["engine here", "engine there"],
-)
-def test_an_image_that_gets_stuck_on_its_way_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host, save: str, load: str
-) -> None:
-    put_first(monkeypatch, tmp_path / "docker", "docker", DOCKER.format(save=save, load=load))
-    monkeypatch.setattr(images, "SILENCE_LIMIT_S", 1.0)
-    monkeypatch.setattr(images, "PROVIDE_LIMIT_S", 1.0)
-    image = images.Image(name="i", id="own")
-    before = living()
-    with (
-        open_ssh(tmp_path, monkeypatch).open(host) as session,
-        soon(),
-        pytest.raises(TargetError, match="gpu1"),
-    ):
-        images.provide_image(image, session)
-    assert living() <= before
-
-
 def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,57 +224,6 @@ def test_nodes_of_an_engine_that_stands_still_are_not_told_as_ended(
         requests.end_nodes("no-such-run", None, 0.0, in_containers=True)
 
 
-# -- a keeper ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts a keeper of a node that runs ``argv``."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(*argv: str) -> subprocess.Popen[bytes]:
-        spec = messages.KeeperSpec(
-            run_id="standing",
-            node_index=0,
-            node_dir=str(tmp_path / "node"),
-            argv=list(argv),
-            cwd="/",
-            unset=[],
-            env={},
-            secrets={},
-            detached=True,
-            stop_grace_s=1,
-        )
-        (tmp_path / "node").mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep"]
-        env = {**os.environ, protocol.RUN_ID: "standing", protocol.NODE_INDEX: "0"}
-        env[processes.KEEPER] = "1"
-        keeper = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, env=env)
-        started.append(keeper)
-        assert keeper.stdin is not None
-        keeper.stdin.write(spec.to_json().encode())
-        keeper.stdin.close()
-        wait_until(lambda: read_state(tmp_path / "node").state != "missing")
-        return keeper
-
-    yield start
-    for keeper in started:
-        keeper.kill()
-        keeper.wait()
-
-
-def test_a_keeper_that_is_stopped_does_not_hold_up_a_stop(
-    tmp_path: Path, kept: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    keeper = kept("sleep", "600")
-    os.kill(keeper.pid, signal.SIGSTOP)
-    reaper = threading.Thread(target=keeper.wait, daemon=True)
-    reaper.start()
-    with soon():
-        requests.end_nodes("standing", None, 0.5, in_containers=False)
-    assert processes.find("standing") == ()
-
-
 def test_a_keeper_whose_starter_hangs_does_not_wait_for_ever() -> None:
     code = (
         "import launcher.targets.hosts.program.__main__ as m;"
@@ -401,54 +231,6 @@ def test_a_keeper_whose_starter_hangs_does_not_wait_for_ever() -> None:
     )
     keeper = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE)
     assert keeper.wait(timeout=20) == -signal.SIGALRM
-
-
-# -- a launcher ----------------------------------------------------------------------------------
-
-
-def is_up(launcher: Runner) -> bool:
-    return bool(list((launcher.folder / "runs").glob("*-*/up-0")))
-
-
-@pytest.mark.slow
-def test_a_run_whose_launcher_is_frozen_is_stopped_at_once_and_the_launcher_named(
-    launcher: Runner,
-) -> None:
-    launcher.write(WAITING)
-    process = launcher.start("run", "job.yaml", "--on", "local")
-    try:
-        wait_until(lambda: is_up(launcher))
-        freeze(process.pid)
-        with soon():
-            done = launcher("stop", *launcher.run_ids(), "--grace", "1")
-        assert done.returncode == 0
-        assert f"kill -9 {process.pid}" in done.stderr
-        assert launcher.processes() == [process.pid] or launcher.processes() == []
-        assert launcher.outcome["reason"] == "stop-requested"
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(timeout=60) == 143
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@pytest.mark.slow
-def test_a_detached_run_whose_folder_is_removed_ends(launcher: Runner) -> None:
-    launcher.write(WAITING)
-    assert launcher("run", "job.yaml", "--on", "local", "--detach").returncode == 0
-    wait_until(lambda: is_up(launcher))
-    (run_id,) = launcher.run_ids()
-    follower = RunFolder(launcher.folder / "runs" / run_id).launcher_pid()
-    assert follower is not None
-    shutil.rmtree(launcher.folder / "runs" / run_id)
-    try:
-        wait_until(lambda: not process_table.find(**{protocol.RUN_ID: run_id}))
-        wait_until(lambda: not psutil.pid_exists(follower))
-    finally:
-        process_table.send(
-            (follower, *process_table.find(**{protocol.RUN_ID: run_id})), signal.SIGKILL
-        )
-    assert not (launcher.folder / "runs" / run_id / protocol.OUTCOME_FILE).exists()
 
 
 def test_a_launcher_that_takes_up_no_request_is_told_after_the_limit(

@@ -19,6 +19,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
+
 Diagnose = Callable[..., dict[str, Finding]]
 
 
@@ -49,19 +50,6 @@ def test_a_sound_cluster_is_fit_and_is_asked_little(cluster: Cluster, diagnose: 
     assert cluster.queue() == []
 
 
-@pytest.mark.slow
-def test_the_test_job_tells_what_a_node_sees_and_what_it_lacks(
-    cluster: Cluster, diagnose: Diagnose
-) -> None:
-    found = diagnose(ask_nodes=True)
-    assert is_fit(list(found.values())), found
-    assert "torch" in found["python, torch"].found
-    lacking = diagnose(ask_nodes=True, slurm={"python": "/opt/nowhere/python"})
-    assert "/opt/nowhere/python: No such file" in lacking["all-reduce"].found
-    assert lacking["test job"].status is Status.FAILED
-    cluster.wait_idle()
-
-
 def test_what_does_not_fit_is_told_in_slurms_own_words(
     cluster: Cluster, diagnose: Diagnose
 ) -> None:
@@ -75,29 +63,6 @@ def test_what_does_not_fit_is_told_in_slurms_own_words(
     nowhere = diagnose(slurm={"partition": "nope"})["start"]
     assert "invalid partition specified: nope" in nowhere.found
     assert "--set slurm.partition=NAME" in nowhere.fix
-
-
-def test_a_controller_that_is_away_ends_the_diagnosis(cluster: Cluster, diagnose: Diagnose) -> None:
-    cluster.stop_controller()
-    found = diagnose()
-    assert list(found) == ["client", "slurmctld"]
-    assert found["slurmctld"].found.endswith("is DOWN")
-
-
-@pytest.mark.slow
-def test_a_test_job_that_does_not_start_is_taken_back(
-    cluster: Cluster, diagnose: Diagnose, tmp_path: Path
-) -> None:
-    held = cluster.submit("--nodes=3", "--exclusive", script="sleep 300")
-    wait_until(lambda: cluster.state(held) == "RUNNING")
-    spec = JobSpec.model_validate(
-        {"name": "digits", "command": ["-m", "train"], "slurm": {"exclusive": True}}
-    )
-    found = list(diagnose_slurm(spec, tmp_path, tmp_path / "runs", 4.0, ask_nodes=True))
-    assert (found[-1].check, found[-1].found) == ("test job", "did not succeed within 4 s")
-    assert [line.split()[0] for line in cluster.queue()] == [held]
-    cluster.ask("scancel", held)
-    cluster.wait_idle()
 
 
 def test_without_a_job_the_options_are_looked_at(

@@ -130,16 +130,6 @@ def test_an_interrupted_training_ends_with_the_same_bits_as_an_uninterrupted_one
     assert resumed["test_loss"] == whole["test_loss"]
 
 
-def test_a_second_resume_within_one_epoch_ends_with_the_same_bits_and_loss(env, tmp_path):
-    for max_steps in (3, 5, 11):
-        resumed = train(TrainConfig(max_steps=max_steps, reduction="exact"), env)
-    assert resumed["resumed_from_step"] == 5
-    whole_env = WorkerEnv(run_dir=tmp_path / "whole")
-    whole = train(TrainConfig(max_steps=11, reduction="exact"), whole_env)
-    assert resumed["weights_sha256"] == whole["weights_sha256"]
-    assert resumed["train_loss"] == pytest.approx(whole["train_loss"])
-
-
 def test_a_finished_training_only_tests_again_and_says_so(env, capsys):
     first = train(TrainConfig(max_steps=3), env)
     again = train(TrainConfig(max_steps=3), env)
@@ -157,16 +147,6 @@ def test_a_checkpoint_of_other_options_is_refused_and_left_alone(env):
         train(TrainConfig(max_steps=4, lr=0.01), env)
     after = newest_weights(env)
     assert all(torch.equal(after[name], before[name]) for name in before)
-
-
-@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
-def test_a_training_without_a_number_for_a_loss_is_an_error_without_a_checkpoint(env, precision):
-    with pytest.raises(DivergedError, match="--lr"):
-        train(TrainConfig(lr=1e30, warmup_steps=0, precision=precision), env)
-    assert all(
-        torch.isfinite(read_tensors(path)["model.0.weight"]).all() for path in checkpoints(env)
-    )
-    assert not (env.run_dir / "metrics.json").exists()
 
 
 @dataclass
@@ -215,12 +195,6 @@ def test_loader_processes_give_the_same_training(env, tmp_path):
     alone = train(config, env)
     helped = train(TrainConfig(max_steps=3, num_workers=1), WorkerEnv(run_dir=tmp_path / "helped"))
     assert helped["train_loss"] == pytest.approx(alone["train_loss"])
-
-
-@pytest.mark.slow
-def test_mixed_precision_trains(env):
-    metrics = train(TrainConfig(max_steps=15, precision="bf16-mixed"), env)
-    assert metrics["train_loss"] < 3
 
 
 def test_one_process_has_nothing_to_synchronise_its_batch_norms_with(env, tmp_path):

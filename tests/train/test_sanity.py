@@ -10,26 +10,8 @@ import pytest
 from fabric_train.commit import Save, SaveResult
 from fabric_train.errors import DivergedError, InputError
 from fabric_train.worker_env import WorkerEnv
-from tests.train.strategy_rows import Row, run
 from train.config import TrainConfig
 from train.loop import train
-
-ROWS = (Row(name="ddp"), Row(name="fsdp"), Row(name="local_sgd"), Row(name="bagua:qadam"))
-
-
-@pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, id=row.name, marks=() if row is ROWS[0] else pytest.mark.slow)
-     for row in ROWS],
-)  # fmt: skip
-def test_a_training_after_the_pass_is_the_one_without(tmp_path, row):
-    options = ("--dropout=0.1", "--val_share=0.2", "--patience=3", "--num_workers=1")
-    plain = run(row, 2, tmp_path / "plain", options=options)
-    checked = run(row, 2, tmp_path / "checked", options=(*options, "--sanity_pass=true"))
-    assert checked.losses == plain.losses
-    for same in ("weights_sha256", "test_loss", "resumed_from_step", "steps"):
-        assert checked.metrics[same] == plain.metrics[same]
-    assert not list((tmp_path / "checked").glob(".staging*"))
 
 
 def test_a_resume_makes_no_pass(tmp_path, capsys):

@@ -11,13 +11,12 @@ import pytest
 from fabric_train.errors import InputError
 from fabric_train.snapshot import read_tensors
 from fabric_train.worker_env import LEDGER_DIR, WorkerEnv
-from tests.fabric_train.forked import ForkedError, run_forked
+from tests.fabric_train.forked import run_forked
 from tests.train.strategy_rows import LIMIT_S, Ending, work
 from train.config import TrainConfig, parse_config
 from train.loop import train
 from train.workloads import transfer
 
-EXACT = "--reduction=exact"
 OPTIONS = (
     *("--workload=transfer", "--accelerator=cpu", "--global_batch_size=24", "--virtual_shards=6"),
     *("--unfreeze_at_step=5", "--max_steps=10", "--checkpoint_every_steps=2", "--warmup_steps=2"),
@@ -31,29 +30,6 @@ def run(folder: Path, world: int, *options: str, kill_in: int | None = None) -> 
         told[0].losses[step] = sum(each.losses[step] for each in told)
     result: Ending = told[0]
     return result
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [(EXACT,), pytest.param(("--strategy=fsdp",), marks=pytest.mark.slow)],
-    ids=["exact", "fsdp"],
-)
-def test_killed_while_frozen_and_while_unfrozen_it_ends_as_if_nothing_had_happened(
-    tmp_path, options
-):
-    whole = run(tmp_path / "whole", 2, *options)
-    folder = tmp_path / "killed"
-    with pytest.raises(ForkedError, match="exit code -9"):
-        run(folder, 2, *options, kill_in=4)
-    with pytest.raises(ForkedError, match="exit code -9"):
-        run(folder, 3, *options, kill_in=9)
-    ending = run(folder, 1, *options)
-    assert ending.metrics["resumed_from_step"] in (6, 8)
-    losses = {step: whole.losses[step] for step in ending.losses}
-    assert ending.losses == pytest.approx(losses, abs=1e-6 if EXACT in options else 1e-4)
-    if EXACT in options:
-        assert ending.metrics["weights_sha256"] == whole.metrics["weights_sha256"]
 
 
 def test_what_stays_frozen_is_not_saved_and_other_weights_in_its_place_are_refused(

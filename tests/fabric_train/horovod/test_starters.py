@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +21,7 @@ from tests.training import clean_environment
 
 ROOT = Path(__file__).parents[3]
 
+
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "4",
@@ -31,6 +30,8 @@ TORCHRUN = {
     "MASTER_ADDR": "host",
     "MASTER_PORT": "29500",
 }
+
+
 HOROVODRUN = {
     "HOROVOD_RANK": "3",
     "HOROVOD_SIZE": "4",
@@ -42,12 +43,16 @@ HOROVODRUN = {
     "HOROVOD_GLOO_RENDEZVOUS_PORT": "4242",
     "HOROVOD_CONTROLLER": "gloo",
 }
+
+
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
+
+
 PLACE = {
     "rank": 3,
     "size": 4,
@@ -56,7 +61,11 @@ PLACE = {
     "cross_rank": 1,
     "cross_size": 2,
 }
+
+
 BEFORE = {**PLACE, "cross_rank": 0, "cross_size": 1}
+
+
 """Before the ranks have told each other their nodes."""
 
 
@@ -175,46 +184,8 @@ def test_ranks_of_horovodrun_meet_through_its_rendezvous_server(rendezvous):
     assert run_forked(meet, 2, group=False, environ=environ) == [(0, 2.0), (1, 2.0)]
 
 
-PROGRAM = """
-import os, torch, fabric_train.horovod as hvd
-hvd.init()
-total = hvd.allreduce(torch.tensor(float(hvd.rank())), op=hvd.Sum).item()
-places = hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size
-place = " ".join(str(place()) for place in places) + f" {total}"
-os.write(1, (place + "\\n").encode())  # at once, because mpirun does not keep lines whole
-"""
-
-
-TWO = ("-np", "2")
-
-
 def mpirun(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
     return run_program(
         ["mpirun", *root, "--oversubscribe", *arguments], env=clean_environment(**environ)
     )
-
-
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_ranks_of_mpirun_meet_through_its_pmix_server(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = mpirun(*TWO, sys.executable, str(tmp_path / "program.py"))
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 2 0 2 0 1 1.0", "1 2 1 2 0 1 1.0"]
-    assert not done.stderr.strip()
-
-
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_ranks_on_two_nodes_of_mpirun_meet_too(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    agent = tmp_path / "agent"  # starts the other node's daemon on this machine
-    agent.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
-    agent.chmod(0o755)
-    nodes = ("--mca", "plm_rsh_agent", str(agent), "--host", f"{socket.gethostname()}:2,other:2")
-    mapped = (*nodes, "--map-by", "node", "-np", "3")
-    done = mpirun(*mapped, sys.executable, str(tmp_path / "program.py"))
-    assert done.returncode == 0, done.stderr
-    places = ["0 3 0 2 0 2 3.0", "1 3 0 1 1 2 3.0", "2 3 1 2 0 1 3.0"]
-    assert sorted(done.stdout.splitlines()) == places

@@ -11,7 +11,6 @@ import pytest
 from launcher.agent import disk
 from launcher.agent.ledger import AgentLedger
 from launcher.contract.clock import SystemClock
-from tests.launcher.agent.place import LIMIT_S, Place
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -76,17 +75,3 @@ def test_a_ledger_makes_its_folder_when_it_can_but_never_the_run_folder(tmp_path
     removed = tmp_path / "run/ledger/a.jsonl"
     AgentLedger(removed, SystemClock(), node_index=0, incarnation=0).write("agent-ended")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("start", ["fresh", pytest.param("fork", marks=pytest.mark.slow)])
-def test_a_console_that_takes_nothing_ends_nobody(place: Place, start: str) -> None:
-    (place.folder / "console-0.log").symlink_to("/dev/full")
-    place.write(
-        "import os, sys\n"
-        "print('x' * 100_000, flush=True)\n"
-        "sys.exit(7 if os.environ['LAUNCHER_NODE_ATTEMPT'] == '0' else 0)\n"
-    )
-    place.plan(nproc=2, start=start)
-    assert place.start().wait(LIMIT_S) == 0
-    assert place.outcome()["restarts"] == {"worker-fault": 1}
-    assert len(place.stdout(1, attempt=1)) == 100_001

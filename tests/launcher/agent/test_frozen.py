@@ -18,35 +18,12 @@ from launcher.agent.stopping import OUTLIVE_LIMIT_S, Stop
 from launcher.contract.agent_settings import AgentSettings
 from launcher.contract.clock import SystemClock
 from launcher.contract.reasons import Reason
-from tests.launcher.agent.place import LIMIT_S, Place
 from tests.waiting import wait_until
-
-WAITS = """
-import os, pathlib, time
-pathlib.Path("up-" + os.environ["TORCHELASTIC_RESTART_COUNT"]).write_text(str(os.getpid()))
-while not pathlib.Path("go").exists():
-    time.sleep(0.05)
-"""
 
 
 def freeze(process: psutil.Process) -> None:
     process.send_signal(signal.SIGSTOP)
     wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
-
-
-def test_a_node_that_stood_still_for_longer_than_its_waits_goes_on(place: Place) -> None:
-    place.write(WAITS)
-    place.plan()
-    process = place.start()
-    place.pid_in("up-0")
-    frozen = place.processes()
-    for one in frozen:
-        freeze(one)
-    time.sleep(supervisor._LOOK_S + 0.5)
-    for one in frozen:
-        one.send_signal(signal.SIGCONT)
-    (place.folder / "go").touch()
-    assert process.wait(LIMIT_S) == 0, place.console()
 
 
 WAITS_FOR_SIGNALS = """
@@ -76,19 +53,6 @@ def test_a_process_that_is_continued_finds_the_signal_that_came_and_no_other() -
                 with pytest.raises(subprocess.TimeoutExpired):
                     child.wait(0.4)
         assert child.stdout.read() == f"{int(signal.SIGTERM)}\n"
-
-
-@pytest.mark.slow
-def test_a_node_whose_agent_is_stopped_ends_within_its_grace(place: Place) -> None:
-    place.write(WAITS)
-    place.plan(stop_grace_s=1)
-    process = place.start()
-    place.pid_in("up-0")
-    (agent,) = psutil.Process(process.pid).children()
-    freeze(agent)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT_S) == 143
-    assert place.processes() == []
 
 
 def test_an_agent_that_outlives_sigkill_is_left_behind(

@@ -12,7 +12,7 @@ from launcher.agent.engine.attempts import Attempts
 from launcher.agent.heartbeat import HeartbeatWriter
 from tests.disks import Disk, mounted
 from tests.launcher.agent.conftest import end
-from tests.launcher.agent.place import Place, free_port
+from tests.launcher.agent.place import Place
 
 FILL = """
 import os, pathlib, time
@@ -39,45 +39,6 @@ def node(disk: Disk, archive: Path) -> Iterator[Place]:
 
 
 @pytest.mark.mount
-@pytest.mark.parametrize("start", ["fresh", pytest.param("fork", marks=pytest.mark.slow)])
-def test_a_worker_that_fills_the_disk_ends_the_node_by_its_own_reason(
-    node: Place, disk: Disk, start: str
-) -> None:
-    # Only rank 0 fills it: a worker that is stopped in a write may leave half a file.
-    node.write(FILL + "fill() if os.environ['RANK'] == '0' else time.sleep(3600)")
-    node.plan(nproc=2, max_restarts=1000, start=start)
-    assert node.run() == 198
-    said = node.console().partition("disk-full: ")[2]
-    assert f"the disk at {disk.path} is full: 0 bytes" in said
-    assert "largest in the run folder: filler (" in said
-    assert not node.rank(attempt=1).exists(), "another attempt would find the same disk"
-    assert disk.leftovers() == []
-
-
-@pytest.mark.mount
-def test_a_disk_that_is_full_before_the_start_ends_the_node(node: Place, disk: Disk) -> None:
-    node.write("print('never')")
-    node.plan()
-    disk.fill()
-    assert node.run() == 198
-    assert "No space left on device" in node.console()
-    assert disk.leftovers() == []
-    assert node.stdout() == ""
-
-
-@pytest.mark.mount
-@pytest.mark.slow
-def test_another_full_disk_is_named_by_its_own_mount_point(node: Place, disk: Disk) -> None:
-    with mounted(disk.path.parent / "other") as other:
-        node.write(FILL + f"fill({str(other.path)!r})")
-        node.plan(max_restarts=1000, env=(("CHECKPOINT_DIR", str(other.path)),))
-        assert node.run() == 198
-        told = node.outcome()
-        assert (told["reason"], told["first"]["cause"]) == ("disk-full", "disk-full")
-        assert f"the disk at {other.path} is full: 0 bytes" in told["detail"]
-
-
-@pytest.mark.mount
 def test_an_end_that_nothing_tells_of_on_a_full_disk_is_the_disk_s(
     disk: Disk, tmp_path: Path
 ) -> None:
@@ -100,22 +61,6 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(disk: Disk) -> None:
         write_atomically(path, "after" * 10_000)
     assert path.read_text() == "before"
     assert disk.leftovers() == []
-
-
-@pytest.mark.mount
-def test_a_group_that_cannot_be_numbered_names_the_disk_of_the_checkpoints(
-    place: Place, disk: Disk
-) -> None:
-    place.write("print('never')")
-    disk.fill()
-    place.plan(
-        port=free_port(),
-        env=(("CHECKPOINT_DIR", str(disk.path)),),
-        conf=(("fence_dir", str(disk.path)),),
-    )
-    assert place.run() == 198, place.console()
-    assert place.outcome()["reason"] == "disk-full"
-    assert f"the disk at {disk.path} is full" in place.outcome()["detail"]
 
 
 def test_a_worker_that_was_asked_to_end_and_took_too_long_has_no_fault(tmp_path: Path) -> None:

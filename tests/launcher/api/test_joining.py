@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,6 @@ import pytest
 from launcher.api.resizing import plan_joining_node
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
-from tests.launcher.follow.test_scaling import ELASTIC
-from tests.launcher.runner import Runner
-from tests.waiting import wait_until
 
 
 def test_a_joining_node_has_an_index_name_and_folder_of_its_own_and_serves_no_store(
@@ -34,43 +30,3 @@ def test_a_gpu_that_was_given_out_is_not_given_to_a_joining_node(
 ) -> None:
     with pytest.raises(InputError, match="gave each GPU"):
         plan_joining_node(make_plan(cuda_facts, nnodes="1:2"), 2)
-
-
-def test_a_run_that_cannot_take_a_node_in_is_told_apart(launcher: Runner) -> None:
-    launcher.write("print('done')\n")
-    launcher("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
-    assert "has ended" in launcher("env", "--join", "latest").stderr
-    launcher("run", "job.yaml", "--on", "local")
-    assert "fixed number of nodes" in launcher("env", "--join", "latest").stderr
-    both = launcher("env", "job.yaml", "--join", "latest")
-    assert (both.returncode, "or --join RUN: both were given" in both.stderr) == (2, True)
-
-
-@pytest.mark.slow
-def test_a_run_with_all_the_nodes_that_it_may_have_takes_no_other(launcher: Runner) -> None:
-    launcher.write(ELASTIC)
-    process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
-    wait_until(lambda: (launcher.folder / "world-2-1-0").exists())
-    told = launcher("env", "--join", "latest")
-    assert (told.returncode, told.stdout) == (2, "")
-    assert "has 2 nodes, and its nnodes allows 2\n  fix: " in told.stderr
-    (run,) = launcher.run_ids()
-    assert not (launcher.folder / "runs" / run / "nodes/2").exists()
-    (launcher.folder / "go").touch()
-    assert process.wait(90) == 0
-
-
-@pytest.mark.slow
-def test_a_node_joins_by_hand_when_a_planned_one_is_gone(launcher: Runner) -> None:
-    launcher.write(ELASTIC)
-    process = launcher.start("run", "job.yaml", "--on", "local", "--nnodes", "1:2")
-    wait_until(lambda: (launcher.folder / "world-2-1-0").exists())
-    assert launcher("scale", "1").returncode == 0
-    wait_until(lambda: (launcher.folder / "world-1-0-0").exists())
-    script = launcher("env", "--join", "latest").stdout
-    joined = subprocess.Popen(["sh", "-c", f"{script} wait"], env=launcher.env)
-    wait_until(lambda: (launcher.folder / "world-2-2-0").exists())
-    (launcher.folder / "go").touch()
-    _, stderr = process.communicate(timeout=90)
-    assert process.returncode == 0, stderr.decode()
-    assert joined.wait(30) == 0

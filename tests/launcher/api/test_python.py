@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import json
-import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launcher import InputError, Job, LauncherError, RunHandle, TargetError, find, list_runs, run
-from launcher.contract.protocol import RUN_ID
 from launcher.job.file import parse_job, read_job
 from launcher.job.spec import JobSpec
 from launcher.runs.folder import RunFolder
-from launcher.targets import process_table
 from launcher.yamlfile.source import parse_yaml
 from tests.launcher.runner import ROOT, WAITING, Runner
-from tests.waiting import wait_until
 
 TRAIN = """
 import json, os, sys
@@ -33,6 +26,8 @@ print("to stderr", file=sys.stderr)
 if os.environ["RANK"] == "0":
     open(os.environ["RUN_DIR"] + "/metrics.json", "w").write(json.dumps({"loss": 0.5}))
 """
+
+
 WAITS = """
 from launcher import Job, run
 training = run(Job(command="train.py", nproc_per_node=1), on="local")
@@ -139,23 +134,6 @@ def test_a_run_is_followed_to_its_typed_outcome_and_found_again(place: Runner) -
     assert training.stop() == outcome
 
 
-def test_a_failed_training_is_an_outcome_that_names_its_rank_in_one_line(place: Runner) -> None:
-    code = "import os\nif os.environ['RANK'] == '1': raise ValueError('too hot\\nand more')\n"
-    place.write(code)
-    training = run(tiny(nproc_per_node=2), on="local")
-    outcome = training.wait(timeout=60)
-    assert (outcome.state, outcome.exit_code) == ("failed", 1)
-    told = training.run_id
-    assert repr(training.status()) == f"<RunStatus {told}: failed on local>"
-    assert repr(training.report()) == f"<Postmortem {told}: failed on local, training-failed>"
-    # The other one ends by itself, or is ended before.
-    shown = "<FailureReport rank 1 on node 0: ValueError: too hot"
-    assert repr(outcome.failure) in (f"{shown}>", f"{shown}; 1 more failed after it>")
-    assert str(outcome.failure).startswith("first failure: rank 1 on node 0: ValueError: too hot")
-    assert "\n  | and more" in str(outcome.failure)
-    assert len(repr(outcome)) < 1000
-
-
 @pytest.mark.parametrize("job", ["job.yaml", Path("train.py")], ids=str)
 def test_a_job_file_or_script_runs_with_options_as_on_the_command_line(
     place: Runner, job: str | Path
@@ -214,16 +192,6 @@ def test_a_wrong_call_is_told_and_starts_nothing(
     assert list_runs() == []
 
 
-@pytest.mark.slow
-def test_an_earlier_run_is_repeated_from_python(place: Runner) -> None:
-    place.write(TRAIN)
-    first = run(tiny(), on="local", args="--x 'a b'")
-    first.wait(timeout=60)
-    second = run(again="latest", args=["--y", 2])
-    assert second.wait(timeout=60).state == "succeeded"
-    assert next(second.logs(rank=0)) == "0 --x a b --y 2"
-
-
 def test_the_callers_signals_streams_and_folder_stay_its_own(
     place: Runner, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,214 +213,3 @@ def test_a_folder_of_the_callers_called_like_a_library_is_not_imported(place: Ru
     (place.folder / "yaml.py").write_text("raise SystemExit('the wrong one')")
     (place.folder / "launcher").mkdir()
     run(tiny(), on="local").stop()
-
-
-def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place: Runner) -> None:
-    place.write(WAITING.replace("SIG_DFL", "SIG_IGN"))
-    training = run(tiny(stop_grace_s=120), on="local")
-    wait_until(is_up(training))
-    asked_at = time.monotonic()
-    assert training.stop(grace=1).reason == "stop-requested"
-    assert time.monotonic() - asked_at < 25, "without the kill of its own it takes 31 s"
-    assert place.processes() == []
-
-
-@pytest.mark.slow
-def test_an_elastic_run_is_scaled(place: Runner) -> None:
-    place.write(WAITING)
-    training = run(tiny(nnodes="1:2"), on="local")
-    with contextlib.suppress(ZeroDivisionError), training:
-        wait_until(is_up(training))
-        with pytest.raises(InputError, match="from 1 to 2"):
-            training.scale(3)
-        training.scale(1)
-        wait_until(lambda: len(training.status().nodes) == 1)
-        raise ZeroDivisionError
-    assert training.outcome is not None
-    assert training.outcome.reason == "stop-requested"
-    assert place.processes() == []
-
-
-# -- whoever started it has gone, or was interrupted ----------------------------------------------
-
-
-def test_a_run_goes_on_to_its_end_after_its_callers_death(place: Runner) -> None:
-    place.write("import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)\n")
-    caller = python(place, WAITS + "training.wait()\n")
-    assert caller.stdout is not None
-    training = find(caller.stdout.readline().decode().strip())
-    caller.kill()
-    caller.wait()
-    assert training.outcome is None
-    assert training.status().launcher_pid is not None
-    (place.folder / "go").touch()
-    assert training.wait(timeout=60).state == "succeeded"
-
-
-def test_an_interrupted_with_block_stops_the_run(place: Runner) -> None:
-    place.write(WAITING)
-    caller = python(place, WAITS + "with training:\n    training.wait()\n")
-    assert caller.stdout is not None
-    training = find(caller.stdout.readline().decode().strip())
-    wait_until(is_up(training))
-    caller.send_signal(signal.SIGINT)
-    assert caller.wait() != 0
-    assert training.outcome is not None
-    assert training.outcome.reason == "stop-requested"
-
-
-def interrupted_at(place: Runner, slow: str, reached: Path) -> None:
-    """Runs ``slow`` in the launcher that a script starts, and interrupts that once it is there."""
-    (place.folder / "late").mkdir()
-    (place.folder / "late/late.py").write_text(slow)
-    (place.folder / "late/sitecustomize.py").write_text(
-        "import sys\nif 'run' in sys.argv: import late\n"
-    )
-    place.env["PYTHONPATH"] += os.pathsep + str(place.folder / "late")
-    caller = python(place, WAITS)
-    wait_until(reached.exists)
-    caller.send_signal(signal.SIGINT)
-    assert caller.wait() != 0
-    training = find()
-    assert training.wait(timeout=60).reason == "stop-requested"
-    assert process_table.find(**{RUN_ID: training.run_id}) == ()
-
-
-def test_what_was_being_started_ends_when_the_start_is_interrupted(place: Runner) -> None:
-    place.write(WAITING)
-    # The follower's submission takes a while, as that of an image to pull does.
-    slow = f"""
-import launcher.targets.local.target as local, pathlib, time
-submit = local.LocalTarget.submit
-def late(self, plan):
-    pathlib.Path({str(place.folder / "submitting")!r}).touch()
-    time.sleep(1)
-    submit(self, plan)
-local.LocalTarget.submit = late
-"""
-    interrupted_at(place, slow, place.folder / "submitting")
-
-
-@pytest.mark.parametrize("moment", ["before its id is told", "after it"])
-def test_a_run_whose_start_is_interrupted_late_ends_all_the_same(
-    place: Runner, moment: str
-) -> None:
-    place.write(WAITING)
-    reached = place.folder / "reached"
-    slow = f"""
-import pathlib, time
-import launcher.commands.run as jobs
-def wait(*words, **options):
-    print(*words, **options)
-    pathlib.Path({str(reached)!r}).touch()
-    time.sleep(1)
-if {moment.startswith("before")}:
-    jobs._note_left_behind = lambda *_: wait(end="")
-else:
-    jobs.print = wait
-"""
-    interrupted_at(place, slow, reached)
-
-
-# -- a notebook, and the page ---------------------------------------------------------------------
-
-
-class Notebook:
-    """A real Jupyter kernel, in a place of its own."""
-
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
-        from jupyter_client.manager import start_new_kernel
-
-        self._manager, self._client = start_new_kernel(cwd=str(folder), env=env)
-
-    def start(self, code: str) -> str:
-        started: str = self._client.execute(code)
-        return started
-
-    def interrupt(self) -> None:
-        self._manager.interrupt_kernel()
-
-    def restart(self) -> None:
-        self._manager.restart_kernel(now=True)
-        self._client.wait_for_ready(timeout=60)
-
-    def finish(self, started: str) -> str:
-        """The cell's result, or the name of its exception."""
-        result = ""
-        while True:
-            message = self._client.get_iopub_msg(timeout=120)
-            content = message["content"]
-            if message["parent_header"].get("msg_id") != started:
-                continue
-            if message["msg_type"] == "execute_result":
-                result = content["data"]["text/plain"]
-            elif message["msg_type"] == "error":
-                result = content["ename"]
-            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
-                return result
-
-    def wait_for_output(self, text: str) -> None:
-        while self._client.get_iopub_msg(timeout=120)["content"].get("text") != text:
-            pass
-
-    def __call__(self, code: str) -> str:
-        return self.finish(self.start(code))
-
-    def close(self) -> None:
-        self._client.stop_channels()
-        self._manager.shutdown_kernel(now=True)
-
-
-@pytest.fixture
-def notebook(place: Runner) -> Iterator[Notebook]:
-    pytest.importorskip("ipykernel")
-    opened = Notebook(place.folder, place.env)
-    yield opened
-    opened.close()
-
-
-@pytest.mark.slow
-def test_interrupt_and_restart_of_a_notebook_leave_the_run_alone(
-    place: Runner, notebook: Notebook
-) -> None:
-    place.write(WAITING)
-    notebook(WAITS)
-    training = find()
-    wait_until(is_up(training))
-    cell = notebook.start("print('waiting', flush=True); training.wait()")
-    notebook.wait_for_output("waiting\n")
-    notebook.interrupt()
-    assert notebook.finish(cell) == "KeyboardInterrupt"
-    assert notebook("training.outcome, training.status().state") == "(None, 'running')"
-    notebook.restart()
-    assert training.outcome is None
-    assert notebook("from launcher import find; find().stop().reason") == "'stop-requested'"
-
-
-SCRIPTS, _, CELLS = (ROOT / "docs/python.md").read_text().partition("\n## In a notebook\n")
-
-
-def blocks(text: str) -> list[str]:
-    return [part.partition("```")[0] for part in text.split("```python\n")[1:]]
-
-
-@pytest.mark.slow  # each call of theirs is tested here
-def test_the_scripts_of_the_page_work(place: Runner, capsys: pytest.CaptureFixture[str]) -> None:
-    train, start, mistakes, sweep = blocks(SCRIPTS)
-    exec(compile(mistakes, "docs/python.md", "exec"), {})
-    assert capsys.readouterr().out.strip() in SCRIPTS
-    (place.folder / "train.py").write_text(train)
-    told = []
-    for script in (start, sweep):
-        caller = python(place, script)
-        told.append(caller.communicate(timeout=250)[0].decode().splitlines())
-        assert caller.returncode == 0
-    assert told[0][-1] == "succeeded completed 0.30000001192092896"
-    assert told[1] == ["{'loss': 0.10000000149011612}", "{'loss': 0.20000000298023224}"]
-
-
-@pytest.mark.slow  # the test above has a notebook
-def test_the_notebook_of_the_page_works(notebook: Notebook) -> None:
-    shown = [notebook(cell) for cell in blocks(CELLS)]
-    assert shown[-1] == "({'ranks': '2'}, ['0', '1'])"
-    assert json.loads((find().folder / "metrics.json").read_text()) == {"ranks": "2"}

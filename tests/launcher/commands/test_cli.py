@@ -17,6 +17,8 @@ from launcher.commands import cli
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
+
+
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
 
 
@@ -46,20 +48,6 @@ def test_a_script_whose_name_no_run_may_have_gets_one_by_an_option(tmp_path: Pat
 def test_help_tells_how_many_processes_are_started_unasked(command: str, tmp_path: Path) -> None:
     said = " ".join(launcher(command, "--help", cwd=tmp_path).stdout.split())
     assert "(default: auto, one for each GPU of the node, without GPUs one for each" in said
-
-
-def test_a_job_that_says_nothing_runs_in_this_python_whose_name_and_torch_are_told(
-    folder: Path,
-) -> None:
-    (folder / "train.py").write_text("print('trained')\n")
-    done = launcher("run", "job.yaml", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    first = done.stderr.splitlines()[0]
-    torch = version("torch")
-    assert f"running on local processes, {sys.executable} with torch {torch}," in first
-    assert first.endswith("; made the folder runs for its runs")
-    again = launcher("run", "job.yaml", cwd=folder)
-    assert "made the folder" not in again.stderr
 
 
 def test_render_prints_a_script_and_does_nothing(folder: Path) -> None:
@@ -112,25 +100,6 @@ def test_what_env_cannot_take_is_told_without_the_value(
     assert done.returncode == 2
     assert told in done.stderr
     assert "s3cr" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "length"),
-    [
-        pytest.param(("--set", "engine=torchrun"), 4_000, id="torchrun", marks=pytest.mark.slow),
-        pytest.param(("--embed",), 2**20, id="agent-embedded"),
-    ],
-)
-def test_the_rendered_script_runs_by_hand(
-    folder: Path, options: tuple[str, ...], length: int
-) -> None:
-    (folder / "train.py").write_text("import os; open('seen', 'w').write(os.environ['RANK'])\n")
-    script = launcher("render", "job.yaml", "--on", "local", *options, cwd=folder).stdout
-    assert len(script) < length
-    assert ("base64" in script) == ("--embed" in options)
-    (folder / "artifact.sh").write_text(script)
-    subprocess.run(["sh", "artifact.sh"], cwd=folder, check=True, timeout=120)
-    assert (folder / "seen").read_text() == "0"
 
 
 def test_ps_of_an_empty_folder_says_so(folder: Path) -> None:

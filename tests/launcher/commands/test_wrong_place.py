@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands import cli
 from tests.programs import run_program, write_python_program
 
 ROOT = Path(__file__).parents[3]
+
+
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
+
+
 LINES = [
     *("ps", "ps --all --json", "schema", "status", "report", "logs", "stop", "scale 2"),
     *("render job.yaml --on local", "run job.yaml --on local", "doctor job.yaml --on local"),
@@ -72,29 +75,9 @@ def test_a_closed_stdout_is_told_and_nothing_is_begun(folder: Path, line: str) -
     assert not (folder / "runs").exists()
 
 
-def test_a_closed_stderr_and_stdin_harm_nothing(folder: Path) -> None:
-    done = shell("launcher render job.yaml --on local <&- 2>&-", folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("#!/bin/sh\n")
-    assert shell("launcher status nothing 2>&-", folder).stdout == ""
-    done = shell("launcher check - <&-", folder)
-    assert (done.returncode, "the file is empty" in done.stdout) == (2, True)
-
-
 def test_a_stdin_that_is_not_utf_8_is_told_with_its_line(folder: Path) -> None:
     done = shell("printf 'kind: Job\\n\\351\\n' | PYTHONUTF8=1 launcher check -", folder)
     assert_told(done, words="<stdin>:2: byte 0xe9 is not UTF-8")
-
-
-@pytest.mark.parametrize(
-    "line", ["ps", "schema", "--help", "run --help", "render job.yaml --on local", "status x 2>&1"]
-)
-def test_a_reader_that_goes_early_is_no_error(folder: Path, line: str) -> None:
-    done = shell(f"launcher {line} | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}", folder)
-    assert done.stderr == ""
-    assert done.stdout in ("0\n", "2\n")
-    done = shell(f"launcher {line} | true", folder)
-    assert done.stderr == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -158,17 +141,6 @@ def as_another(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return shell(line, cwd, prefix=bare)
 
 
-RIGHTS = [
-    ("run job.yaml --on local", ".", 0o555, "runs"),
-    ("run job.yaml --on local", "job.yaml", 0o000, "job.yaml: cannot be read: Permission denied"),
-    ("run job.yaml --on local --set workdir=w", "w", 0o000, "Permission denied"),
-    ("run job.yaml --on local --set checkpoint_dir=w/x", "w", 0o555, "cannot be made"),
-    ("run job.yaml --on local --set local.python=w/python", "w", 0o000, "local.python"),
-    ("ps --runs w", "w", 0o000, "Permission denied"),
-    ("run job.yaml --hosts w/hosts.yaml", "w", 0o000, "w/hosts.yaml"),
-]
-
-
 def test_a_closed_folder_of_a_script_is_the_one_to_be_opened(folder: Path) -> None:
     (folder / "a b/in").mkdir(parents=True)
     (folder / "a b/in/x.py").touch()
@@ -177,30 +149,6 @@ def test_a_closed_folder_of_a_script_is_the_one_to_be_opened(folder: Path) -> No
     done = as_another("launcher run 'a b/in/x.py' --on local", folder)
     assert_told(done, words="a b/in/x.py: Permission denied")
     assert "fix: namei -l 'a b/in/x.py' shows" in done.stderr
-
-
-@pytest.mark.parametrize(("line", "what", "mode", "words"), RIGHTS)
-def test_what_may_not_be_read_or_written_is_told(
-    folder: Path, line: str, what: str, mode: int, words: str
-) -> None:
-    folder.chmod(0o777)
-    (folder / "w").mkdir()
-    (folder / what).chmod(mode)
-    try:
-        assert_told(as_another(f"launcher {line}", folder), words=words)
-    finally:
-        (folder / what).chmod(0o755)
-    assert not (folder / "runs").exists()
-
-
-@pytest.mark.parametrize("option", ["--set checkpoint_dir", "--runs"])
-def test_a_folder_where_nothing_can_be_made_is_told_before_a_run_is_begun(
-    folder: Path, option: str
-) -> None:
-    done = shell(f"launcher run job.yaml --on local {option}=/proc/x", folder)
-    assert_told(done, words="/proc/x")
-    assert "change its owner" not in done.stderr, "nobody's rights are the cause"
-    assert not (folder / "runs").exists()
 
 
 def test_a_script_that_nobody_writes_is_not_waited_for(folder: Path) -> None:
@@ -214,37 +162,3 @@ def test_an_argument_that_is_no_text_is_no_file_to_be_renamed(folder: Path) -> N
     assert_told(
         done, words="is not UTF-8, and a plan can only hold UTF-8\n  fix: write it in UTF-8\n"
     )
-
-
-# -- run folders that were damaged ----------------------------------------------------------------
-
-GARBAGE = [b"", b"{}", b'{"at": null, "pid": []}']
-MORE_GARBAGE = [b"\xff\0\xfe", b"null", b"[]", b'"x"', b"1", b"[" * 100_000]
-
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one run that failed."""
-    made = tmp_path_factory.mktemp("ended")
-    (made / "job.yaml").write_text(JOB)
-    (made / "train.py").write_text("raise SystemExit(1)\n")
-    assert shell("launcher run job.yaml --on local", made).returncode == 1
-    return made
-
-
-@pytest.mark.parametrize(
-    "content", [*GARBAGE, *(pytest.param(each, marks=pytest.mark.slow) for each in MORE_GARBAGE)]
-)
-@pytest.mark.parametrize(
-    "name", ["plan.json", "outcome.json", "launcher.json", "submitted.json", "metrics.json"]
-)
-def test_a_damaged_run_folder_is_told_by_every_command(
-    ended: Path, folder: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(ended / "runs", folder / "runs", symlinks=True)
-    run = next(path for path in (folder / "runs").iterdir() if not path.is_symlink())
-    monkeypatch.chdir(folder)
-    for line in ("ps -a", "ps", "status", "report", "logs", "stop", "env --join latest", "scale 2"):
-        (run / name).write_bytes(content)
-        # In this process: anything but an exit code is raised, and fails the test.
-        assert cli.run_command(line.split()) in (0, 2), line

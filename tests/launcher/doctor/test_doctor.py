@@ -23,7 +23,6 @@ from launcher.doctor.judge import (
 from launcher.doctor.program import parse_gpus, parse_xids
 from launcher.doctor.run import MOUNTED_PROGRAM, OWN_FOLDER, as_probe
 from launcher.job.spec import JobSpec
-from tests.launcher.docker_runs import MOUNTED
 from tests.launcher.runner import PREFIX, Runner
 from tests.waiting import wait_until
 
@@ -43,6 +42,8 @@ GOOD = {
     "verbs_library": True,
     "nccl_env": {},
 }
+
+
 GPU = {
     "index": "0",
     "bus_id": "00000000:3B:00.0",
@@ -98,6 +99,8 @@ DMESG = """\
 [ 1030.4] NVRM: Xid (PCI:0000:5e:00): 31, pid=3221, name=python, Ch 00000008, intr 00000000
 [ 1031.4] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off
 """
+
+
 NVIDIA_SMI = """\
 0, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:3B:00.0, 1, 81559, 0
 1, NVIDIA H100 80GB HBM3, 570.133.20, 00000000:5E:00.0, 61022, 81559, [N/A]
@@ -183,17 +186,6 @@ def rows(text: str) -> dict[str, tuple[str, str]]:
     return {row["check"]: (row["status"], row["found"]) for row in json.loads(text)}
 
 
-def test_this_machine_is_fit_and_nothing_is_left(launcher: Runner) -> None:
-    launcher.write("raise SystemExit('never run')", PREFIX + "checkpoint_dir: ./saved\n")
-    done = launcher("doctor", "job.yaml", "--on", "local", "--json", "--nproc-per-node", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = rows(done.stdout)
-    assert {status for status, _ in found.values()} <= {"ok", "warning"}
-    assert found["all-reduce"][1].startswith("gloo: ")
-    assert "torch 2." in found["python, torch"][1]
-    assert sorted(path.name for path in launcher.folder.iterdir()) == ["job.yaml", "train.py"]
-
-
 def test_a_folder_that_cannot_be_written_is_named(launcher: Runner) -> None:
     launcher.write("", PREFIX + "checkpoint_dir: /dev/null/saved\n")
     done = launcher("doctor", "job.yaml", "--on", "local")
@@ -202,54 +194,11 @@ def test_a_folder_that_cannot_be_written_is_named(launcher: Runner) -> None:
     assert "fix: " in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("argv", "told", "fix"),
-    [
-        ((), "no job file is named", "launcher doctor --hosts hosts.yaml"),
-        (("job.yaml", "--on", "hosts"), "no hosts are named", "--hosts hosts.yaml"),
-        (("job.yaml", "--on", "mars"), "--on mars: no such target", "one of: docker"),
-    ],
-)
-def test_bad_input_is_refused_with_the_fix(
-    launcher: Runner, argv: tuple[str, ...], told: str, fix: str
-) -> None:
-    launcher.write("", PREFIX)
-    launcher.env.pop("LAUNCHER_HOSTS", None)
-    done = launcher("doctor", *argv)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert fix in done.stderr
-    assert done.stderr.count("\n") <= 2
-
-
 def test_a_probe_that_takes_too_long_ends_at_its_limit(launcher: Runner) -> None:
     launcher.write("", PREFIX)
     done = launcher("doctor", "job.yaml", "--on", "local", "--limit", "0.1")
     assert done.returncode == 1
     assert "no answer within 0.1 s" in done.stdout
-
-
-def test_a_probe_that_fails_tells_the_workers_own_exception(launcher: Runner) -> None:
-    launcher.write("", PREFIX + "env: {GLOO_SOCKET_IFNAME: nosuch0}\n")
-    done = launcher("doctor", "job.yaml", "--on", "local")
-    assert done.returncode == 1
-    (row,) = [line for line in done.stdout.splitlines() if line.startswith("failed")]
-    assert "RuntimeError: " in row
-    assert row.endswith("Unable to find address for: nosuch0")
-
-
-@pytest.mark.docker
-@pytest.mark.slow
-def test_two_containers_are_fit_and_a_small_shm_is_warned_of(launcher: Runner) -> None:
-    launcher.write("", MOUNTED)
-    done = launcher(
-        *("doctor", "job.yaml", "--on", "docker", "--nnodes", "2", "--json"),
-        *("--set", "resources.shm=64Mi"),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = rows(done.stdout)
-    assert found["/dev/shm"] == ("warning", "0.1 GiB")
-    assert found["all-reduce"][0] == "ok"
 
 
 def test_an_interrupted_diagnosis_leaves_nothing_behind(launcher: Runner) -> None:

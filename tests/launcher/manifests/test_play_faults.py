@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,9 +26,10 @@ from tests.launcher.played import (
     nothing_is_left,
     plays,
 )
-from tests.launcher.relay import Relay, open_relay
 
 pytestmark = pytest.mark.docker
+
+
 Play = Callable[..., Played]
 
 
@@ -44,33 +44,6 @@ def engine() -> Any:
     import docker
 
     return docker.from_env()
-
-
-@pytest.fixture
-def relay() -> Iterator[Relay]:
-    with open_relay() as made:
-        yield made
-
-
-# -- an engine that goes away ---------------------------------------------------------------------
-
-
-@pytest.mark.slow  # test_away has an engine that is away
-def test_ctrl_c_with_the_engine_away_says_what_runs_on_and_the_command_that_ends_it(
-    play: Play, engine: Any, relay: Relay
-) -> None:
-    played = play(elastic(WAIT), DOCKER_HOST=relay.address)
-    played.until(lambda text: text.count("] up") == 2)
-    relay.go()
-    played.process.send_signal(signal.SIGINT)
-    assert played.end() == ExitCode.TARGET_UNREACHABLE, played.text
-    assert "nothing was left running" not in played.text
-    assert "Traceback" not in played.text
-    what, fix = played.text.splitlines()[-2:]
-    assert what.startswith("error: STILL RUNNING: foreign-")
-    assert container(engine, "worker-0").status == "running"
-    subprocess.run(fix.partition("fix: ")[2], shell=True, check=True, timeout=LIMIT_S)
-    assert nothing_is_left(engine, played)
 
 
 # -- programs that do not start, and how those end that did ---------------------------------------

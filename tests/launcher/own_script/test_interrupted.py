@@ -13,7 +13,7 @@ import pytest
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from tests.launcher.own_script.project import make_project
-from tests.launcher.own_script.test_here import SHORT
+from tests.launcher.own_script.soak.test_here import SHORT
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 

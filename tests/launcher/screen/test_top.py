@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import os
 import shlex
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +15,6 @@ from typing import Any
 import pytest
 from textual.geometry import Region
 from textual.widgets import DataTable
-from textual.widgets._data_table import RowRenderables
 
 from launcher.runs.folder import RunFolder
 from launcher.runs.goodput import Goodput, Point
@@ -26,7 +22,6 @@ from launcher.runs.report import NodeReport, Postmortem
 from launcher.runs.timeline import Moment
 from launcher.screen import app
 from launcher.screen.snapshot import NodeRow, RunSnapshot, read_last_line, render_snapshot
-from launcher.targets import process_table
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
@@ -40,6 +35,8 @@ NODE = NodeReport(
     phases_s={},
     state="running",
 )
+
+
 ROW = NodeRow(
     told=NODE,
     host="",
@@ -53,7 +50,11 @@ ROW = NodeRow(
     seen_s=2.0,
     last_line="step 7",
 )
+
+
 POINTS = [Point(10.0 * n, 100 * n, 3200 * n, 0.25, 0.1, 1234.4, 2) for n in (5, 6, 7)]
+
+
 TOLD = Postmortem(
     run_id="digits-1",
     job="digits",
@@ -85,7 +86,11 @@ TOLD = Postmortem(
     timeline=[Moment(after_s=1.0, node_index=0, incarnation=0, text="agent started")],
     folder="",
 )
+
+
 SEEN = RunSnapshot(told=TOLD, nodes=[ROW])
+
+
 STEPS = """
 import time, torch
 weight = torch.nn.Parameter(torch.zeros(1))
@@ -157,22 +162,6 @@ def cells_of(screen: app.RunScreen, row: int) -> list[str]:
     return [str(cell) for cell in screen.query_one(DataTable).get_row_at(row)]
 
 
-def test_a_thousand_nodes_are_shown_filtered_and_changed_in_place(
-    watch: Callable[..., None],
-) -> None:
-    rows = [replace(node(node_index=index), host=f"gpu{index:04}") for index in range(1000)]
-    lost = replace(rows[700], told=replace(rows[700].told, state="missing"))
-
-    async def look(screen: app.RunScreen, pilot: Any) -> None:
-        screen.show(replace(SEEN, nodes=[lost, *rows[:700], *rows[701:]]))
-        assert cells_of(screen, 0)[:2] == ["700.0 gpu0700", "missing"]
-        await pilot.press("slash", *"gpu001", "enter")
-        table = screen.query_one(DataTable)
-        assert [row.value for row in table.rows] == [str(index) for index in range(10, 20)]
-
-    watch(rows, look)
-
-
 def test_what_a_worker_prints_is_no_markup(watch: Callable[..., None]) -> None:
     line = "[info] [/b] step"
 
@@ -183,17 +172,6 @@ def test_what_a_worker_prints_is_no_markup(watch: Callable[..., None]) -> None:
         assert line in strips[1].text
 
     watch([replace(ROW, last_line=line)], look)
-
-
-def test_a_screen_keeps_no_drawings_of_what_it_has_shown(watch: Callable[..., None]) -> None:
-    async def look(screen: app.RunScreen, pilot: Any) -> None:
-        for number in range(20):
-            screen.show(replace(SEEN, nodes=[replace(ROW, last_line=f"step {number}")]))
-            await pilot.pause(0.02)
-        gc.collect()
-        assert sum(isinstance(one, RowRenderables) for one in gc.get_objects()) < 10
-
-    watch([ROW], look)
 
 
 def test_a_page_that_is_left_while_it_reads_ends_nothing(watch: Callable[..., None]) -> None:
@@ -258,56 +236,6 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
     runner = Runner(folder)
     yield runner
     runner("stop", "--grace", "0")
-
-
-@pytest.mark.tmux
-def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runner: Runner) -> None:
-    runner.write(STEPS, "name: tiny\nnproc_per_node: 1\nnnodes: 2\nmax_restarts: 3\n")
-    done = runner("run", "job.yaml", "--on", "local", "--detach")
-    assert done.returncode == 0, done.stderr
-    tmux = Tmux(runner.folder, runner.argv("top"), {**runner.env, "TERM": "xterm-256color"})
-    try:
-        tmux.wait_for("first step")
-        tmux.wait_for("one more step")
-        run_id = runner.run_ids()[0]
-        workers = process_table.find(LAUNCHER_RUN_ID=run_id, RANK="1")
-        os.kill(workers[-1], signal.SIGKILL)
-        tmux.wait_for("restarts: ")
-        tmux("send-keys", "s")
-        tmux.wait_for("train.py")
-        tmux.close_page()
-        tmux("send-keys", "l")
-        tmux.wait_for("== stderr")
-        tmux.close_page()
-        tmux("send-keys", "x")
-        tmux.wait_for("x again ends")
-        tmux("send-keys", "x")
-        tmux.wait_for(f"{run_id}: stopped, stop-requested")
-        tmux.close_page()
-        tmux.wait_for("stopped on local")
-        tmux("send-keys", "q")
-        wait_until(lambda: not tmux("list-sessions"))
-    finally:
-        tmux("kill-server")
-
-
-@pytest.mark.slow
-@pytest.mark.tmux
-def test_a_run_that_is_followed_live_ends_as_without_a_screen(runner: Runner) -> None:
-    """Ctrl-C stops it within its grace, and the summary stands where the screen was."""
-    runner.write(STEPS, "name: tiny\nnproc_per_node: 1\n")
-    words = shlex.join(runner.argv("run", "job.yaml", "--on", "local", "--live"))
-    command = ["sh", "-c", f"{words}; echo ended $?; cat"]
-    tmux = Tmux(runner.folder, command, {**runner.env, "TERM": "xterm-256color"})
-    try:
-        tmux.wait_for("one more step")
-        assert "filter" in tmux.shown()
-        tmux("send-keys", "C-c")
-        tmux.wait_for("ended 130")
-        assert "STOPPED tiny-" in tmux.shown()
-        assert runner.outcome["reason"] == "interrupted"
-    finally:
-        tmux("kill-server")
 
 
 def test_live_without_a_terminal_is_a_plain_stream(tmp_path: Path) -> None:

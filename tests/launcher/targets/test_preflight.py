@@ -43,6 +43,8 @@ def tree(tmp_path: Path) -> Path:
 
 
 SHELL = {"WANDB_API_KEY": "k", "HF_HOME": "/hf", "MINE": "1", "HOME": "/me", "OTHER": "2"}
+
+
 SHELL |= {"RANK": "0", "SLURM_PROCID": "0"}
 
 
@@ -109,6 +111,8 @@ def test_a_run_whose_ranks_would_resume_from_their_nodes_own_disks_is_refused_or
 
 
 GOOD = [["train.py"], ["./train.py", "--x"], ["folder"], ["-m", "only.python.knows"]]
+
+
 BAD = [["nothere.py"], ["bare"], ["train.py/x"]]
 
 
@@ -196,46 +200,6 @@ def test_a_script_that_nodes_without_an_image_do_not_get_is_refused(
     with pytest.raises(InputError) as caught:
         check_there(node, run_dir)
     assert re.search(told, str(caught.value))
-
-
-# -- the same ending whatever started it -----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("engine", "found"),
-    [
-        pytest.param("torchrun", "script", marks=pytest.mark.slow),
-        ("agent", "script"),
-        pytest.param("agent", "module", marks=pytest.mark.slow),
-    ],
-)
-def test_what_is_only_found_missing_at_the_start_ends_the_same_under_both_engines(
-    launcher: Runner, engine: str, found: str
-) -> None:
-    launcher.write("", f"name: tiny\nnproc_per_node: 1\nengine: {engine}\n")
-    # Looked at before the start it is there; when the worker is started, it has gone.
-    if found == "script":
-        (launcher.folder / "sitecustomize.py").write_text(GONE.format(name="train.py"))
-        command = "train.py"
-    else:
-        (launcher.folder / "odd").mkdir()
-        (launcher.folder / "odd/__init__.py").write_text("__path__ = list(__path__)\n")
-        command = "-m odd.nothere"
-    argv = ("--on", "local", "--set", f"command={command}", "--set", "env.PYTHONPATH=.")
-    done = launcher("run", "job.yaml", *argv)
-    assert done.returncode == 2, done.stderr
-    assert "bad-input" in done.stderr
-    assert (launcher.outcome["reason"], launcher.outcome["exit_code"]) == ("bad-input", 2)
-
-
-GONE = """
-import os
-if "LAUNCHER_RUN_ID" in os.environ:
-    try:
-        os.unlink("{name}")
-    except FileNotFoundError:
-        pass
-"""
 
 
 def test_a_port_that_is_taken_is_told_before_nodes_wait_at_it(launcher: Runner) -> None:

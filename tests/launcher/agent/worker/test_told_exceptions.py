@@ -8,35 +8,6 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.worker_exit import read_error, read_oom_kills
-from tests.launcher.agent.place import Place, free_port
-
-SILENT = """
-class Silent(Exception):
-    def __str__(self):
-        raise ValueError("no words")
-raise Silent()
-"""
-HUGE = "raise ValueError('x' * 2_000_000)"
-CONTROL = "raise ValueError('a\\x1b[2Jb\\x07\\x9b c')"
-
-
-@pytest.mark.parametrize(
-    ("script", "told"),
-    [
-        (SILENT, "Silent: <exception str() failed>"),
-        pytest.param(HUGE, f"ValueError: {'x' * 488}...", marks=pytest.mark.slow),
-        (CONTROL, r"ValueError: a\x1b[2Jb\x07\x9b c"),
-    ],
-    ids=["silent", "huge", "control"],
-)
-def test_an_exception_is_told_in_one_line_that_a_terminal_can_show(
-    place: Place, script: str, told: str
-) -> None:
-    place.write(script)
-    place.plan(port=free_port())
-    assert place.run() == 1, place.console()
-    first = place.outcome()["first"]
-    assert (first["exit_code"], first["exception"]) == (1, told)
 
 
 def test_of_an_exception_of_another_process_the_inner_one_is_told(tmp_path: Path) -> None:

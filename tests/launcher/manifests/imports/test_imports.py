@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +13,14 @@ from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
 from launcher.manifests.imports.draft import render_draft
 from launcher.manifests.imports.read import import_text
-from tests.launcher.manifests.imports.losses import LOSSES
 from tests.launcher.runner import ROOT, Runner
-from tests.programs import run_program
-from tests.slurm.cluster import find_free_ports
 
 INPUTS = sorted((Path(__file__).parent / "inputs").iterdir())
+
+
 NO_SCRIPT = ("accelerate-deepspeed.yaml", "accelerate-fsdp.yaml")
+
+
 STARTERS = re.compile(
     r"[\w/]*(torchrun|python3?|accelerate|launch|deepspeed|horovodrun|mpirun|mpiexec|srun|docker|podman)"
     r"|nohup|all|\$PWD|\$\{NGPU|type|bind|source|target|readonly|sudo|run|bash|-c|&&|&|torch.distributed.(run|launch)|torchelastic.distributed.launch"
@@ -85,58 +85,6 @@ def test_what_cannot_be_imported_is_one_message(text: str, source: str, what: st
     assert "fix: " in str(refused.value)
 
 
-def test_the_command_takes_a_line_a_file_or_stdin_and_overwrites_nothing(tmp_path: Path) -> None:
-    runner = Runner(tmp_path)
-    (tmp_path / "two words.txt").write_text("torchrun --nproc-per-node=2 train.py\n")
-    line = ("torchrun", "--nproc-per-node=2", "train.py")
-    behind = runner("import", "--", *line).stdout
-    quoted, file = runner("import", " ".join(line)).stdout, runner("import", "two words.txt").stdout
-    assert {text.partition("\n")[2] for text in (behind, quoted, file)} == {
-        "\nname: train\ncommand: [train.py]\nnproc_per_node: 2\n"
-    }
-    assert runner("import", "-o", "job.yaml", "--", *line).returncode == 0
-    again = runner("import", "-o", "job.yaml", "--", "torchrun", "other.py")
-    assert (again.returncode, "job.yaml is there already" in again.stderr) == (2, True)
-    assert "command: [train.py]" in (tmp_path / "job.yaml").read_text()
-    nothing = runner("import", "-o", "none.yaml", "--", "torchrun")
-    assert (nothing.returncode, (tmp_path / "none.yaml").exists()) == (2, False)
-
-
-TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2 train.py --lr 0.5"
-ACCELERATE = "-m accelerate.commands.launch --multi_gpu --num_machines=1 --num_processes=2"
-MPIRUN = "mpirun --allow-run-as-root --oversubscribe -np 2 -x MASTER_ADDR=127.0.0.1"
-DOCKER = "docker run --rm --user 0 -e OMP_NUM_THREADS=1 -v $PWD:/w -w /w fabric-train:cpu python"
-
-
-@pytest.mark.slow  # starts plain programs; each input is parsed as a job file in every CI
-@pytest.mark.parametrize(
-    ("line", "target"),
-    [
-        (f"OMP_NUM_THREADS=1 {sys.executable} {TORCHRUN}", "local"),
-        (f"OMP_NUM_THREADS=1 {sys.executable} {ACCELERATE} train.py --lr 0.5", "local"),
-        pytest.param(
-            f"{MPIRUN} -x MASTER_PORT=PORT {sys.executable} train.py --lr 0.5",
-            "local",
-            marks=pytest.mark.mpi,
-        ),
-        pytest.param(f"{DOCKER} {TORCHRUN}", "docker", marks=pytest.mark.docker),
-    ],
-    ids=["torchrun", "accelerate", "mpirun", "docker"],
-)
-def test_what_was_imported_trains_as_the_original(tmp_path: Path, line: str, target: str) -> None:
-    runner = Runner(tmp_path)
-    (tmp_path / "train.py").write_text(LOSSES)
-    (tmp_path / "line.txt").write_text(line.replace("PORT=PORT", f"PORT={find_free_ports(1)[0]}"))
-    original = run_program(["sh", "line.txt"], cwd=tmp_path, env=runner.env)
-    assert original.returncode == 0, original.stderr
-    made = runner("import", "line.txt", "-o", "job.yaml")
-    assert made.returncode == 0, made.stderr
-    ours = runner("run", "job.yaml", "--on", target)
-    assert ours.returncode == 0, ours.stderr
-    assert re.findall(r"\d \d\.\d+", ours.stdout) == re.findall(r"\d \d\.\d+", original.stdout)
-    assert len(re.findall(r"\d \d\.\d+", ours.stdout)) == 5
-
-
 # -- init ------------------------------------------------------------------------------------------
 
 SCRIPTS = sorted((ROOT / "tests/launcher/manifests/scripts/right").glob("*.py"))[:12]
@@ -152,18 +100,6 @@ def test_each_script_gets_this_job_file(expect_golden: Callable[[str, str], None
     only_saves = "import torch\nfor step in range(9):\n    torch.save(step, 'a.pt')\n"
     assert "max_restarts: 0\n" in render_job(["a.py"], only_saves, [])
     expect_golden("init.txt", "\n".join(texts))
-
-
-def test_init_writes_a_job_that_runs_and_never_overwrites(tmp_path: Path) -> None:
-    runner = Runner(tmp_path)
-    (tmp_path / "my train.py").write_text("import sys\nprint('given', sys.argv[1:])\n")
-    made = runner("init", "my train.py", "--", "--lr", "3")
-    assert made.returncode == 0, made.stderr
-    assert len(made.stdout.splitlines()) == 3
-    assert "given ['--lr', '3']" in runner("run", "job.yaml", "--on", "local").stdout
-    before = (tmp_path / "job.yaml").read_text()
-    again = runner("init", "my train.py")
-    assert (again.returncode, (tmp_path / "job.yaml").read_text()) == (2, before)
 
 
 @pytest.mark.parametrize(

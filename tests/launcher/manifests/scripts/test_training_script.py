@@ -28,10 +28,20 @@ from launcher.manifests.scripts.rules import ScriptRule
 from tests.programs import run_program
 
 SCRIPTS = Path(__file__).parent
+
+
 ROOT = Path(__file__).parents[4]
+
+
 DOCS = ROOT / "docs/check-scripts.md"
+
+
 GOLDEN = ROOT / "tests/golden/check-training-scripts.txt"
+
+
 FAULT = re.compile(r"# fault: ([a-z-]+)")
+
+
 Place = tuple[int, str]
 
 
@@ -70,9 +80,17 @@ def case(rule: ScriptRule, base: str, old: str, bad: str, good: str | None = Non
 
 
 R = ScriptRule
+
+
 SETUP = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n    init_process_group('
+
+
 HOLDS = 'self.register_buffer("signal", alphas.sqrt())'
+
+
 MP = "mp.spawn(work, args=(2,), nprocs=2)"
+
+
 CASES = [
     case(R.UNREADABLE, "ddp_trainer", "import os\n", "import os\nprint 1\n"),
     case(R.FIRST_GPU, "ddp_trainer", "x.to(self.local_rank)", 'x.to("cuda:0")', 'x.to("cuda")'),
@@ -492,21 +510,3 @@ def test_a_script_that_cannot_be_read_has_no_findings_at_the_start_of_a_run(
     elif kind == "binary":
         path.write_bytes(b"\xff\xfe\x00")
     assert glance_at(path) == []
-
-
-def test_a_run_tells_in_one_line_how_many_findings_its_script_has(tmp_path: Path) -> None:
-    script = tmp_path / "my train.py"
-    script.write_text(
-        "def later():\n    import torch.multiprocessing as mp\n    mp.spawn(later)\nprint('done')\n"
-    )
-    done = run_program(
-        [sys.executable, "-m", "launcher", "run", "my train.py", "--on", "local"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == ExitCode.OK, done.stderr
-    assert "done" in done.stdout
-    told = [line for line in done.stderr.splitlines() if "finding" in line]
-    assert len(told) == 1
-    assert "launcher: 1 finding, of which 1 may fail or hang: " in told[0]
-    assert told[0].endswith(" check 'my train.py'")

@@ -18,22 +18,26 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from launcher.contract import protocol
-from launcher.targets.agent_archive import read_agent_version
-from launcher.targets.docker.build import find_client
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.docker
 
+
 BASE = "fabric-train:cpu"
+
+
 SCRIPT = """
 import os, small, torch
 with open("out.txt", "w") as file:
     file.write("written")
 print("small", small.NUMBER, "in", os.getcwd(), sorted(os.listdir(".")), flush=True)
 """
+
+
 NO_TORCH = "fabric-train-tests:no-torch"
+
+
 BASES = {
     "no-python": "RUN rm -f /usr/bin/python3*\n",
     "no-pip": "RUN rm -rf /usr/lib/python3*/ensurepip\n",
@@ -42,7 +46,11 @@ BASES = {
     "'class version: cuda = None' '__version__ = \"9.9.9+stand.in\"' "
     ">/usr/lib/python3/dist-packages/torch/__init__.py\n",
 }
+
+
 """What else a base made of ours lacks, or has."""
+
+
 SLOW = """
 import time
 def build_wheel(*given, **more):
@@ -109,135 +117,6 @@ def write_wheel(folder: Path, name: str, module: str) -> None:
 def build(launcher: Runner, tag: str, *more: str, base: str = BASE) -> Any:
     words = ("build", "train.py", "--base", base, "--tag", tag, "--wheelhouse", "../wheels")
     return launcher(*words, *more)
-
-
-def layers(engine: Any, image: str) -> list[str]:
-    found: list[str] = engine.api.inspect_image(image)["RootFS"]["Layers"]
-    return found
-
-
-def test_an_image_has_code_and_requirements_is_pushed_and_runs_on_docker(
-    launcher: Runner, folder: Path, tag: str, engine: Any
-) -> None:
-    # A stand-in pushes, as no registry is here that takes gigabytes; the real client builds.
-    real = find_client()[0]
-    put_client(launcher, f'[ "$1" != push ] || {{ echo "sent $2"; exit 0; }}\nexec {real} "$@"\n')
-    done = build(launcher, tag, "--push")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{tag}\n"
-    assert f"sent {tag}\nlauncher: {tag} was pushed\n" in done.stderr
-    assert "torch 2.13.0+cpu, no CUDA" in done.stderr
-    assert f"run train.py --image {tag} --code image" in done.stderr
-    config = engine.api.inspect_image(tag)["Config"]
-    assert config["User"] == "1000:1000"
-    assert config["WorkingDir"] == "/launcher/code/inner ö"
-    assert config["Labels"][protocol.LABEL_TORCH] == "2.13.0"
-    assert config["Labels"][protocol.LABEL_CUDA] == ""
-    assert config["Labels"][protocol.LABEL_AGENT] == read_agent_version()
-
-    of_image = ("train.py", "--image", tag, "--code", "image", "--nproc-per-node", "1")
-    ran = launcher("run", *of_image, "--on", "docker", "--set", "engine=agent")
-    assert ran.returncode == 0, ran.stderr
-    said = "small 7 in /launcher/code/inner ö ['out.txt', 'requirements.txt', 'train.py']"
-    assert said in ran.stdout
-    assert "holds" not in ran.stderr  # it is this launcher's agent
-
-    command = ["sh", "-c", "cat train.py ../.gitignore && touch ../new && ls -A .."]
-    listed = engine.containers.run(tag, command, user="54321:54321", entrypoint=[], remove=True)
-    assert listed.decode().splitlines()[-3:] == [".gitignore", "inner ö", "new"]
-
-
-@pytest.mark.slow
-def test_a_code_change_builds_on_the_layer_of_the_requirements(
-    launcher: Runner, folder: Path, tag: str, engine: Any
-) -> None:
-    assert build(launcher, tag).returncode == 0
-    before, id = layers(engine, tag), engine.api.inspect_image(tag)["Id"]
-    same = build(launcher, tag)
-    assert "is up to date" in same.stderr
-    assert "small" not in same.stderr.replace("requirements", "")  # pip did not run
-    assert engine.api.inspect_image(tag)["Id"] == id
-
-    (folder / "train.py").write_text(SCRIPT + "# changed\n")
-    assert build(launcher, tag).returncode == 0
-    after, base = layers(engine, tag), layers(engine, BASE)
-    kept = len(base) + 2  # the requirements and the agent
-    assert after[:kept] == before[:kept]
-    assert after[kept] != before[kept]
-
-    (folder / "requirements.txt").write_text("small==1.0\n")
-    assert build(launcher, tag).returncode == 0
-    assert layers(engine, tag)[len(base)] != before[len(base)]
-
-
-WITHOUT_PYTHON = ("no-python", "the base image has no python3", "--base with Python")
-WITHOUT_TORCH = ("no-torch", "there is no torch for the image's", "--base with torch")
-WITHOUT_PIP = ("no-pip", "python3 has no pip, and no venv", "--base with pip")
-
-
-@pytest.mark.slow  # a build makes a base first; requirements that fail end a build in every CI
-@pytest.mark.parametrize(
-    ("base", "what", "fix"), [WITHOUT_PYTHON, WITHOUT_PIP, WITHOUT_TORCH], indirect=["base"]
-)
-def test_a_base_without_what_it_needs_is_told_with_the_fix(
-    launcher: Runner, folder: Path, tag: str, base: str, what: str, fix: str
-) -> None:
-    done = build(launcher, tag, base=base)
-    assert done.returncode == 1, done.stderr
-    error, hint = done.stderr.splitlines()[-2:]
-    assert error.startswith(f"error: {tag} was not built: ")
-    assert what in error
-    assert hint.startswith(f"  fix: {fix}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("base", ["managed"], indirect=True)
-def test_a_python_that_pip_must_not_touch_gets_an_environment_on_top(
-    launcher: Runner, folder: Path, tag: str, base: str, engine: Any
-) -> None:
-    done = build(launcher, tag, base=base)
-    assert done.returncode == 0, done.stderr
-    words = ["-c", "import small, torch, sys; print(small.NUMBER, torch.__version__, sys.prefix)"]
-    said = engine.containers.run(tag, words, entrypoint=["python3"], remove=True).decode()
-    assert said == "7 9.9.9+stand.in /opt/launcher-venv\n"
-    config = engine.api.inspect_image(tag)["Config"]
-    assert config["Labels"][protocol.LABEL_TORCH] == "9.9.9"
-
-
-@pytest.mark.parametrize(
-    ("requirements", "more", "what", "fix"),
-    [
-        (
-            "torch==2.1.0",
-            True,
-            "want another torch than the base image's 2.13.0+cpu: The user requested torch==2.1.0",
-            "leave torch out of the requirements",
-        ),
-        (
-            "absent",
-            True,
-            "No matching distribution found for absent",
-            "put it into the folder of --wheelhouse, for the image's Python 3.11",
-        ),
-        pytest.param(
-            "--index-url http://127.0.0.1:9/simple\nabsent",
-            False,
-            "pip does not reach its index from the build: NewConnectionError",
-            "pip download -r FILE",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_requirements_that_cannot_be_had_are_told_with_the_fix(
-    launcher: Runner, folder: Path, tag: str, requirements: str, more: bool, what: str, fix: str
-) -> None:
-    (folder / "requirements.txt").write_text(f"{requirements}\n")
-    words = ("--wheelhouse", "../wheels") if more else ()
-    done = launcher("build", "train.py", "--base", BASE, "--tag", tag, *words)
-    assert done.returncode == 1, done.stderr
-    error, hint = done.stderr.splitlines()[-2:]
-    assert what in error
-    assert hint.startswith(f"  fix: {fix}")
 
 
 def test_a_base_that_is_nowhere_is_told_with_the_engines_word(

@@ -4,58 +4,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launcher.contract.errors import ExitCode, TargetError
 from launcher.contract.reasons import NodeState
-from launcher.job.spec import JobSpec
 from launcher.targets.at_once import HEARS_S, at_once
 from launcher.targets.docker.engine import STATES
-from launcher.targets.docker.target import DockerTarget, has_nvidia
+from launcher.targets.docker.target import has_nvidia
 from tests.programs import run_program
-
-JOB = JobSpec.model_validate({"name": "t", "command": "t.py"})
-
-
-@pytest.fixture
-def silent_socket(tmp_path: Path) -> Iterator[str]:
-    """The socket of an engine that accepts and never answers."""
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "s"))
-        server.listen()
-        yield f"unix://{tmp_path / 's'}"
-
-
-@pytest.mark.parametrize(
-    ("host", "told", "fix"),
-    [
-        ("ssh://nobody@127.0.0.1:1", "ssh://nobody@127.0.0.1:1", "unset DOCKER_HOST"),
-        ("unix:///nonexistent", "at unix:///nonexistent: No such file or directory", "--on local"),
-        ("tcp://127.0.0.1:1", "Connection refused", "start Docker"),
-        ("SILENT", "is there, but does not answer", "docker info"),
-        ("nonsense://x", "nonsense", ""),
-    ],
-)
-def test_an_engine_that_cannot_be_used_is_an_error_within_seconds_with_the_fix(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    silent_socket: str,
-    host: str,
-    told: str,
-    fix: str,
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", host.replace("SILENT", silent_socket))
-    began = time.monotonic()
-    with pytest.raises(TargetError) as caught:
-        DockerTarget(tmp_path).facts(JOB)
-    assert time.monotonic() - began < 10
-    assert caught.value.exit_code is ExitCode.TARGET_UNREACHABLE
-    assert told in caught.value.what
-    assert fix in caught.value.hint
-
 
 AS_NOBODY = """
 import os, sys

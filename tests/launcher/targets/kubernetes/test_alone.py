@@ -7,7 +7,6 @@ import io
 import json
 import shlex
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from launcher.targets.kubernetes.api import Cluster, ObjectPlace
 from launcher.targets.kubernetes.cluster_job import API_OF_KIND
 from launcher.targets.kubernetes.collector import ConsoleWriter
 from launcher.targets.kubernetes.target import KubernetesTarget
-from tests.launcher.cluster_run import ClusterRun, plan_in, put_pod
+from tests.launcher.cluster_run import plan_in, put_pod
 from tests.launcher.fake_cluster import FakeCluster, Fault, ended
 
 
@@ -273,24 +272,6 @@ def test_status_expects_the_nodes_that_the_object_asks_for_whoever_has_scaled_it
     put_pod(server, "d-1b", 1)
     assert command(run, "status") == 0
     assert "node 1.0: running" in capsys.readouterr().out
-
-
-def test_a_node_that_kubectl_scales_away_is_not_told_as_lost(
-    server: FakeCluster, start: Callable[..., ClusterRun]
-) -> None:
-    run = start()
-    for index in range(2):
-        run.put(f"digits-{index}-a", index)
-    run.said("digits-1-a runs")
-    scale_by_kubectl(server, 1)
-    asked = len(server.asked("GET", "/jobs/digits"))
-    server.remove("pods", "digits-1-a")
-    server.event("Job", "digits", "PyTorchJobRestarting", "Worker replica(s) failed")
-    server.until(lambda: len(server.asked("GET", "/jobs/digits")) > asked + 5)
-    assert "is lost" not in run.text
-    assert "failed" not in run.text
-    run.condition("Complete")
-    assert run.end().replaced_nodes == 0
 
 
 def test_a_stop_without_a_launcher_deletes_the_job_and_all_that_was_made_for_it(

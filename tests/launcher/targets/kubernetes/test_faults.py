@@ -37,6 +37,8 @@ from tests.launcher.cluster_run import (
 from tests.launcher.fake_cluster import FakeCluster, Fault, Object, ended, pod
 
 ROOT = Path(__file__).parents[4]
+
+
 NO_PYTHON = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
     'unable to start container process: exec: "python3": executable file not found in $PATH'
@@ -44,7 +46,11 @@ NO_PYTHON = (
 
 
 Start = Callable[..., ClusterRun]
+
+
 Typed = Callable[..., tuple[int, str]]
+
+
 OF_THE_HOST = PLAIN.replace("ephemeral", "ephemeral, host_network: true")
 
 
@@ -469,23 +475,6 @@ def test_pod_security_refuses_the_job_before_anything_is_made_and_the_warning_is
     assert not server.objects
 
 
-def test_a_detached_run_tells_what_the_server_says_of_its_job_before_it_detaches(
-    server: FakeCluster, tmp_path: Path
-) -> None:
-    server.put("resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
-    server.warn_level = "restricted"
-    # A process of its own: this one has the server's threads, which a fork would lose.
-    process = started(tmp_path, OF_THE_HOST, "--detach")
-    said, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    told = 'launcher: would violate PodSecurity "restricted:latest": host namespaces'
-    assert errors.count(told) == 1, errors
-    assert "launcher: a pod would not be admitted now: " in errors
-    assert errors.index(told) < errors.index("launcher: detached; see: ")
-    server.delete("jobs", "digits")
-    server.until(lambda: (tmp_path / "runs" / said.strip() / "outcome.json").is_file())
-
-
 def test_a_user_who_may_make_no_pods_is_not_kept_from_making_a_job(
     server: FakeCluster, start: Start
 ) -> None:
@@ -647,20 +636,6 @@ def test_pods_that_a_controller_deletes_leave_their_outcome_and_a_timeline(
         "0.0  container of digits-0-a ended: exit code 1",
     ):
         assert report.count(line) == 1, report
-
-
-def test_a_lost_node_is_told_beside_what_the_others_say_of_it(
-    server: FakeCluster, start: Start
-) -> None:
-    run = start()
-    run.put("digits-0-a")
-    run.put("digits-1-a", 1)
-    run.said("digits-0-a runs")
-    run.said("digits-1-a runs")
-    server.remove("pods", "digits-0-a")
-    run.said("node 0 is lost with its pod digits-0-a; the others go on")
-    run.condition("Complete")
-    assert run.end().reason == "completed"
 
 
 def test_a_container_that_starts_again_in_its_place_leaves_its_outcome(

@@ -17,7 +17,7 @@ from launcher.api.why import read_named_run
 from launcher.contract import protocol
 from launcher.contract.clock import SystemClock
 from launcher.contract.errors import InputError
-from launcher.follow.look import NO_ANSWER, NOT_STARTED
+from launcher.follow.look import NOT_STARTED
 from launcher.runs.folder import RunFolder
 from launcher.targets.agent_archive import read_archive
 from launcher.targets.conversation import Conversation
@@ -70,14 +70,6 @@ def test_profiles_of_pods_come_by_exec_into_them(server: FakeCluster, tmp_path: 
     assert sorted(told.files) == [0, 1]
     assert {path.read_text() for path in told.files.values()} == {'{"traceEvents": []}'}
     assert not told.missing
-
-
-def test_a_pod_whose_agent_says_nothing_is_named(server: FakeCluster, tmp_path: Path) -> None:
-    run, inside = start_pods(server, tmp_path)
-    with answering(inside[0], 0):
-        told = take_stacks(run, SystemClock())
-    assert sorted(told.stacks) == [0]
-    assert told.silent == {1: NO_ANSWER}
 
 
 def test_a_pod_in_which_no_agent_has_begun_or_no_program_runs_is_not_a_cluster_that_is_away(

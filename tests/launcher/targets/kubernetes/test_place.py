@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +36,8 @@ nproc_per_node: 1
 max_restarts: 3
 kubernetes: {kind: job, checkpoint: ephemeral}
 """
+
+
 Command = Callable[..., tuple[int, str]]
 
 
@@ -405,6 +406,8 @@ def test_what_is_left_of_ended_runs_is_listed_where_all_are_asked_for(
 # -- rights ---------------------------------------------------------------------------------------
 
 RBAC = Path(__file__).parents[4] / "k8s/base/rbac.yaml"
+
+
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -434,37 +437,6 @@ def rights_granted() -> set[tuple[str, str, str]]:
 def rights_asked(server: FakeCluster) -> set[tuple[str, str, str]]:
     # kube-system, of which the identity is made, may be refused.
     return {right_of(*one) for one in server.requests if "/namespaces/team/" in one[1]}
-
-
-@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "jobset", "job"])
-def test_the_role_that_is_shipped_grants_every_call_of_a_run(
-    kind: str, server: FakeCluster, launcher: Command
-) -> None:
-    nodes = ["--nnodes", "2"] if kind in ("jobset", "trainjob") else []
-    words = ["run", "job.yaml", "--on", "kubernetes", "--kind", kind, *nodes]
-    code, said = launcher(*words, "--detach")
-    assert code == 0, said
-    run_id = said.split()[-1]
-
-    def collect() -> None:
-        server.until(lambda: (f"{kind}s", "digits") not in server.objects)
-        server.remove("pods", "digits-0")
-
-    pod_labels = {"launcher.run-id": run_id, "batch.kubernetes.io/job-completion-index": "0"}
-    server.put("pods", pod("digits-0", pod_labels))
-    server.log("digits-0", ("2026-01-01T00:00:01Z", "[0/0] up"))
-    server.until(lambda: server.asked("GET", "/log"))
-    assert launcher("status", run_id)[0] == 0
-    assert launcher("ps", "--on", "kubernetes")[0] == 0
-    if kind in ("pytorchjob", "job"):
-        assert launcher("scale", run_id, "1")[0] == 0
-    server.log("digits-0", ended=True)
-    gone = threading.Thread(target=collect, daemon=True)
-    gone.start()
-    assert launcher("stop", run_id)[0] == 0
-    asked = rights_asked(server)
-    assert asked - rights_granted() == set()
-    assert ("", "pods/log", "get") in asked
 
 
 @pytest.mark.kubectl

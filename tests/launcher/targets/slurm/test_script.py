@@ -27,7 +27,11 @@ STAND_IN = """\
 printf '%s\\n' "{name} $*" >>"$CALLS"
 [ ! -e "$DOES/{name}" ] || . "$DOES/{name}"
 """
+
+
 NONE: Mapping[str, str] = MappingProxyType({})
+
+
 OUTCOME = {"schema": 1, "node_index": 0, "incarnation": 0}
 
 
@@ -358,23 +362,6 @@ def test_a_controller_that_is_away_is_asked_again(
     assert job.run_once() == "195 requeued"
     assert len(job.requeues()) == 2
     assert job.calls("sbatch") == []
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_an_srun_that_outlives_its_agents_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
-) -> None:
-    monkeypatch.setattr(script, "SRUN_SLACK_S", 1)
-    monkeypatch.setattr(script, "LOOK_S", 1)
-    made = plan(str(tmp_path / "runs"), str(tmp_path), nnodes=2, stop_grace_s=2)
-    job = Job(tmp_path, made)
-    job.agents_end(143, *([] if stopped else [0]), srun=0)
-    # The last line is not reached.
-    does = job.folder / "does/srun"
-    stop = 'echo preempted >"$LAUNCHER_STOP_FILE"\n' if stopped else ""
-    does.write_text(does.read_text().replace("exit 0\n", f"{stop}exec sleep 60\n"))
-    assert job.run_once() == ("143 requeued" if stopped else "0 over")
-    assert job.log().strip() == "launcher: srun goes on without its agents: killed"
 
 
 @pytest.mark.parametrize("words", ["0 over", "1 over"])

@@ -1,0 +1,22 @@
+"""The breaks still fit the code; a few of them are tried here, all of them by ``make breaks``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.breaks.__main__ import find_catcher
+from tests.breaks.apply import Break, copy_project
+from tests.breaks.test_breaks import BREAKS
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy_project(folder := tmp_path_factory.mktemp("project"))
+    return folder
+
+
+@pytest.mark.parametrize("one", [one for one in BREAKS if one.in_ci], ids=lambda one: one.name)
+def test_a_break_is_caught(one: Break, copy: Path) -> None:
+    assert find_catcher(one, copy), one.sees

@@ -1,0 +1,12 @@
+"""The recording of the first page is one of a real run, and holds nothing of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docs.record import record, render
+from tests.docs.test_recording import check
+
+
+def test_it_can_be_recorded_anew(tmp_path: Path) -> None:
+    check(render(record(tmp_path), tmp_path))

@@ -1,0 +1,78 @@
+"""``hold``, ``run --in`` and ``release`` on hosts: typed as a person would."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.contract.process_stat import parent_of
+from launcher.contract.protocol import NODE_INDEX, RUN_ID
+from launcher.targets import process_table
+from launcher.targets.hosts.program.processes import KEEPER
+from tests.held import SUMS, folder_of_hold
+from tests.hosts.typist import PREFIX, Typist
+
+pytestmark = pytest.mark.hosts
+
+
+RUNTIMES = ["python", pytest.param("docker", marks=pytest.mark.docker)]
+
+
+"""For a node that imports torch, on a machine that does much else."""
+
+
+class Held(Typist):
+    """Types for a hold ``dev`` of two hosts."""
+
+    runtime = "python"
+
+    def write(self, script: str, job: str = "", prefix: str = PREFIX) -> None:
+        super().write(script, prefix=prefix.replace("python", self.runtime))
+
+    def hold(self) -> None:
+        words = ("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", "--on", "hosts")
+        done = self(*words, "--set", f"hosts.runtime={self.runtime}")
+        assert done.returncode == 0, done.stderr
+
+    def run_well(self) -> None:
+        self.write(SUMS)
+        done = self("run", "job.yaml", "--in", "dev")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
+
+    def kill_node(self, index: int) -> None:
+        """The first process of a node, which its keeper has started."""
+        name = folder_of_hold(self).name
+        found = process_table.find(**{RUN_ID: name, NODE_INDEX: str(index)})
+        keepers = [pid for pid in found if process_table.variable_of(pid, KEEPER)]
+        (first,) = (pid for pid in found if parent_of(pid) in keepers)
+        os.kill(first, signal.SIGKILL)
+
+
+@pytest.fixture(params=RUNTIMES)
+def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Held]:
+    held = Held(tmp_path, typist.network)
+    held.runtime = request.param
+    if held.runtime == "docker":
+        request.getfixturevalue("four_engines")
+        # The image may have to travel.
+        held.limit_s = 400.0
+    yield held
+    done = held("release", "dev")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_in_a_hold_of_hosts_and_what_is_refused_there(held: Held) -> None:
+    held.hold()
+    held.run_well()
+    fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")
+    assert fewer.returncode == 2
+    assert "a run in dev takes all of its 2 nodes" in fewer.stderr
+    other = "docker" if held.runtime == "python" else "python"
+    refused = held("run", "job.yaml", "--in", "dev", "--set", f"hosts.runtime={other}")
+    assert refused.returncode == 2
+    assert f"hosts.runtime: {other}, but the nodes of dev are {held.runtime}" in refused.stderr

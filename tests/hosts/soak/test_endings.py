@@ -1,0 +1,169 @@
+"""However a launcher ends, and whatever happens to a host: nothing of the run is left there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.targets.hosts.program.node_state import FOLLOWED_S
+from tests.hosts.claims.test_doctor import held
+from tests.hosts.claims.test_endings import is_up, start_waiting
+from tests.hosts.places import Network
+from tests.hosts.steps import Steps
+from tests.hosts.typist import Typist
+from tests.launcher.runner import WAITING
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.hosts
+
+
+@pytest.mark.parametrize("engine", ["agent", "torchrun"])
+def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
+    typist: Typist, four_hosts: Network, engine: str
+) -> None:
+    launcher = start_waiting(typist, "--set", f"engine={engine}")
+    four_hosts.set_client_link(up=False)
+    try:
+        wait_until(lambda: not any(h.commands() for h in typist.network.hosts))
+        if engine == "torchrun":
+            launcher.wait(60)
+        for host in typist.network.hosts:
+            # From inside: the host goes on seeing what is removed under its overlay.
+            host.run("sh", "-c", "rm -f ~/.launcher/runs/*/up-*")
+    finally:
+        four_hosts.set_client_link(up=True)
+    if engine == "agent":
+        wait_until(lambda: is_up(typist) or launcher.poll() is not None)
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(30)
+        assert typist.outcome["reason"] == "stop-requested"
+    else:
+        assert typist.outcome["state"] == "failed"
+    assert typist("stop", "latest").returncode == 0
+
+
+def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist: Typist) -> None:
+    launcher = start_waiting(typist, "--set", "engine=torchrun")
+    typist.network.hosts[1].power_off()
+    try:
+        launcher.wait(60)
+        assert typist.outcome["reason"] == "node-lost"
+        assert "gpu2" in typist.outcome["detail"]
+    finally:
+        typist.network.hosts[1].start()
+    typist("stop", "latest")
+
+
+def test_two_runs_never_get_the_same_slots(typist: Typist) -> None:
+    text = (typist.folder / "hosts.yaml").read_text().replace('"python"', '"slots": 1, "python"')
+    (typist.folder / "hosts.yaml").write_text(text)
+    launcher = start_waiting(typist, nodes=2)
+    refused = typist("run", "job.yaml", "--nnodes", "3")
+    assert refused.returncode == 3
+    assert "gpu1: 1 of its 1 slots are held by root@" in refused.stderr
+    with held(typist.network.hosts[3], gpus=[], slots=1):
+        shown = typist("hosts").stdout.splitlines()
+    assert "0 of 1 slots" in shown[1]
+    assert "1 slots" in shown[1]
+    assert shown[1].endswith("followed")
+    assert "1 of 1 slots" in shown[3]
+    assert "0 of 1 slots  other-0a1b2c node 0  anna@desk" in shown[4]
+    assert shown[4].endswith("detached")
+    launcher.send_signal(signal.SIGTERM)
+    launcher.wait(30)
+
+
+def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machine(
+    typist: Typist, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    typist.write(WAITING)
+    started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
+    assert started.returncode == 0, started.stderr
+    run_id = started.stdout.strip()
+    wait_until(lambda: is_up(typist))
+    pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    # A followed run would end, as nobody hears its launcher: this one must not.
+    time.sleep(FOLLOWED_S + 5)
+    elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
+    status = elsewhere("status", run_id)
+    assert "node 1.0 on gpu2: running" in status.stdout, status.stderr
+    assert "[1/1] up" in elsewhere("logs", run_id).stdout
+    stopped = elsewhere("stop", run_id)
+    assert stopped.returncode == 0, stopped.stderr
+    assert elsewhere.outcome["reason"] == "stop-requested"
+
+
+LATE = """
+import os, pathlib, signal, time
+run, rank = pathlib.Path(os.environ["RUN_DIR"]), os.environ["RANK"]
+def end(signum, frame):
+    if rank == "1":
+        time.sleep(4)
+        print("last word", (run / "up-0").exists(), flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+(run / ("up-" + rank)).touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def share_home(typist: Typist) -> Path:
+    """The hosts keep runs in one folder, as where their users have one home."""
+    folder = typist.folder / "home"
+    text = (typist.folder / "hosts.yaml").read_text()
+    text = text.replace('"python"', f'"state_dir": "{folder}", "python"')
+    (typist.folder / "hosts.yaml").write_text(text)
+    return folder
+
+
+def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist: Typist) -> None:
+    home = share_home(typist)
+    typist.write(LATE)
+    launcher = typist.start("run", "job.yaml", "--nnodes", "2")
+    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2)
+    launcher.send_signal(signal.SIGINT)
+    out, err = launcher.communicate(timeout=60)
+    assert b"[1/1] last word True" in out, err.decode()
+    assert (typist.folder / "runs/latest/nodes/1/0/outcome.json").exists()
+    assert list(home.glob("runs/*")) == []
+
+
+def test_a_run_on_hosts_with_one_home_is_stopped_on_all_of_them_from_elsewhere(
+    typist: Typist, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = share_home(typist)
+    typist.write(WAITING)
+    started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
+    assert started.returncode == 0, started.stderr
+    run_id = started.stdout.strip()
+    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2)
+    pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
+    (elsewhere.folder / "hosts.yaml").write_text((typist.folder / "hosts.yaml").read_text())
+    stopped = elsewhere("stop", run_id)
+    assert stopped.returncode == 0, stopped.stderr
+    assert not any(host.commands() for host in typist.network.hosts)
+
+
+def test_a_host_without_power_is_scaled_away_and_the_others_go_on(typist: Typist) -> None:
+    run = Steps(typist, "python")
+    started = typist("run", "job.yaml", "--nnodes", "1:2", "--detach")
+    assert started.returncode == 0, started.stderr
+    run.wait_for(0, 1)
+    typist.network.hosts[1].power_off()
+    try:
+        run.wait_for(0)
+        assert typist("scale", run.run_id, "1").returncode == 0
+        time.sleep(FOLLOWED_S)
+        run.wait_for(0)
+    finally:
+        typist.network.hosts[1].start()
+    assert typist("stop", "latest").returncode == 0

@@ -1,0 +1,32 @@
+"""``launcher stacks`` and ``profile`` on hosts: looks that travel by ssh."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hosts.typist import PREFIX, STATE, Typist
+from tests.launcher.looks import STUCK_FOUR_WAYS, TRAINS, check_four_ways, check_profile
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.hosts
+
+
+def test_ranks_of_two_hosts_that_are_stuck_in_four_ways(typist: Typist) -> None:
+    typist.write(STUCK_FOUR_WAYS)
+    launcher = typist.start("run", "job.yaml", "--nnodes", "2", "--nproc-per-node", "2")
+    wait_until(lambda: typist("logs", "latest").stdout.count("ready") == 4)
+    wait_until(lambda: "have not entered" in typist("stacks", "latest").stdout)
+    check_four_ways(typist("stacks", "latest").stdout)
+    typist("stop", "latest", "--grace", "5")
+    assert launcher.wait(60) == 143
+
+
+def test_ranks_of_two_hosts_trace_the_same_steps(typist: Typist) -> None:
+    (typist.folder / "job.yaml").write_text(PREFIX + TRAINS)
+    launcher = typist.start("run", "job.yaml", "--nnodes", "2")
+    wait_until((typist.folder / "runs/latest").exists)
+    check_profile(typist, 2)
+    typist("stop", "latest", "--grace", "5")
+    assert launcher.wait(60) == 143
+    for host in typist.network.hosts:  # checkpoints outlive a run
+        host.run("rm", "-rf", f"{STATE}/checkpoints")

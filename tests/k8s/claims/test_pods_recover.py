@@ -1,0 +1,138 @@
+"""Rendered pods in real containers: one is lost or drained, its controller makes another."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from launcher.job.spec import JobSpec
+from launcher.targets.kubernetes import code
+from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.render import render_manifest
+from tests.k8s.pods_on_docker import IMAGE, Pods
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+
+SCRIPT = """
+import os, time, torch.distributed as dist
+from torch import ones
+dist.init_process_group("gloo")
+shared = os.environ["RUN_DIR"]
+who = f"{os.environ['LAUNCHER_NODE_INDEX']}-{os.environ['LAUNCHER_INCARNATION']}"
+open(f"{shared}/world-{dist.get_world_size()}-{who}", "w").close()
+going = ones(1)
+while going:
+    # All of them see it at the same step.
+    going *= not os.path.exists(f"{shared}/go")
+    dist.all_reduce(going, op=dist.ReduceOp.MIN)
+    time.sleep(0.1)
+"""
+
+
+"""Longer than two pods and a third need to come up; the test ends it."""
+
+
+Make = Callable[..., Pods]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Two elastic nodes of one worker each."""
+    made: list[Pods] = []
+
+    def start(kind: str, command: list[str]) -> Pods:
+        fields = {
+            "name": "digits",
+            "image": IMAGE,
+            "command": command,
+            "nnodes": "1:2",
+            "nproc_per_node": 1,
+            "stop_grace_s": 20,
+            "kubernetes": {"kind": kind, "checkpoint": "pvc/storage"},
+        }
+        if command == ["train.py"]:
+            fields["workdir"] = "/code"
+            fields["kubernetes"] |= {"volumes": ["pvc/code:/code:ro"]}  # type: ignore[operator]
+        job = JobSpec.model_validate(fields)
+        plan = plan_kubernetes(job, run_id="digits", run_root="runs", cwd=".")
+        pods = Pods(plan, render_manifest(plan), tmp_path)
+        made.append(pods)
+        (pods.claim("code") / "train.py").write_text(SCRIPT)
+        return pods
+
+    yield start
+    for pods in made:
+        pods.close()
+
+
+def healthz(asked: Any, by: Any, network: str) -> bytes:
+    """What one pod's agent answers at its pod's address, as a kubelet asks."""
+    asked.reload()
+    address = asked.attrs["NetworkSettings"]["Networks"][network]["IPAddress"]
+    code = f"import urllib.request as u; print(u.urlopen('http://{address}:9400/healthz').status)"
+    return bytes(by.exec_run(["python3", "-c", code]).output.strip())
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "job"])
+def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_joins(
+    kind: str, make: Make
+) -> None:
+    pods = make(kind, ["train.py"])
+    run_dir = pods.claim("storage") / "runs/digits"
+
+    def has(world: str) -> bool:
+        return (run_dir / f"world-{world}").exists()
+
+    first, second = pods.start(0), pods.start(1)
+    wait_until(lambda: has("2-0-0") and has("2-1-0"))
+    assert healthz(first, second, pods.network.name) == b"200"
+    assert healthz(second, first, pods.network.name) == b"200"
+    first.remove(force=True)
+    pods.containers.remove(first)
+    wait_until(lambda: has("1-1-0"))
+    replaced = pods.start(0)
+    wait_until(lambda: has("2-0-1"))
+    (run_dir / "go").touch()
+    for container in (second, replaced):
+        assert container.wait(timeout=120)["StatusCode"] == 0, container.logs().decode()
+    outcome = json.loads((run_dir / "nodes/0/1/outcome.json").read_text())
+    assert (outcome["reason"], outcome["incarnation"]) == ("completed", 1)
+
+
+UNPACK = Path(code.__file__).with_name("unpack_code.py").read_text()
+
+
+NO_GIT = "printf '#!/bin/sh\\nexec sleep 600\\n' >/tmp/git; chmod +x /tmp/git; PATH=/tmp:$PATH; "
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python3", "-I", "-c", UNPACK, "0" * 64, "/tmp/code", ".", "/tmp/parts/*", "600"],
+        ["sh", "-c", NO_GIT + code.FETCH, "url", "main", "/tmp", "."],
+    ],
+    ids=["sent", "git"],
+)
+def test_a_pod_that_waits_for_its_code_ends_when_it_is_asked_to(command: list[str]) -> None:
+    engine = docker.from_env()
+    pod = engine.containers.run(IMAGE, command, entrypoint=[], detach=True)
+
+    def hears() -> bool:
+        told = pod.exec_run(["grep", "SigCgt", "/proc/1/status"]).output.decode()
+        return bool(int(told.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+    try:
+        wait_until(hears, limit_s=60)
+        pod.kill("SIGTERM")
+        assert pod.wait(timeout=60)["StatusCode"] == 143
+    finally:
+        pod.remove(force=True)
+        engine.close()

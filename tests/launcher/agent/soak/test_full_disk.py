@@ -1,0 +1,47 @@
+"""A full disk under a node: told as what it is, and never the end of who tells it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.disks import Disk, mounted
+from tests.launcher.agent.place import Place, free_port
+from tests.launcher.agent.test_full_disk import FILL, disk, node
+
+
+@pytest.mark.mount
+def test_a_disk_that_is_full_before_the_start_ends_the_node(node: Place, disk: Disk) -> None:
+    node.write("print('never')")
+    node.plan()
+    disk.fill()
+    assert node.run() == 198
+    assert "No space left on device" in node.console()
+    assert disk.leftovers() == []
+    assert node.stdout() == ""
+
+
+@pytest.mark.mount
+def test_another_full_disk_is_named_by_its_own_mount_point(node: Place, disk: Disk) -> None:
+    with mounted(disk.path.parent / "other") as other:
+        node.write(FILL + f"fill({str(other.path)!r})")
+        node.plan(max_restarts=1000, env=(("CHECKPOINT_DIR", str(other.path)),))
+        assert node.run() == 198
+        told = node.outcome()
+        assert (told["reason"], told["first"]["cause"]) == ("disk-full", "disk-full")
+        assert f"the disk at {other.path} is full: 0 bytes" in told["detail"]
+
+
+@pytest.mark.mount
+def test_a_group_that_cannot_be_numbered_names_the_disk_of_the_checkpoints(
+    place: Place, disk: Disk
+) -> None:
+    place.write("print('never')")
+    disk.fill()
+    place.plan(
+        port=free_port(),
+        env=(("CHECKPOINT_DIR", str(disk.path)),),
+        conf=(("fence_dir", str(disk.path)),),
+    )
+    assert place.run() == 198, place.console()
+    assert place.outcome()["reason"] == "disk-full"
+    assert f"the disk at {disk.path} is full" in place.outcome()["detail"]

@@ -1,0 +1,225 @@
+"""``from launcher import Job, run``: real runs from scripts, threads, event loops and this test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import InputError, find, run
+from launcher.contract.protocol import RUN_ID
+from launcher.targets import process_table
+from tests.launcher.api.test_python import TRAIN, WAITS, is_up, place, python, tiny
+from tests.launcher.runner import ROOT, WAITING, Runner
+from tests.waiting import wait_until
+
+
+def test_a_failed_training_is_an_outcome_that_names_its_rank_in_one_line(place: Runner) -> None:
+    code = "import os\nif os.environ['RANK'] == '1': raise ValueError('too hot\\nand more')\n"
+    place.write(code)
+    training = run(tiny(nproc_per_node=2), on="local")
+    outcome = training.wait(timeout=60)
+    assert (outcome.state, outcome.exit_code) == ("failed", 1)
+    told = training.run_id
+    assert repr(training.status()) == f"<RunStatus {told}: failed on local>"
+    assert repr(training.report()) == f"<Postmortem {told}: failed on local, training-failed>"
+    # The other one ends by itself, or is ended before.
+    shown = "<FailureReport rank 1 on node 0: ValueError: too hot"
+    assert repr(outcome.failure) in (f"{shown}>", f"{shown}; 1 more failed after it>")
+    assert str(outcome.failure).startswith("first failure: rank 1 on node 0: ValueError: too hot")
+    assert "\n  | and more" in str(outcome.failure)
+    assert len(repr(outcome)) < 1000
+
+
+def test_an_earlier_run_is_repeated_from_python(place: Runner) -> None:
+    place.write(TRAIN)
+    first = run(tiny(), on="local", args="--x 'a b'")
+    first.wait(timeout=60)
+    second = run(again="latest", args=["--y", 2])
+    assert second.wait(timeout=60).state == "succeeded"
+    assert next(second.logs(rank=0)) == "0 --x a b --y 2"
+
+
+def test_a_stop_takes_no_longer_than_the_grace_that_it_is_given(place: Runner) -> None:
+    place.write(WAITING.replace("SIG_DFL", "SIG_IGN"))
+    training = run(tiny(stop_grace_s=120), on="local")
+    wait_until(is_up(training))
+    asked_at = time.monotonic()
+    assert training.stop(grace=1).reason == "stop-requested"
+    assert time.monotonic() - asked_at < 25, "without the kill of its own it takes 31 s"
+    assert place.processes() == []
+
+
+def test_an_elastic_run_is_scaled(place: Runner) -> None:
+    place.write(WAITING)
+    training = run(tiny(nnodes="1:2"), on="local")
+    with contextlib.suppress(ZeroDivisionError), training:
+        wait_until(is_up(training))
+        with pytest.raises(InputError, match="from 1 to 2"):
+            training.scale(3)
+        training.scale(1)
+        wait_until(lambda: len(training.status().nodes) == 1)
+        raise ZeroDivisionError
+    assert training.outcome is not None
+    assert training.outcome.reason == "stop-requested"
+    assert place.processes() == []
+
+
+def interrupted_at(place: Runner, slow: str, reached: Path) -> None:
+    """Runs ``slow`` in the launcher that a script starts, and interrupts that once it is there."""
+    (place.folder / "late").mkdir()
+    (place.folder / "late/late.py").write_text(slow)
+    (place.folder / "late/sitecustomize.py").write_text(
+        "import sys\nif 'run' in sys.argv: import late\n"
+    )
+    place.env["PYTHONPATH"] += os.pathsep + str(place.folder / "late")
+    caller = python(place, WAITS)
+    wait_until(reached.exists)
+    caller.send_signal(signal.SIGINT)
+    assert caller.wait() != 0
+    training = find()
+    assert training.wait(timeout=60).reason == "stop-requested"
+    assert process_table.find(**{RUN_ID: training.run_id}) == ()
+
+
+def test_what_was_being_started_ends_when_the_start_is_interrupted(place: Runner) -> None:
+    place.write(WAITING)
+    # The follower's submission takes a while, as that of an image to pull does.
+    slow = f"""
+import launcher.targets.local.target as local, pathlib, time
+submit = local.LocalTarget.submit
+def late(self, plan):
+    pathlib.Path({str(place.folder / "submitting")!r}).touch()
+    time.sleep(1)
+    submit(self, plan)
+local.LocalTarget.submit = late
+"""
+    interrupted_at(place, slow, place.folder / "submitting")
+
+
+@pytest.mark.parametrize("moment", ["before its id is told", "after it"])
+def test_a_run_whose_start_is_interrupted_late_ends_all_the_same(
+    place: Runner, moment: str
+) -> None:
+    place.write(WAITING)
+    reached = place.folder / "reached"
+    slow = f"""
+import pathlib, time
+import launcher.commands.run as jobs
+def wait(*words, **options):
+    print(*words, **options)
+    pathlib.Path({str(reached)!r}).touch()
+    time.sleep(1)
+if {moment.startswith("before")}:
+    jobs._note_left_behind = lambda *_: wait(end="")
+else:
+    jobs.print = wait
+"""
+    interrupted_at(place, slow, reached)
+
+
+# -- a notebook, and the page ---------------------------------------------------------------------
+
+
+class Notebook:
+    """A real Jupyter kernel, in a place of its own."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        from jupyter_client.manager import start_new_kernel
+
+        self._manager, self._client = start_new_kernel(cwd=str(folder), env=env)
+
+    def start(self, code: str) -> str:
+        started: str = self._client.execute(code)
+        return started
+
+    def interrupt(self) -> None:
+        self._manager.interrupt_kernel()
+
+    def restart(self) -> None:
+        self._manager.restart_kernel(now=True)
+        self._client.wait_for_ready(timeout=60)
+
+    def finish(self, started: str) -> str:
+        """The cell's result, or the name of its exception."""
+        result = ""
+        while True:
+            message = self._client.get_iopub_msg(timeout=120)
+            content = message["content"]
+            if message["parent_header"].get("msg_id") != started:
+                continue
+            if message["msg_type"] == "execute_result":
+                result = content["data"]["text/plain"]
+            elif message["msg_type"] == "error":
+                result = content["ename"]
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return result
+
+    def wait_for_output(self, text: str) -> None:
+        while self._client.get_iopub_msg(timeout=120)["content"].get("text") != text:
+            pass
+
+    def __call__(self, code: str) -> str:
+        return self.finish(self.start(code))
+
+    def close(self) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def notebook(place: Runner) -> Iterator[Notebook]:
+    pytest.importorskip("ipykernel")
+    opened = Notebook(place.folder, place.env)
+    yield opened
+    opened.close()
+
+
+def test_interrupt_and_restart_of_a_notebook_leave_the_run_alone(
+    place: Runner, notebook: Notebook
+) -> None:
+    place.write(WAITING)
+    notebook(WAITS)
+    training = find()
+    wait_until(is_up(training))
+    cell = notebook.start("print('waiting', flush=True); training.wait()")
+    notebook.wait_for_output("waiting\n")
+    notebook.interrupt()
+    assert notebook.finish(cell) == "KeyboardInterrupt"
+    assert notebook("training.outcome, training.status().state") == "(None, 'running')"
+    notebook.restart()
+    assert training.outcome is None
+    assert notebook("from launcher import find; find().stop().reason") == "'stop-requested'"
+
+
+SCRIPTS, _, CELLS = (ROOT / "docs/python.md").read_text().partition("\n## In a notebook\n")
+
+
+def blocks(text: str) -> list[str]:
+    return [part.partition("```")[0] for part in text.split("```python\n")[1:]]
+
+
+def test_the_scripts_of_the_page_work(place: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    train, start, mistakes, sweep = blocks(SCRIPTS)
+    exec(compile(mistakes, "docs/python.md", "exec"), {})
+    assert capsys.readouterr().out.strip() in SCRIPTS
+    (place.folder / "train.py").write_text(train)
+    told = []
+    for script in (start, sweep):
+        caller = python(place, script)
+        told.append(caller.communicate(timeout=250)[0].decode().splitlines())
+        assert caller.returncode == 0
+    assert told[0][-1] == "succeeded completed 0.30000001192092896"
+    assert told[1] == ["{'loss': 0.10000000149011612}", "{'loss': 0.20000000298023224}"]
+
+
+def test_the_notebook_of_the_page_works(notebook: Notebook) -> None:
+    shown = [notebook(cell) for cell in blocks(CELLS)]
+    assert shown[-1] == "({'ranks': '2'}, ['0', '1'])"
+    assert json.loads((find().folder / "metrics.json").read_text()) == {"ranks": "2"}

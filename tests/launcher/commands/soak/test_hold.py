@@ -1,0 +1,143 @@
+"""``hold``, ``run --in`` and ``release`` on local processes; programs in nodes of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.held import check_lost_nodes
+from tests.launcher.commands.claims.test_hold import JOB, ON, WAITS, dev
+from tests.launcher.runner import Runner
+from tests.programs import run_program
+from tests.waiting import wait_until
+
+
+def test_a_run_in_a_hold_restarts_its_workers(dev: Runner) -> None:
+    script = "import os\nif os.environ['LAUNCHER_NODE_ATTEMPT'] == '0': os._exit(3)\nprint('on')\n"
+    dev.write(script, JOB + "max_restarts: 2\n")
+    done = dev("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("on") == 2
+
+
+def test_a_lost_node_is_replaced_while_a_run_uses_it_and_while_idle(dev: Runner) -> None:
+    folder = next((dev.folder / "runs").glob("dev-*"))
+
+    def kill(index: int) -> None:
+        newest = max((folder / f"nodes/{index}").iterdir(), key=lambda path: int(path.name))
+        os.kill(json.loads((newest / "keeper.json").read_text())["pid"], signal.SIGKILL)
+
+    check_lost_nodes(dev, kill)
+
+
+def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher: Runner) -> None:
+    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "1")
+    assert done.returncode == 0, done.stderr
+    folder = launcher.folder / "runs" / done.stdout.strip()
+    wait_until(lambda: (folder / "outcome.json").exists())
+    wait_until(lambda: not launcher.processes())
+    launcher.write("", JOB)
+    refused = launcher("run", "job.yaml", "--in", "dev")
+    assert refused.returncode == 2
+    assert "the hold dev has ended (completed" in refused.stderr
+    assert "hold --name dev --nnodes 1" in refused.stderr
+
+
+SAVES = """
+import os, pathlib, signal, sys, time
+run = pathlib.Path(os.environ["RUN_DIR"])
+def save(*_):
+    (run / "saved").touch()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, save)
+(run / "up").touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher: Runner) -> None:
+    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "301", *ON)
+    assert done.returncode == 0, done.stderr
+    told = "nothing runs here; the hold ends in 5 min"
+    wait_until(lambda: told in launcher("logs", "-v", "dev").stderr)
+    launcher.write(SAVES, JOB)
+    process = launcher.start("run", "job.yaml", "--in", "dev")
+    run = launcher.folder / "runs/latest"
+    wait_until(lambda: (run / "up").exists())
+    assert launcher("stop", done.stdout.strip()).returncode == 0
+    _, said = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert (run / "saved").exists(), said
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["run", "job.yaml", "--in", "none"], "no hold 'none' in "),
+        (["run", "job.yaml", "--fresh"], "--fresh goes with --in NAME"),
+        (["render", "job.yaml", "--in", "dev"], "--in dev: held nodes fork a run, and start"),
+        (["run", "job.yaml", "--in", "dev", "--on", "docker"], "--in dev: that hold is on local"),
+        (["run", "job.yaml", "--in", "dev", "--nnodes", "3"], "the hold dev has 2"),
+        (["hold", "--name", "dev", *ON], "--name dev: that hold is there already"),
+        (["exec", "dev"], "exec: which program?"),
+        (["exec", "dev", "--node", "2", "--", "true"], "node 2: "),
+        (["shell", "dev", "2"], "node 2: "),
+        (["release", "none"], "no hold 'none' in "),
+        (["stacks", "dev"], " is a hold and has no workers: held by "),
+        (["profile", "dev"], " is a hold and has no workers: held by "),
+    ],
+)
+def test_wrong_input_is_refused(dev: Runner, words: list[str], what: str) -> None:
+    done = dev(*words)
+    assert done.returncode == 2
+    assert what in done.stderr, done.stderr
+
+
+def test_a_run_whose_launcher_is_killed_frees_the_hold(dev: Runner) -> None:
+    dev.write(WAITS, JOB)
+    process = dev.start("run", "job.yaml", "--in", "dev")
+    latest = dev.folder / "runs/latest"
+    wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: ", free" in dev("status", "dev").stdout)
+    dev.write("print('well')\n", JOB)
+    done = dev("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") == 2
+
+
+def test_packages_that_change_are_imported_anew_and_this_is_told(launcher: Runner) -> None:
+    packages = launcher.folder / "site-packages"
+    packages.mkdir()
+    launcher.env["PYTHONPATH"] += f":{packages}"
+    launcher.write("import newer\nprint('well')\n", JOB)
+    done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", *ON)
+    assert done.returncode == 0, done.stderr
+    (packages / "newer.py").write_text("")
+    done = launcher("run", "job.yaml", "--in", "dev")
+    assert done.returncode == 0, done.stderr
+    assert "packages have changed: torch is imported anew" in launcher("logs", "-v", "dev").stderr
+    assert launcher("release", "dev").returncode == 0
+
+
+def test_nodes_are_held_from_python(launcher: Runner) -> None:
+    launcher.write("import torch\nprint('sum', 40 + 2)\n", JOB)
+    script = """
+from launcher import InputError, Job, hold
+with hold(name="py", on="local", nnodes=2, nproc_per_node=1) as nodes:
+    for _ in range(2):
+        done = nodes.run(Job(command="train.py"))
+        print(done.wait().reason, *sorted(done.logs()))
+"""
+    (launcher.folder / "start.py").write_text(script)
+    done = run_program(
+        [sys.executable, "start.py"], cwd=launcher.folder, env=launcher.env, timeout=150
+    )
+    assert done.stdout.splitlines() == ["completed [0/0] sum 42 [1/1] sum 42"] * 2, done.stderr
+    wait_until(lambda: not launcher.processes())

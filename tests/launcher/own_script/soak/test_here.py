@@ -1,0 +1,163 @@
+"""A script of one's own on this machine: the same words as local processes and in Docker."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+
+import pytest
+
+from launcher.code.record import ARCHIVE_FILE, read_record
+from launcher.contract.protocol import RUN_ID
+from launcher.targets import process_table
+from tests.launcher.own_script.claims.test_here import LOCAL_FIRST, project
+from tests.launcher.own_script.project import (
+    ARGUMENTS,
+)
+from tests.launcher.runner import WAITING, Runner
+from tests.programs import run_program
+from tests.waiting import wait_until
+
+SHORT = """
+import os, helper
+print(helper.NAME, os.getcwd(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("target", LOCAL_FIRST)
+def test_a_run_again_is_what_ran_with_its_arguments(project: Runner, target: str) -> None:
+    (project.folder / "train.py").write_text(SHORT + "import sys; print(sys.argv[1:])\n")
+    first = project("run", "train.py", "--on", target, "--nproc-per-node", "1", *ARGUMENTS)
+    assert first.returncode == 0, first.stderr
+    (project.folder / "helper.py").write_text('NAME = "edited"\n')
+    again = project("run", "--again", "latest")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith("losses ")
+    assert "['--lr', '0.2']" in again.stdout
+    assert f"render --again {first_run(project)} --on {target} -- " not in again.stderr
+    assert f"--again {first_run(project)}" in again.stderr
+    one, two = sorted((project.folder / "runs").glob("train-*"), key=lambda p: p.stat().st_ctime)
+    assert (one / ARCHIVE_FILE).samefile(two / ARCHIVE_FILE)
+    assert read_record(one) == read_record(two)
+    report = project("report")
+    assert f"hash {read_record(one).hash[:12]}" in report.stdout  # type: ignore[union-attr]
+
+
+def test_a_run_again_says_that_it_starts_in_a_copy_without_what_was_left_out(
+    project: Runner,
+) -> None:
+    (project.folder / ".launcherignore").write_text("data.txt\n")
+    (project.folder / "data.txt").write_text("here")
+    (project.folder / "train.py").write_text(SHORT + "print(open('data.txt').read())\n")
+    assert project("run", "train.py", "--on", "local", "--nproc-per-node", "1").returncode == 0
+    again = project("run", "--again", "latest")
+    assert again.returncode == 1
+    (note,) = (line for line in again.stderr.splitlines() if "starts in " in line)
+    run_id = project.outcome["run_id"]
+    assert f"runs/{run_id}/code, a copy of the code of {first_run(project)}: " in note
+    assert "what git ignores or .launcherignore names is not in it" in note
+
+
+def first_run(project: Runner) -> str:
+    runs = sorted((project.folder / "runs").glob("train-*"), key=lambda p: p.stat().st_ctime)
+    return runs[0].name
+
+
+def test_code_that_is_too_large_and_options_for_containers_are_noted(
+    project: Runner,
+) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    with (project.folder / "weights.bin").open("wb") as file:
+        file.truncate(101 << 20)
+    words = ("--on", "local", "--nproc-per-node", "1", "--image", "x:1")
+    done = project("run", "train.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert "--image and --code image are ignored: the nodes of this target are" in done.stderr
+    (note,) = (line for line in done.stderr.splitlines() if "will not hold the code" in line)
+    assert "--again cannot repeat this run" in note
+    assert "101 MiB, more than 100 MiB; the largest files: 101 MiB weights.bin, 0 MiB" in note
+    assert "fix: name data in .launcherignore" in note
+    again = project("run", "--again", "latest")
+    assert again.returncode == 2
+    assert "keeps no code" in again.stderr
+    assert len(project.run_ids()) == 1
+
+
+def test_a_script_of_another_folder_starts_where_it_is_called(project: Runner) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    script = os.path.relpath(project.folder / "train.py", project.folder.parent)
+    project.folder = project.folder.parent
+    words = ("--on", "local", "--nproc-per-node", "1", "--code", "image")
+    done = project("run", script, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"losses {project.folder}\n"
+    assert "--image and --code image are ignored: the nodes of this target are" in done.stderr
+
+
+@pytest.mark.parametrize("target", LOCAL_FIRST)
+def test_a_rendered_script_run_by_hand_shows_what_the_workers_print(
+    project: Runner, target: str
+) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    words = ("--on", target, "--nnodes", "2", "--nproc-per-node", "1")
+    script = project("render", "train.py", *words).stdout
+    by_hand = run_program(["sh", "-s"], input=script, cwd=project.folder, check=True)
+    lines = by_hand.stdout.splitlines()
+    of_workers = sorted(line.split(" losses ")[0] for line in lines if " losses " in line)
+    assert of_workers == ["[0/0]", "[1/1]"]
+    assert not [line for line in lines if re.fullmatch("[0-9a-f]{12,64}", line)], "engine's ids"
+
+
+def test_the_line_that_renders_a_resumed_run_names_the_run_that_it_resumed(
+    project: Runner,
+) -> None:
+    (project.folder / "train.py").write_text(SHORT)
+    words = ("run", "train.py", "--on", "local", "--nproc-per-node", "1")
+    assert project(*words).returncode == 0
+    first = first_run(project)
+    done = project(*words, "--resume", "latest")
+    assert f"nothing to resume: {first} has no checkpoint in " in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("  render it "))
+    rendered = project(*shlex.split(line.partition(" launcher ")[2]))
+    assert f"CHECKPOINT_DIR={project.folder}/runs/{first}/checkpoints" in rendered.stdout.replace(
+        "'", ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        ("local", "8"),
+        pytest.param("docker", "None", marks=pytest.mark.docker),
+    ],
+)
+def test_a_module_of_the_folder_gets_these_variables_and_no_standard_input(
+    project: Runner, target: str, found: str
+) -> None:
+    """As the table of docs/own-script.md says."""
+    (project.folder / "pkg").mkdir()
+    (project.folder / "pkg" / "train.py").write_text(
+        "import helper, os, sys\n"
+        "print(os.environ.get('FOO'), os.environ.get('BAR'), repr(sys.stdin.read()))\n"
+    )
+    project.env["FOO"] = "8"
+    words = ("--on", target, "--nproc-per-node", "1", "--set", "env.BAR=9")
+    done = project("run", "-m", "pkg.train", *words)
+    assert done.stdout == f"{found} 9 ''\n", done.stderr
+    assert project.outcome["run_id"].startswith("pkg-train-")
+    assert "render -m pkg.train" in done.stderr
+
+
+def test_a_report_names_the_nodes_that_run_and_those_that_were_killed(project: Runner) -> None:
+    project.write(WAITING)
+    words = ("run", "train.py", "--on", "local", "--nproc-per-node", "1", "--detach")
+    run_id = project(*words).stdout.strip()
+    run = project.folder / "runs" / run_id
+    wait_until(lambda: (run / "up-0").exists())
+    assert "  0.0: 1 attempt, running; starting " in project("report").stdout
+    process_table.send(process_table.find(**{RUN_ID: run_id}), signal.SIGKILL)
+    stopped = project("stop", "--grace", "0")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "  0.0: 1 attempt, no report: it was killed, or its machine" in project("report").stdout

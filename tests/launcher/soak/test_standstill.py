@@ -1,0 +1,258 @@
+"""What is waited for stands still: an engine, a cluster, a host, a keeper, a launcher, a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.contract import protocol
+from launcher.contract.errors import TargetError
+from launcher.runs.folder import RunFolder
+from launcher.targets import process_table
+from launcher.targets.hosts import connection as host_line
+from launcher.targets.hosts import images, ssh
+from launcher.targets.hosts.connection import HostLine, send_beats
+from launcher.targets.hosts.program import messages, processes, requests
+from launcher.targets.hosts.program.node_state import read_state
+from launcher.targets.hosts.settings import Host
+from launcher.targets.kubernetes import api
+from tests.launcher.runner import WAITING, Runner
+from tests.launcher.test_standstill import (
+    WITHIN_S,
+    facts_of,
+    freeze,
+    host,
+    open_ssh,
+    put_first,
+    soon,
+)
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[3]
+
+
+# -- a cluster ---------------------------------------------------------------------------------
+
+
+def test_a_cluster_that_accepts_and_never_answers_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.getsockname()[1]}"}}
+            ],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(api, "REQUEST_LIMIT_S", 1.0)
+        monkeypatch.setattr(api, "STREAM_SILENCE_S", 1.0)
+        cluster = api.Cluster()
+        cluster.namespace
+        with soon(), pytest.raises(TargetError, match="does not answer"):
+            cluster.read_version()
+        with soon(), pytest.raises(TargetError, match="does not answer"):
+            next(cluster.watch_pods("a=b", "1"))
+        with soon(), pytest.raises(TargetError, match="does not answer"):
+            next(cluster.read_log("pod", {"follow": "true"}))
+
+
+def test_a_host_that_never_says_its_first_word_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> None:
+    monkeypatch.setattr(ssh, "OPEN_LIMIT_S", 0.5)
+    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; exec sleep 600")
+    with soon(), pytest.raises(TargetError, match="gpu1"):
+        client.open(host)
+
+
+def test_a_host_that_takes_long_to_be_reached_is_heard_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> None:
+    monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
+    monkeypatch.setattr(host_line, "BEAT_S", 0.02)
+    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; sleep 2.5")
+    node = tmp_path / "gpu1/runs/r/nodes/0/0"
+    node.mkdir(parents=True)
+    line = HostLine(client, "r", tmp_path / "here", facts_of(host), 0)
+    line.open()
+    beats = send_beats(lambda: [line])
+    try:
+        assert line.has_told.wait(WITHIN_S)
+    finally:
+        beats.set()
+        line.close()
+
+
+def test_a_host_that_falls_silent_is_dropped_and_reached_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
+) -> None:
+    monkeypatch.setattr(host_line, "SILENCE_LIMIT_S", 2.0)
+    client = open_ssh(tmp_path, monkeypatch, "[ $2 = -O ] && exit 255; :")
+    (tmp_path / "gpu1/runs/r/nodes/0/0").mkdir(parents=True)
+    line = HostLine(client, "r", tmp_path / "here", facts_of(host), 0)
+    line.open()
+    beats = send_beats(lambda: [line])
+    try:
+        assert line.has_told.wait(WITHIN_S)
+        first = line._session
+        assert first is not None
+        freeze(first._talk._popen.pid)
+        wait_until(lambda: line.silent_s() > 2.0)
+        wait_until(lambda: line.silent_s() < 1.5)
+        assert line._session is not first
+    finally:
+        beats.set()
+        line.close()
+
+
+DOCKER = """#!/bin/sh
+case "$1" in
+save) {save};;
+load) {load};;
+image) echo other;;
+esac
+"""
+
+
+def living() -> set[int]:
+    """The processes that this one has started, and that have not ended."""
+    children = psutil.Process().children()
+    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.mark.parametrize(
+    ("save", "load"),
+    [("exec sleep 600", "cat"), ("head -c 9000000 /dev/zero", "exec sleep 600")],
+    ids=["engine here", "engine there"],
+)
+def test_an_image_that_gets_stuck_on_its_way_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host, save: str, load: str
+) -> None:
+    put_first(monkeypatch, tmp_path / "docker", "docker", DOCKER.format(save=save, load=load))
+    monkeypatch.setattr(images, "SILENCE_LIMIT_S", 1.0)
+    monkeypatch.setattr(images, "PROVIDE_LIMIT_S", 1.0)
+    image = images.Image(name="i", id="own")
+    before = living()
+    with (
+        open_ssh(tmp_path, monkeypatch).open(host) as session,
+        soon(),
+        pytest.raises(TargetError, match="gpu1"),
+    ):
+        images.provide_image(image, session)
+    assert living() <= before
+
+
+# -- a keeper ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a keeper of a node that runs ``argv``."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*argv: str) -> subprocess.Popen[bytes]:
+        spec = messages.KeeperSpec(
+            run_id="standing",
+            node_index=0,
+            node_dir=str(tmp_path / "node"),
+            argv=list(argv),
+            cwd="/",
+            unset=[],
+            env={},
+            secrets={},
+            detached=True,
+            stop_grace_s=1,
+        )
+        (tmp_path / "node").mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "launcher.targets.hosts.program", "keep"]
+        env = {**os.environ, protocol.RUN_ID: "standing", protocol.NODE_INDEX: "0"}
+        env[processes.KEEPER] = "1"
+        keeper = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, env=env)
+        started.append(keeper)
+        assert keeper.stdin is not None
+        keeper.stdin.write(spec.to_json().encode())
+        keeper.stdin.close()
+        wait_until(lambda: read_state(tmp_path / "node").state != "missing")
+        return keeper
+
+    yield start
+    for keeper in started:
+        keeper.kill()
+        keeper.wait()
+
+
+def test_a_keeper_that_is_stopped_does_not_hold_up_a_stop(
+    tmp_path: Path, kept: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    keeper = kept("sleep", "600")
+    os.kill(keeper.pid, signal.SIGSTOP)
+    reaper = threading.Thread(target=keeper.wait, daemon=True)
+    reaper.start()
+    with soon():
+        requests.end_nodes("standing", None, 0.5, in_containers=False)
+    assert processes.find("standing") == ()
+
+
+# -- a launcher ----------------------------------------------------------------------------------
+
+
+def is_up(launcher: Runner) -> bool:
+    return bool(list((launcher.folder / "runs").glob("*-*/up-0")))
+
+
+def test_a_run_whose_launcher_is_frozen_is_stopped_at_once_and_the_launcher_named(
+    launcher: Runner,
+) -> None:
+    launcher.write(WAITING)
+    process = launcher.start("run", "job.yaml", "--on", "local")
+    try:
+        wait_until(lambda: is_up(launcher))
+        freeze(process.pid)
+        with soon():
+            done = launcher("stop", *launcher.run_ids(), "--grace", "1")
+        assert done.returncode == 0
+        assert f"kill -9 {process.pid}" in done.stderr
+        assert launcher.processes() == [process.pid] or launcher.processes() == []
+        assert launcher.outcome["reason"] == "stop-requested"
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(timeout=60) == 143
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_detached_run_whose_folder_is_removed_ends(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    assert launcher("run", "job.yaml", "--on", "local", "--detach").returncode == 0
+    wait_until(lambda: is_up(launcher))
+    (run_id,) = launcher.run_ids()
+    follower = RunFolder(launcher.folder / "runs" / run_id).launcher_pid()
+    assert follower is not None
+    shutil.rmtree(launcher.folder / "runs" / run_id)
+    try:
+        wait_until(lambda: not process_table.find(**{protocol.RUN_ID: run_id}))
+        wait_until(lambda: not psutil.pid_exists(follower))
+    finally:
+        process_table.send(
+            (follower, *process_table.find(**{protocol.RUN_ID: run_id})), signal.SIGKILL
+        )
+    assert not (launcher.folder / "runs" / run_id / protocol.OUTCOME_FILE).exists()

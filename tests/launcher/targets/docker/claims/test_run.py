@@ -1,0 +1,59 @@
+"""Whole runs in real containers: two nodes, elastic groups, lost nodes, interrupted launchers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.launcher.docker_runs import MOUNTED, has, node
+from tests.launcher.runner import Runner
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.docker
+
+
+ELASTIC = """
+import os, time, torch.distributed as dist
+dist.init_process_group("gloo")
+from torch import ones
+shared = os.environ["RUN_DIR"]
+open(f"{shared}/world-{dist.get_world_size()}-{os.environ['LAUNCHER_INCARNATION']}", "w").close()
+going = ones(1)
+while going:
+    # All of them see it at the same step.
+    going *= not os.path.exists(f"{shared}/go")
+    dist.all_reduce(going, op=dist.ReduceOp.MIN)
+    time.sleep(0.1)
+print("done", dist.get_world_size(), flush=True)
+"""
+
+
+def test_a_mount_that_is_not_there_is_told_with_its_line_and_no_run_is_made(
+    launcher: Runner,
+) -> None:
+    launcher.write("print('hello')\n", MOUNTED.replace("[./:/code:ro]", "[./:/code:ro, ./no:/x]"))
+    done = launcher("run", "job.yaml", "--on", "docker", "--detach")
+    assert done.returncode == 2, done.stderr
+    assert ": mounts.1: " in done.stderr, done.stderr
+    assert done.stderr.startswith("error: job.yaml:"), done.stderr
+    assert f"mkdir -p {launcher.folder}/no, or correct the source" in done.stderr
+    assert not (launcher.folder / "runs").exists()
+
+
+def test_under_the_agent_losing_the_container_that_hosts_the_store_costs_no_restart(
+    launcher: Runner, engine: Any
+) -> None:
+    launcher.write(ELASTIC, MOUNTED)
+    process = launcher.start("run", "job.yaml", "--on", "docker", "--nnodes", "1:2")
+    wait_until(lambda: has(launcher, "world-2-0"))
+    (run_id,) = launcher.run_ids()
+    survivor = node(engine, run_id, 1).id
+    node(engine, run_id, 0).kill()
+    wait_until(lambda: has(launcher, "world-2-1"))
+    assert node(engine, run_id, 1).id == survivor
+    (launcher.folder / "runs/latest/go").touch()
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr.decode()
+    assert launcher.outcome["attempts"] == 1
+    assert "worker-fault" not in launcher.outcome["restarts"]

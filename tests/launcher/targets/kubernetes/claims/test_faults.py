@@ -1,0 +1,44 @@
+"""What real clusters do to a run, as its user sees it: endings, logs, events, starts that fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.launcher.cluster_run import (
+    started,
+)
+from tests.launcher.fake_cluster import FakeCluster
+from tests.launcher.targets.kubernetes.test_faults import OF_THE_HOST, Start
+
+ROOT = Path(__file__).parents[5]
+
+
+def test_a_detached_run_tells_what_the_server_says_of_its_job_before_it_detaches(
+    server: FakeCluster, tmp_path: Path
+) -> None:
+    server.put("resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
+    server.warn_level = "restricted"
+    # A process of its own: this one has the server's threads, which a fork would lose.
+    process = started(tmp_path, OF_THE_HOST, "--detach")
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    told = 'launcher: would violate PodSecurity "restricted:latest": host namespaces'
+    assert errors.count(told) == 1, errors
+    assert "launcher: a pod would not be admitted now: " in errors
+    assert errors.index(told) < errors.index("launcher: detached; see: ")
+    server.delete("jobs", "digits")
+    server.until(lambda: (tmp_path / "runs" / said.strip() / "outcome.json").is_file())
+
+
+def test_a_lost_node_is_told_beside_what_the_others_say_of_it(
+    server: FakeCluster, start: Start
+) -> None:
+    run = start()
+    run.put("digits-0-a")
+    run.put("digits-1-a", 1)
+    run.said("digits-0-a runs")
+    run.said("digits-1-a runs")
+    server.remove("pods", "digits-0-a")
+    run.said("node 0 is lost with its pod digits-0-a; the others go on")
+    run.condition("Complete")
+    assert run.end().reason == "completed"

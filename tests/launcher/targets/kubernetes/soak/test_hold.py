@@ -1,0 +1,138 @@
+"""Pods that are held, and runs in them. Containers of this machine are the pods."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.folder import RunFolder
+from launcher.targets.hosts.program.messages import FOLLOWED_S
+from tests.held import JOB, SUMS, TRAINS, folder_of_hold, is_up
+from tests.k8s.held_pods import Controller
+from tests.launcher.fake_cluster import FakeCluster
+from tests.launcher.runner import Runner
+from tests.launcher.targets.kubernetes.claims.test_hold import HOLD, held, pods
+from tests.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl"),
+]
+
+
+def finish(held: Runner, pods: Controller) -> None:
+    """Has the script that trains end."""
+    run = (held.folder / "runs/latest").resolve().name
+    for _, container in pods.running.values():
+        container.exec_run(["touch", f"/launcher/run/held/runs/{run}/go"])
+
+
+def test_a_lost_pod_of_a_hold_is_replaced(held: Runner, pods: Controller) -> None:
+    pods.lose(1)
+    pods.start(1)
+    wait_until(lambda: (folder_of_hold(held) / "nodes/1/1/ready").exists())
+    held.write(SUMS, JOB)
+    done = held("run", "job.yaml", "--in", "dev", "-n", "team")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2.0 left None") == 2, done.stdout
+    for job, words, what in (
+        ("", ["--nnodes", "1"], "a run in dev takes all of its 2 nodes"),
+        ("checkpoint_dir: /mnt\n", [], "checkpoint_dir: /mnt: nodes of dev see no folders"),
+        ("mounts: [/usr:/data]\n", [], "mounts.0: dev has not mounted /usr"),
+        ("", ["--image", "other:1"], "image: other:1, but dev holds fabric-train:"),
+    ):
+        held.write(SUMS, JOB + job)
+        refused = held("run", "job.yaml", "--in", "dev", *words)
+        assert refused.returncode == 2
+        assert what in refused.stderr, refused.stderr
+    assert ", free" in held("status", "dev").stdout
+
+
+def test_a_pod_that_is_lost_while_a_run_uses_it(held: Runner, pods: Controller) -> None:
+    held.write(TRAINS, JOB + "max_restarts: 2\n")
+    process = held.start("run", "job.yaml", "--in", "dev")
+    wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
+    pods.lose(1)
+    # A cluster may have no place for it yet.
+    time.sleep(12.0)
+    pods.start(1)
+    # The run goes on in the hold's next pod.
+    latest = held.folder / "runs/latest"
+    wait_until(lambda: [*latest.glob("up-1-[1-9]*")], lambda: held("logs", "-v").stderr)
+    finish(held, pods)
+    out, told = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    assert out.count(b"trained") == 2, out
+    assert b"1 lost node, replaced" in told, told.decode()
+    # Nobody reads the log of the next pod, which has the place of the one before it.
+    hold = folder_of_hold(held)
+    launcher = RunFolder(hold).launcher_pid()
+    assert launcher is not None
+    os.kill(launcher, signal.SIGKILL)
+    pods.lose(1)
+    held.write(SUMS, JOB)
+    process = held.start("run", "job.yaml", "--in", "dev")
+    # A run waits for a pod that is just being replaced.
+    time.sleep(5.0)
+    assert process.poll() is None
+    pods.start(1, elsewhere=True)
+    out, told = process.communicate(timeout=90)
+    assert process.returncode == 0, told
+    assert out.count(b"sum 2.0 left None") == 2, out
+
+
+def test_a_run_goes_on_while_its_api_server_is_away(
+    held: Runner, pods: Controller, server: FakeCluster
+) -> None:
+    held.write(TRAINS, JOB)
+    process = held.start("run", "job.yaml", "--in", "dev")
+    wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
+    pods.cut()
+    # Longer than a host may be silent before its node is lost.
+    time.sleep(FOLLOWED_S + 15.0)
+    server.away = False
+    finish(held, pods)
+    out, told = process.communicate(timeout=90)
+    assert process.returncode == 0, told
+    assert out.count(b"trained") == 2, out
+    assert b"does not answer" in told
+    assert b"starting all nodes again" not in told
+    assert b"replacing" not in told
+
+
+def test_the_nodes_meet_at_the_address_of_a_new_pod(held: Runner, pods: Controller) -> None:
+    held.write(TRAINS, JOB)
+    process = held.start("run", "job.yaml", "--in", "dev")
+    wait_until(lambda: is_up(held, "up-0-0", "up-1-0"))
+    for index in (0, 1):
+        pods.lose(index)
+        pods.start(index, elsewhere=True)
+        name = f"up-{index}-1"
+        wait_until(functools.partial(is_up, held, name), lambda: held("logs", "-v").stderr)
+    finish(held, pods)
+    out, told = process.communicate(timeout=90)
+    assert process.returncode == 0, told
+    assert out.count(b"trained") == 2, out
+    assert b"2 lost nodes, replaced" in told, told.decode()
+
+
+def test_a_hold_that_could_not_be_used_is_refused(server: FakeCluster, tmp_path: Path) -> None:
+    launcher = Runner(tmp_path)
+    refused = launcher(*HOLD, "--kind", "trainjob")
+    assert (refused.returncode, "--kind pytorchjob, jobset or job" in refused.stderr) == (2, True)
+    server.denied.add(("create", "pods/exec"))
+    refused = launcher(*HOLD)
+    assert refused.returncode == 2
+    assert "runs in a hold are started in its pods, and you may not" in refused.stderr
+    server.denied = {("get", "pods")}
+    refused = launcher(*HOLD)
+    assert refused.returncode == 2
+    assert "by kubectl exec, and you may not get pods in namespace team" in refused.stderr
+    assert not [key for key in server.objects if key[0] == "jobs"]

@@ -1,0 +1,76 @@
+"""Whole runs on local processes: real torchrun, real workers, real signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import psutil
+import pytest
+
+from tests.launcher.runner import ROOT, WAITING, Runner
+from tests.launcher.targets.local.test_run import is_up
+from tests.waiting import wait_until
+
+
+def test_under_nohup_a_run_goes_on_without_its_terminal_and_without_a_reader(
+    launcher: Runner,
+) -> None:
+    launcher.write(WAITING.replace("300", "3"))
+    process = subprocess.Popen(
+        ["nohup", *launcher.argv("run", "job.yaml", "--on", "local")],
+        cwd=launcher.folder,
+        env=launcher.env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    wait_until(lambda: is_up(launcher))
+    assert process.stderr is not None
+    process.stderr.close()
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 0
+    assert launcher.outcome["reason"] == "completed"
+
+
+def test_a_detached_run_is_listed_followed_and_stopped_from_elsewhere(launcher: Runner) -> None:
+    launcher.write(WAITING)
+    done = launcher("run", "job.yaml", "--on", "local", "--detach")
+    assert done.returncode == 0, done.stderr
+    run_id = done.stdout.strip()
+    wait_until(lambda: is_up(launcher))
+    # A damaged run folder does not hide the others.
+    broken = launcher.folder / "runs" / "tiny-broken"
+    broken.mkdir()
+    (broken / "plan.json").write_text("{}")
+    rows = json.loads(launcher("ps", "--all", "--json").stdout)
+    assert {(r["run_id"], r["state"]) for r in rows} == {
+        (run_id, "running"),
+        ("tiny-broken", "unreadable"),
+    }
+    status = json.loads(launcher("status", run_id, "--json").stdout)
+    assert (status["state"], status["outcome"]) == ("running", None)
+    assert [node["state"] for node in status["nodes"]] == ["running"]
+    assert psutil.pid_exists(status["launcher_pid"])
+    assert launcher("logs", run_id).stdout == "[0/0] up\n"
+    done = launcher("stop", run_id)
+    assert (done.returncode, "stop-requested" in done.stderr) == (0, True)
+    assert launcher.processes() == []
+    status = json.loads(launcher("status", run_id, "--json").stdout)
+    assert status["outcome"]["reason"] == "stop-requested"
+    assert launcher("stop", run_id).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        "raw_ddp.py",
+        "fabric.py",
+        "trainer.py",
+    ],
+)
+def test_scripts_that_know_nothing_of_this_project_run(launcher: Runner, example: str) -> None:
+    launcher.write((ROOT / "tests/examples" / example).read_text())
+    done = launcher("run", "job.yaml", "--on", "local", "--nnodes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "done world_size=2" in done.stdout

@@ -1,0 +1,39 @@
+"""Nodes of a Slurm job that are held: runs in them submit nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.held import JOB, TRAINS, folder_of_hold
+from tests.slurm.claims.test_hold import hold
+from tests.slurm.typist import ALLOCATION, ARRAY, Typist
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+
+
+def test_a_lost_node_of_a_held_array_comes_back_and_the_run_goes_on(typist: Typist) -> None:
+    hold(typist, ARRAY)
+    folder = folder_of_hold(typist)
+    (job,) = (path.stem for path in (folder / "slurm").glob("*.job"))
+    lost = (folder / "slurm" / f"{job}_1.0.started").read_text().strip()
+    typist.write(TRAINS, JOB + "max_restarts: 2\n")
+    process = typist.start("run", "job.yaml", "--in", "dev")
+    wait_until(lambda: (typist.run / "up-1-0").exists())
+    typist.cluster.kill_node(lost)
+    wait_until(lambda: (typist.run / "up-1-1").exists())
+    typist.go()
+    assert process.wait(60) == 0, typist.said.read_text()
+    assert typist("release", "dev").returncode == 0
+    typist.cluster.start_node(lost)
+    typist.cluster.wait_idle()
+
+
+def test_a_held_job_that_nobody_uses_ends(typist: Typist) -> None:
+    hold(typist, ALLOCATION, "--idle-limit", "1")
+    wait_until(lambda: (folder_of_hold(typist) / "outcome.json").exists())
+    wait_until(lambda: not typist.left())
+    typist.write("", JOB)
+    refused = typist("run", "job.yaml", "--in", "dev")
+    assert refused.returncode == 2
+    assert "the hold dev has ended (completed" in refused.stderr

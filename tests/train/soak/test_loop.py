@@ -1,0 +1,38 @@
+"""The training in this process: one device, few steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fabric_train.errors import DivergedError
+from fabric_train.snapshot import read_tensors
+from fabric_train.worker_env import WorkerEnv
+from tests.train.test_loop import checkpoints, env
+from train.config import TrainConfig
+from train.loop import train
+
+
+def test_a_second_resume_within_one_epoch_ends_with_the_same_bits_and_loss(env, tmp_path):
+    for max_steps in (3, 5, 11):
+        resumed = train(TrainConfig(max_steps=max_steps, reduction="exact"), env)
+    assert resumed["resumed_from_step"] == 5
+    whole_env = WorkerEnv(run_dir=tmp_path / "whole")
+    whole = train(TrainConfig(max_steps=11, reduction="exact"), whole_env)
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    assert resumed["train_loss"] == pytest.approx(whole["train_loss"])
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+def test_a_training_without_a_number_for_a_loss_is_an_error_without_a_checkpoint(env, precision):
+    with pytest.raises(DivergedError, match="--lr"):
+        train(TrainConfig(lr=1e30, warmup_steps=0, precision=precision), env)
+    assert all(
+        torch.isfinite(read_tensors(path)["model.0.weight"]).all() for path in checkpoints(env)
+    )
+    assert not (env.run_dir / "metrics.json").exists()
+
+
+def test_mixed_precision_trains(env):
+    metrics = train(TrainConfig(max_steps=15, precision="bf16-mixed"), env)
+    assert metrics["train_loss"] < 3
