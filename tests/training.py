@@ -44,7 +44,7 @@ class Forked:
 
     def __init__(self, arguments: tuple[str, ...], folder: Path, environs: list[dict[str, str]]):
         fork = multiprocessing.get_context("fork")
-        self._files = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self._files = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         self._ranks = [
             fork.Process(target=run_program, args=(arguments, folder, environ, self._files))
             for environ in environs
@@ -103,7 +103,7 @@ def run_program(
     os.environ.update(environ)
     for number, file in enumerate(files, 1):
         os.dup2(file.fileno(), number)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     # The threads of the process that forked do not exist in this one.
     torch.set_num_threads(1)
     code: object = 0

@@ -63,7 +63,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def set_load(monkeypatch: pytest.MonkeyPatch, *loads: float) -> None:
     """What the machine's load is each time that somebody looks; the last one stays."""
     left = list(loads)
-    read = lambda: left.pop(0) if len(left) > 1 else left[0]
+    read = lambda: left.pop(0) if len(left) > 1 else left[0]  # noqa: E731
     monkeypatch.setattr(program, "read_load", read)
     monkeypatch.setattr(program, "wait_until_quiet", read)
 

@@ -38,7 +38,7 @@ def test_the_first_collective_of_new_workers_in_a_world_is_found(
 
 
 def test_no_process_of_a_tree_is_left_even_after_ctrl_c(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Trees(tmp_path, {}) as started:
+    with pytest.raises(KeyboardInterrupt), Trees(tmp_path, {}) as started:  # noqa: PT012
         started.start(PARENT)
         started.wait_for(lambda: len(started.living()) == 2, "a child in a session of its own")
         raise KeyboardInterrupt

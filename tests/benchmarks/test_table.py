@@ -59,7 +59,7 @@ start: slow       300 ms (300 to 300)    -                      -               
 
 Medians (fastest to slowest) of interleaved samples; ratio and goal (95 % interval). 2 cores, torch 2.13.0, load 0.2 at the start, 2026-01-02.
 start: peer not installed
-"""
+"""  # noqa: E501
 
 MARKDOWN = """\
 ## start
@@ -77,7 +77,7 @@ make bench ARGS=start
 
 2 cores, torch 2.13.0, load 0.2 at the start, 2026-01-02.
 
-start: peer not installed."""
+start: peer not installed."""  # noqa: E501
 
 
 def test_the_table_is_aligned_and_tells_how_it_was_measured() -> None:

@@ -120,7 +120,7 @@ def _drift(
     group.order(ranks[0], "return")
     if barrier_s < then_s:
         # On the roster it stays at the barrier until the other is done as well.
-        is_past = lambda: nodes[0].ended() or nodes[0].is_past_the_barrier()
+        is_past = lambda: nodes[0].ended() or nodes[0].is_past_the_barrier()  # noqa: E731
         group.comes_true(is_past, barrier_s + 3)
     group.comes_true(lambda: False, then_s / group.patience)
     group.order(ranks[1], order)

@@ -36,7 +36,7 @@ def collate(batch: list[Any], scale: Any = None) -> list[Any]:
             {"dataset": Images(transforms=[collate, lambda x: x])},
             ["transforms[1] is a lam"],
         ),
-        ({"dataset": Images(inner=Images(file=Path(__file__).open()))}, ["dataset.inner.file"]),
+        ({"dataset": Images(inner=Images(file=Path(__file__).open()))}, ["dataset.inner.file"]),  # noqa: SIM115
         ({"collate_fn": lambda batch: batch}, ["collate_fn is a lambda", "test_pickling.py:"]),
         ({"collate_fn": partial(collate, scale=lambda x: x)}, ["collate_fn.keywords['scale']"]),
         ({"worker_init_fn": lambda worker: None}, ["worker_init_fn"]),

@@ -104,7 +104,7 @@ class Steps:
         if self.launcher is not None:
             assert self.launcher.wait(LIMIT_S) == 0
         else:
-            told = lambda: self.typist("status", self.run_id).stdout
+            told = lambda: self.typist("status", self.run_id).stdout  # noqa: E731
             wait_until(lambda: "succeeded" in told(), told)
         steps, worlds = json.loads((self.shared / "done").read_text())
         assert worlds[-1] == 2

@@ -245,7 +245,7 @@ def test_an_indexed_job_is_resized_by_both_counts_at_once_and_not_by_one(server:
     server.create_job(job())
     found = server.patch_job({"spec": {"completions": 1, "parallelism": 1}})
     assert (found["spec"]["completions"], found["spec"]["parallelism"]) == (1, 1)
-    call = lambda: server.patch_job({"spec": {"completions": 3}})
+    call = lambda: server.patch_job({"spec": {"completions": 3}})  # noqa: E731
     assert refused(call)[:2] == (422, "Invalid")
 
 
@@ -358,7 +358,7 @@ def test_a_program_in_a_pod_gets_its_whole_input_and_how_it_ended_is_told(
         item = one_pod(os.environ["CLUSTER_IMAGE"], command=["sleep", "600"])
         server.core.create_namespaced_pod(server.namespace, item)
         read = server.core.read_namespaced_pod
-        phase = lambda: read("digits-0", server.namespace).status.phase
+        phase = lambda: read("digits-0", server.namespace).status.phase  # noqa: E731
         waited(lambda: phase() == "Running", "a pod that runs")
     cluster = Cluster(namespace=server.namespace)
     argv = ["sh", "-c", script, kept, str(len(data))]

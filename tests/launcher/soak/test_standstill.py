@@ -66,7 +66,7 @@ def test_a_cluster_that_accepts_and_never_answers_is_asked_once(
         monkeypatch.setattr(api, "REQUEST_LIMIT_S", 1.0)
         monkeypatch.setattr(api, "STREAM_SILENCE_S", 1.0)
         cluster = api.Cluster()
-        cluster.namespace
+        cluster.namespace  # noqa: B018 - the client and the configuration are read before
         with soon(), pytest.raises(TargetError, match="does not answer"):
             cluster.read_version()
         with soon(), pytest.raises(TargetError, match="does not answer"):

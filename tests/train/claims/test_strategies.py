@@ -129,7 +129,7 @@ def is_bound(saver: Row, loader: Row, world: int) -> bool:
     return not make_strategy(loader.name).can_resize
 
 
-@pytest.mark.parametrize(("row",), named(QUICK_ROWS))
+@pytest.mark.parametrize("row", named(QUICK_ROWS))
 def test_a_worker_killed_in_the_middle_of_a_step_leaves_no_trace_in_the_losses(
     trainings, tmp_path, row
 ):
@@ -147,7 +147,7 @@ def test_a_worker_killed_in_the_middle_of_a_step_leaves_no_trace_in_the_losses(
         assert ending.metrics["weights_sha256"] == undisturbed.metrics["weights_sha256"]
 
 
-@pytest.mark.parametrize(("row",), named(QUICK_ROWS))
+@pytest.mark.parametrize("row", named(QUICK_ROWS))
 def test_a_stop_commits_first_and_the_next_start_goes_on_from_there(trainings, tmp_path, row):
     undisturbed = trainings.ending(row, row.world)
     folder, node_dir = tmp_path / "checkpoints", tmp_path / "node"

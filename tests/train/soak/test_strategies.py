@@ -25,13 +25,13 @@ def test_what_one_saves_another_loads_in_another_world(trainings, tmp_path, save
     )
 
 
-@pytest.mark.parametrize(("row",), named(REST))
+@pytest.mark.parametrize("row", named(REST))
 def test_a_worker_killed_in_the_middle_of_a_step_leaves_no_trace(trainings, tmp_path, row):
     claims.test_a_worker_killed_in_the_middle_of_a_step_leaves_no_trace_in_the_losses(
         trainings, tmp_path, row
     )
 
 
-@pytest.mark.parametrize(("row",), named(REST))
+@pytest.mark.parametrize("row", named(REST))
 def test_a_stop_commits_first_and_the_next_start_goes_on(trainings, tmp_path, row):
     claims.test_a_stop_commits_first_and_the_next_start_goes_on_from_there(trainings, tmp_path, row)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.data.distributed import DistributedSampler
 

@@ -55,10 +55,7 @@ def test_all_ranks_end_with_the_same_weights(name):
         np.testing.assert_array_equal(seen["end"], found[0]["end"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in ("powersgd", "bagua:qadam") else name for name in CASES],
-)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_resumed_training_has_the_losses_of_an_undisturbed_one(name, ranks, tmp_path):
     # DDP orders its gradients anew after the first step of a start, and gloo adds up the numbers of

@@ -116,7 +116,7 @@ def test_bfloat16_is_used_where_autocast_says_so(name: str) -> None:
         for step in range(2):
             batch = cut_batch(strategy, step)
             autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
-            loss = lambda outputs, targets: mean_loss(outputs.float(), targets)
+            loss = lambda outputs, targets: mean_loss(outputs.float(), targets)  # noqa: E731
             found.append(strategy.run_step(replace(batch, autocast=autocast, loss=loss)).item())
             strategy.step(step)
         return found
