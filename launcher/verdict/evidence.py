@@ -149,7 +149,8 @@ def read_run(
         failure = failure or (read_report(run, plan) if plan else _report_of_ends(run))
     newest, logs = dict(run.incarnations()), list(_newest(run.worker_logs()))
     consoles = [(n, path) for (n, i), path in run.consoles() if newest.get(n) == i]
-    seen, is_stop = _read_looks(run, newest, consoles, looks)
+    last = find_last_looks(run, newest.items()) if looks is None else looks
+    seen, is_stop = _see(run, last, consoles if looks is None else ())
     if outcome is None and any(look.why == "hang" for look in seen.looks.values()):
         failure = failure and _ended_for_a_hang(failure)
     hosts = _read_hosts(run, plan)
@@ -164,7 +165,6 @@ def read_run(
             reading.lines.append(LogLine(file=SETTING, text=f"{name} is set"))
     for log in logs:
         _read_worker(reading, run, log, plan)
-    reading.lines = [_explain_import(line, plan) if plan else line for line in reading.lines]
     _read_others(reading, run, consoles, has_workers=bool(logs))
     if not outcome and not newest and run.submitted_at():
         reading.lines.append(_SUBMITTED)
@@ -189,15 +189,11 @@ def read_run(
     )
 
 
-def _read_looks(
-    run: RunFolder,
-    newest: Mapping[int, int],
-    consoles: Sequence[tuple[int, Path]],
-    looks: Mapping[int, Path] | None,
+def _see(
+    run: RunFolder, folders: Mapping[int, Path], consoles: Iterable[tuple[int, Path]]
 ) -> tuple[Seen, bool]:
-    """The looks, and whether they were taken for a stop of workers that did nothing."""
-    last = find_last_looks(run, newest.items()) if looks is None else looks
-    seen = read_seen(last, consoles if looks is None else ())
+    """What looks show, and whether the ranks stood still before a stop."""
+    seen = read_seen(folders, consoles)
     is_stop = any(look.why == "stop" for look in seen.looks.values())
     if is_stop and any(map(computes, tell_standing(run, seen))):
         return Seen(folders={}), False
@@ -290,10 +286,12 @@ def _read_worker(
     nproc = plan.nodes[0].nproc_per_node if plan and plan.nodes else 1
     rank = log.rank_on(log.node_index, nproc)
     place = LogLine(node=log.node_index, rank=rank)
-    reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
     before = len(reading.lines)
+    reading.lines += read_error_file(folder / protocol.ERROR_FILE, place, run.path)
     for name in reversed(log.streams):
         reading.read(folder / name, replace(place, file=f"{log.folder}/{name}"))
+    if plan:
+        reading.lines[before:] = [_explain_import(x, plan) for x in reading.lines[before:]]
     if crashed_at := own_place(read_frames(folder)):
         said = (replace(line, frame=line.frame or crashed_at) for line in reading.lines[before:])
         reading.lines[before:] = said

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from launcher.contract.reasons import Reason, RunState
-from launcher.contract.worker_end import WorkerEnd, show_line
+from launcher.contract.worker_end import WorkerEnd, is_own_failure, show_line
 from launcher.runs.outcome import FailureReport
 from launcher.verdict.cause import FOLLOWS, FailureCause
 from launcher.verdict.evidence import Evidence
@@ -89,7 +89,7 @@ def decide_verdict(evidence: Evidence) -> Verdict:
         waits = {x.rank for x in found if x.cause is FailureCause.DEADLOCK}
         threads = [x for x in found if x.line.is_side and x.line.rank in waits]
         found += [replace(x, weight=Weight.SURE) for x in threads]
-    if first and not first.is_collateral:
+    if first and ": " in first.exception and is_own_failure(first.exception):
         # A node that found no place did not keep this worker from beginning.
         others = (None, first.node_index)
         found = [x for x in found if x.cause not in _OF_PLACE or x.line.node in others]
