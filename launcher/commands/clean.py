@@ -52,5 +52,5 @@ def _agrees(question: str) -> bool:
     if not sys.stdin.isatty():
         raise InputError("clean asks first, and stdin is no terminal", "--yes")
     print(question, end="", file=sys.stderr, flush=True)
-    # Ended by the person at the terminal, or by Ctrl-C.
+    # Ended by the person's answer, or Ctrl-C.
     return sys.stdin.readline().strip().lower() in ("y", "yes")
