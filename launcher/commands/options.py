@@ -109,8 +109,8 @@ def add_clean(parser: ArgumentParser) -> None:
     """Which runs shall be removed."""
     parser.epilog = (
         "A run is removed if all that is asked for is true of it. A run that goes on stays, and so"
-        " does one whose checkpoints a run that stays has gone on from. With --hosts also what runs"
-        " left there. launcher docs storage"
+        " does one whose checkpoints a run that stays has gone on from. With --hosts or --namespace"
+        " also what runs left there. launcher docs storage"
     )
     parser.add_argument(
         "--older-than", type=age, metavar="AGE", help="that ended so long ago: 7d, 12h, 30min, 90s"

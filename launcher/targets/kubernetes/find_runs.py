@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ from launcher.targets.kubernetes.pod_states import (
     parse_job_end,
     seconds_of,
 )
-from launcher.targets.room import Note
+from launcher.targets.room import Left, Note
 
 RUNNING = RunState.RUNNING.value
 ON = "kubernetes"
@@ -147,6 +148,30 @@ def _read_left(cluster: Cluster) -> list[Found]:
         maps = cluster.list_objects("v1", "ConfigMap", chosen)["items"]
         return [Found(item=one) for one in maps if not one["metadata"].get("ownerReferences")]
     return []
+
+
+def find_left(arguments: Namespace) -> list[Left]:
+    """What jobs have left that kubectl applied and deleted, where an option names a cluster."""
+    if not (place := _place_in(arguments)):
+        return []
+    cluster, now = Cluster(**place), SystemClock().wall()
+    there = {one.run_id for one in read_jobs(cluster)[0]}
+    left = {one.run_id: one for one in _read_left(cluster) if one.run_id not in there}
+
+    def remove(found: Found) -> None:
+        plan = _read_plan(cluster, found, tempfile.gettempdir())
+        ClusterJob(cluster, plan, SystemClock()).remove_left()
+
+    return [
+        Left(
+            run_id=run_id,
+            place=f"namespace {cluster.namespace}",
+            age_s=now - found.created_at,
+            size_bytes=0,
+            remove=functools.partial(remove, found),
+        )
+        for run_id, found in left.items()
+    ]
 
 
 def borrow_run(cluster: Cluster, found: Found, run_root: Path) -> RunFolder:

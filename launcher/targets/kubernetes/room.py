@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
-from launcher.targets.room import GivenOptions, Note, Plugin, Room, words_given
+from launcher.targets.room import GivenOptions, Left, Note, Plugin, Room, words_given
 
 if TYPE_CHECKING:
     from launcher.doctor.finding import Finding
@@ -100,3 +100,8 @@ class KubernetesRoom(Room):
         from launcher.targets.kubernetes import find_runs
 
         return find_runs.list_runs(arguments, run_root, note, everything=everything)
+
+    def find_left(self, arguments: Namespace, note: Note) -> list[Left]:
+        from launcher.targets.kubernetes import find_runs
+
+        return find_runs.find_left(arguments)

@@ -109,6 +109,20 @@ def test_a_stop_of_what_kubectl_applied_removes_what_the_job_leaves_also_after_i
     assert list(server.objects) == [("configmaps", "of-others")]
 
 
+def test_clean_removes_what_a_deleted_job_has_left_and_nothing_of_one_that_is_there(
+    server: FakeCluster, typed: Typed
+) -> None:
+    apply_by_kubectl()
+    server.put("configmaps", {"metadata": {"name": "of-others", "labels": {}}})
+    code, said = typed("clean", "-n", "team", "--older-than", "0s", "--yes")
+    assert (code, said.strip()) == (0, "nothing to remove")
+    server.delete("jobs", "digits-job")
+    code, said = typed("clean", "-n", "team", "--older-than", "0s", "--yes")
+    assert code == 0, said
+    assert "namespace team" in said
+    assert list(server.objects) == [("configmaps", "of-others")]
+
+
 def test_a_stop_tells_what_it_may_not_remove_and_how_it_goes(
     server: FakeCluster, typed: Typed
 ) -> None:
