@@ -1,0 +1,146 @@
+"""The handler's configuration: every key of ``rdzv_conf``, its meaning and its default."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from launcher.contract.agent_settings import DETECTION_LIMIT_S
+
+IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
+"""torch's variable: all nodes have equally many workers. Scripts do not see it."""
+SIGNS_PER_S = 4000
+"""The most signs of life of all nodes of a run together."""
+
+
+class Member(NamedTuple):
+    """A node of a sealed membership.
+
+    ``name`` is ``<index>.<random>``, of one agent process. ``port`` is where its rank 0 may listen;
+    its agent listens on ``answers`` as long as it lives, 0 where it cannot. ``workers``: how many
+    it has, 0 where unknown.
+    """
+
+    name: str
+    addr: str
+    port: int
+    answers: int = 0
+    workers: int = 0
+
+    @property
+    def node_index(self) -> int:
+        """Its place in the plan."""
+        return int(self.name.partition(".")[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How many nodes a group may have, and the keys of ``rdzv_conf``; durations in seconds.
+
+    None of them is about wall clocks: each node judges by its own monotonic clock.
+    """
+
+    min_nodes: int
+    """A group has at least so many nodes."""
+    max_nodes: int
+    """A group has at most so many nodes."""
+    node_index: int = 0
+    """This node's place in the plan, from 0; ranks follow it."""
+    is_host: bool = False
+    """Whether this node serves as coordinator if none answers at the endpoint yet."""
+    detection_limit_s: float = DETECTION_LIMIT_S
+    """A node silent for so long is lost. 1 s is for quiet machines only."""
+    last_call_s: float = 2.0
+    """In the first round, how long the group waits for more than MIN nodes after the last came."""
+    join_timeout_s: float = 600.0
+    """How long a forming round may take; waiting beside a running group does not count."""
+    rejoin_timeout_s: float = 0.0
+    """The same for a node that was in the group before: others may never come back. Default:
+    ``join_timeout_s``."""
+    regroup_limit_s: float = 60.0
+    """How long a later round waits for a living member whose workers are slow to stop."""
+    connect_timeout_s: float = 60.0
+    """How long the coordinator may take to answer at first."""
+    growth_pause_s: float = 10.0
+    """The least time between two admissions of newcomers."""
+    admit_limit_s: float = 0.0
+    """How long newcomers wait at most until ``admit()`` is called on some node, after a commit; 0:
+    they wait for nothing."""
+    workers: int = 0
+    """How many workers this node has. Where all nodes say the same number, torch numbers them
+    without asking the others, of which one may die at that moment."""
+    max_restarts: int = -1
+    """Restarts by worker faults that the whole job may have; negative: any number."""
+    fence_dir: str = ""
+    """The checkpoint folder, if all nodes share it; else more than half of the last nodes
+    have to re-form, or more than MAX - MIN."""
+    nodes_before: int = 0
+    """Size of the last membership under an earlier coordinator: shortens the last call, and without
+    ``fence_dir`` more than half of them have to come."""
+    members_before: str = ""
+    """The members of that membership that have not finished, as ``format_members`` writes them: the
+    last call ends early where those that are missing are known to be dead."""
+    faults_before: int = 0
+    """Restarts by worker faults under earlier coordinators."""
+    generation_before: int = 0
+    """The last generation under an earlier coordinator; counts only without ``fence_dir``."""
+    finished_before: int = 0
+    """Nodes that had finished under an earlier coordinator: they do not come back."""
+    coordinator_pid: int = 0
+    """With ``is_host``, the process that serves at the endpoint already; else 0."""
+
+    @cached_property
+    def before(self) -> tuple[Member, ...]:
+        """``members_before``."""
+        return parse_members(self.members_before)
+
+    @property
+    def silence_s(self) -> float:
+        """A coordinator silent for so long is gone."""
+        return max(2.0, self.detection_limit_s)
+
+    @property
+    def fenced(self) -> bool:
+        """Whether shared storage numbers the memberships; else a majority has to re-form."""
+        return bool(self.fence_dir)
+
+    @property
+    def interval_s(self) -> float:
+        """Between two signs of life: detection ends within a fraction of a second of its limit.
+
+        Nodes of a large run show fewer, so that more nodes are no more work for the coordinator.
+        """
+        return min(max(0.25, self.max_nodes / SIGNS_PER_S), max(0.05, self.detection_limit_s / 10))
+
+    def rules_out_another(self, nodes: int) -> bool:
+        """Whether a group of so many nodes leaves too few node indexes for another group."""
+        return nodes + self.min_nodes > self.max_nodes
+
+
+def parse_rules(config: Mapping[str, object], *, min_nodes: int, max_nodes: int) -> Rules:
+    """Reads text or typed values. Raises ValueError for a wrong value, TypeError for a key."""
+    kinds = {one.name: str(one.type) for one in fields(Rules)}
+    # torch's ``LaunchConfig`` adds ``timeout``.
+    given = {key: value for key, value in config.items() if key != "timeout"}
+    values = {key: _READERS[kinds.get(key, "str")](value) for key, value in given.items()}
+    return Rules(min_nodes=min_nodes, max_nodes=max_nodes, **values)
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": lambda value: str(value).lower() in ("1", "true"),
+}
+
+
+def format_members(members: Iterable[Member]) -> str:
+    """As JSON; ``parse_members`` reads it."""
+    return json.dumps([*members], separators=(",", ":"))
+
+
+def parse_members(text: str) -> tuple[Member, ...]:
+    return tuple(Member(*fields) for fields in json.loads(text or "[]"))

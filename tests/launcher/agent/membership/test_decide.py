@@ -1,0 +1,393 @@
+"""Who belongs to the group, decided from events alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.agent.membership import decide
+from launcher.agent.membership.decide import (
+    Action,
+    Admit,
+    Close,
+    Dead,
+    Event,
+    Finish,
+    Generation,
+    Gone,
+    Join,
+    Refuse,
+    TakeGeneration,
+    Tick,
+)
+from launcher.agent.membership.group import Cause, Group, Phase, working
+from launcher.agent.membership.settings import Member, Rules, format_members
+
+LIMIT_S = 60.0
+
+
+def node(index: int, life: str = "a", workers: int = 1) -> Member:
+    return Member(f"{index}.{life}", "127.0.0.1", 1000 + index, 2000 + index, workers)
+
+
+class Run:
+    """A group, its clock, and what it asked for and refused."""
+
+    def __init__(self, least: int, most: int, *, fenced: bool = False, **given: Any) -> None:
+        given = {"last_call_s": 2.0, "regroup_limit_s": 30.0, "growth_pause_s": 0.0} | given
+        fence_dir = "/shared" if fenced else ""
+        rules = Rules(min_nodes=least, max_nodes=most, fence_dir=fence_dir, **given)
+        self.group, self.now, self.taken = Group(rules=rules), 100.0, 0
+        self.refused: list[Refuse] = []
+
+    def see(self, *events: Event, after_s: float = 0.0) -> Run:
+        self.now += after_s
+        for event in events:
+            self._act([event])
+        return self
+
+    def join(self, *indexes: int, life: str = "a", limit_s: float = LIMIT_S) -> Run:
+        return self.see(*(Join(node(index, life), limit_s) for index in indexes))
+
+    def _act(self, events: list[Event]) -> None:
+        self.group, actions = decide.step(self.group, events, self.now)
+        for action in actions:
+            if isinstance(action, Refuse):
+                self.refused.append(action)
+            else:
+                self.taken += 1
+                self._act([Generation(self.taken)])
+
+    @property
+    def ranks(self) -> list[int]:
+        """The node indexes of the sealed membership, in order of rank; empty while one forms."""
+        is_sealed = self.group.phase is Phase.SEALED
+        return [m.node_index for m in self.group.members] if is_sealed else []
+
+    @property
+    def why(self) -> list[tuple[str, str]]:
+        return [(one.name, one.kind) for one in self.refused]
+
+
+# -- the first round -------------------------------------------------------------------------------
+def test_a_full_group_is_sealed_at_once_and_ranks_follow_the_plan() -> None:
+    run = Run(3, 3).join(2, 0)
+    assert run.ranks == []
+    run.join(1)
+    assert run.ranks == [0, 1, 2]
+    assert (run.group.epoch, run.group.generation, run.group.cause) == (1, 1, Cause.FIRST)
+
+
+def test_more_nodes_than_the_least_are_waited_for_until_the_last_call_is_over() -> None:
+    run = Run(2, 4).join(0, 1)
+    run.see(Tick(), after_s=1.9).join(3)
+    assert run.ranks == []
+    assert run.see(Tick(), after_s=1.9).ranks == []
+    assert run.see(Tick(), after_s=0.2).ranks == [0, 1, 3]
+
+
+def test_a_node_that_waits_too_long_is_told_how_many_are_here() -> None:
+    run = Run(3, 3).join(0, 1, limit_s=10.0).see(Tick(), after_s=9.9)
+    assert run.refused == []
+    run.see(Tick(), after_s=0.2)
+    assert run.why == [("0.a", "timeout"), ("1.a", "timeout")]
+    assert "within 10 s: 2 of at least 3 nodes are here" in run.refused[0].text
+    assert run.see(Tick(), after_s=5.0).why == [("0.a", "timeout"), ("1.a", "timeout")]
+
+
+def test_a_node_that_goes_before_the_first_seal_is_not_waited_for() -> None:
+    run = Run(2, 3).join(0, 1, 2) and Run(2, 3).join(0, 1)
+    run.see(Gone("1.a", Cause.LOST)).see(Tick(), after_s=5.0)
+    assert run.ranks == []
+    assert run.join(2).see(Tick(), after_s=2.0).ranks == [0, 2]
+
+
+# -- a loss ----------------------------------------------------------------------------------------
+def test_a_lost_node_opens_a_round_that_the_others_form_at_once_if_they_may() -> None:
+    run = Run(2, 3).join(0, 1, 2).see(Gone("1.a", Cause.LOST))
+    assert (run.group.phase, run.group.epoch, run.group.cause) == (Phase.FORMING, 2, Cause.LOST)
+    run.join(2, 0)
+    assert (run.ranks, run.group.generation, run.group.faults) == ([0, 2], 2, 0)
+
+
+def test_a_group_of_fixed_size_waits_for_the_lost_node_s_successor() -> None:
+    run = Run(2, 2).join(0, 1).see(Gone("1.a", Cause.LOST)).join(0)
+    assert run.see(Tick(), after_s=20.0).ranks == []
+    assert run.join(1, life="b").ranks == [0, 1]
+    assert run.group.cause is Cause.LOST
+
+
+def test_a_worker_s_fault_is_a_loss_where_a_node_was_lost_and_counts_where_none_was() -> None:
+    run = Run(2, 3).join(0, 1, 2).join(0)
+    assert run.group.cause is Cause.FAULT
+    run.see(Gone("1.a", Cause.LOST)).join(2)
+    assert (run.ranks, run.group.cause, run.group.faults) == ([0, 2], Cause.LOST, 0)
+    run.join(0, 2)
+    assert (run.ranks, run.group.cause, run.group.faults) == ([0, 2], Cause.FAULT, 1)
+
+
+def test_one_fault_more_than_allowed_closes_the_run() -> None:
+    run = Run(2, 2, max_restarts=1).join(0, 1).join(0, 1)
+    assert (run.ranks, run.group.faults) == ([0, 1], 1)
+    run.join(1, 0)
+    assert (run.group.phase, run.group.closed) == (Phase.CLOSED, "restarts-exhausted")
+    assert sorted(run.why) == [("0.a", "closed"), ("1.a", "closed")]
+
+
+def test_a_member_that_is_slow_to_stop_is_waited_for_and_then_left_out() -> None:
+    run = Run(2, 4, fenced=True).join(0, 1, 2, 3).see(Gone("3.a", Cause.LOST)).join(0, 1)
+    assert run.see(Tick(), after_s=29.0).ranks == []
+    assert run.see(Tick(), after_s=1.1).ranks == [0, 1]
+    # It comes in as a newcomer once it has stopped.
+    assert run.join(2).see(Tick(), after_s=3.0).join(0, 1).ranks == [0, 1, 2]
+
+
+# -- newcomers and leavers -------------------------------------------------------------------------
+def test_newcomers_come_in_together_once_the_group_has_committed() -> None:
+    run = Run(1, 3, admit_limit_s=50.0, growth_pause_s=10.0).join(0).see(Tick(), after_s=2.1)
+    run.see(Tick(), after_s=10.0).join(1, 2)
+    assert (run.ranks, run.group.newcomers) == ([0], 2)
+    run.see(Admit())
+    assert (run.group.phase, run.group.cause) == (Phase.FORMING, Cause.JOINED)
+    assert run.join(0).ranks == [0, 1, 2]
+
+
+def test_newcomers_are_announced_only_some_time_after_the_last_came_in() -> None:
+    run = Run(1, 3, admit_limit_s=50.0, growth_pause_s=10.0).join(0).see(Tick(), after_s=2.1)
+    run.join(1).see(Admit()).join(0)
+    assert run.ranks == [0, 1]
+    run.join(2)
+    assert run.see(Tick(), after_s=9.0).group.newcomers == 0
+    assert run.see(Tick(), after_s=1.1).group.newcomers == 1
+    assert run.see(Gone("2.a", Cause.LOST)).group.newcomers == 0
+
+
+def test_a_training_that_never_commits_lets_newcomers_in_after_its_limit() -> None:
+    run = Run(1, 2, admit_limit_s=50.0).join(0).see(Tick(), after_s=2.1).join(1)
+    assert run.see(Tick(), after_s=49.0).ranks == [0]
+    assert run.see(Tick(), after_s=1.1).group.cause is Cause.JOINED
+
+
+def test_a_full_group_takes_nobody() -> None:
+    run = Run(1, 2).join(0, 1).join(2)
+    assert run.see(Tick(), after_s=500.0).group.newcomers == 0
+    assert run.ranks == [0, 1]
+    assert run.refused == [], "waiting beside a running group has no limit"
+
+
+def test_a_node_that_leaves_on_purpose_costs_no_majority() -> None:
+    run = Run(1, 4).join(0, 1, 2, 3)
+    for leaver in (3, 2):
+        run.see(Gone(f"{leaver}.a", Cause.LEFT))
+    assert run.join(0, 1).ranks == [0, 1]
+    assert run.group.cause is Cause.LEFT
+
+
+def test_a_node_of_the_same_index_replaces_the_one_before() -> None:
+    run = Run(2, 2).join(0, 1).join(1, life="b")
+    assert run.why == [("1.a", "replaced")]
+    assert "node_index 1" in run.refused[0].text
+    assert run.group.cause is Cause.REPLACED
+    assert run.join(0).ranks == [0, 1]
+    assert [member.name for member in run.group.members] == ["0.a", "1.b"]
+
+
+# -- who may go on ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fenced", "least", "most", "left", "goes_on"),
+    [
+        (False, 1, 4, 3, True),
+        (False, 1, 4, 2, False),
+        (False, 2, 4, 3, True),
+        (False, 3, 4, 3, True),
+        (True, 1, 4, 1, True),
+        (False, 1, 2, 1, False),
+        (False, 2, 3, 2, True),
+    ],
+)
+def test_without_a_fence_more_than_half_go_on_or_so_many_that_no_other_group_can_form(
+    fenced: bool, least: int, most: int, left: int, goes_on: bool
+) -> None:
+    run = Run(least, most, fenced=fenced).join(*range(most))
+    run.see(*(Gone(f"{index}.a", Cause.LOST) for index in range(left, most)))
+    run.join(*range(left)).see(Tick(), after_s=59.0)
+    assert bool(run.ranks) is goes_on
+    if not goes_on:
+        run.see(Tick(), after_s=2.0)
+        assert "no majority of the last" in run.refused[0].text
+
+
+def test_a_fenced_group_takes_a_generation_for_each_membership() -> None:
+    run = Run(2, 2, fenced=True).join(0, 1)
+    assert (run.ranks, run.group.generation, run.taken) == ([0, 1], 1, 1)
+    assert run.join(0, 1).group.generation == 2
+
+
+def test_where_no_generation_can_be_taken_all_that_wait_are_told_why() -> None:
+    run = Run(2, 2, fenced=True)
+    group, _ = decide.step(run.group, [Join(node(0), LIMIT_S)], 0.0)
+    group, actions = decide.step(group, [Join(node(1), LIMIT_S)], 0.0)
+    assert actions == (TakeGeneration(),)
+    assert decide.step(group, [Tick()], 1.0)[1] == (), "it is asked for once"
+    group, actions = decide.step(group, [Generation(0, "no space")], 2.0)
+    assert [(one.name, one.kind, one.text) for one in actions if isinstance(one, Refuse)] == [
+        ("0.a", "state", "no space"),
+        ("1.a", "state", "no space"),
+    ]
+
+
+# -- another coordinator ---------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("here", "dead", "after_s", "sealed"),
+    [
+        ((0, 1, 2), (), 0.0, True),
+        ((0, 1), ("2.a",), 0.0, True),
+        ((0, 1), (), 1.9, False),
+        ((0, 1), (), 2.1, True),
+        ((0,), ("1.a", "2.a"), 50.0, False),
+    ],
+)
+def test_another_coordinator_waits_for_those_that_may_come_and_needs_a_majority(
+    here: tuple[int, ...], dead: tuple[str, ...], after_s: float, sealed: bool
+) -> None:
+    before = format_members([node(0), node(1), node(2)])
+    run = Run(1, 4, nodes_before=3, members_before=before, faults_before=2)
+    run.join(*here).see(*map(Dead, dead)).see(Tick(), after_s=after_s)
+    assert bool(run.ranks) is sealed
+
+
+# -- the end ---------------------------------------------------------------------------------------
+def test_a_run_is_over_when_all_have_finished_and_nobody_is_let_in_meanwhile() -> None:
+    run = Run(1, 3).join(0, 1).see(Tick(), after_s=2.1).see(Finish("0.a"))
+    run.join(2).see(Tick(), after_s=100.0)
+    assert (run.ranks, run.group.newcomers) == ([0, 1], 0)
+    run.see(Finish("1.a"))
+    assert (run.group.phase, run.group.closed) == (Phase.CLOSED, "finished")
+    assert run.why == [("2.a", "closed")]
+
+
+def test_those_that_have_not_finished_go_on_alone_or_are_stranded() -> None:
+    run = Run(1, 3, fenced=True).join(0, 1, 2)
+    run.see(Finish("0.a"), Gone("1.a", Cause.LOST)).join(2)
+    assert run.ranks == [2]
+    run = Run(2, 2).join(0, 1).see(Finish("0.a"), Gone("1.a", Cause.LOST))
+    assert (run.group.phase, run.group.closed) == (Phase.CLOSED, "stranded")
+
+
+def test_a_finished_node_that_is_lost_matters_no_more() -> None:
+    run = Run(2, 2).join(0, 1).see(Finish("0.a"), Gone("0.a", Cause.LOST))
+    assert run.ranks == [0, 1]
+    assert run.see(Finish("1.a")).group.closed == "finished"
+
+
+def test_a_failure_overrules_the_end_of_those_that_had_finished() -> None:
+    run = Run(1, 1).join(0).see(Finish("0.a"))
+    assert run.group.closed == "finished"
+    assert run.see(Close("failed")).group.closed == "failed"
+    assert run.see(Close("finished")).group.closed == "failed"
+    assert run.join(3).why == [("3.a", "closed")]
+
+
+# -- any history -----------------------------------------------------------------------------------
+MOST = 4
+
+
+def histories() -> st.SearchStrategy[list[tuple[str, int, float]]]:
+    kinds = ("join", "join", "join", "lose", "leave", "finish", "admit", "restart", "tick")
+    one = st.tuples(st.sampled_from(kinds), st.integers(0, MOST), st.sampled_from((0.0, 0.5, 40.0)))
+    return st.lists(one, max_size=60)
+
+
+def event_of(kind: str, index: int, lives: dict[int, int]) -> Iterable[Event]:
+    if kind == "restart":
+        lives[index] = lives.get(index, 0) + 1
+    here = node(index, f"life{lives.get(index, 0)}")
+    match kind:
+        case "join" | "restart":
+            yield Join(here, 1e9)
+        case "lose":
+            yield Gone(here.name, Cause.LOST)
+        case "leave":
+            yield Gone(here.name, Cause.LEFT)
+        case "finish":
+            yield Finish(here.name)
+        case "admit":
+            yield Admit()
+        case _:
+            yield Tick()
+
+
+@given(histories(), st.integers(1, MOST), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_whatever_happens_memberships_are_whole_ordered_and_of_nodes_that_are_there(
+    history: list[tuple[str, int, float]], least: int, fenced: bool
+) -> None:
+    run, lives = Run(least, MOST, fenced=fenced), dict[int, int]()
+    gone: set[str] = set()
+    for kind, index, after_s in history:
+        for event in event_of(kind, index, lives):
+            before = run.group
+            if isinstance(event, Gone):
+                gone.add(event.name)
+            elif isinstance(event, Join):
+                gone.discard(event.member.name)
+            elif isinstance(event, Finish) and event.name not in before.nodes:
+                continue
+            run.see(event, after_s=after_s)
+            check_step(before, run.group, run, gone)
+    check_progress(run)
+
+
+def check_step(before: Group, after: Group, run: Run, gone: set[str]) -> None:
+    assert after.epoch >= before.epoch
+    assert after.generation >= before.generation
+    if before.phase is Phase.CLOSED:
+        assert after.phase is Phase.CLOSED
+    if after.members is not before.members:
+        names = [member.name for member in after.members]
+        indexes = [member.node_index for member in after.members]
+        assert indexes == sorted(set(indexes)), "ranks follow the plan, each index once"
+        assert after.rules.min_nodes <= len(names) <= after.rules.max_nodes
+        assert not set(names) & (gone | after.finished)
+        assert (after.epoch, after.generation) != (before.epoch, before.generation)
+        if before.members and not after.rules.fenced:
+            old = {member.name for member in working(before)}
+            stay = len(old & set(names)), len(before.members) - len(before.finished)
+            others = after.rules.max_nodes - len(names)
+            left = sum(why is Cause.LEFT for why in before.gone.values())
+            assert 2 * stay[0] > stay[1] - left or others < after.rules.min_nodes
+    for name, cause in after.gone.items():
+        assert name not in after.nodes or cause in (Cause.LOST, Cause.LEFT), "only what is gone"
+
+
+def check_progress(run: Run) -> None:
+    """Once all nodes of the plan do as they are told and nothing happens, they are a group."""
+    if run.group.phase is Phase.CLOSED or run.group.finished:
+        return
+    run.see(*(Gone(name, Cause.LOST) for name in run.group.nodes))
+    for _ in range(2 * MOST):
+        for index in range(MOST):
+            here = run.group.nodes.get(node(index, "new").name)
+            belongs = here in map(run.group.nodes.get, (m.name for m in run.group.members))
+            is_told = run.group.phase is Phase.FORMING or not belongs
+            is_out = here is None or (is_told and not here.waits)
+            run.join(*[index] if is_out else [], life="new")
+        run.see(Tick(), after_s=40.0)
+    assert [m.name for m in run.group.members] == [f"{index}.new" for index in range(MOST)]
+    assert run.group.phase is Phase.SEALED
+
+
+def test_a_thousand_nodes_that_come_at_once_are_sealed_by_one_look() -> None:
+    run = Run(1000, 1000)
+    run._act([Join(node(index), LIMIT_S) for index in range(1000)])
+    assert len(run.ranks) == 1000
+
+
+def test_actions_are_plain_values() -> None:
+    first: Action = Refuse("0.a", "closed", "x")
+    assert first == replace(first)
