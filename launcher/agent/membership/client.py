@@ -1,0 +1,377 @@
+"""A node's side: one connection to the coordinator, kept by a thread that may hang with it.
+
+The caller reads what was told last and waits for changes, so a frozen coordinator blocks it no
+longer than the silence limit. A connection that ends is dialled again at once: where the port
+refuses, the coordinator is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.agent.addresses import LOOPBACK
+from launcher.agent.membership import wire
+from launcher.agent.membership.group import Cause, Phase
+from launcher.agent.membership.settings import Member, Rules, parse_members
+from launcher.contract.clock import Clock
+
+RETRY_S = 0.05
+
+
+class GoneError(Exception):
+    """The coordinator is gone, or silent for too long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What the coordinator told all nodes last of where the run stands."""
+
+    phase: Phase = Phase.FORMING
+    epoch: int = 1
+    cause: Cause = Cause.FIRST
+    closed: str = ""
+    newcomers: int = 0
+    """Nodes that wait and could be admitted."""
+    finished: int = 0
+    """Nodes whose workers have all succeeded."""
+    generation: int = 0
+    may_form: bool = True
+    """Whether the nodes that have not finished could form another group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """This node's place in a sealed group: its rank among ``size`` nodes in order of index.
+
+    ``members`` are known to nodes that may have to serve next, and to no others. ``identical``:
+    all nodes have equally many workers.
+    """
+
+    epoch: int
+    generation: int
+    rank: int
+    size: int
+    first: Member
+    cause: Cause
+    identical: bool
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A rendezvous that fails: ``closed``, ``timeout``, ``replaced`` or ``state``."""
+
+    kind: str
+    text: str
+
+
+@dataclass
+class Told:
+    """What the coordinator has said; only the client's thread changes it."""
+
+    head: Head | None = None
+    answer: Membership | Refusal | None = None
+    """The answer to the last ``join``."""
+    entered: int = 0
+    """The epoch of the last membership with this node."""
+    parted: bool = False
+    finished: bool = False
+    values: dict[str, str] = field(default_factory=dict)
+    losses: deque[str] = field(default_factory=deque)
+
+
+class Client:
+    """Speaks to one coordinator, from ``begin`` until ``end``."""
+
+    def __init__(
+        self, host: str, port: int, run_id: str, rules: Rules, clock: Clock, *, token: str = ""
+    ) -> None:
+        self.host, self.port, self._run_id, self._rules = host, port, run_id, rules
+        self._clock, self._token = clock, token
+        self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
+        self.told = Told()
+        self._origin = ""
+        self._keeps = False
+        self._socket: socket.socket | None = None
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._failure: GoneError | None = None
+        self._wishes: dict[str, wire.Message] = {}
+        """What the coordinator must know of this node, said again on each connection."""
+        self._heard_at = self._checked_at = clock.monotonic()
+        self._connected = self._ending = False
+        self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
+
+    @property
+    def where(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    # -- the caller's side -----------------------------------------------------------------------
+    def begin(self, timeout_s: float, *, keeps: bool) -> None:
+        """Starts the thread and waits for the coordinator; raises ``GoneError``.
+
+        ``keeps``: this node may have to serve next.
+        """
+        self._keeps = keeps
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._connected or self._failure, timeout_s)
+            if not self._connected and self._failure is None:
+                self._failure = GoneError(
+                    f"the coordinator at {self.where} did not answer within {timeout_s:g} s"
+                )
+        self.check()
+
+    def check(self) -> None:
+        """Raises ``GoneError`` if the connection has failed for good, or is silent too long."""
+        with self._changed:
+            now, limit_s = self._clock.monotonic(), self._rules.silence_s
+            if now - self._checked_at > limit_s / 2:
+                # This process itself stood still, so the silence is not the coordinator's.
+                self._heard_at = max(self._heard_at, now - limit_s / 2)
+            self._checked_at = now
+            silent_s = now - self._heard_at
+            if self._failure is None and self._connected and silent_s > limit_s:
+                self._failure = GoneError(
+                    f"the coordinator at {self.where} has been silent for {silent_s:.1f} s"
+                )
+            if self._failure is not None:
+                raise self._failure
+
+    def join(self, member: tuple[str, int, int, int], limit_s: float) -> None:
+        """Asks for a rendezvous; ``next_answer`` waits for it. ``member`` lacks the name."""
+        with self._changed:
+            self.told.answer = None
+        self._wish("join", {"card": list(member), "limit_s": limit_s})
+
+    def next_answer(self) -> Membership | Refusal:
+        """Blocks until the last ``join`` is answered; raises ``GoneError``."""
+        while True:
+            if self.settle(lambda told: told.answer is not None, self._rules.silence_s / 4):
+                with self._changed:
+                    answer, self.told.answer = self.told.answer, None
+                assert answer is not None
+                return answer
+            self.check()
+
+    def say(self, what: str, **more: object) -> None:
+        """Tells the coordinator: ``leave``, ``finish``, ``admit``, or ``close`` with a reason."""
+        self._wish(what, more)
+
+    def settle(self, done: Callable[[Told], object], timeout_s: float) -> bool:
+        """Waits until what was told is ``done``; False if not in time, or the connection failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: done(self.told) or self._failure, timeout_s)
+            return bool(done(self.told))
+
+    def set_value(self, key: str, value: str) -> None:
+        """A value for the other nodes of this membership."""
+        self._send({"says": "set", "key": key, "value": value})
+
+    def get_value(self, key: str, timeout_s: float) -> str:
+        """A value of this membership; waits for it. Raises ``GoneError`` or ``TimeoutError``."""
+        end = self._clock.monotonic() + timeout_s
+        self._send({"says": "get", "key": key})
+        while not self.settle(lambda told: key in told.values, min(timeout_s, 1.0)):
+            self.check()
+            if self._clock.monotonic() >= end:
+                raise TimeoutError(f"{key} was not set within {timeout_s:g} s")
+        return self.told.values[key]
+
+    def end(self) -> None:
+        """Stops the thread. Idempotent."""
+        self._ending = True
+        if (connection := self._socket) is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(1.0)
+
+    # -- sending ---------------------------------------------------------------------------------
+    def _wish(self, what: str, more: Mapping[str, object]) -> None:
+        message = {"says": what, **more}
+        with self._changed:
+            self._wishes.pop(what, None)
+            if what != "admit":
+                self._wishes[what] = message
+        self._send(message)
+
+    def _send(self, message: wire.Message) -> None:
+        """What cannot be sent now is said on the next connection, if it is a wish."""
+        with self._sending, contextlib.suppress(OSError):
+            if (connection := self._socket) is not None:
+                connection.sendall(wire.encode(message))
+
+    # -- the thread's side -----------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            while not self._ending:
+                self._speak(self._connect())
+        except GoneError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(GoneError(f"the connection to the coordinator failed: {error!r}"))
+
+    def _connect(self) -> socket.socket:
+        """Dials until it is answered. Raises ``GoneError`` where a coordinator that answered has
+        gone; before the first answer nodes may come earlier than their coordinator."""
+        while not self._ending:
+            try:
+                connection = socket.create_connection((self.host, self.port), self._limit_s)
+            except ConnectionRefusedError:
+                if self._connected:
+                    raise GoneError(f"the coordinator at {self.where} is gone") from None
+            except OSError as error:
+                if self._connected and not isinstance(error, TimeoutError):
+                    # Such as an address that went with its container.
+                    self._give_up_if_silent(error)
+            else:
+                return connection
+            self._clock.sleep(RETRY_S)
+        raise GoneError("ended")
+
+    @property
+    def _limit_s(self) -> float:
+        return max(0.5, self._rules.silence_s / 2)
+
+    def _give_up_if_silent(self, error: OSError) -> None:
+        if self._clock.monotonic() - self._heard_at > self._rules.silence_s:
+            raise GoneError(f"the coordinator at {self.where} is gone: {error}") from error
+
+    def _speak(self, connection: socket.socket) -> None:
+        """Greets, says all that is wished, and hears until the connection ends."""
+        with connection, contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            lines = connection.makefile("rb")
+            connection.settimeout(self._limit_s)
+            if not self._greet(connection, lines):
+                return
+            with self._sending:
+                self._socket = connection
+            with self._changed:
+                self._connected, self._heard_at = True, self._clock.monotonic()
+                wishes = [*self._wishes.values()]
+                self._changed.notify_all()
+            for wish in wishes:
+                self._send(wish)
+            try:
+                self._listen(connection, lines)
+            finally:
+                with self._sending:
+                    self._socket = None
+
+    def _greet(self, connection: socket.socket, lines: Any) -> bool:
+        try:
+            greeting = wire.decode(lines.readline(wire.NODE_LIMIT))
+            origin, nonce = str(greeting["origin"]), wire.new_nonce()
+            proof = wire.prove(self._token, str(greeting["nonce"]), f"{self._run_id} {self.name}")
+            hello = {"name": self.name, "run": self._run_id, "nonce": nonce, "proof": proof}
+            connection.sendall(wire.encode({**hello, "keeps": self._keeps}))
+            answer = wire.decode(lines.readline(wire.NODE_LIMIT))
+            wire.check_proof(self._token, nonce, origin, answer["proof"])
+        except (wire.WireError, KeyError) as error:
+            if self._connected:
+                return False
+            self._clock.sleep(RETRY_S)
+            with self._changed:
+                why = str(error)
+            raise OSError(why) from error
+        if self._origin not in ("", origin):
+            raise GoneError(f"another coordinator answers at {self.where}")
+        self._origin = origin
+        return True
+
+    def _listen(self, connection: socket.socket, lines: Any) -> None:
+        pause_s = self._rules.interval_s
+        alive = threading.Thread(
+            target=self._show_life, args=(connection, pause_s), name="alive", daemon=True
+        )
+        alive.start()
+        # The silence is judged by whoever calls ``check``.
+        connection.settimeout(None)
+        while not self._ending and (line := lines.readline(wire.COORDINATOR_LIMIT)):
+            message = wire.decode(line)
+            with self._changed:
+                self._heard_at = self._clock.monotonic()
+                self._take_in(message)
+                self._changed.notify_all()
+
+    def _show_life(self, connection: socket.socket, pause_s: float) -> None:
+        while not self._ending and self._socket is connection:
+            self._send({"says": "alive"})
+            self._clock.sleep(pause_s)
+
+    def _take_in(self, message: Mapping[str, Any]) -> None:
+        told = self.told
+        told.losses.extend(message.get("losses", ()))
+        match message:
+            case {"head": head}:
+                typed = {"phase": Phase(head["phase"]), "cause": Cause(head["cause"])}
+                told.head = Head(**{**head, **typed})
+            case {"sealed": sealed}:
+                told.answer = membership = parse_membership(sealed)
+                told.entered = membership.epoch
+                told.values = {}
+                self._wishes.pop("join", None)
+            case {"refused": kind, "text": text}:
+                told.answer = Refusal(kind, text)
+                self._wishes.pop("join", None)
+            case {"key": key, "value": value}:
+                told.values[key] = value
+            case {"parted": _}:
+                told.parted = True
+
+    def _fail(self, error: GoneError) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+
+def parse_membership(sealed: Mapping[str, Any]) -> Membership:
+    """What the coordinator says to a member."""
+    return Membership(
+        epoch=sealed["epoch"],
+        generation=sealed["generation"],
+        rank=sealed["rank"],
+        size=sealed["size"],
+        first=Member(*sealed["first"]),
+        cause=Cause(sealed["cause"]),
+        identical=sealed["identical"],
+        members=parse_members(sealed.get("members", "")),
+    )
+
+
+@functools.cache
+def answering_port(addr: str) -> int:
+    """A port that takes connections as long as this process lives; 0 where there can be none.
+
+    Nobody accepts them: the kernel answers for a process that lives, and refuses for one that has
+    ended. It stays open over any number of coordinators.
+    """
+    host = LOOPBACK if addr in (LOOPBACK, "localhost") else ""
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            listener = socket.create_server(
+                ("", 0), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True
+            )
+        else:
+            listener = socket.create_server((host, 0), backlog=128)
+    except OSError:
+        return 0
+    # A forked process that outlives this one must not answer in its place.
+    os.register_at_fork(after_in_child=listener.close)
+    os.register_at_fork(after_in_child=answering_port.cache_clear)
+    _kept.append(listener)
+    return int(listener.getsockname()[1])
+
+
+_kept: list[socket.socket] = []

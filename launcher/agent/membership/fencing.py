@@ -1,0 +1,73 @@
+"""Generations: a number for each membership, taken by an atomic create on shared storage.
+
+A checkpoint carries the generation of the group that made it, and resume follows only the newest,
+so a node that was frozen or cut off can never win. The training reads the same folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.contract.records import read_object
+
+FOLDER = "generations"
+"""Below the checkpoint folder; files are called ``<8 digits>.json``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenGeneration:
+    """A generation that was taken; ``origin`` names the coordinator that took it, if known."""
+
+    number: int
+    origin: str
+
+
+class Fence:
+    """The generations of one checkpoint folder."""
+
+    def __init__(self, checkpoint_dir: Path, run_id: str) -> None:
+        self._folder = checkpoint_dir / FOLDER
+        self._run_id = run_id
+
+    def take(self, origin: str) -> int:
+        """Takes the next number; raises ``OSError`` when the folder cannot be written."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            number = self._newest_number() + 1
+            try:
+                handle = os.open(self._path(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            except FileExistsError:
+                continue
+            with os.fdopen(handle, "w") as file:
+                json.dump({"run_id": self._run_id, "origin": origin}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            # So that the name survives a crash. Some file systems refuse to sync a folder.
+            handle = os.open(self._folder, os.O_RDONLY)
+            with contextlib.suppress(OSError):
+                os.fsync(handle)
+            os.close(handle)
+            return number
+
+    def newest(self) -> TakenGeneration | None:
+        """The last generation taken; its origin is empty while it is being written."""
+        number = self._newest_number()
+        if number == 0:
+            return None
+        origin = str(read_object(self._path(number)).get("origin", ""))
+        return TakenGeneration(number=number, origin=origin)
+
+    def _newest_number(self) -> int:
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return 0
+        stems = (name.removesuffix(".json") for name in names)
+        return max((int(stem) for stem in stems if stem.isdigit()), default=0)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:08d}.json"

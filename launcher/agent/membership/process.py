@@ -1,0 +1,136 @@
+"""The coordinator's process: forked from an agent, and never left behind by it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.agent import processes, signals
+from launcher.agent.membership import wire
+from launcher.agent.membership.coordinator import Coordinator, serve
+from launcher.agent.membership.settings import Rules
+
+READY_LIMIT_S = 10.0
+STARTS = 3
+"""How often to try a fork: next to threads, the child may find a lock that is held for ever."""
+
+
+class UnservedError(Exception):
+    """No coordinator can listen on the port."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorProcess:
+    """A running coordinator; dies with the thread that started it, or by ``stop``."""
+
+    pid: int
+    port: int
+    origin: str = ""
+
+    def stop(self) -> None:
+        """Idempotent; returns when the process is gone."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            # Ended by SIGKILL, sent in the line above.
+            os.waitpid(self.pid, 0)
+
+
+def serve_forked(
+    port: int, rules: Rules, run_id: str, token: str = "", sign: Path | None = None
+) -> CoordinatorProcess:
+    """Forks a coordinator that listens on ``port`` (0: any free one) and returns when it does.
+
+    Call it from the main thread: the child dies with the calling thread. Raises ``UnservedError``
+    when the port cannot be had.
+    """
+    origin, said = uuid.uuid4().hex[:12], ""
+    for _ in range(STARTS):
+        coordinator = Coordinator(rules=rules, run_id=run_id, origin=origin, token=token, sign=sign)
+        pid, said = _fork(coordinator, port)
+        if said.isdigit():
+            return CoordinatorProcess(pid=pid, port=int(said), origin=origin)
+        CoordinatorProcess(pid=pid, port=port).stop()
+        if said:
+            break
+    said = said or f"it did not start within {READY_LIMIT_S:g} s, {STARTS} times"
+    raise UnservedError(f"no coordinator can listen on port {port}: {said}")
+
+
+def _fork(coordinator: Coordinator, port: int) -> tuple[int, str]:
+    """The child's pid, and its port or why it has none; empty where it said nothing in time."""
+    # Without gc.collect(), which takes 30 ms with torch's objects: they are unfrozen again below.
+    gc.freeze()
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _live(parent, coordinator, port, writer)
+    os.close(writer)
+    gc.unfreeze()
+    ready, _, _ = select.select([reader], [], [], READY_LIMIT_S)
+    # Ended by the kernel, at once: select has said that it is readable.
+    said = os.read(reader, 4096).decode() if ready else ""
+    os.close(reader)
+    return pid, said
+
+
+def _live(parent: int, coordinator: Coordinator, port: int, writer: int) -> None:
+    """The life of the coordinator's process; never returns."""
+    try:
+        processes.die_with_parent(parent)
+        # The parent's pipes and sockets would otherwise stay open as long as this process lives.
+        processes.close_all_but([writer])
+        for number in (*signals.ENDING, *signals.FOR_SCRIPTS):
+            signal.signal(number, signal.SIG_IGN)
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        listener = _listen(port)
+        os.write(writer, str(listener.getsockname()[1]).encode())
+        os.close(writer)
+        serve(coordinator, [listener])
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.write(writer, str(error).partition("\n")[0].encode())
+            sys.stderr.flush()
+    os._exit(1)
+
+
+def _listen(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True
+            )
+    return socket.create_server(("", port), backlog=4096)
+
+
+def ask(host: str, port: int, run_id: str, timeout_s: float, token: str = "") -> str:
+    """The origin of the coordinator that serves the run there; empty where none does.
+
+    Takes at most about ``timeout_s``, also where whatever listens there says nothing.
+    """
+    with (
+        contextlib.suppress(OSError, wire.WireError, ValueError, KeyError),
+        socket.create_connection((host, port), timeout=timeout_s) as connection,
+    ):
+        lines = connection.makefile("rb")
+        greeting = wire.decode(lines.readline(wire.NODE_LIMIT))
+        nonce, origin = wire.new_nonce(), str(greeting["origin"])
+        proof = wire.prove(token, str(greeting["nonce"]), f"{run_id} ")
+        hello = {"name": "", "run": run_id, "nonce": nonce, "proof": proof}
+        connection.sendall(wire.encode(hello))
+        answer = wire.decode(lines.readline(wire.NODE_LIMIT))
+        wire.check_proof(token, nonce, origin, answer["proof"])
+        return "" if answer["closed"] else origin
+    return ""

@@ -1,0 +1,59 @@
+"""What a node and the run's coordinator say to each other: lines of JSON, bounded in size.
+
+The coordinator speaks first, with a number that is never used again. Each side proves by it that it
+knows the run's token, which itself never crosses the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+NODE_LIMIT = 64 * 1024
+"""Bytes of a line that a node may send."""
+COORDINATOR_LIMIT = 4 * 1024 * 1024
+"""Bytes of a line that a coordinator may send: it holds the members, at most."""
+GREETING_LIMIT_S = 10.0
+"""How long a connection may take to say who it is."""
+
+Message = Mapping[str, Any]
+
+
+class WireError(Exception):
+    """What the other side said is no message, or it does not know the token."""
+
+
+def encode(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """Raises ``WireError`` for anything but a whole line with a JSON object."""
+    if not line.endswith(b"\n"):
+        raise WireError("half a message")
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        raise WireError("no message") from None
+    if not isinstance(message, dict):
+        raise WireError("no message")
+    return message
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def prove(token: str, nonce: str, who: str) -> str:
+    """What shows to whoever has made ``nonce`` that ``who`` knows the token."""
+    return hmac.new(token.encode(), f"{nonce} {who}".encode(), hashlib.sha256).hexdigest()
+
+
+def check_proof(token: str, nonce: str, who: str, proof: object) -> None:
+    """Raises ``WireError`` where the proof is another one."""
+    if not hmac.compare_digest(prove(token, nonce, who), str(proof)):
+        raise WireError("it does not know the run's token")
