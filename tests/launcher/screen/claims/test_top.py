@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,10 @@ from launcher.targets import process_table
 from tests.launcher.runner import Runner
 from tests.launcher.screen.test_top import STEPS, Tmux, runner
 from tests.waiting import wait_until
+
+
+def steps_of_attempt(nodes: Path, attempt: int) -> list[str]:
+    return [path.read_text() for path in nodes.glob(f"*/*/attempt-{attempt}/rank-*/stdout")]
 
 
 @pytest.mark.tmux
@@ -26,6 +31,9 @@ def test_a_terminal_shows_a_restart_the_stacks_and_the_log_and_ends_the_run(runn
         workers = process_table.find(LAUNCHER_RUN_ID=run_id, RANK="1")
         os.kill(workers[-1], signal.SIGKILL)
         tmux.wait_for("restarts: ")
+        # Both are in the script again: while torch is imported their stacks are long.
+        again = runner.folder / "runs" / run_id / "nodes"
+        wait_until(lambda: len(steps_of_attempt(again, 1)) == 2 and all(steps_of_attempt(again, 1)))
         tmux("send-keys", "s")
         tmux.wait_for("train.py")
         tmux.close_page()
