@@ -23,7 +23,7 @@ def changeable(room: ModuleType) -> set[str]:
     """The records that can be changed once they are made."""
     found = records_of(room)
     assert found
-    return {k.__name__ for k in found if not k.__dataclass_params__.frozen}  # type: ignore[attr-defined]
+    return {k.__name__ for k in found if not k.__dataclass_params__.frozen}
 
 
 def by_place(room: ModuleType) -> set[str]:

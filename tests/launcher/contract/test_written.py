@@ -42,7 +42,7 @@ NUMBERS = (
 
 
 def test_what_is_written_means_what_it_meant(expect_golden: Callable[[str, str], None]) -> None:
-    read = {k.__name__: asdict(parse_record(k, data)) for k, data in WRITTEN.items()}  # type: ignore[call-overload]
+    read = {k.__name__: asdict(parse_record(k, data)) for k, data in WRITTEN.items()}
     static = {"master_addr": "n-0", "master_port": 29500, "id": "r"}
     node = asdict(node_plan()) | {
         "rendezvous": static,
