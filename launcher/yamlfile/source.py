@@ -243,8 +243,6 @@ class _Builder:
         return str(joined).replace("\0", "\ufffd")
 
     def _scalar(self, node: yaml.Node, path: KeyPath, text: str) -> str | int | float | bool | None:
-        if node.tag == TAG + "str":
-            return text
         kind = node.tag.removeprefix(TAG)
         if kind in ("str", "merge"):  # a merge is one only as a key
             return text

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.contract.errors import name_ending, name_exit_code, name_signal
+from launcher.contract.errors import (
+    KeyInputError,
+    LauncherError,
+    name_ending,
+    name_exit_code,
+    name_signal,
+)
 
 
 @pytest.mark.parametrize("number", [n for n in signal.valid_signals() if n < signal.SIGRTMIN])
@@ -38,3 +44,12 @@ def test_no_text_of_the_launcher_names_a_signal_by_its_number_alone() -> None:
         if re.search(r"signal \{|signal %|with \{[^}]*(exit_)?code\}", line)
     ]
     assert found == []
+
+
+def test_an_error_is_what_was_given_and_the_fix() -> None:
+    both, alone = KeyInputError(("mounts", 0, "source"), "is away", "mkdir it"), LauncherError("x")
+    assert (both.key, str(both)) == (
+        ("mounts", 0, "source"),
+        "mounts.0.source: is away\n  fix: mkdir it",
+    )
+    assert (str(alone), alone.hint) == ("x", "")

@@ -1,4 +1,9 @@
+"""Reasons and exit codes are a contract with people and schedulers: a row of the page each."""
+
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 
@@ -6,36 +11,50 @@ from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import (
     EXIT_CODE_OF_REASON,
     FAULT_OF_REASON,
+    RETRY_FROM,
     STATE_OF_REASON,
     TERMINAL_STATES,
     Reason,
     RunState,
+    reason_of_exit_code,
 )
 
-
-@pytest.mark.parametrize("table", [STATE_OF_REASON, EXIT_CODE_OF_REASON, FAULT_OF_REASON])
-def test_tables_of_reasons_are_total(table: dict[Reason, object]) -> None:
-    assert set(table) == set(Reason)
+PAGE = Path(__file__).parents[3] / "docs" / "exit-codes.md"
+ROWS = re.findall(r"^\| (\d+) \| (\w*) \| `(.+?)` \| (\w+) \| (\w*) \|", PAGE.read_text(), re.M)
 
 
-def test_every_reason_ends_a_run() -> None:
+@pytest.mark.parametrize(("code", "retry", "value", "state", "fault"), ROWS)
+def test_each_row_of_the_table_is_what_a_reason_means(
+    code: str, retry: str, value: str, state: str, fault: str
+) -> None:
+    reason = Reason(value)
+    whose = FAULT_OF_REASON[reason]
+    assert EXIT_CODE_OF_REASON[reason] == int(code)
+    assert (STATE_OF_REASON[reason].value, whose.value if whose else "") == (state, fault)
+    assert retry == ("" if code == "0" else "yes" if int(code) >= RETRY_FROM else "no")
+    assert repr(reason) == f"'{value}'"
+
+
+def test_every_reason_has_a_row_and_every_code_a_reason() -> None:
+    assert [row[2] for row in ROWS] == [str(reason) for reason in sorted(Reason, key=order)]
+    assert {int(row[0]) for row in ROWS} == set(ExitCode)
     assert {*RunState} - {RunState.RUNNING} == TERMINAL_STATES
 
 
-@pytest.mark.parametrize("reason", Reason)
-def test_only_success_exits_with_zero(reason: Reason) -> None:
-    assert (EXIT_CODE_OF_REASON[reason] == 0) == (STATE_OF_REASON[reason] is RunState.SUCCEEDED)
+def order(reason: Reason) -> tuple[int, int]:
+    return EXIT_CODE_OF_REASON[reason], [*Reason].index(reason)
 
 
-@pytest.mark.parametrize("reason", Reason)
-def test_what_is_worth_a_retry_exits_at_128_or_above(reason: Reason) -> None:
-    permanent = {
-        Reason.TRAINING_FAILED,
-        Reason.RESTARTS_EXHAUSTED,
-        Reason.OUT_OF_MEMORY,
-        Reason.BAD_INPUT,
-        Reason.TARGET_UNREACHABLE,
-    }
-    code = EXIT_CODE_OF_REASON[reason]
-    assert (1 <= code < 128) == (reason in permanent)
-    assert code in set(ExitCode)
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (0, "completed"), (1, "training-failed"), (2, "bad-input"), (3, "target-unreachable"),
+        (4, "training-failed"), (127, "training-failed"), (128, "training-failed"),
+        (129, "killed"), (130, "interrupted"), (137, "killed"), (139, "killed"),
+        (143, "preempted"), (193, "rendezvous-unreachable"), (194, "rendezvous-closed"),
+        (195, "store-lost"), (196, "agent-failed"), (197, "gpu-busy"), (198, "disk-full"),
+        (255, "killed"),
+    ],
+)  # fmt: skip
+def test_a_code_alone_tells_no_more_than_it_can(code: int, reason: str) -> None:
+    assert reason_of_exit_code(code) == reason

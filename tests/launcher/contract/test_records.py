@@ -6,11 +6,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from launcher.contract.records import parse_record
+from launcher.contract.records import (
+    dump_record,
+    parse_object,
+    parse_record,
+    parse_text,
+    read_limited,
+    read_object,
+)
 
 
 class Colour(Enum):
@@ -61,14 +69,45 @@ ALL: dict[str, Any] = {
 }
 
 
-def as_read(record: object) -> Any:
-    return json.loads(json.dumps(asdict(record)))  # type: ignore[call-overload]
-
-
 @pytest.mark.parametrize("values", [{"text": "a"}, ALL, {**ALL, "meeting": Fixed(address="j")}])
 def test_a_record_is_read_back_as_it_was(values: dict[str, Any]) -> None:
     record = Everything(**values)
-    assert parse_record(Everything, as_read(record)) == record
+    whole, short = json.dumps(asdict(record)), dump_record(record)
+    assert parse_record(Everything, json.loads(whole)) == record
+    assert parse_record(Everything, json.loads(short)) == record
+    # A default that is made anew for each record is written all the same.
+    assert {*json.loads(short)} == {*values, "counts", "metrics"}
+
+
+def test_a_text_is_a_record_of_one_schema() -> None:
+    assert parse_text(Fixed, '{"schema": 3, "address": "a"}', 3) == Fixed(address="a")
+    for text in ('{"schema": 2, "address": "a"}', '{"address": "a"}'):
+        with pytest.raises(ValueError, match="it is not a Fixed of schema 3"):
+            parse_text(Fixed, text, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "1", '"a"', "null", pytest.param("[" * 100_000, id="deep")]
+)
+def test_what_is_no_object_is_refused_and_read_as_an_empty_one(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_object(text)
+    (tmp_path / "a.json").write_text(text)
+    assert read_object(tmp_path / "a.json") == read_object(tmp_path / "none") == {}
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    assert read_object(tmp_path / "a.json") == {"a": 1}
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for size in (2**26, 2**26 + 1):
+        with path.open("wb") as file:
+            file.truncate(size)
+        if size == 2**26:
+            assert len(read_limited(path)) == size
+        else:
+            with pytest.raises(ValueError, match="larger than 64 MiB"):
+                read_limited(path)
 
 
 def test_a_whole_number_is_a_number_of_the_kind_that_the_field_has() -> None:

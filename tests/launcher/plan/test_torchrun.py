@@ -174,23 +174,3 @@ def test_log_folders_are_read() -> None:
     expected = WorkerLog(node_index=1, incarnation=2, attempt=3, local_rank=4, folder=path)
     assert parse_worker_folder(path) == expected
     assert parse_worker_folder("nodes/1/2/console.log") is None
-
-
-@pytest.mark.parametrize(
-    ("word", "passed_on"),
-    [
-        ("--lr=0.1", "--lr=0.1"),
-        ("$HOME", "$HOME"),
-        ("$$", "$$$$"),
-        ("${local_rank}", "$${local_rank}"),
-        ("$local_rank of $HOME", "$$local_rank of $$HOME"),
-    ],
-)
-def test_torch_expands_nothing_of_what_was_typed(
-    make_plan: MakePlan, word: str, passed_on: str
-) -> None:
-    from torch.distributed.elastic.utils.api import macros
-
-    node = make_plan(command=["train.py", word]).nodes[0]
-    assert node.literal_command[-1] == passed_on
-    assert macros.substitute(list(node.literal_command), "3")[-1] == word

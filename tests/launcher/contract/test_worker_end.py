@@ -1,0 +1,119 @@
+"""How a worker ended, and what is shown of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.contract.worker_end import (
+    LINE_CHARACTERS,
+    WorkerEnd,
+    describe,
+    is_out_of_memory,
+    is_own_failure,
+    last_of,
+    name_cause,
+    name_end,
+    show_line,
+    show_text,
+    sort_ends,
+)
+from tests.launcher.worker_ends import worker_end
+
+PEER = "RuntimeError: Connection closed by peer"
+
+
+@pytest.mark.parametrize(
+    ("end", "place", "what", "how"),
+    [
+        (worker_end(3, "ValueError: x"), "rank 3 on node 0", "ValueError: x", "exit code 1"),
+        (worker_end(3, "a", node_index=2, host="g1"), "rank 3 on node 2 (g1)", "a", "exit code 1"),
+        (worker_end(0, "a\nb"), "rank 0 on node 0", "a", "exit code 1"),
+        (worker_end(0, "x" * 300), "rank 0 on node 0", "x" * 200, "exit code 1"),
+        (worker_end(exit_code=-11, cause="signal"), "rank 0 on node 0", "", "SIGSEGV (11)"),
+        (worker_end(exit_code=-9, cause="hang"), "rank 0 on node 0", "", "it hung"),
+        (worker_end(exit_code=0, cause="left-early"), "rank 0 on node 0", "", "exit code 0"),
+        (worker_end(cause="out-of-memory"), "rank 0 on node 0", "", "out of memory"),
+    ],
+)
+def test_an_end_in_words(end: WorkerEnd, place: str, what: str, how: str) -> None:
+    assert (end.place, end.headline, name_end(end)) == (place, f"{place}: {what}", how)
+    assert repr(end) == f"<WorkerEnd {end.headline}>"
+    exception = f" ({end.exception})" if end.exception else ""
+    assert describe(end) == f"rank {end.rank}: {how}{exception}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "last"),
+    [
+        ((), ""),
+        (("a", "b"), "b"),
+        (("a", "", "  ", "  indented", "UserWarning: old"), "a"),
+        (("x.py:3: FutureWarning: a",), ""),
+    ],
+)
+def test_the_last_words_are_a_lines_own(lines: tuple[str, ...], last: str) -> None:
+    assert last_of(lines) == last
+    assert worker_end(log="/r/stderr", log_tail=lines).last_words == last
+    assert worker_end(log="/r/stdout", log_tail=lines).last_words == ""
+
+
+def test_causes_come_before_what_fell_with_them() -> None:
+    in_order = (
+        worker_end(5, "ValueError", failed_at=1.0),
+        worker_end(2, "ValueError", failed_at=2.0),
+        worker_end(7, "ValueError", failed_at=2.0),
+        worker_end(1, PEER, failed_at=0.5),
+        worker_end(0, "", cause="terminated", exit_code=-15, failed_at=0.1),
+    )
+    assert sort_ends(reversed(in_order)) == in_order
+    assert [end.is_collateral for end in in_order] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("code", [0, 1, 128, 130, 137, 143, -15])
+def test_who_was_asked_to_leave_has_left(code: int) -> None:
+    assert worker_end(exit_code=code).has_left == (code in (130, 143))
+
+
+@pytest.mark.parametrize(
+    ("exception", "own"),
+    [("", False), ("ValueError: x", True), (PEER, False), ("lightning.SIGTERMException", False)],
+)
+def test_an_own_failure_is_about_nobody_else(exception: str, own: bool) -> None:
+    assert is_own_failure(exception) is own
+
+
+@pytest.mark.parametrize(
+    ("codes", "killed", "expected"),
+    [((), True, True), ((), False, False), ((1, -9), True, True), ((1, -9), False, False),
+     ((1, -15), True, False), ((0,), True, False)],
+)  # fmt: skip
+def test_only_what_was_killed_ran_out_of_memory(
+    codes: tuple[int, ...], killed: bool, expected: bool
+) -> None:
+    assert is_out_of_memory(codes, oom_killed=killed) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "cause"),
+    [
+        (1, {}, "exit"),
+        (0, {}, "exit"),
+        (-9, {}, "signal"),
+        (-9, {"out_of_memory": True, "disk_full": True}, "out-of-memory"),
+        (1, {"disk_full": True}, "disk-full"),
+        (-15, {"terminated": True, "out_of_memory": True}, "terminated"),
+    ],
+)
+def test_a_cause_is_the_first_that_is_known(code: int, fields: dict[str, bool], cause: str) -> None:
+    assert name_cause(code, **{"terminated": False, **fields}) == cause
+
+
+def test_a_terminal_gets_what_it_can_show() -> None:
+    assert show_line("\x1b[31mred\x1b[0m\ta\x07") == "red    a\\x07"
+    assert show_text("é\tb\nc\x00") == "é\tb\nc\\x00"
+    longest = "y" * LINE_CHARACTERS
+    assert show_line(longest) == longest
+    assert show_line(f"{longest}y") == f"{longest}..."
+    coloured = "\x1b[1m" * 100 + "z" * 3 * LINE_CHARACTERS
+    assert show_line(coloured) == "z" * LINE_CHARACTERS + "..."
+    assert LINE_CHARACTERS == 500
