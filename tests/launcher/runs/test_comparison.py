@@ -31,8 +31,9 @@ TWO = replace(CURVE, name="2", workers=2)
 
 
 def tell(rank: int, name: str, at: float, **values: Any) -> LedgerEvent:
+    told = {"rank": rank, **values}
     return LedgerEvent(
-        name=name, node_index=0, incarnation=0, at=at, monotonic_s=at, values={"rank": rank} | values
+        name=name, node_index=0, incarnation=0, at=at, monotonic_s=at, values=told
     )  # fmt: skip
 
 
