@@ -61,6 +61,22 @@ def test_a_rank_that_left_with_exit_code_0_is_named_where_the_others_only_missed
     assert decide_report([earlier, left], ()) == decide_report([earlier], ())
 
 
+def test_a_worker_may_take_a_while_to_end_after_it_has_left_the_others() -> None:
+    for left_at, how in ((16.0, "0.0 s before rank 1 failed"), (18.5, "0.0 s"), (18.6, "")):
+        left = [failure(number, "", at=left_at + number, exit_code=0) for number in (2, 0)]
+        asked = failure(3, "", at=1.0, exit_code=-15)
+        first = decide_report([failure(1, PEER, at=13.5), asked, *left], ()).first
+        assert first is not None
+        assert (first.rank == 0) == bool(how)
+        assert how in first.headline
+    asked_only = decide_report([asked, *left], ())
+    assert (asked_only.first, asked_only.collateral) == (asked, ())
+    gone = replace(left[1], cause="terminated")
+    assert decide_report([failure(1, PEER, at=13.5), gone], ()).ranks == (
+        failure(1, PEER, at=13.5),
+    )
+
+
 def test_where_no_worker_spoke_the_agents_last_lines_are_kept() -> None:
     report = decide_report([], ("no such file",))
     assert (report.first, report.console_tail) == (None, ("no such file",))
