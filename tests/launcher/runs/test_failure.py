@@ -61,6 +61,22 @@ def test_a_rank_that_left_with_exit_code_0_is_named_where_the_others_only_missed
     assert decide_report([earlier, left], ()) == decide_report([earlier], ())
 
 
+def test_a_worker_may_take_a_while_to_end_after_it_has_left_the_others() -> None:
+    for left_at, how in ((16.0, "0.0 s before rank 1 failed"), (18.5, "0.0 s"), (18.6, "")):
+        left = [failure(number, "", at=left_at + number, exit_code=0) for number in (2, 0)]
+        asked = failure(3, "", at=1.0, exit_code=-15)
+        first = decide_report([failure(1, PEER, at=13.5), asked, *left], ()).first
+        assert first is not None
+        assert (first.rank == 0) == bool(how)
+        assert how in first.headline
+    asked_only = decide_report([asked, *left], ())
+    assert (asked_only.first, asked_only.collateral) == (asked, ())
+    gone = replace(left[1], cause="terminated")
+    assert decide_report([failure(1, PEER, at=13.5), gone], ()).ranks == (
+        failure(1, PEER, at=13.5),
+    )
+
+
 def test_where_no_worker_spoke_the_agents_last_lines_are_kept() -> None:
     report = decide_report([], ("no such file",))
     assert (report.first, report.console_tail) == (None, ("no such file",))
@@ -173,6 +189,54 @@ def test_error_files_win_over_logs(folder: Folder, make_plan: Callable[..., Laun
     report = read_report(folder.run, make_plan(nproc_per_node=1))
     assert report.first is not None
     assert report.first.exception == "KeyError: 'x'"
+
+
+def test_an_exception_is_the_last_ones_line_that_names_it(
+    folder: Folder, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    folder.console(0, REPORT.format(rank=2, local_rank=2))
+    trace = "Traceback (most recent call last):"
+    for attempt, (text, told) in enumerate(
+        [
+            (
+                f"{trace}\nKeyError: old\n{trace}\n  a.Error: x\nm.BadError: new\nends\n",
+                "m.BadError: new",
+            ),
+            ("KeyError: no traceback\n", "exit code 1"),
+            (f"{trace}\nKeyError: one\nValueError: after\n", "ValueError: after"),
+            (f"{trace}\n[rank2]:KeyboardInterrupt\n", "KeyboardInterrupt"),
+            (f"{trace}\n2Error: x\n", "exit code 1"),
+        ]
+    ):
+        folder.write(f"nodes/0/0/id_x/attempt_{attempt}/2/stderr.log", text)
+        (first,) = read_report(folder.run, make_plan(nproc_per_node=4)).ranks
+        assert (first.exception, first.rank, first.local_rank) == (told, 2, 2)
+        assert (first.attempt, first.failed_at, first.cause) == (attempt, 100.0, "exit")
+        assert first.log.endswith(f"attempt_{attempt}/2/stderr.log")
+
+
+def test_a_worker_without_a_log_is_reported_by_torchrun_alone(
+    folder: Folder, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    folder.console(0, REPORT.format(rank=1, local_rank=1).replace(": 1 (pid", ": -9 (pid"))
+    folder.worker(0, 0, "stderr.log", "of another")
+    (first,) = read_report(folder.run, make_plan(nproc_per_node=2)).ranks
+    assert (first.exception, first.cause, first.failed_at) == ("SIGKILL (9)", "signal", 0.0)
+    assert (first.log, first.log_tail, first.attempt) == ("", (), 0)
+
+
+def test_what_workers_of_earlier_attempts_said_is_no_part_of_a_killed_nodes_report(
+    folder: Folder, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    trace = "Traceback (most recent call last):\nValueError: {}\n"
+    for attempt, local_rank in ((0, 0), (1, 1), (1, 0)):
+        name = f"nodes/1/0/id_x/attempt_{attempt}/{local_rank}/stderr.log"
+        folder.write(name, trace.format(f"{attempt}{local_rank}"), at=9.0 - local_rank)
+    ends = read_report(folder.run, make_plan(nnodes=2, nproc_per_node=2)).ranks
+    assert [(end.rank, end.local_rank, end.exception) for end in ends] == [
+        (3, 1, "ValueError: 11"),
+        (2, 0, "ValueError: 10"),
+    ]
 
 
 def test_a_worker_whose_agent_was_killed_is_still_reported(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -10,12 +11,21 @@ from pathlib import Path
 import pytest
 
 from launcher.contract import protocol
-from launcher.contract.errors import InputError
+from launcher.contract.errors import DiskFullError, InputError
 from launcher.contract.process_stat import start_of
 from launcher.contract.reasons import Reason
 from launcher.plan.launch_plan import LaunchPlan, plan_next_attempt
 from launcher.plan.target_facts import TargetFacts
-from launcher.runs.folder import LAUNCHER_FILE, RunFolder, find_run, list_runs, process_space
+from launcher.runs.folder import (
+    LAUNCHER_FILE,
+    RunFolder,
+    check_folder,
+    find_run,
+    full_disk,
+    list_runs,
+    make_folders,
+    process_space,
+)
 from launcher.runs.outcome import Outcome
 from tests.waiting import wait_until
 
@@ -30,6 +40,115 @@ def make_run(tmp_path: Path, make_plan: MakePlan) -> Callable[..., RunFolder]:
         return run
 
     return make
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "no room")
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_run_that_cannot_be_made_leaves_no_folder(tmp_path: Path, make_plan: MakePlan) -> None:
+    run = RunFolder(tmp_path / "a")
+    for fill, error in ((refuse, DiskFullError), (interrupt, KeyboardInterrupt)):
+        with pytest.raises(error) as caught:
+            run.create(make_plan(), "", 1.0, fill, follows=True)
+        assert list(tmp_path.iterdir()) == []
+    run.create(make_plan(), "the script", 1.0, lambda path: (path / "own").touch(), follows=True)
+    assert (run.launcher_pid(), run.submitted_at()) == (os.getpid(), 1.0)
+    assert (run.path / "own").exists()
+    assert (run.path / "artifact.sh").read_text() == "the script"
+    assert "make room" in full_disk(tmp_path).hint
+    assert isinstance(caught.value, KeyboardInterrupt)
+
+
+def test_a_full_disk_gives_the_room_of_the_agents_archive_for_the_outcome(
+    make_run: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("a")
+    archive, told = run.path / "agent.pyz", Outcome(reason=Reason.COMPLETED)
+    archive.write_text("x")
+
+    def write(path: Path, text: str) -> None:
+        if archive.exists() and archive.stat().st_size:
+            raise OSError(number, "no")
+        path.write_text(text)
+
+    monkeypatch.setattr("launcher.runs.folder.write_atomically", write)
+    number = errno.EACCES
+    with pytest.raises(PermissionError):
+        run.write_outcome(told)
+    assert archive.stat().st_size
+    number = errno.ENOSPC
+    run.write_outcome(told)
+    assert run.read_outcome() == told
+
+
+def test_logs_and_nodes_are_listed_by_their_numbers(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    workers = [
+        f"nodes/{node}/{life}/attempt-{attempt}/rank-{rank}"
+        for life, attempt, node, rank in
+        ((0, 0, 2, 9), (0, 0, 10, 3), (0, 0, 10, 20), (0, 2, 0, 1), (0, 10, 0, 1), (1, 0, 2, 0))
+    ]  # fmt: skip
+    for path in (*workers, "nodes/2/x/attempt-0/rank-0", "nodes/x/0", "nodes/3/0/other"):
+        (tmp_path / path).mkdir(parents=True)
+    assert [log.folder for log in run.worker_logs()] == workers
+    assert run.incarnations() == ((0, 0), (2, 0), (2, 1), (3, 0), (10, 0))
+    for node in (10, 2):
+        run.console(node, 0).write_text("")
+    assert run.consoles() == tuple(
+        ((node, 0), tmp_path / f"nodes/{node}/0/console.log") for node in (2, 10)
+    )
+
+
+def test_whose_a_run_is_is_told_by_its_files(make_run: Callable[..., RunFolder]) -> None:
+    run = make_run("a")
+    assert (run.is_foreign, run.is_borrowed) == (True, False)
+    (run.path / "borrowed").touch()
+    run.write_launcher()
+    assert (run.is_foreign, run.is_borrowed) == (False, True)
+    (run.path / LAUNCHER_FILE).unlink()
+    run.write_outcome(Outcome(reason=Reason.COMPLETED))
+    assert not run.is_foreign
+    assert run.launcher_death() == ""
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_the_fix(tmp_path: Path) -> None:
+    make_folders([str(tmp_path / "a/b"), str(tmp_path / "a")])
+    assert (tmp_path / "a/b").is_dir()
+    check_folder(tmp_path / "x/y")
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "file").touch()
+    for refused in (check_folder, lambda path: make_folders([str(path)])):
+        with pytest.raises(InputError, match=r"/file.* cannot be made: Not a dir") as caught:
+            refused(tmp_path / "file/x")
+        assert "owner" not in caught.value.hint
+    with pytest.raises(InputError, match="/proc/none cannot be made: "):
+        check_folder(Path("/proc/none"))
+
+
+def test_a_folder_without_runs_is_told_as_what_it_is(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for root, name, what in (
+        (tmp_path, "latest", f"^no runs in {tmp_path}\n"),
+        (tmp_path, "x", f"^no run 'x': no runs in {tmp_path}\n"),
+        (tmp_path / "none", "latest", f"^no runs in {tmp_path}/none, which is not there\n"),
+        (file, "latest", f"^--runs {file}: not a folder\n"),
+    ):
+        with pytest.raises(InputError, match=what):
+            find_run(root, name)
+    assert list_runs(tmp_path / "none") == []
+    run = make_run("a")
+    (run.path / "submitted.json").unlink()
+    assert run.submitted_at() == 1.0, "from the launcher's own copy"
+    (run.path / ".kept/submitted.json").write_text('{"at": "1"}')
+    assert run.submitted_at() == 0.0
 
 
 def test_latest_points_at_the_newest_run(

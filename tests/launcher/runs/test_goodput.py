@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.contract.goodput import CLASSES
-from launcher.runs.goodput import Goodput, measure_goodput
+from launcher.runs.goodput import Goodput, Point, measure_goodput
 from launcher.runs.ledger import LedgerEvent
 
 
@@ -106,6 +106,70 @@ def test_the_world_is_told_over_time_with_none_between_two_starts() -> None:
         (15.0, 3),
         (28.0, 0),
     )
+
+
+def test_points_have_the_samples_that_led_to_them_without_what_was_lost() -> None:
+    told = {"loss": 0.5, "lr": 0.1, "samples": 100}
+    events = [
+        *train(
+            0,
+            (1.0, "train-started", {"world_size": 4}),
+            (2.0, "loaded", {"step": 0}),
+            (3.0, "planned", {"step": 0, "until": 50}),
+            (3.0, "first-step", {"step": 1}),
+            (13.0, "progress", {"step": 11, **told}),
+            (14.5, "saved", {"step": 11}),
+            (18.0, "progress", {"step": 21, **told, "loss": None}),
+        ),
+        *train(
+            1,
+            (20.0, "train-started", {"world_size": 2}),
+            (21.0, "loaded", {"step": 11}),
+            (21.5, "planned", {"step": 11, "until": 40}),
+            (22.0, "first-step", {"step": 12}),
+            (26.0, "trained", {"step": 16, **told, "samples": 44}),
+            (26.0, "trained", {"step": 16, "lr": 0.2}),
+        ),
+    ]
+    found = measure(events, 30.0)
+    assert found.points == (
+        Point(13.0, 11, 110, 0.5, 0.1, 10.0, 4),
+        Point(18.0, 21, 210, None, 0.1, 20.0, 4),
+        Point(26.0, 16, 165, 0.5, 0.1, 11.0, 2),
+        Point(26.0, 16, 165, None, 0.2, None, 2),
+    )
+    assert (found.saves, found.until, found.failures) == (((14.5, 0),), 40, (18.0,))
+    assert (found.share, found.to_jsonable()["share"]) == (pytest.approx(15 / 30), 0.5)
+    assert measure(events[:2], 30.0).until == 0
+    early = measure_goodput(events, (), 5.0, 4.0)
+    assert early is not None
+    assert (early.wall_s, early.share) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "is_sound"),
+    [
+        ("progress", {"step": 12, "loss": None}, True),
+        ("saved", {}, True),
+        ("progress", {"step": None}, False),
+        ("trained", {}, False),
+        ("progress", {"step": "12"}, False),
+        ("progress", {"step": 12, "loss": float("nan")}, False),
+        ("progress", {"step": 12, "save_stall_s": float("inf")}, False),
+        ("saved", {"lr": [1]}, False),
+    ],
+)
+def test_an_event_without_numbers_where_they_belong_is_left_out(
+    name: str, values: dict[str, Any], is_sound: bool
+) -> None:
+    odd = train(0, (26.5, name, values))
+    assert (measure([*QUIET, *odd], 28.0) != measure(QUIET, 28.0)) == is_sound
+
+
+def test_agents_count_as_starting_until_a_training_begins() -> None:
+    for alive, starting_s in (((), 0.0), ((2.0,), 1.0), ((0.5, 2.0, 5.5), 3.5), ((5.5, 9.0), 1.0)):
+        found = measure([*QUIET[:2], *train(1, (6.0, "train-started", {}))], 30.0, *alive)
+        assert found.seconds["starting"] == pytest.approx(starting_s), alive
 
 
 def test_a_start_that_writes_on_after_its_successor_began_is_cut_there() -> None:

@@ -15,6 +15,8 @@ from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node.outcome import write_outcome
 from launcher.contract import look, protocol
 from launcher.contract.clock import SystemClock
+from launcher.contract.errors import ExitCode
+from launcher.contract.keeper_record import write_record
 from launcher.contract.look import Frame, Look, RankStacks, ThreadStack
 from launcher.contract.node_outcome import NodeOutcome, parse_node_outcome
 from launcher.contract.reasons import Reason
@@ -203,6 +205,70 @@ def test_a_node_without_any_worker_is_reported_by_its_agents_lines(
     report = read_report(folder.run, make_plan(nnodes=1))
     assert report.first is None
     assert report.console_tail == ("[supervisor] no node plan was given",)
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"exit_code": 137, "detail": "its host said so"}, "its host said so"),
+        ({"exit_code": ExitCode.DISK_FULL}, "No space left on device"),
+        ({"exit_code": ExitCode.DISK_FULL, "detail": "/x is full"}, "/x is full"),
+        ({"exit_code": 137, "detail": protocol.LAUNCHER_GONE}, None),
+        ({"exit_code": 137}, None),
+        ({"detail": "it runs"}, None),
+        ({"exit_code": 0, "detail": "it ended well"}, None),
+    ],
+)
+def test_a_node_that_could_write_nothing_is_reported_by_its_host(
+    folder: Folder, make_plan: MakePlan, record: dict[str, Any], told: str | None
+) -> None:
+    console = folder.run.console(1, 0)
+    console.parent.mkdir(parents=True)
+    console.write_text("a\nb\n")
+    write_record(console.parent, record)
+    first = read_report(folder.run, make_plan(nnodes=2, nproc_per_node=2)).first
+    assert (first and first.exception) == told
+    if first is not None:
+        assert (first.node_index, first.rank, first.local_rank, first.attempt) == (1, 2, 0, 0)
+        assert (first.exit_code, first.cause) == (record["exit_code"], "exit")
+        assert (first.log, first.log_tail) == (str(console), ("a", "b"))
+        assert first.failed_at == (console.parent / "keeper.json").stat().st_mtime
+
+
+def test_where_a_workers_files_are_elsewhere_its_lines_on_the_console_are_shown(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    folder.node(1, Reason.TRAINING_FAILED, end(2, log="nodes/1/0/attempt-0/rank-2"))
+    lines = [f"[1/{number % 4}] {number}" for number in range(2, 90)]
+    folder.run.console(1, 0).write_text("\n".join(["[1/2] \r\x1b[31mred", *lines]))
+    first = read_report(folder.run, make_plan(nnodes=2)).first
+    assert first is not None
+    assert first.log == str(folder.run.console(1, 0))
+    assert first.log_tail == tuple(map(str, range(42, 90, 4)))
+
+
+def test_a_hang_of_another_attempt_and_a_look_that_was_asked_for_explain_nothing(
+    folder: Folder, make_plan: MakePlan
+) -> None:
+    log = folder.worker(0, 0, attempt=1, stderr="", stdout="a\r\nb\x85c\n\n")
+    folder.hang(0, 0, *[Frame(function=str(n), file="train.py") for n in range(20)])
+    hung = end(0, "after 9 s", exit_code=-9, cause="hang", log=log, attempt=1)
+    for worker, told in (
+        (hung, "b\\x85c"),
+        (replace(hung, attempt=0), "11"),
+        (replace(hung, attempt=0, cause="exit"), "b\\x85c"),
+    ):
+        folder.node(0, Reason.TRAINING_FAILED, worker)
+        first = read_report(folder.run, make_plan(nnodes=1)).first
+        assert first is not None
+        assert told in first.log_tail[-1], first
+        assert (first.exception == "it hung (after 9 s)") == (worker.cause == "hang")
+    look_file = folder.run.node_dir(0, 0) / "looks/hang-1" / look.LOOK_FILE
+    look_file.write_text(dump_record(Look(id="hang-1", at=1.0, why="asked", attempt=0)))
+    folder.node(0, Reason.TRAINING_FAILED, replace(hung, attempt=0))
+    first = read_report(folder.run, make_plan(nnodes=1)).first
+    assert first is not None
+    assert first.log_tail == ("a\\r", "b\\x85c")
 
 
 def test_restarts_are_summed_by_cause_even_of_nodes_that_were_killed(folder: Folder) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
 
+from launcher.runs.comparison import Curve
 from launcher.runs.goodput import Goodput, Point
-from launcher.runs.page import MOST_MOMENTS, render_page
+from launcher.runs.page import MOST_MOMENTS, render_comparison, render_index, render_page
 from launcher.runs.particulars import Particulars
-from launcher.runs.plot import draw_course, draw_lives
+from launcher.runs.plot import draw_comparison, draw_course, draw_lives
 from launcher.runs.report import NodeReport, Postmortem
 from launcher.runs.timeline import Moment
 from tests.launcher.worker_ends import worker_end
@@ -95,6 +98,12 @@ def draw(told: Postmortem, more: Particulars = MORE) -> str:
     return render_page([replace(more, told=told, lives=draw_lives(told))], pictures)
 
 
+def lines_of(page: str) -> str:
+    """A page for a golden: without its style, and with a line for each row and block."""
+    page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    return re.sub(r"(?<!^)(?=<(?:tr|h1|h2|p|pre|table|div|details|body)\b)", "\n", page)
+
+
 def test_what_logs_names_and_errors_hold_is_shown_and_never_run() -> None:
     evil = replace(TOLD, run_id=EVIL)
     side = replace(MORE, told=evil, verdict=f"digits-1: {EVIL}", lives=draw_lives(evil))
@@ -117,13 +126,87 @@ def test_it_asks_for_nothing_from_elsewhere() -> None:
     assert asked == []
 
 
-def test_it_draws_loss_rate_throughput_workers_lives_and_marks() -> None:
-    page = draw(TOLD)
-    for told in ("training loss", "learning rate", "samples/s", "workers", "samples seen"):
-        assert f">{told}<" in page, told
-    assert "fault (1)" in page  # the first life of node 0, which came again
-    assert "restart (1)" in page
-    assert "checkpoint (1)" in page
+def test_two_runs_an_index_and_a_comparison_have_their_pages(
+    expect_golden: Callable[[str, str], None],
+) -> None:
+    quiet = replace(
+        TOLD, run_id="other", state="running", reason=None, fault=None, detail="", exit_code=None,
+        goodput=None, restarts={}, nodes=[], timeline=[], folder="",
+    )  # fmt: skip
+    end = worker_end(exception="ValueError: boom", log="rank-1/stderr", log_tail=("a", "boom"))
+    failures = [(end, "a\nboom"), (replace(end, log_tail=()), "")]
+    one = Particulars(
+        told=replace(TOLD, job="j", detail="", restarts={"hang": 2}, nodes=[]),
+        settings={"env.NAME": "1", "same": "2"}, facts={"torch": "2.13.0"}, failures=failures,
+        lives="no picture", verdict="a\n  fix: b",
+    )  # fmt: skip
+    other = Particulars(told=quiet, settings={"same": "2", "own": "<"}, missing=["plan.json"])
+    rows = [("run", "state"), ("a<b", "failed"), ("c", "x"), ("d", "c")]
+    row, alike = ("8", "12"), replace(other, told=replace(quiet, run_id="third", phases_s={}))
+    pages = {
+        "of two": render_page([one, other], ["<svg>1</svg>", "why not"]),
+        "of two that are alike": render_page([other, replace(alike, missing=())], []),
+        "an index": render_index(rows, ["", "c/r.html?a&b", "d.html"], "/the runs"),
+        "without runs": render_index(rows[:1], [], "/r"),
+        "a comparison": render_comparison("j -- <", [("n", "<"), row], ["so <1>"], "<svg></svg>"),
+    }
+    shown = (f"== {name}\n{lines_of(page)}" for name, page in pages.items())
+    expect_golden("pages.html", "\n".join(shown))
+
+
+def tell(pictures: Mapping[str, str]) -> str:
+    """What is written in each picture, and the number of its lines, shapes and marks."""
+    lines = []
+    for name, picture in pictures.items():
+        assert picture.startswith("<svg"), picture
+        drawn = Counter(re.findall(r"<(path|use)\b", picture))
+        texts = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", picture))
+        lines.append(f"{name}: {texts}; {drawn['path']} lines and shapes, {drawn['use']} marks\n")
+    return "".join(lines)
+
+
+def test_pictures_show_the_course_of_each_run(
+    expect_golden: Callable[[str, str], None],
+) -> None:
+    other = replace(GOODPUT, wall_s=60.0, failures=[9.0, 11.0, 99.0])
+    bare = replace(GOODPUT, points=[p._replace(samples=0, lr=None) for p in POINTS])
+    curve = Curve(
+        name="1", workers=1, goes_on_after=0, batch=1.0, samples_per_s=1.0, batch_norms=0,
+        losses={at: 1.0 / at for at in range(1, 4002)}, lrs={},
+    )  # fmt: skip
+    pictures = {
+        "by time": draw_course({"a": GOODPUT}, by="time"),
+        "by samples, of two": draw_course({"a$b": GOODPUT, "c": other}, by="samples"),
+        "by steps": draw_course({"a": bare}, by="samples"),
+        "a comparison": draw_comparison([curve, replace(curve, name="2", losses={4: 9.0})]),
+    }
+    expect_golden("courses.txt", tell(pictures))
+    assert draw_course({"a": replace(GOODPUT, points=[])}, by="time").startswith("No picture: ")
+    assert draw_course({"a": GOODPUT}, by="time") == pictures["by time"], "no date, no chance"
+
+
+def test_pictures_show_the_lives_of_nodes_with_their_marks(
+    expect_golden: Callable[[str, str], None],
+) -> None:
+    moments = [
+        Moment(after_s=at, node_index=node, incarnation=life, text="x", kind=kind)
+        for at, node, life, kind in (
+            (1.0, 0, 0, ""), (9.0, 0, 0, "restart"), (5.0, 64, 0, "fault"), (2.0, 1, 0, "fault"),
+            (8.0, 1, 0, ""), (12.0, 1, 1, ""), (50.0, 1, 1, "fault"),
+        )
+    ]  # fmt: skip
+    told = replace(TOLD, timeline=moments)
+    (node,) = TOLD.nodes
+    lives = replace(node, node_index=1, incarnation=1, reason=None)
+    goes_on = replace(told, reason=None, nodes=[lives, replace(lives, node_index=7)])
+    pictures = {
+        "ended": draw_lives(told),
+        "goes on for minutes": draw_lives(replace(goes_on, duration_s=301.0, goodput=None)),
+        "goes on for hours": draw_lives(replace(goes_on, duration_s=7201.0)),
+        "of no time": draw_lives(replace(told, duration_s=0.0)),
+    }
+    expect_golden("lives.txt", tell(pictures))
+    assert draw_lives(replace(TOLD, timeline=[])) == ""
 
 
 def test_a_day_of_64_nodes_is_below_3_mb() -> None:

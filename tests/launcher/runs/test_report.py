@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,23 @@ import pytest
 from launcher.agent.ledger import AgentLedger, ledger_path
 from launcher.agent.node.outcome import write_outcome as write_node_outcome
 from launcher.api.report import report_run
+from launcher.code.record import CodeRecord
 from launcher.commands.cli import run_command
 from launcher.contract import protocol
 from launcher.contract.node_outcome import NodeOutcome
 from launcher.contract.reasons import Reason
+from launcher.contract.records import dump_record
 from launcher.follow.loop import write_outcome
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
+from launcher.runs.page import render_page
+from launcher.runs.particulars import read_particulars
 from launcher.runs.report import TIMELINE_LINES, read_postmortem, render_postmortem
+from launcher.targets.docker_options import ContainerSettings
+from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
+from tests.launcher.looks import write_look
+from tests.launcher.runs.test_page import lines_of
 from tests.launcher.worker_ends import worker_end
 
 MakePlan = Callable[..., LaunchPlan]
@@ -109,46 +119,86 @@ def ended(run: RunFolder) -> RunFolder:
     return run
 
 
-def test_a_report_names_cause_restarts_and_every_incarnation(ended: RunFolder) -> None:
-    told = report_run(ended, SUBMITTED_AT + 99)
-    assert (told.state, told.reason, told.engine) == (
-        "failed",
-        "restarts-exhausted",
-        "agent",
+def write_json(path: Path, *values: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(value)}\n" for value in values))
+
+
+def training(*events: tuple[float, str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The training's events of two starts, as (seconds since submission, name, values)."""
+    place = {"source": "train", "node_index": 0, "incarnation": 0, "rank": 0}
+    return [
+        {**place, "event": name, "at": SUBMITTED_AT + at, "monotonic_s": at, **values}
+        for at, name, values in events
+    ]
+
+
+def enrich(run: RunFolder) -> LaunchPlan:
+    """Puts the run on two hosts, whose clocks differ, and adds all that it may leave."""
+    hosts = [
+        HostFacts(host=Host(name=name), cpu_count=1, state_dir="/x", clock_offset_s=offset_s)
+        for name, offset_s in (("a", 0.0), ("b", 1.5))
+    ]
+    own = HostsSettings(hosts=tuple(hosts), ssh_config=None, containers=ContainerSettings())
+    plan = replace(run.read_plan(), target="hosts", own=own, attempt=1)
+    run.write_plan(plan, "")
+    started = (4.5, "train-started", {"attempt": 0, "world_size": 2})
+    progress = {"loss": 0.5, "lr": 0.1, "save_stall_s": 0.25, "samples": 32}
+    write_json(
+        run.path / "ledger/train-0-0-0-0.jsonl",
+        *training(
+            started,
+            (5.0, "loaded", {"attempt": 0, "step": 0}),
+            (5.5, "first-step", {"attempt": 0, "step": 1}),
+            (7.5, "progress", {"attempt": 0, "step": 5, **progress}),
+            (11.5, "train-started", {"attempt": 1, "world_size": 1}),
+            (12.0, "loaded", {"attempt": 1, "step": 3}),
+            (13.0, "first-step", {"attempt": 1, "step": 4}),
+            (18.0, "progress", {"attempt": 1, "step": 8, **progress}),
+        ),
     )
-    assert told.failure is not None
-    assert told.failure.first is not None
-    assert told.failure.first.exception == "ValueError: boom"
-    assert [failure.rank for failure in told.failure.collateral] == [0]
-    assert told.restarts == {"membership": 1}
-    nodes = [(n.node_index, n.incarnation, n.reason) for n in told.nodes]
-    assert nodes == [(0, 0, "training-failed"), (1, 0, None), (1, 1, "restarts-exhausted")]
-    assert told.duration_s == 25
+    for node, incarnation, torch in ((0, 0, "2.13.0"), (1, 0, "2.6.0"), (1, 1, "2.12.0")):
+        versions = {"torch": torch, "Python": "3.11.9", "code": "0badc0de"}
+        told = {"versions": versions, "hardware": {"CPUs": "8"}}
+        write_ledger(run, node, incarnation, (19, "installed", told))
+    jumped = ledger_path(run.path, 1, 0)
+    first, *others = map(json.loads, jumped.read_text().splitlines())
+    write_json(jumped, first, *({**event, "at": event["at"] - 7.6} for event in others))
+    (run.path / "ledger/odd-0.jsonl").write_text('{"torn\n[]\n')
+    (run.path / "nodes/2/0").mkdir(parents=True)
+    for number in (1, 0):
+        said = {"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": "a\nb"}}}
+        write_json(
+            run.node_dir(1, 1) / f"attempt-0/rank-{number}/error.json", said if number else 3
+        )
+    survived = worker_end(0, "KeyError: <1>", failed_at=SUBMITTED_AT + 7.6)
+    fell = replace(survived, exception="RuntimeError: Connection closed by peer", rank=1)
+    for end in (survived, fell, replace(survived, rank=2, exit_code=0)):
+        folder = run.node_dir(0, 0) / f"attempt-0/rank-{end.rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "exit.json").write_text(dump_record(end))
+    write_look(run.node_dir(0, 0), "look-1", 0, why="hang")
+    write_json(run.path / "job.json", {"env": {"LR": "0.1"}, "nnodes": 2, "mounts": ["a", "b"]})
+    code = CodeRecord(
+        root="/home/me/digits", inner="", start=("train.py",), hash="0badc0de" * 8, files=3,
+        bytes=99, commit="600dc0de" * 5, is_dirty=True,
+    )  # fmt: skip
+    write_json(run.path / "code.json", asdict(code))
+    (run.path / "code.diff").write_text("-a\n+<b>\n")
+    return plan
 
 
-def test_phases_of_a_killed_node_end_with_its_last_word(ended: RunFolder) -> None:
-    told = report_run(ended, SUBMITTED_AT + 9999)
-    assert told.nodes[0].phases_s == {"starting": 3.0, "rendezvous": 2.0, "running": 14.0}
-    assert told.nodes[1].phases_s == {"starting": 2.0, "rendezvous": 1.0}
-    assert told.phases_s["rendezvous"] == 4.0
-
-
-def test_the_text_tells_the_same(ended: RunFolder) -> None:
-    text = render_postmortem(report_run(ended, SUBMITTED_AT + 99))
-    lines = text.splitlines()
-    assert lines[0] == (
-        "digits-0a1b2c: failed on local, engine agent "
-        "(restarts-exhausted; rank 1: boom; fault: training; exit code 1; 25.0 s)"
-    )
-    assert "  first failure: rank 1 on node 1: ValueError: boom" in lines
-    assert "    | ValueError: boom" in lines
-    assert "  failed after it: rank 0 on node 0: Connection closed by peer" in lines
-    assert "  restarts by cause, over all nodes: membership 1" in lines
-    killed = "    1.0: 1 attempt, no report: it was killed, or its machine was lost; "
-    assert any(line.startswith(killed) for line in lines)
-    assert "         9.00  1.1  rendezvous began" in lines
-    assert "         8.00  0.0  restart: membership" in lines
-    assert "        19.00  1.1  agent ended: restarts-exhausted, exit code 1" in lines
+def test_the_page_of_a_run_has_all_that_is_known_of_it(
+    run: RunFolder, expect_golden: Callable[[str, str], None]
+) -> None:
+    plan = enrich(run)
+    write_outcome(run, plan, Outcome(reason=Reason.TRAINING_FAILED), SUBMITTED_AT + 25)
+    told = report_run(run, SUBMITTED_AT + 9999)
+    page = render_page([read_particulars(run, told, "script-error, certain", "")], [""])
+    expect_golden("report.html", lines_of(page).replace(str(run.path), "/runs/digits-0a1b2c"))
+    shown = re.search("code</summary><pre>(.*?)</pre>", page, re.DOTALL)
+    assert shown
+    assert render_postmortem(told) == unescape(shown[1])
 
 
 def test_a_running_run_is_told_up_to_now(run: RunFolder) -> None:

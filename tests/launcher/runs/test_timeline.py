@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
         "rendezvous: node rank 1, world of 3 nodes",
     ),
     (
+        {"event": "rendezvous-ended", "rank": 0, "world_size": 1},
+        "rendezvous: node rank 0, world of 1 node",
+    ),
+    (
+        {"event": "workers-started", "attempt": 0, "ranks": [1]},
+        "workers started (attempt 0, rank 1)",
+    ),
+    (
         {"event": "workers-started", "attempt": 2, "ranks": [2, 3]},
         "workers started (attempt 2, ranks 2, 3)",
     ),
@@ -32,6 +41,10 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
     (
         {"event": "worker-ended", "rank": 3, "exit_code": 1, "cause": "exit"},
         "rank 3 ended: exit code 1",
+    ),
+    (
+        {"event": "worker-ended", "rank": 0, "exit_code": -9, "cause": "signal"},
+        "rank 0 ended: SIGKILL (9)",
     ),
     (
         {"event": "worker-ended", "rank": 3, "exit_code": -9, "cause": "hang"},
@@ -99,9 +112,22 @@ def at(event: str, seconds: float, node_index: int = 0) -> LedgerEvent:
 
 
 def test_nodes_are_told_together_from_the_submission_on() -> None:
-    events = [at("agent-started", 2), at("first-step", 9), at("agent-started", 3, node_index=1)]
-    told = [(m.after_s, m.node_index, m.text) for m in tell_timeline(events, 1000.0)]
-    assert told == [(2, 0, "agent started"), (3, 1, "agent started"), (9, 0, "first step")]
+    ended = [
+        replace(at("worker-ended", 11), values={"rank": 0, "exit_code": code, "cause": cause})
+        for code, cause in ((1, "exit"), (0, "exit"), (-15, "terminated"))
+    ]
+    events = [at("agent-started", 2.0004), *ended, at("store-lost", 12), at("odd", -3, 1)]
+    told = tell_timeline([*events, replace(at("restart", 5, 1), values={"cause": "hang"})], 1000.0)
+    assert [(str(moment).split(None, 2), moment.kind) for moment in told] == [
+        (["0.00", "1.0", "odd"], ""),
+        (["2.00", "0.0", "agent started"], ""),
+        (["5.00", "1.0", "restart: hang"], "restart"),
+        (["11.00", "0.0", "rank 0 ended: exit code 1"], "fault"),
+        (["11.00", "0.0", "rank 0 ended: exit code 0"], ""),
+        (["11.00", "0.0", "rank 0 ended: SIGTERM (15) (terminated)"], ""),
+        (["12.00", "0.0", "store lost, starting again"], "fault"),
+    ]
+    assert [moment.after_s for moment in told][:2] == [0.0, 2.0]
 
 
 LIFE = [
@@ -131,4 +157,7 @@ def test_workers_that_never_tell_their_steps_count_as_running_from_their_start()
 
 def test_a_node_that_runs_is_counted_up_to_now_and_a_killed_one_to_its_last_word() -> None:
     assert measure_phases(LIFE[:5], steps_seen=True, now=1010.0)["running"] == 3.0
+    assert measure_phases(LIFE[:5], steps_seen=True, now=1006.0)["running"] == 0.0
     assert "running" not in measure_phases(LIFE[:5], steps_seen=True, now=None)
+    over = [*LIFE[:5], at("agent-ended", 8.0004)]
+    assert measure_phases(over, steps_seen=True, now=1099.0)["running"] == 1.0
