@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -71,7 +72,8 @@ class Lineage:
         Raises OSError if the storage fails: a missing note would change the history.
         """
         found = []
-        for path in self._list(self._notes):
+        for stem in _list(self._notes):
+            path = self._notes / f"{stem}.json"
             with (
                 contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError),
                 reading(path, "start again when the storage answers"),
@@ -86,8 +88,7 @@ class Lineage:
         """
         if generation is None or not self._generation_path(generation).exists():
             generation = self._take_generation()
-        for path in (self._notes, self._generations):
-            path.mkdir(parents=True, exist_ok=True)
+        self._notes.mkdir(exist_ok=True)
         while True:
             writer = Writer(generation, self._newest_attempt(generation) + 1)
             self.check(writer)
@@ -118,18 +119,24 @@ class Lineage:
                 return number
 
     def _newest_generation(self) -> int:
-        stems = (path.stem for path in self._list(self._generations))
-        return max((int(stem) for stem in stems if stem.isdigit()), default=0)
+        return max((int(stem) for stem in _list(self._generations) if stem.isdigit()), default=0)
 
     def _newest_attempt(self, generation: int) -> int:
-        names = (path.stem for path in self._notes.glob(f"{generation:08d}-*.json"))
-        return max((int(name.partition("-")[2]) for name in names), default=-1)
+        notes = (stem.partition("-") for stem in _list(self._notes))
+        own = f"{generation:08d}"
+        return max((int(attempt) for number, _, attempt in notes if number == own), default=-1)
 
     def _generation_path(self, number: int) -> Path:
         return self._generations / f"{number:08d}.json"
 
-    def _list(self, folder: Path) -> list[Path]:
-        return sorted(folder.glob("[0-9]*.json")) if folder.is_dir() else []
+
+def _list(folder: Path) -> list[str]:
+    """The names of the JSON files, without their ending; ``Path.glob`` would hide an OSError."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return [name.removesuffix(".json") for name in names if name.endswith(".json")]
 
 
 def find_stranger(commit: Commit, starts: tuple[Start, ...]) -> str | None:
@@ -140,17 +147,14 @@ def find_stranger(commit: Commit, starts: tuple[Start, ...]) -> str | None:
     if not starts:
         return None
     by_writer = {start.writer: start for start in starts}
-    current: Start | None = starts[-1]
-    last_step: int | None = None
-    while current and current.writer > commit.writer:
-        base = current.base
-        current, last_step = (by_writer.get(base.writer), base.step) if base else (None, 0)
-        if base and current is None:
-            # The writer's note is gone; its commits up to the base still belong to the history.
-            current = Start(writer=base.writer, base=None, at=0.0)
-    if current is None or current.writer != commit.writer:
+    current, last_step = starts[-1], math.inf
+    while current.writer > commit.writer and (base := current.base):
+        # The writer's note may be gone; its commits up to the base still belong to the history.
+        lost = Start(writer=base.writer, base=None, at=0.0)
+        current, last_step = by_writer.get(base.writer, lost), base.step
+    if current.writer != commit.writer:
         return f"no later group continued from {commit.writer}"
-    if last_step is not None and commit.step > last_step:
+    if commit.step > last_step:
         return f"the group that followed {commit.writer} continued from step {last_step}"
     return None
 
@@ -158,13 +162,12 @@ def find_stranger(commit: Commit, starts: tuple[Start, ...]) -> str | None:
 def _create(path: Path, content: Mapping[str, Any]) -> bool:
     """Makes a new file; False if it exists already."""
     try:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        with path.open("x") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
     except FileExistsError:
         return False
-    with os.fdopen(handle, "w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
     sync_folder(path.parent)
     return True
 

@@ -84,15 +84,6 @@ def fingerprint_tensors(tensors: Iterable[torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def split_at_epochs(start: int, stop: int, size: int) -> Iterator[tuple[int, range]]:
-    """Cuts the span [start, stop) of an endless row of epochs into (epoch, places) pairs."""
-    while start < stop:
-        epoch, place = divmod(start, size)
-        end = min(stop, (epoch + 1) * size)
-        yield epoch, range(place, place + end - start)
-        start = end
-
-
 class GlobalBatchSampler(Sampler[list[Any]]):
     """Yields one list of indices for each virtual shard of this rank, step after step.
 

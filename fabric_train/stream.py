@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from fabric_train.sampler import plan_rank_shards, plan_shard_size, split_at_epochs
+from fabric_train.sampler import plan_rank_shards, plan_shard_size
 
 
 class SampleSource(Protocol):
@@ -88,3 +88,12 @@ class Reader:
             found += [next(self._samples) for _ in places]
             self._next = first + len(places)
         return found
+
+
+def split_at_epochs(start: int, stop: int, size: int) -> Iterator[tuple[int, range]]:
+    """Cuts the span [start, stop) of an endless row of epochs into (epoch, places) pairs."""
+    while start < stop:
+        epoch, place = divmod(start, size)
+        end = min(stop, (epoch + 1) * size)
+        yield epoch, range(place, place + end - start)
+        start = end

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch.distributed as dist
 
 from fabric_train.agreement import Agreement
 from tests.fabric_train.forked import run_forked
-
-PROGRAM = Path(__file__).parent / "programs" / "agreeing.py"
 
 
 def test_alone_one_agrees_with_oneself():
@@ -18,11 +14,16 @@ def test_alone_one_agrees_with_oneself():
     assert agreement.settle() == (0, 0)
 
 
-def test_all_ranks_learn_the_highest_wish_at_the_same_call(processes, finish):
-    code, out, err = finish(processes.fork(str(PROGRAM), ranks=2))
-    assert code == 0, err
-    heard = [(0, 0), (0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (0, 5)]
-    assert out.strip() == f"{heard} True"
+def test_all_ranks_learn_the_highest_wish_at_the_same_call():
+    def agree() -> list[tuple[int, ...]]:
+        rank, agreement, heard = dist.get_rank(), Agreement(2), []
+        for step in range(6):
+            heard.append(agreement.settle())
+            agreement.propose((int(step == 3 + rank), rank * step))
+        return [*heard, agreement.settle(), agreement.settle()]
+
+    learned = [(0, 0), (0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (0, 5), (0, 0)]
+    assert run_forked(agree, 2) == [learned] * 2
 
 
 def test_ranks_of_different_pace_exchange_at_the_same_calls_and_seldom_in_short_steps():

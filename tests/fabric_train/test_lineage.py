@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import errno
+import os
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fabric_train.lineage import (
     GENERATIONS_DIR,
@@ -27,6 +33,7 @@ def test_the_agents_generations_lie_where_the_training_looks():
 
 
 def test_a_start_without_a_generation_takes_the_next(tmp_path):
+    assert Lineage(tmp_path / "a new" / "folder").begin(None, None) == Writer(1, 0)
     fence = fencing.Fence(tmp_path, "run")
     assert fence.take("store") == 1
     assert Lineage(tmp_path).begin(None, None) == Writer(2, 0)
@@ -49,21 +56,45 @@ def test_each_start_in_one_generation_is_an_attempt_of_its_own(tmp_path):
 
 
 def test_what_a_start_went_on_from_is_read_back(tmp_path):
-    lineage = Lineage(tmp_path)
-    lineage.begin(None, None)
-    lineage.begin(None, at(30, 1))
-    assert [(each.writer, each.base) for each in lineage.read_starts()] == [
-        (Writer(1, 0), None),
-        (Writer(2, 0), at(30, 1)),
-    ]
+    lineage, before = Lineage(tmp_path), time.time()
+    assert lineage.read_starts() == ()
+    bases = [None, at(30, 1), at(30, 1), at(40, 3)]
+    writers = [lineage.begin(None, base) for base in bases[:2]]
+    for damage in ('{"gen', "[]", "{}"):  # cut off, or of no start
+        lineage.note_of(lineage.begin(None, at(50, 2))).write_text(damage)
+    (tmp_path / "lineage" / "00000009-0000.json").symlink_to("nowhere")  # gone after the listing
+    (tmp_path / "generations" / "0-notes.json").touch()
+    writers += [lineage.begin(None, base) for base in bases[2:]]
+    found = lineage.read_starts()
+    assert [(each.writer, each.base) for each in found] == list(zip(writers, bases, strict=True))
+    assert all(before <= each.at <= time.time() for each in found)
+    assert writers[-1] == Writer(7, 0)
 
 
-def test_a_note_that_was_cut_off_is_no_start(tmp_path):
+def test_a_storage_that_fails_is_told_and_costs_no_note(tmp_path, monkeypatch):
+    Lineage(tmp_path).begin(None, None)
+
+    def fail(folder):
+        raise PermissionError(errno.EACCES, "no right to list")
+
+    monkeypatch.setattr(os, "listdir", fail)
+    with pytest.raises(PermissionError):
+        Lineage(tmp_path).read_starts()
+
+
+def test_a_listing_that_the_network_kept_for_too_long_makes_no_two_writers_of_one(
+    tmp_path, monkeypatch
+):
     lineage = Lineage(tmp_path)
-    lineage.begin(None, None)
-    lineage.begin(None, None)
-    (tmp_path / "lineage" / "00000002-0000.json").write_text('{"gen')
-    assert [each.writer for each in lineage.read_starts()] == [Writer(1, 0)]
+    taken = [lineage.begin(None, None)]
+    listdir = os.listdir
+    for generation in (None, 2):
+        old = iter([[]])
+        monkeypatch.setattr(
+            os, "listdir", lambda folder, old=old: next(old, None) or listdir(folder)
+        )
+        taken.append(lineage.begin(generation, None))
+    assert taken == [Writer(1, 0), Writer(2, 0), Writer(2, 1)]
 
 
 @pytest.mark.parametrize("later", ["a generation of the agent's", "a start", "an attempt"])
@@ -111,8 +142,19 @@ def test_only_what_leads_to_the_newest_start_belongs_to_the_history(commit, belo
     assert (find_stranger(commit, HISTORY) is None) is belongs
 
 
-def test_a_start_from_nothing_begins_another_history():
-    assert find_stranger(at(30, 1), (*HISTORY, start(5, None)))
+@given(data=st.data())
+def test_the_history_is_what_the_starts_went_on_from(data):
+    history, commits, starts = [], [], []
+    for number in range(2, data.draw(st.integers(3, 8))):
+        base = data.draw(st.sampled_from([None, *history, *history]))
+        history = history[: history.index(base) + 1] if base else []
+        writer = Writer(number // 2, number % 2)
+        starts.append(Start(writer=writer, base=base, at=0.0))
+        for further in data.draw(st.lists(st.integers(1, 9), max_size=3)):
+            step = (history[-1].step if history else 0) + further
+            history.append(Commit(step=step, writer=writer))
+            commits.append(history[-1])
+    assert [one for one in commits if find_stranger(one, tuple(starts)) is None] == history
 
 
 def test_without_notes_every_checkpoint_is_of_one_history():

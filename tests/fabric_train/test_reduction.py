@@ -2,42 +2,54 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from fabric_train.errors import InputError
-from fabric_train.reduction import ExactReduction, TreeSum, align, plan_cover
+from fabric_train.reduction import ExactReduction, FastReduction, TreeSum, align, plan_cover
 from fabric_train.sampler import plan_rank_shards
 from fabric_train.strategies import make_strategy
 from fabric_train.strategies.strategy import Place, RankBatch
 from tests.fabric_train.forked import run_forked
 
 
-@given(shards=st.integers(1, 40), data=st.data())
-def test_the_ranks_covers_make_up_the_whole_tree_at_any_world_size(shards, data):
+@given(values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=24), data=st.data())
+def test_ranks_that_add_up_their_covers_get_the_bits_of_a_rank_alone(values, data):
+    shards = len(values)
     world = data.draw(st.integers(1, shards))
-    covers = [plan_cover(plan_rank_shards(shards, r, world), shards) for r in range(world)]
-    flat = [shard for cover in covers for node in cover for shard in range(*node)]
-    assert flat == list(range(shards))
+    sums = {}
+    for ranks in (1, world):
+        whole = TreeSum(shards)
+        for rank in range(ranks):
+            own, part = plan_rank_shards(shards, rank, ranks), TreeSum(shards)
+            for shard in data.draw(st.permutations(own)):
+                part.add((shard, shard + 1), torch.tensor(values[shard]))
+            cover = plan_cover(own, shards)
+            assert [shard for node in cover for shard in range(*node)] == list(own)
+            for node in cover:
+                whole.add(node, part.take(node))
+        sums[ranks] = whole.take((0, shards))
+    assert torch.equal(sums[1], sums[world])
+    assert sums[1].item() == pytest.approx(sum(values), abs=50)
 
 
-def test_a_rank_sends_one_sum_where_both_sizes_are_powers_of_two():
-    assert plan_cover(range(4, 8), 16) == [(4, 8)]
-    assert plan_cover(range(5, 10), 16) == [(5, 6), (6, 8), (8, 10)]
-
-
-@given(values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20), data=st.data())
-def test_the_sum_has_the_same_bits_in_whichever_order_shards_arrive(values, data):
-    sums = []
-    for order in (range(len(values)), data.draw(st.permutations(range(len(values))))):
-        tree = TreeSum(len(values))
-        for shard in order:
-            tree.add((shard, shard + 1), torch.tensor(values[shard]))
-        sums.append(tree.take((0, len(values))))
-    assert torch.equal(*sums)
+@pytest.mark.parametrize(
+    ("own", "shards", "cover"),
+    [
+        (range(4, 8), 16, [(4, 8)]),
+        (range(5, 10), 16, [(5, 6), (6, 8), (8, 10)]),
+        (range(1, 7), 7, [(1, 3), (3, 7)]),
+        (range(3), 3, [(0, 3)]),
+    ],
+)
+def test_a_rank_sends_the_fewest_sums(own, shards, cover):
+    assert plan_cover(own, shards) == cover
 
 
 def test_a_shard_that_is_missing_is_an_error_and_not_a_smaller_sum():
@@ -46,17 +58,56 @@ def test_a_shard_that_is_missing_is_an_error_and_not_a_smaller_sum():
         reduction.finish()
 
 
-def test_the_mean_over_shards_is_the_gradient_of_the_whole_batch():
+@pytest.mark.parametrize("make", [ExactReduction, partial(FastReduction, world_size=1)])
+def test_the_mean_over_shards_is_the_gradient_of_the_whole_batch(make):
     model, inputs = nn.Linear(6, 3), torch.rand(12, 6)
-    reduction = ExactReduction(model, virtual_shards=4)
+    reduction = make(model, virtual_shards=4)
     for shard, part in enumerate(inputs.split(3)):
-        reduction.backward(model(part).square().mean(), shard)
+        with reduction.sync(last=shard == 3):
+            reduction.backward(reduction.forward(part, last=shard == 3).square().mean(), shard)
     reduction.finish()
-    exact = model.weight.grad
-    model.weight.grad = None
+    mean = [each.grad for each in model.parameters()]
+    assert all(gradient.data_ptr() % 64 == 0 for gradient in mean)
+    model.zero_grad()
     model(inputs).square().mean().backward()
-    torch.testing.assert_close(exact, model.weight.grad)
-    assert exact.data_ptr() % 64 == 0
+    torch.testing.assert_close(mean, [each.grad for each in model.parameters()])
+
+
+class Parts(nn.Module):
+    """Has a parameter that is frozen, one that no loss depends on, and 14 numbers that learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.frozen, self.unused = nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 1)
+        self.used = nn.Linear(3, 2, bias=False)
+        self.alpha = nn.Parameter(torch.ones(4))
+
+    def forward(self, inputs):
+        return self.used(self.frozen(inputs)).tanh() * self.alpha.prod()
+
+
+def test_real_ranks_of_any_number_get_the_same_bits_step_after_step():
+    def train(shards: int) -> tuple[list[float], list[bool]]:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        model = Parts()
+        reduction = ExactReduction(model, virtual_shards=shards, rank=rank, world_size=world)
+        for step in range(2):
+            for shard in plan_rank_shards(shards, rank, world):
+                generator = torch.Generator().manual_seed(step * shards + shard)
+                inputs = torch.rand(2, 3, generator=generator)
+                reduction.backward(reduction.forward(inputs, last=False).mean(), shard)
+            reduction.finish()
+            torch.optim.SGD(model.parameters(), lr=0.5).step()
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        return [value for each in gradients for value in each.flatten().tolist()], [
+            each.grad is None for each in model.parameters()
+        ]
+
+    (alone,) = run_forked(train, 1, 5)
+    assert any(alone[0])
+    for world in (2, 3):
+        assert run_forked(train, world, 5) == [alone] * world
 
 
 def test_a_copy_is_aligned_whatever_it_was_cut_from():
@@ -66,17 +117,39 @@ def test_a_copy_is_aligned_whatever_it_was_cut_from():
         assert copy.data_ptr() % 64 == 0
 
 
-def test_batch_norm_is_refused_with_what_to_use_instead():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
-    with pytest.raises(InputError, match=r"(?s)1 is a BatchNorm2d.*GroupNorm or LayerNorm"):
-        ExactReduction(model, virtual_shards=2)
-
-
-def test_parameters_that_are_views_are_refused():
+def view_of(storage: torch.Tensor) -> nn.Module:
     model = nn.Linear(4, 4, bias=False)
-    model.weight.data = torch.rand(17)[1:].view(4, 4)
-    with pytest.raises(InputError, match="not a contiguous tensor of its own"):
+    model.weight.data = storage
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
+            "--reduction exact: 1 is a BatchNorm2d, whose statistics depend on the world size\n"
+            "  fix: use GroupNorm or LayerNorm, or --reduction fast",
+        ),
+        (
+            nn.BatchNorm1d(2),
+            "--reduction exact: the model is a BatchNorm1d, whose statistics depend on the world "
+            "size\n  fix: use GroupNorm or LayerNorm, or --reduction fast",
+        ),
+        *(
+            (
+                view_of(storage),
+                "--reduction exact: a parameter of shape (4, 4) is not a contiguous tensor of its "
+                "own\n  fix: give each parameter memory of its own, or --reduction fast",
+            )
+            for storage in (torch.rand(17)[1:].view(4, 4), torch.rand(4, 4).t())
+        ),
+    ],
+)
+def test_a_model_whose_bits_would_depend_on_the_world_is_refused(model, says):
+    with pytest.raises(InputError) as error:
         ExactReduction(model, virtual_shards=2)
+    assert str(error.value) == says
 
 
 @pytest.mark.parametrize("name", ["ddp", "fp16"])
@@ -85,7 +158,7 @@ def test_only_the_micro_batch_that_sends_runs_through_ddps_forward_pass(name):
 
     def step() -> tuple[int, list[float]]:
         calls = []
-        rank = torch.distributed.get_rank()
+        rank = dist.get_rank()
         strategy = make_strategy(name, {})
         torch.manual_seed(0)
         model, _ = strategy.setup(

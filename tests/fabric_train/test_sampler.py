@@ -15,6 +15,7 @@ from fabric_train.permutation import KeyedPermutation
 from fabric_train.sampler import (
     GlobalBatchSampler,
     ShardSampler,
+    check_accumulation,
     fingerprint_tensors,
     plan_rank_shards,
     plan_shard_size,
@@ -23,7 +24,7 @@ from fabric_train.sampler import (
 
 
 def build(
-    *, size: int = 1440, batch: int = 96, shards: int = 16, rank: int = 0, world: int = 1, seed=0
+    *, size=1440, batch=96, shards=16, rank=0, world=1, seed=0, with_epochs=False
 ) -> GlobalBatchSampler:
     return GlobalBatchSampler(
         size=size,
@@ -32,17 +33,15 @@ def build(
         rank=rank,
         world_size=world,
         seed=seed,
+        with_epochs=with_epochs,
     )
 
 
-def read_step(step: int, *, world: int = 1, **options: int) -> list[int]:
-    """The samples of one step, the ranks' parts one after the other."""
-    samples: list[int] = []
-    for rank in range(world):
-        sampler = build(rank=rank, world=world, **options)
-        sampler.seek(first_step=step, stop_step=step + 1)
-        samples += chain(*sampler)
-    return samples
+def read_step(step: int, **options: int) -> list[int]:
+    """The samples of one step of a process alone."""
+    sampler = build(**options)
+    sampler.seek(first_step=step, stop_step=step + 1)
+    return list(chain(*sampler))
 
 
 @st.composite
@@ -54,28 +53,56 @@ def shapes(draw) -> dict[str, int]:
 
 @given(shape=shapes(), seed=st.integers(0, 2**32 - 1), data=st.data())
 @settings(max_examples=60)
-def test_any_schedule_of_world_sizes_takes_the_same_samples_in_the_same_order(shape, seed, data):
-    for step in range(6):
-        world = data.draw(st.integers(1, shape["shards"]))
-        assert read_step(step, world=world, seed=seed, **shape) == read_step(
-            step, seed=seed, **shape
-        )
-
-
-@given(shape=shapes(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60)
-def test_every_epoch_visits_every_sample_once_also_where_batches_cross_its_end(shape, seed):
-    size, steps = shape["size"], -(-3 * shape["size"] // shape["batch"])
-    visited = list(chain(*(read_step(step, seed=seed, **shape) for step in range(steps))))
+def test_any_schedule_of_worlds_takes_every_sample_once_in_each_epoch(shape, seed, data):
+    size, batch, shards = shape["size"], shape["batch"], shape["shards"]
+    step, steps, visits = 0, -(-3 * size // batch), []
+    while step < steps:
+        stop = data.draw(st.integers(step + 1, steps))
+        world, taken = data.draw(st.integers(1, shards)), []
+        for rank in range(world):
+            sampler = build(rank=rank, world=world, seed=seed, with_epochs=True, **shape)
+            sampler.seek(first_step=step, stop_step=stop)
+            taken.append(list(sampler))
+            assert len(sampler) == len(taken[-1])
+        for number in range(stop - step):
+            for own in taken:
+                share = len(own) // (stop - step)
+                visits += chain(*own[number * share : (number + 1) * share])
+        step = stop
+    assert [epoch for epoch, _ in visits] == [place // size for place in range(steps * batch)]
     for epoch in range(3):
-        assert sorted(visited[epoch * size : (epoch + 1) * size]) == list(range(size))
+        samples = [sample for _, sample in visits[epoch * size : (epoch + 1) * size]]
+        assert sorted(samples) == list(range(size))
+    alone = (read_step(number, seed=seed, **shape) for number in range(steps))
+    assert list(chain(*alone)) == [sample for _, sample in visits]
 
 
-@given(size=st.integers(1, 3000), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10**6))
-@settings(max_examples=60)
-def test_the_order_of_an_epoch_is_a_permutation(size, seed, epoch):
-    order = KeyedPermutation(size, seed, epoch).take(np.arange(size, dtype=np.uint64))
-    assert sorted(order.tolist()) == list(range(size))
+@pytest.mark.parametrize(("batch", "shards"), [(96, 16), (3072, 2)])
+def test_shards_that_are_looked_up_together_are_those_that_are_looked_up_alone(batch, shards):
+    sampler = build(size=3072, batch=batch, shards=shards, rank=1, world=2, with_epochs=True)
+    sampler.seek(first_step=2, stop_step=49)
+    own = [(step, shard) for step in range(2, 49) for shard in sampler.shards]
+    assert list(sampler) == [sampler.read_visits(*place) for place in own]
+    assert sampler.read_shard(*own[0]) == [sample for _, sample in sampler.read_visits(*own[0])]
+
+
+@pytest.mark.parametrize(
+    ("size", "key", "order"),
+    [
+        (1, (7, 3), [0]),
+        (2, (7, 3), [1, 0]),
+        (5, (7, 3), [2, 4, 1, 0, 3]),
+        (5, (7, 4), [4, 3, 1, 2, 0]),
+        (5, (8, 3), [3, 2, 1, 0, 4]),
+        (16, (7,), [2, 5, 12]),
+        (17, (7,), [2, 15, 3]),
+        (10**15, (7, 3), [665762697116558, 411755360626450, 161328630093512]),
+        (2**62, (7, 3), [1662600056709308772, 3257270434793644509, 4257766541803774739]),
+    ],
+)
+def test_a_training_that_goes_on_with_another_version_finds_the_same_order(size, key, order):
+    places = np.arange(len(order), dtype=np.uint64)
+    assert KeyedPermutation(size, *key).take(places).tolist() == order
 
 
 def test_places_and_neighbours_are_spread_evenly_by_the_permutation():
@@ -85,18 +112,6 @@ def test_places_and_neighbours_are_spread_evenly_by_the_permutation():
     assert all(850 < firsts[value] < 1150 for value in range(10))
     order = KeyedPermutation(64, 1).take(places).astype(int)
     assert sum(abs(a - b) == 1 for a, b in pairwise(order)) < 12
-
-
-def test_a_data_set_that_no_index_list_could_hold_is_read_at_once_at_any_step():
-    size = 10**15
-    samples = read_step(10**12, size=size)
-    assert len(set(samples)) == 96
-    assert all(0 <= sample < size for sample in samples)
-
-
-def test_epochs_and_seeds_have_orders_of_their_own():
-    orders = [read_step(15 * epoch, seed=seed) for epoch in (0, 1) for seed in (0, 1)]
-    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
 
 
 def test_loader_processes_that_read_ahead_do_not_move_the_position():
@@ -126,6 +141,7 @@ def test_the_default_batch_is_shared_whole_by_any_number_of_processes_up_to_16(w
         (None, 1, False, 1),
         (None, 4, False, 4),
         (None, 5, False, 6),  # the next that the batch can be cut into
+        (None, 49, False, 96),
         (32, 4, False, 32),
         (None, 1, True, 16),
         (None, 4, True, 16),
@@ -138,19 +154,59 @@ def test_only_exact_has_more_shards_than_processes_by_itself(given, largest_worl
     )
 
 
-def test_more_processes_than_virtual_shards_are_refused_with_the_fix():
-    with pytest.raises(InputError, match=r"(?s)17 processes.*virtual_shards=16.*_shards 17"):
-        plan_rank_shards(16, 0, 17)
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        (
+            lambda: plan_rank_shards(16, 0, 17),
+            "17 processes cannot share virtual_shards=16\n"
+            "  fix: --virtual_shards 17 for a new training, or fewer processes",
+        ),
+        (
+            lambda: plan_shard_size(100, 16),
+            "global_batch_size=100 cannot be cut into virtual_shards=16 equal shards\n"
+            "  fix: --global_batch_size 96 or --global_batch_size 112",
+        ),
+        (
+            lambda: plan_virtual_shards(None, global_batch_size=10, largest_world=1, exact=True),
+            "global_batch_size=10 cannot be cut into virtual_shards=16 equal shards\n"
+            "  fix: --global_batch_size 16",
+        ),
+        (
+            lambda: plan_virtual_shards(None, global_batch_size=96, largest_world=97, exact=False),
+            "global_batch_size=96 cannot be cut into virtual_shards=97 equal shards\n"
+            "  fix: --global_batch_size 97",
+        ),
+        (
+            lambda: check_accumulation(5, 2, 96),
+            "--accumulate 5: 96 samples cannot be cut into 5 equal parts for each of 2 processes\n"
+            "  fix: --accumulate 1 or 2 or 3 or 4 or 6 or 8 or 12 or 16 or 24 or 48",
+        ),
+        (
+            lambda: check_accumulation(2, 5, 96),
+            "--accumulate 2: 96 samples cannot be cut into 2 equal parts for each of 5 processes\n"
+            "  fix: --global_batch_size 10, or a multiple of it",
+        ),
+        (
+            lambda: build(size=50, batch=64),
+            "global_batch_size=64 is more than the 50 training samples\n"
+            "  fix: --global_batch_size 48 or less",
+        ),
+        (
+            lambda: build(size=5, batch=16),
+            "global_batch_size=16 is more than the 5 training samples\n"
+            "  fix: more samples, or at most 5 processes and virtual shards",
+        ),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_with_numbers_that_can(refused, says):
+    with pytest.raises(InputError) as error:
+        refused()
+    assert str(error.value) == says
 
 
-def test_a_batch_that_cannot_be_cut_is_refused_with_the_nearest_that_can():
-    with pytest.raises(InputError, match=r"(?s)100.*=16.*96 or --global_batch_size 112"):
-        plan_shard_size(100, 16)
-
-
-def test_a_batch_beyond_the_training_set_is_refused():
-    with pytest.raises(InputError, match="more than the 1440 training samples"):
-        build(batch=1600)
+def test_a_batch_that_can_be_accumulated_is_not_refused():
+    check_accumulation(4, 3, 96)
 
 
 def test_a_changed_data_set_has_another_fingerprint():
@@ -163,6 +219,10 @@ def test_a_changed_data_set_has_another_fingerprint():
     ]
     assert len({fingerprint_tensors(tensors) for tensors in changed}) == 4
     assert fingerprint_tensors((images.clone(), labels)) == fingerprint_tensors(changed[0])
+    # Checkpoints of earlier versions hold it.
+    assert fingerprint_tensors((torch.arange(4), torch.ones(2, 3))) == (
+        "542ce53e77af60897d71736d5307f3c00738ac1e41f0068ee1ff581fb06dbf1b"
+    )
 
 
 @given(size=st.integers(0, 60), batch_size=st.integers(1, 20), world_size=st.integers(1, 9))
@@ -180,3 +240,5 @@ def test_a_larger_batch_begins_where_the_smaller_ones_have_ended():
     smaller.seek(first_step=5, stop_step=9)
     larger.seek(first_step=5, stop_step=7, first_sample=5 * 96)
     assert list(chain(*smaller)) == list(chain(*larger))
+    larger.seek(first_step=5, stop_step=6)
+    assert list(chain(*larger)) == read_step(5, batch=192)
