@@ -99,7 +99,7 @@ class Client:
         self._clock, self._token = clock, token
         self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
         self.told = Told()
-        self._origin = ""
+        self._origin = self._why = ""
         self._keeps = False
         self._socket: socket.socket | None = None
         self._changed = threading.Condition()
@@ -128,6 +128,7 @@ class Client:
             if not self._connected and self._failure is None:
                 self._failure = GoneError(
                     f"the coordinator at {self.where} did not answer within {timeout_s:g} s"
+                    + (f": {self._why}" if self._why else "")
                 )
         self.check()
 
@@ -276,15 +277,13 @@ class Client:
             proof = wire.prove(self._token, str(greeting["nonce"]), f"{self._run_id} {self.name}")
             hello = {"name": self.name, "run": self._run_id, "nonce": nonce, "proof": proof}
             connection.sendall(wire.encode({**hello, "keeps": self._keeps}))
-            answer = wire.decode(lines.readline(wire.NODE_LIMIT))
-            wire.check_proof(self._token, nonce, origin, answer["proof"])
+            if not (line := lines.readline(wire.NODE_LIMIT)):
+                raise wire.WireError("it ended the connection: another run, or another token")
+            wire.check_proof(self._token, nonce, origin, wire.decode(line)["proof"])
         except (wire.WireError, KeyError) as error:
-            if self._connected:
-                return False
+            self._why = str(error)
             self._clock.sleep(RETRY_S)
-            with self._changed:
-                why = str(error)
-            raise OSError(why) from error
+            return False
         if self._origin not in ("", origin):
             raise GoneError(f"another coordinator answers at {self.where}")
         self._origin = origin

@@ -14,7 +14,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.agent import processes, signals
+from launcher.agent import processes, signals, streams
 from launcher.agent.membership import wire
 from launcher.agent.membership.coordinator import Coordinator, serve
 from launcher.agent.membership.settings import Rules
@@ -95,6 +95,7 @@ def _live(parent: int, coordinator: Coordinator, port: int, writer: int) -> None
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        streams.open_streams()
         listener = _listen(port)
         os.write(writer, str(listener.getsockname()[1]).encode())
         os.close(writer)
