@@ -44,6 +44,8 @@ class Head:
     finished: int = 0
     """Nodes whose workers have all succeeded."""
     generation: int = 0
+    faults: int = 0
+    """Restarts by a worker's fault so far."""
     may_form: bool = True
     """Whether the nodes that have not finished could form another group."""
 
@@ -84,7 +86,11 @@ class Told:
     entered: int = 0
     """The epoch of the last membership with this node."""
     parted: bool = False
+    """Whether the coordinator knows that this node leaves."""
+    alone: bool = False
+    """Whether this node was told that no other is there."""
     finished: bool = False
+    """Whether the coordinator knows that this node's workers have all succeeded."""
     values: dict[str, str] = field(default_factory=dict)
     losses: deque[str] = field(default_factory=deque)
 
@@ -95,7 +101,7 @@ class Client:
     def __init__(
         self, host: str, port: int, run_id: str, rules: Rules, clock: Clock, *, token: str = ""
     ) -> None:
-        self.host, self.port, self._run_id, self._rules = host, port, run_id, rules
+        self.host, self.port, self.run_id, self._rules = host, port, run_id, rules
         self._clock, self._token = clock, token
         self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
         self.told = Told()
@@ -274,8 +280,8 @@ class Client:
         try:
             greeting = wire.decode(lines.readline(wire.NODE_LIMIT))
             origin, nonce = str(greeting["origin"]), wire.new_nonce()
-            proof = wire.prove(self._token, str(greeting["nonce"]), f"{self._run_id} {self.name}")
-            hello = {"name": self.name, "run": self._run_id, "nonce": nonce, "proof": proof}
+            proof = wire.prove(self._token, str(greeting["nonce"]), f"{self.run_id} {self.name}")
+            hello = {"name": self.name, "run": self.run_id, "nonce": nonce, "proof": proof}
             connection.sendall(wire.encode({**hello, "keeps": self._keeps}))
             if not (line := lines.readline(wire.NODE_LIMIT)):
                 raise wire.WireError("it ended the connection: another run, or another token")
@@ -326,8 +332,10 @@ class Client:
                 self._wishes.pop("join", None)
             case {"key": key, "value": value}:
                 told.values[key] = value
-            case {"parted": _}:
-                told.parted = True
+            case {"parted": alone}:
+                told.parted, told.alone = True, alone
+            case {"known": "finish"}:
+                told.finished = True
 
     def _fail(self, error: GoneError) -> None:
         with self._changed:

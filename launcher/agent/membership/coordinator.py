@@ -74,6 +74,8 @@ class Coordinator:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _told: dict[str, Any] = field(default_factory=dict)
     _said_at: dict[str, float] = field(default_factory=dict)
+    _parted: dict[str, Connection] = field(default_factory=dict)
+    """Nodes that have said that they leave."""
     _strangers: int = 0
     _is_due: bool = False
 
@@ -174,9 +176,11 @@ class Coordinator:
                 self._post(decide.Join(member, float(message["limit_s"])))
             case "leave":
                 self._post(decide.Gone(name, Cause.LEFT))
-                connection.send({"parted": True})
+                self._parted[name] = connection
+                self._tell_parted()
             case "finish":
                 self._post(decide.Finish(name))
+                connection.send({"known": "finish"})
             case "close":
                 self._post(decide.Close(str(message["reason"])))
             case "admit":
@@ -187,6 +191,12 @@ class Coordinator:
                 self._get(connection, str(message["key"]))
             case other:
                 raise wire.WireError(f"an unknown message: {str(other)[:40]!r}")
+
+    def _tell_parted(self) -> None:
+        """Tells those that leave whether others are there, who may still have to be told."""
+        is_alone = not (self._connections.keys() - self._parted.keys())
+        for connection in self._parted.values():
+            connection.send({"parted": is_alone})
 
     def _set(self, key: str, value: str) -> None:
         self._values[key] = value
@@ -204,6 +214,7 @@ class Coordinator:
         if self._connections.get(connection.name) is not connection:
             return
         del self._connections[connection.name]
+        self._tell_parted()
         if (node := self.group.nodes.get(connection.name)) is None:
             return
         self._heard[connection.name] = connection.heard_at
@@ -320,6 +331,7 @@ class Coordinator:
             "newcomers": group.newcomers,
             "finished": len(group.finished),
             "generation": group.generation,
+            "faults": group.faults,
             "may_form": decide.may_form(group),
         }
 

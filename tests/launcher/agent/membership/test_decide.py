@@ -25,7 +25,7 @@ from launcher.agent.membership.decide import (
     TakeGeneration,
     Tick,
 )
-from launcher.agent.membership.group import Cause, Group, Phase, working
+from launcher.agent.membership.group import Cause, Group, Phase
 from launcher.agent.membership.settings import Member, Rules, format_members
 
 LIMIT_S = 60.0
@@ -339,11 +339,11 @@ def test_whatever_happens_memberships_are_whole_ordered_and_of_nodes_that_are_th
             elif isinstance(event, Finish) and event.name not in before.nodes:
                 continue
             run.see(event, after_s=after_s)
-            check_step(before, run.group, run, gone)
+            check_step(before, run.group, event, gone)
     check_progress(run)
 
 
-def check_step(before: Group, after: Group, run: Run, gone: set[str]) -> None:
+def check_step(before: Group, after: Group, event: Event, gone: set[str]) -> None:
     assert after.epoch >= before.epoch
     assert after.generation >= before.generation
     if before.phase is Phase.CLOSED:
@@ -356,13 +356,18 @@ def check_step(before: Group, after: Group, run: Run, gone: set[str]) -> None:
         assert not set(names) & (gone | after.finished)
         assert (after.epoch, after.generation) != (before.epoch, before.generation)
         if before.members and not after.rules.fenced:
-            old = {member.name for member in working(before)}
-            stay = len(old & set(names)), len(before.members) - len(before.finished)
+            left = {name for name, why in before.gone.items() if why is Cause.LEFT}
+            left |= {event_name(event)} if event == Gone(event_name(event), Cause.LEFT) else set()
+            counted = {m.name for m in before.members} - left - after.finished
             others = after.rules.max_nodes - len(names)
-            left = sum(why is Cause.LEFT for why in before.gone.values())
-            assert 2 * stay[0] > stay[1] - left or others < after.rules.min_nodes
+            kept = len(counted & set(names) - before.gone.keys())
+            assert 2 * kept > len(counted) or others < after.rules.min_nodes
     for name, cause in after.gone.items():
         assert name not in after.nodes or cause in (Cause.LOST, Cause.LEFT), "only what is gone"
+
+
+def event_name(event: Event) -> str:
+    return event.name if isinstance(event, Gone | Finish | Dead) else ""
 
 
 def check_progress(run: Run) -> None:
