@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 
 from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
-from launcher.job.schema import job_schema, render_schema
+from launcher.job.schema import (
+    describe,
+    field_at,
+    job_schema,
+    render_flow,
+    render_schema,
+    schema_at,
+)
 from launcher.job.spec import JobSpec
 from launcher.yamlfile.problem import FileError
-from launcher.yamlfile.source import parse_yaml
+from launcher.yamlfile.source import parse_fragment, parse_yaml
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = job_schema()
@@ -62,6 +69,38 @@ READABLE = [(title, data_of(rest)) for title, _, rest in CASES if data_of(rest) 
 @pytest.mark.parametrize(("title", "data"), READABLE, ids=[title for title, _ in READABLE])
 def test_what_the_reader_refuses_the_schema_refuses_where_it_can(title: str, data: object) -> None:
     assert VALIDATOR.is_valid(data) == title.endswith(ONLY_THE_READER_KNOWS)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("a b", "a b"), ("1", '"1"'), (1, "1"), (True, "true"), ("true", '"true"'), ("", '""'),
+        ("8:00", '"8:00"'), ("a: b", '"a: b"'), ("- a", '"- a"'), ("a#", '"a#"'), ("-x", "-x"),
+        ([1, "a"], "[1, a]"), ({"a": ["b"], "c": "2"}, '{a: [b], c: "2"}'), ("a\tb ", '"a\\tb "'),
+    ],
+)  # fmt: skip
+def test_an_example_is_written_as_a_job_file_has_it(value: object, written: str) -> None:
+    assert render_flow(value) == written
+    assert parse_fragment(written, "").data == value
+
+
+def test_a_field_is_found_by_its_path() -> None:
+    assert field_at(()) == SCHEMA
+    assert field_at(("rdzv", "port"))["examples"] == [29400]
+    assert schema_at(("mounts", 3, "target"))["errorMessage"].startswith("an absolute path")
+    assert schema_at(("env", "ANY"))["errorMessage"].startswith("text, a number")
+    assert schema_at(("no", "such")) == {}
+    told = {
+        ("rdzv",): "the keys backend, port, endpoint, id, conf",
+        ("local",): "the key python",
+        ("env",): "name: value lines",
+        ("secrets",): "a list of variables' names",
+        ("slurm", "setup"): "a list of text",
+        ("resources", "cpus"): "a number > 0",
+        ("kubernetes", "gang"): "volcano or kueue",
+        ("agent", "in_image"): "true or false",
+    }
+    assert {path: describe(field_at(path)) for path in told} == told
 
 
 def test_every_example_of_the_schema_is_accepted_by_the_reader() -> None:
