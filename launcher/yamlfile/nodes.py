@@ -92,7 +92,7 @@ def _compose_carefully(text: str, origin: Origin) -> list[tuple[int, yaml.Node]]
         line = 0 if place is None else place.line + 1
         raise origin.error(*_explain(message, text, mark), line) from None
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
+        line = text[: error.position].count("\n") + 1
         raise origin.error("a control character in the text", "remove it", line) from None
     except RecursionError:
         raise origin.error("nested too deeply", f"at most {MAX_DEPTH} levels") from None

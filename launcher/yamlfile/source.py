@@ -118,7 +118,7 @@ def decode_text(raw: bytes, file: str, most_bytes: int = MAX_FILE_BYTES) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
+        line = raw[: error.start].count(b"\n") + 1
         what = f"byte 0x{raw[error.start]:02x} is not UTF-8"
         raise origin.error(what, "save the file as UTF-8", line) from None
 

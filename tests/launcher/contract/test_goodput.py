@@ -54,6 +54,11 @@ def tally(events: Events, since: float = 0) -> tuple[dict[str, float], int]:
              "rework": 5}, 6, id="a second start makes steps again",
         ),
         pytest.param(
+            [*FIRST, (20, "train-started"), (21, "loaded", 0), (22, "first-step", 1)],
+            {"starting": 6, "load": 4, "first step": 2, "productive": 7.5, "save stall": 2.5}, 1,
+            id="a second start begins anew",
+        ),
+        pytest.param(
             [*FIRST, (20, "train-started"), (21, "loaded", 5), (22, "first-step", 6),
              (24, "progress", 8), (25, "train-started"), (26, "loaded", 8), (27, "first-step", 9),
              (28, "progress", 10), (29, "progress", 12)],

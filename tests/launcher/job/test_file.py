@@ -11,11 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.contract.errors import ExitCode, Fault, InputError
-from launcher.job.file import option_override, parse_job, parse_override, read_job
+from launcher.job.file import (
+    check_job,
+    env_override,
+    find_place,
+    option_override,
+    parse_job,
+    parse_override,
+    read_job,
+)
 from launcher.job.spec import JobSpec
 from launcher.yamlfile.problem import FileError
 
-GOOD = "name: digits\ncommand: [train.py]\n"
+HEAD = {"name": "name: digits\n", "command": "command: [train.py]\n"}
+GOOD = "".join(HEAD.values())
 
 
 def problems_of(text: str, *settings: str) -> list[str]:
@@ -108,12 +117,91 @@ def test_defaults_leave_to_the_planner_what_only_the_target_can_tell() -> None:
     assert made.resources.shm_bytes == 2**30
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
 @pytest.mark.parametrize(
-    ("written", "low", "high"), [("1:4", 1, 4), ('"1:4"', 1, 4), ("2", 2, 2), ("3:3", 3, 3)]
-)
-def test_a_range_of_nodes_needs_no_quotes(written: str, low: int, high: int) -> None:
-    nodes = job(f"nnodes: {written}").nnodes
-    assert (nodes.min, nodes.max) == (low, high)
+    ("key", "written", "read"),
+    [
+        ("nnodes", "1:4", "1:4"), ("nnodes", '"1:4"', "1:4"), ("nnodes", "2", 2),
+        ("nnodes", "3:3", 3), ("nnodes", "100000", 100_000),
+        ("nproc_per_node", "gpu", "gpu"), ("nproc_per_node", "1024", 1024),
+        ("devices", "2", "2"), ("devices", '"2"', "2"), ("devices", "[1, 3]", "1,3"),
+        ("devices", '"1, 3"', "1,3"), ("devices", '"1,"', "1,"), ("devices", "-1", "-1"),
+        ("devices", "all", "-1"), ("devices", "free:2", "free:2"), ("devices", "1024", "1024"),
+        ("devices", "[GPU-a-1, MIG-b]", "GPU-a-1,MIG-b"), ("devices", "[0]", "0,"),
+        ("code", "image", "image"), ("code", "./src", "./src"),
+        ("code", f"{{git: 'g@h:r', ref: {COMMIT}}}", {"git": "g@h:r", "ref": COMMIT}),
+        (
+            "code", f"{{git: 'ssh://h:22/r', ref: {COMMIT}, secret: s, image: git}}",
+            {"git": "ssh://h:22/r", "ref": COMMIT, "secret": "s", "image": "git"},
+        ),
+        ("command", "'t.py --x \"a b\" c\\;d'", ["t.py", "--x", "a b", "c;d"]),
+        ("command", "[t.py, 1.10, true, 0x1, ';x']", ["t.py", "1.10", "true", "0x1", ";x"]),
+        ("command", "-m pkg.train", ["-m", "pkg.train"]),
+        ("stop_grace_s", "1", 1), ("stop_grace_s", "31536000", 31_536_000),
+        ("max_restarts", "1000000", 1_000_000), ("torch_version", "2.10", "2.10"),
+        ("name", "a" * 40, "a" * 40),
+    ],
+)  # fmt: skip
+def test_what_is_written_is_what_is_read(key: str, written: str, read: object) -> None:
+    made = parse_job(f"{''.join(HEAD[one] for one in HEAD if one != key)}{key}: {written}\n", "a")
+    assert made.model_dump(mode="json")[key] == read
+
+
+@pytest.mark.parametrize(
+    ("section", "written", "read"),
+    [
+        ("rdzv", "{port: 65535, id: 1.10}", {"port": 65535, "id": "1.10"}),
+        ("rdzv", "{port: 1}", {"port": 1}),
+        ("resources", "{rdma: 2, cpus: 0.5, gpus: 0}", {"rdma": 2, "cpus": 0.5, "gpus": 0}),
+        ("resources", "{rdma: true, memory: 1Mi}", {"rdma": True, "memory": "1Mi"}),
+        ("resources", "{shm: 1048576}", {"shm": "1048576"}),
+        ("agent", "{detection_limit_s: 0.5, hang_min_s: 0}", {"hang_min_s": 0}),
+        ("agent", "{hang_max_s: 300, same_failure_limit: 1}", {"hang_max_s": 300}),
+        ("agent", "{hang_min_s: 5000}", {"hang_min_s": 5000, "hang_max_s": None}),
+        ("notify", "{webhook: 'http://x'}", {"webhook": "http://x", "when": "end"}),
+        ("docker", "{labels: {a: 1.0}, extra_hosts: {b: c}}", {"labels": {"a": "1.0"}}),
+        ("kubernetes", "{run: pvc/a/b, volumes: ['pvc/c:/d:rw']}", {"run": "pvc/a/b"}),
+        ("kubernetes", "{gang: kueue, queue: q, start_limit_s: 0}", {"queue": "q"}),
+        ("kubernetes", "{gang: volcano, node_selector: {a: 1.0}}", {"node_selector": {"a": "1.0"}}),
+        ("slurm", "{time: 1-2:03:04, mem: 5, extra: [-x]}", {"time": "1-2:03:04", "mem": "5"}),
+    ],
+)  # fmt: skip
+def test_what_is_written_in_a_section_is_what_is_read(
+    section: str, written: str, read: dict[str, object]
+) -> None:
+    found = job(f"{section}: {written}").model_dump(mode="json")[section]
+    assert {key: found[key] for key in read} == read
+
+
+def test_devices_are_processes_unless_those_are_said_too() -> None:
+    for written, processes, gpus in (
+        ("devices: 2", 2, None), ("devices: [1, 3]", 2, None), ("devices: all", "auto", None),
+        ("devices: 2\nnproc_per_node: 4", 4, 2),
+        ("devices: 2\nnproc_per_node: 4\nresources: {gpus: 1}", 4, 1),
+        ("devices: 2\nnproc_per_node:\nresources: {cpus: 3}", 2, None),
+    ):  # fmt: skip
+        made = job(written)
+        assert (made.nproc_per_node, made.resources.gpus) == (processes, gpus)
+
+
+def test_what_a_job_says_of_itself() -> None:
+    own = job("checkpoint_dir: ephemeral\nkubernetes: {namespace: a}")
+    assert (own.keeps_own_disks, own.checkpoint_dir, own.kubernetes.namespace) == (True, None, "a")
+    plain, cpu = job(""), job("nproc_per_node: cpu")
+    assert (plain.keeps_own_disks, plain.names_containers, plain.uses_agent) == (False, False, True)
+    assert (plain.is_on_cpu, cpu.is_on_cpu) == (False, True)
+    assert job("resources: {gpus: 0}").is_on_cpu
+    assert not job("nproc_per_node: cpu\nresources: {gpus: 1}").is_on_cpu
+    for named in ("image: a", "code: image", "mounts: ['a:/b']"):
+        assert job(named).names_containers
+    agents = job("start: fork\nrdzv: {backend: roster, port: 5}").without_agent()
+    assert (agents.uses_agent, agents.start, agents.rdzv.backend) == (False, None, None)
+    assert agents.rdzv.port == 5
+    assert job("rdzv: {backend: static}").without_agent().rdzv.backend == "static"
+    assert (plain.resources.memory_bytes, plain.resources.shm_bytes) == (None, 2**30)
+    assert job("resources: {memory: 2Mi}").resources.memory_bytes == 2**21
 
 
 def test_values_of_variables_stay_as_they_are_written() -> None:
@@ -122,10 +210,6 @@ def test_values_of_variables_stay_as_they_are_written() -> None:
         "A": "NO", "B": "1.10", "C": "0x10", "D": "true",
         "E": "", "F": "1_000", "G": "007", "H": "2024-01-01",
     }  # fmt: skip
-
-
-def test_a_command_of_one_text_is_split_as_a_shell_splits_it() -> None:
-    assert parse_job("name: a\ncommand: t.py --x 'a b'", "").command == ("t.py", "--x", "a b")
 
 
 def test_a_mount_reads_the_same_in_both_forms() -> None:
@@ -232,6 +316,63 @@ def test_the_first_item_of_a_list_that_the_file_lacks_begins_it(
 def test_an_option_without_a_key_and_a_value_is_refused(setting: str) -> None:
     with pytest.raises(InputError, match="no key=value"):
         parse_override(setting)
+
+
+def test_variables_are_taken_from_the_option_or_from_the_shell() -> None:
+    shell = {"A": "of the shell", "MY_TOKEN": "hunter2"}
+    given = [env_override(one, shell) for one in ("A", "B=x=1", "MY_TOKEN", "C=")]
+    made = parse_job(GOOD + "secrets: [FIRST]", "job.yaml", given)
+    assert dict(made.env) == {"A": "of the shell", "B": "x=1", "C": ""}
+    assert made.secrets == ("FIRST", "MY_TOKEN")
+    assert [one.option for one in given] == [
+        "--env A", "--env B=(hidden)", "--env MY_TOKEN", "--env C=(hidden)"
+    ]  # fmt: skip
+    assert parse_job(GOOD, "job.yaml", [env_override("MY_TOKEN", shell)]).secrets == ("MY_TOKEN",)
+    with pytest.raises(InputError, match="--env D: not set in this shell"):
+        env_override("D", shell)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "section", "is_text", "value"),
+    [
+        ("--nnodes", "1:2", "", False, "1:2"),
+        ("--max-restarts", "3", "", False, 3),
+        ("--workdir", "5", "", True, "5"),
+        ("--checkpoint-dir", "[x", "", True, "[x"),
+        ("--namespace", "1", "kubernetes", True, "1"),
+    ],
+)
+def test_an_option_is_a_number_only_where_its_key_may_be_one(
+    option: str, text: str, section: str, is_text: bool, value: object
+) -> None:
+    made = option_override(option, text, section)
+    found = parse_job(GOOD, "job.yaml", [made]).model_dump(mode="json")
+    assert (made.is_text, made.option) == (is_text, f"{option} {text}")
+    for part in made.path:
+        found = found[part]
+    assert found == value
+
+
+def test_the_place_of_a_value_is_that_of_the_last_who_gave_it() -> None:
+    given = [parse_override("rdzv.port=1"), parse_override("env.A=x")]
+    text = "name: a\nrdzv:\n  port: 5\n  id: x\n"
+    places = {
+        ("name",): "job.yaml:1", ("rdzv", "port"): "--set rdzv.port=1",
+        ("rdzv", "id"): "job.yaml:4", ("env", "A"): "--set env.A=x", ("env",): "--set env.A=x",
+        ("nnodes",): "job.yaml", ("rdzv",): "job.yaml:2",
+    }  # fmt: skip
+    assert {path: find_place(path, text, "job.yaml", given) for path in places} == places
+    assert find_place(("rdzv", "port"), text, "job.yaml") == "job.yaml:3"
+
+
+def test_a_job_of_no_file_is_checked_alike() -> None:
+    assert check_job("{name: a, command: t.py}", "Job").name == "a"
+    with pytest.raises(InputError) as refused:
+        check_job("{name: a, command: t.py, nodes: 2, nnodes: 2:1}", "Job")
+    assert str(refused.value) == (
+        "Job: nnodes: found 2:1; accepted: MIN:MAX with MIN not above MAX\n  fix: write 1:2\n"
+        "Job: nodes: unknown key\n  fix: did you mean nnodes?"
+    )
 
 
 # -- properties -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -58,6 +59,12 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     assert caught.value.hint == "check the path; or another way"
     with pytest.raises(InputError, match="without __main__"):
         check_script(str(tmp_path))
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(InputError, match="no file, but a pipe or a device"):
+        check_script(str(tmp_path / "pipe.py"))
+    (tmp_path / "__main__.py").touch()
+    for there in (tmp_path, tmp_path / "train.py"):
+        check_script(str(there))
     (tmp_path / "gone.py").symlink_to("moved.py")
     with pytest.raises(InputError, match=r"gone.py: a link to moved.py, which is not there"):
         check_script(str(tmp_path / "gone.py"))

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+import launcher.job
 from launcher.job.refused import NotAcceptedError
 from launcher.job.spec import JobSpec, RdzvConfSpec
 from launcher.job.values import NodeRange, parse_nodes, parse_quantity_bytes, parse_variable
+from tests.launcher.values import by_place, changeable
 from tests.programs import run_program
 
 
@@ -27,6 +29,11 @@ def test_a_job_cannot_be_changed() -> None:
         job.name = "other"  # type: ignore[misc]
     with pytest.raises(ValidationError):
         job.rdzv.port = 1  # type: ignore[misc]
+
+
+def test_what_a_job_holds_cannot_be_changed() -> None:
+    assert changeable(launcher.job) == set()
+    assert by_place(launcher.job) == {"NodeRange", "Conflict"}
 
 
 def test_everything_in_a_job_can_be_hashed() -> None:
@@ -45,15 +52,6 @@ def test_variables_keep_their_order() -> None:
 
 def test_a_fixed_group_may_be_static_whatever_its_size() -> None:
     assert make(nnodes="4:4", rdzv={"backend": "static"}).is_elastic is False
-
-
-@pytest.mark.parametrize(
-    ("value", "nodes", "text"),
-    [(1, (1, 1), "1"), ("2", (2, 2), "2"), ("1:4", (1, 4), "1:4"), ("3:3", (3, 3), "3")],
-)
-def test_a_number_of_nodes_is_a_range(value: object, nodes: tuple[int, int], text: str) -> None:
-    made = parse_nodes(value)
-    assert (made.min, made.max, str(made)) == (*nodes, text)
 
 
 @given(st.integers(1, 1000), st.integers(0, 1000))

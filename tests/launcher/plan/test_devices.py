@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from launcher.contract.errors import InputError
 from launcher.job.file import parse_job
 from launcher.job.spec import JobSpec
 from launcher.plan.devices import plan_devices
-from launcher.plan.target_facts import MachineFacts, TargetFacts
+from launcher.plan.launch_plan import plan_run
+from launcher.plan.nnodes import NodesThere, decide_nnodes
+from launcher.plan.target_facts import MachineFacts, NodeFacts, TargetFacts
 from launcher.targets.machine import read_used_gpus
 
 MakeJob = Callable[..., JobSpec]
@@ -56,31 +58,108 @@ def test_the_table_has_every_way_that_people_write() -> None:
     assert {"2", '"2"', "[1, 3]", '"1,3"', '"1,"', "-1", "auto", "free:2"} <= {r[0] for r in ROWS}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Named(MachineFacts):
+    @property
+    def name(self) -> str:
+        return "gpu1"
+
+
+NONE, SCHEDULED = facts_of(()), facts_of(None)
+OWN = replace(NONE, accelerator="cuda", nodes=(NodeFacts(machine=Named(cpu_count=2)),) * 2)
+SMALL = replace(NONE, machine=MachineFacts(cpu_count=8, most_processes=100))
+USED = facts_of(("0", "1"), used=("0", "1"))
+
+
+REFUSED: tuple[tuple[TargetFacts, dict[str, Any]], ...] = (
+    (FOUR, {"devices": [1, 7]}),
+    (FOUR, {"devices": "free:4"}),
+    (USED, {"devices": "free:1"}),
+    (NONE, {"devices": [0]}),
+    (SCHEDULED, {"devices": [0, 1]}),
+    (FOUR, {"devices": 5}),
+    (FOUR, {"resources": {"gpus": 5}}),
+    (FOUR, {"nnodes": 2, "nproc_per_node": 3}),
+    (replace(NONE, accelerator="cuda"), {}),
+    (OWN, {"resources": {"gpus": 2}, "nproc_per_node": 1}),
+    (OWN, {"devices": [0]}),
+    (NONE, {"nproc_per_node": "gpu"}),
+    (NONE, {"resources": {"gpus": 8}}),
+    (SCHEDULED, {"nproc_per_node": "gpu"}),
+    (SMALL, {"nnodes": 51, "nproc_per_node": 1}),
+    (SMALL, {"nnodes": "1:100000", "nproc_per_node": 1}),
+    (SMALL, {"nproc_per_node": 100}),
+)
+
+
+def test_what_is_not_there_is_refused_with_what_is(
+    make_job: MakeJob, expect_golden: Callable[[str, str], None]
+) -> None:
+    told = ""
+    for facts, fields in REFUSED:
+        with pytest.raises(InputError) as refused:
+            plan_run(make_job(**fields), facts, run_id="r")
+        told += f"### {fields}\n{refused.value}\n"
+    expect_golden("bad_devices.txt", told)
+
+
+def test_as_many_processes_as_a_machine_can_start_are_planned(make_job: MakeJob) -> None:
+    job = make_job(nnodes=50, nproc_per_node=1)
+    assert len(plan_run(job, SMALL, run_id="r").nodes) == 50
+
+
 @pytest.mark.parametrize(
-    ("devices", "facts", "what", "fix"),
+    ("facts", "fields", "expected"),
     [
-        ([1, 7], FOUR, "1,7, but target place has 0, 1, 2, 3 and no 7", "--devices 2"),
-        ("free:4", FOUR, "of target place's GPUs 1, 2, 3 are unused", "--devices 4"),
-        ([0], facts_of(()), "target place has no GPU", "--devices 1"),
-        ([0, 1], facts_of(None), "gives out GPUs by number", "--devices 2"),
-        (5, FOUR, "this machine has 4", "to 4"),
+        (FOUR, {}, [(4, 4)]),
+        (FOUR, {"nnodes": 2}, [(2, 2), (2, 2)]),
+        (FOUR, {"nnodes": 3}, [(1, 1)] * 3),
+        (FOUR, {"nproc_per_node": 3}, [(3, 3)]),
+        (FOUR, {"nproc_per_node": "gpu", "resources": {"gpus": 2}}, [(2, 2)]),
+        (FOUR, {"nproc_per_node": 1, "resources": {"gpus": 2}, "nnodes": 2}, [(1, 2), (1, 2)]),
+        (FOUR, {"nproc_per_node": "cpu", "resources": {"gpus": 4}}, [(8, 4)]),
+        (NONE, {}, [(8, 0)]),
+        (NONE, {"nnodes": 2}, [(4, 0), (4, 0)]),
+        (NONE, {"nnodes": 64}, [(1, 0)] * 64),
+        (NONE, {"nnodes": 2, "nproc_per_node": "cpu"}, [(8, 0), (8, 0)]),
+        (NONE, {"nproc_per_node": 5}, [(5, 0)]),
+        (NONE, {"resources": {"gpus": 0}}, [(8, 0)]),
+        (SCHEDULED, {"resources": {"gpus": 2}}, [(2, 0)]),
+        (replace(FOUR, accelerator="cpu"), {}, [(8, 0)]),
+        (replace(OWN, accelerator="cpu"), {"nnodes": 2}, [(2, 0), (2, 0)]),
+        (replace(NONE, nodes=(NodeFacts(),) * 2), {"nnodes": 2}, [(8, 0), (8, 0)]),
     ],
 )
-def test_wrong_devices_name_what_is_there(
-    make_job: MakeJob, devices: Any, facts: TargetFacts, what: str, fix: str
+def test_each_node_runs_its_share_of_workers(
+    make_job: MakeJob, facts: TargetFacts, fields: dict[str, Any], expected: list[tuple[int, int]]
 ) -> None:
-    with pytest.raises(InputError) as refused:
-        plan_devices(make_job(devices=devices), facts)
-    assert what in str(refused.value)
-    assert fix in str(refused.value).partition("fix: ")[2]
+    found = plan_devices(make_job(**fields), facts)
+    assert [(node.nproc_per_node, len(node.device_ids)) for node in found] == expected
+    if facts is FOUR:
+        used = [gpu for node in found for gpu in node.device_ids]
+        assert used == ["0", "1", "2", "3"][: len(used)], "no GPU twice"
 
 
 @pytest.mark.parametrize(
-    "devices", ["0", "[]", "[1, 1]", "all of them", "1.5", "free:0", "true", "-2"]
-)
-def test_what_nobody_can_mean_is_refused(devices: str) -> None:
-    with pytest.raises(InputError, match=r"devices: found .*; accepted: "):
-        parse_job(f"name: a\ncommand: [t.py]\ndevices: {devices}\n", "job.yaml")
+    ("wanted", "started", "nodes"),
+    [
+        (None, False, "2"), (2, True, "2"), ("1:4", False, "1:2"), ("1:4", True, "1:2"),
+        (1, False, "1"), (1, True, None), (3, False, None), ("3:4", False, None),
+    ],
+)  # fmt: skip
+def test_a_job_takes_the_nodes_that_are_there(
+    make_job: MakeJob, wanted: object, started: bool, nodes: str | None
+) -> None:
+    there = NodesThere(count=2, says="two are here", fix="ask for two", are_started=started)
+    job = make_job() if wanted is None else make_job(nnodes=wanted)
+    if nodes is not None:
+        assert str(decide_nnodes(job, there).nnodes) == nodes
+        return
+    with pytest.raises(InputError) as refused:
+        decide_nnodes(job, there)
+    assert str(refused.value) == (
+        f"nnodes: the job has nnodes {job.nnodes}, and two are here\n  fix: ask for two"
+    )
 
 
 def test_processes_and_devices_may_both_be_said(make_job: MakeJob) -> None:

@@ -19,8 +19,6 @@ from launcher.plan.launch_plan import (
     LaunchPlan,
     parse_plan,
     plan_moved,
-    plan_next_attempt,
-    plan_replacement,
     plan_run,
 )
 from launcher.plan.target_facts import MachineFacts, TargetFacts, describe_ignored, parse_shell
@@ -86,57 +84,6 @@ def test_nodes_on_one_machine_never_share_a_gpu(nodes: int, each: int, devices: 
 
 
 @pytest.mark.parametrize(
-    ("fields", "devices", "expected"),
-    [
-        ({"nproc_per_node": "auto"}, 8, 8),
-        ({"nproc_per_node": "auto", "nnodes": 2}, 8, 4),
-        ({"nproc_per_node": "gpu", "resources": {"gpus": 2}}, 8, 2),
-        ({"nproc_per_node": 3}, 8, 3),
-    ],
-)
-def test_a_gpu_node_runs_a_worker_for_each_of_its_gpus(
-    make_job: MakeJob, fields: dict[str, Any], devices: int, expected: int
-) -> None:
-    node = plan_devices(make_job(**fields), facts_of(devices))[0]
-    assert (node.nproc_per_node, len(node.device_ids)) == (expected, expected)
-
-
-def test_a_node_gets_the_gpus_that_it_asks_for_however_many_workers_it_runs(
-    make_job: MakeJob,
-) -> None:
-    job = make_job(nproc_per_node=2, nnodes=2, resources={"gpus": 4})
-    planned = plan_devices(job, facts_of(8))
-    assert [node.device_ids for node in planned] == [("0", "1", "2", "3"), ("4", "5", "6", "7")]
-    assert {node.nproc_per_node for node in planned} == {2}
-    with pytest.raises(InputError, match="2 nodes of 4 GPUs need 8, but this machine has 7"):
-        plan_devices(job, facts_of(7))
-
-
-def test_gpus_of_a_target_without_any_are_refused(make_job: MakeJob, make_plan: MakePlan) -> None:
-    facts = replace(facts_of(0), accelerator="cpu")
-    for nproc_per_node in (1, "auto", "cpu"):
-        job = make_job(nproc_per_node=nproc_per_node, resources={"gpus": 8})
-        with pytest.raises(InputError, match=r"resources.gpus: 8 on each node, but target docker"):
-            plan_devices(job, facts)
-    assert make_plan(resources={"gpus": 0}).accelerator == "cpu"
-
-
-def test_more_nodes_than_one_machine_can_start_are_refused_before_they_are_planned(
-    make_plan: MakePlan, local_facts: TargetFacts
-) -> None:
-    small = MachineFacts(cpu_count=8, most_processes=100)
-    facts = replace(local_facts, machine=small)
-    assert len(make_plan(facts, nnodes=50, nproc_per_node=1).nodes) == 50
-    for nnodes in (51, "1:51", 100_000):
-        with pytest.raises(InputError, match=r"nnodes: .* about 100 \(8 CPU cores\)") as caught:
-            make_plan(facts, nnodes=nnodes, nproc_per_node=1)
-        assert "at most nnodes: 50" in caught.value.hint
-    with pytest.raises(InputError, match="nproc_per_node: ") as caught:
-        make_plan(facts, nproc_per_node=100)
-    assert "at most nproc_per_node: 99" in caught.value.hint
-
-
-@pytest.mark.parametrize(
     ("fields", "hidden"),
     [
         ({"nproc_per_node": "cpu"}, True),
@@ -151,27 +98,6 @@ def test_workers_that_are_to_see_no_gpu_see_none(
     assert (dict(plan.nodes[0].env).get("CUDA_VISIBLE_DEVICES") == "") == hidden
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"nproc_per_node": 5}, 5),
-        ({"nproc_per_node": "cpu", "nnodes": 2}, 8),
-        ({"nproc_per_node": "auto", "nnodes": 2}, 4),
-        ({"nproc_per_node": "auto", "nnodes": 64}, 1),
-    ],
-)
-def test_a_cpu_node_runs_as_many_workers_as_asked_or_its_share_of_cores(
-    make_plan: MakePlan, fields: dict[str, Any], expected: int
-) -> None:
-    assert make_plan(**fields).nodes[0].nproc_per_node == expected
-
-
-def test_asking_for_gpus_where_there_are_none_names_the_fix(make_plan: MakePlan) -> None:
-    with pytest.raises(InputError, match="has no GPU") as caught:
-        make_plan(nproc_per_node="gpu")
-    assert "nproc_per_node" in caught.value.hint
-
-
 def test_the_same_input_gives_the_same_plan_and_leaves_the_job_alone(
     make_job: MakeJob, docker_facts: TargetFacts
 ) -> None:
@@ -182,49 +108,12 @@ def test_the_same_input_gives_the_same_plan_and_leaves_the_job_alone(
     assert job.model_dump_json() == before
 
 
-@pytest.mark.parametrize("fields", [{}, {"nnodes": 2}, {"nnodes": "1:3", "secrets": ["TOKEN"]}])
-def test_a_plan_is_read_back_equal_from_its_json(
-    make_plan: MakePlan, docker_facts: TargetFacts, fields: dict[str, Any]
-) -> None:
-    plan = plan_next_attempt(make_plan(docker_facts, mounts=["/d:/d"], **fields))
-    assert parse_plan(plan.to_json()) == plan
-
-
-def test_a_node_of_several_is_reached_by_its_name_and_a_lone_one_by_loopback(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
-    assert make_plan(docker_facts, nnodes=2).nodes[1].local_addr == "digits-0a1b2c-1"
-    assert make_plan(docker_facts).nodes[0].local_addr == "127.0.0.1"
-
-
 def test_arguments_after_the_dashes_follow_those_of_the_job(
     make_job: MakeJob, local_facts: TargetFacts
 ) -> None:
     job = make_job(command=["t.py", "--a"])
     plan = plan_run(job, local_facts, run_id="r", extra_args=("--b", "c d"))
     assert plan.nodes[0].command == ("t.py", "--a", "--b", "c d")
-
-
-def test_a_replacement_keeps_its_index_and_name_and_gets_a_new_incarnation(
-    make_plan: MakePlan,
-) -> None:
-    before = make_plan(nnodes="1:3")
-    after = plan_replacement(before, 1)
-    assert after.nodes[0] == before.nodes[0]
-    assert after.nodes[2] == before.nodes[2]
-    old, new = before.nodes[1], after.nodes[1]
-    assert (new.name, new.node_index, new.incarnation) == (old.name, old.node_index, 1)
-    assert new.rendezvous == old.rendezvous
-    assert dict(new.env)[protocol.INCARNATION] == "1"
-    assert new.log_dir != old.log_dir
-
-
-def test_a_new_attempt_starts_every_node_anew_with_folders_of_its_own(make_plan: MakePlan) -> None:
-    before = make_plan(nnodes=2)
-    after = plan_next_attempt(before)
-    assert after.attempt == 1
-    assert {dict(node.env)[protocol.ATTEMPT] for node in after.nodes} == {"1"}
-    assert not {n.log_dir for n in after.nodes} & {n.log_dir for n in before.nodes}
 
 
 @pytest.mark.parametrize("engine", ["agent", "torchrun"])
@@ -255,20 +144,6 @@ def test_checkpoints_stay_with_the_run_unless_the_job_says_where(
     named = make_plan(checkpoint_dir="ckpt")
     assert named.checkpoint_dir == f"{local_facts.cwd}/ckpt"
     assert dict(named.nodes[0].env)[protocol.CHECKPOINT_DIR] == named.checkpoint_dir
-
-
-def test_containers_see_run_and_checkpoints_at_fixed_paths(
-    make_plan: MakePlan, docker_facts: TargetFacts
-) -> None:
-    plan = make_plan(docker_facts, mounts=["./data:/data:ro"], engine="torchrun")
-    env = dict(plan.nodes[0].env)
-    mounts = {m.target: (m.source, m.read_only) for m in plan.nodes[0].mounts}
-    assert env[protocol.RUN_DIR] == protocol.CONTAINER_RUN_DIR
-    assert mounts == {
-        protocol.CONTAINER_RUN_DIR: (plan.run_dir, False),
-        protocol.CONTAINER_CHECKPOINT_DIR: (plan.checkpoint_dir, False),
-        "/data": ("/home/me/data", True),
-    }
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ def test_a_rank_that_cannot_be_debugged_is_refused(
 def test_a_plan_in_words(make_plan: MakePlan) -> None:
     elastic, fixed = make_plan(nnodes="1:2", max_restarts=1), make_plan(nnodes=2, max_restarts=1)
     assert (elastic.is_elastic, fixed.is_elastic, fixed.max_restarts) == (True, False, 1)
+    assert (elastic.accelerator, elastic.place) == ("cpu", "local")
     assert describe_loss(make_plan()) == "ends the run, as max_restarts is 0"
     assert describe_loss(elastic).startswith("starts all again if it is node 0, else ")
     assert describe_loss(fixed) == "starts all again, which uses up a restart"
