@@ -43,7 +43,9 @@ NEAR_LINES = 30
 """An exception less than this many lines after a line with a time has that time."""
 _OF_LOADER = " in DataLoader worker process"
 _TRACEBACK = "Traceback (most recent call last):"
-_SIDE = re.compile(r"Exception (?:in thread|ignored (?:in|on)) |Task exception was never retr")
+_SIDE = re.compile(
+    r"Exception (?:in thread|ignored (?:in|on|while))\b|Task exception was never retr"
+)
 """Stands before the traceback of an exception that does not end the process."""
 _CHAINED = re.compile(r"(?:The above|During handling of the above) exception")
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')

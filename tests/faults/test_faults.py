@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.why import judge
 from tests.faults import corpus, making, trim
 
 PARTS = ("open", "held_out")
@@ -77,10 +76,6 @@ def test_recordings_name_nothing_of_this_machine() -> None:
     files = [one for fault in FAULTS for one in files_of(fault.recording)]
     left = {str(path): OF_A_MACHINE.findall(path.read_text()) for path in files}
     assert {path: names for path, names in left.items() if names} == {}
-
-
-def test_of_each_open_fault_why_tells_the_cause_and_the_node() -> None:
-    assert [one.name for one in corpus.read_faults("open") if judge(one) != "right"] == []
 
 
 def test_packing_changes_nothing_where_nothing_changed(

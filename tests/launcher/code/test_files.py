@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from launcher.code.archive import unpack
-from launcher.code.files import LARGEST, MAX_BYTES, list_files
+from launcher.code.files import LARGEST, MAX_BYTES, CodeFile, list_files
 from launcher.code.place import CodePlace
 from launcher.code.record import (
     ARCHIVE_FILE,
     DIFF_FILE,
+    CodeRecord,
     PackedCode,
     read_code,
+    read_kept_code,
     read_record,
     write_code,
 )
@@ -141,6 +143,27 @@ class TestList:
         assert "w0.bin" not in caught.value.what
         assert ".launcherignore" in caught.value.hint
 
+    def test_the_limits_are_still_accepted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sparse(tmp_path / "b", MAX_BYTES - 1)
+        write(tmp_path / "a", "x").chmod(0o755)
+        (tmp_path / "c").symlink_to("a")
+        assert list_files(tmp_path, tmp_path / "runs") == [
+            CodeFile("a", 1, None, True),
+            CodeFile("b", MAX_BYTES - 1, None, False),
+            CodeFile("c", 0, "a", False),
+        ]
+        write(tmp_path / "a", "xx")
+        with pytest.raises(InputError, match="100 MiB, more than 100 MiB"):
+            names(tmp_path)
+        (tmp_path / "b").unlink()
+        monkeypatch.setattr("launcher.code.files.MAX_FILES", 2)
+        assert names(tmp_path) == ["a", "c"]
+        write(tmp_path / "d")
+        with pytest.raises(InputError, match="is more than 2 files"):
+            names(tmp_path)
+
     def test_an_unreadable_file_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -234,6 +257,43 @@ class TestRecord:
             git(repository, "config", key, str(program))
         assert read(repository).record.is_dirty
         assert not (tmp_path / "started").exists()
+
+    def test_it_says_what_was_started_and_how_much_it_is(self, tmp_path: Path) -> None:
+        write(tmp_path / "sub" / "train.py", "12345")
+        write(tmp_path / "b", "67")
+        place = CodePlace(root=tmp_path, inner="sub", command=("-m", "pkg.train", "--lr"))
+        code = read_code(place, tmp_path / "runs")
+        assert code.record == CodeRecord(
+            root=str(tmp_path), inner="sub", start=("-m", "pkg.train"), hash=code.hash, files=2,
+            bytes=7,
+        )  # fmt: skip
+        assert (code.names, code.diff, code.notes) == ({"b", "sub/train.py"}, b"", ())
+        assert read(tmp_path).record.start == ("train.py",)
+
+    def test_before_a_first_commit_all_is_new(self, repository: Path) -> None:
+        code = read(repository)
+        assert (code.record.commit, code.record.is_dirty, code.diff) == (None, True, b"")
+
+    def test_kept_code_is_read_back_only_if_it_fits_its_record(
+        self, repository: Path, tmp_path: Path
+    ) -> None:
+        git(repository, "add", ".")
+        git(repository, "commit", "-qm", "one")
+        write(repository / "train.py", "changed\n")
+        code = read(repository)
+        assert read_kept_code(tmp_path) is None
+        write_code(tmp_path, code)
+        kept = read_kept_code(tmp_path)
+        assert kept == replace(code, earlier=tmp_path)
+        (tmp_path / DIFF_FILE).unlink()
+        kept = read_kept_code(tmp_path)
+        assert kept is not None
+        assert kept.diff == b""
+        (tmp_path / ARCHIVE_FILE).write_bytes(code.data + b"x")
+        assert read_kept_code(tmp_path) is None
+        for text in ("", '{"start": 3}', '{"start": []}'):
+            write(tmp_path / "code.json", text)
+            assert read_record(tmp_path) is read_kept_code(tmp_path) is None
 
     def test_an_equal_archive_of_an_earlier_run_is_linked(self, tmp_path: Path) -> None:
         write(tmp_path / "code" / "train.py")

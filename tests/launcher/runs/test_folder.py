@@ -227,7 +227,14 @@ def test_a_damaged_plan_is_an_error_for_a_person(make_run: Callable[..., RunFold
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[1]", "null", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"]
+    "text",
+    [
+        "",
+        "{",
+        "[1]",
+        "null",
+        pytest.param('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", id="deep"),
+    ],
 )
 def test_unreadable_metrics_count_as_none(make_run: Callable[..., RunFolder], text: str) -> None:
     run = make_run("a")

@@ -127,7 +127,7 @@ def test_points_have_the_samples_that_led_to_them_without_what_was_lost() -> Non
             (21.0, "loaded", {"step": 11}),
             (21.5, "planned", {"step": 11, "until": 40}),
             (22.0, "first-step", {"step": 12}),
-            (26.0, "trained", {"step": 16, **told, "samples": 44}),
+            (25.0, "trained", {"step": 16, **told, "samples": 44}),
             (26.0, "trained", {"step": 16, "lr": 0.2}),
         ),
     ]
@@ -135,8 +135,8 @@ def test_points_have_the_samples_that_led_to_them_without_what_was_lost() -> Non
     assert found.points == (
         Point(13.0, 11, 110, 0.5, 0.1, 10.0, 4),
         Point(18.0, 21, 210, None, 0.1, 20.0, 4),
-        Point(26.0, 16, 165, 0.5, 0.1, 11.0, 2),
-        Point(26.0, 16, 165, None, 0.2, None, 2),
+        Point(25.0, 16, 165, 0.5, 0.1, 14.67, 2),
+        Point(26.0, 16, 165, None, 0.2, 0.0, 2),
     )
     assert (found.saves, found.until, found.failures) == (((14.5, 0),), 40, (18.0,))
     assert (found.share, found.to_jsonable()["share"]) == (pytest.approx(15 / 30), 0.5)

@@ -26,7 +26,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
 from launcher.runs.page import render_page
-from launcher.runs.particulars import read_particulars
+from launcher.runs.particulars import STACK_CHARACTERS, read_particulars
 from launcher.runs.report import TIMELINE_LINES, read_postmortem, render_postmortem
 from launcher.targets.docker_options import ContainerSettings
 from launcher.targets.hosts.settings import Host, HostFacts, HostsSettings
@@ -36,6 +36,8 @@ from tests.launcher.worker_ends import worker_end
 
 MakePlan = Callable[..., LaunchPlan]
 SUBMITTED_AT = 1000.0
+STACK = f"first{'x' * (STACK_CHARACTERS - 2)}\nb"
+"""Its first calls are cut off."""
 
 
 class FakeClock:
@@ -167,7 +169,7 @@ def enrich(run: RunFolder) -> LaunchPlan:
     (run.path / "ledger/odd-0.jsonl").write_text('{"torn\n[]\n')
     (run.path / "nodes/2/0").mkdir(parents=True)
     for number in (1, 0):
-        said = {"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": "a\nb"}}}
+        said = {"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": STACK}}}
         write_json(
             run.node_dir(1, 1) / f"attempt-0/rank-{number}/error.json", said if number else 3
         )
@@ -195,7 +197,8 @@ def test_the_page_of_a_run_has_all_that_is_known_of_it(
     write_outcome(run, plan, Outcome(reason=Reason.TRAINING_FAILED), SUBMITTED_AT + 25)
     told = report_run(run, SUBMITTED_AT + 9999)
     page = render_page([read_particulars(run, told, "script-error, certain", "")], [""])
-    expect_golden("report.html", lines_of(page).replace(str(run.path), "/runs/digits-0a1b2c"))
+    text = lines_of(page).replace(str(run.path), "/runs/digits-0a1b2c")
+    expect_golden("report.html", text.replace("x" * (STACK_CHARACTERS - 2), "<!-- many -->"))
     shown = re.search("code</summary><pre>(.*?)</pre>", page, re.DOTALL)
     assert shown
     assert render_postmortem(told) == unescape(shown[1])
