@@ -69,7 +69,7 @@ class Membership:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Refused:
     """A rendezvous that fails: ``closed``, ``timeout``, ``replaced`` or ``state``."""
 
     kind: str
@@ -81,7 +81,7 @@ class Told:
     """What the coordinator has said; only the client's thread changes it."""
 
     head: Head | None = None
-    answer: Membership | Refusal | None = None
+    answer: Membership | Refused | None = None
     """The answer to the last ``join``."""
     entered: int = 0
     """The epoch of the last membership with this node."""
@@ -160,7 +160,7 @@ class Client:
             self.told.answer = None
         self._wish("join", {"card": list(member), "limit_s": limit_s})
 
-    def next_answer(self) -> Membership | Refusal:
+    def next_answer(self) -> Membership | Refused:
         """Blocks until the last ``join`` is answered; raises ``GoneError``."""
         while True:
             if self.settle(lambda told: told.answer is not None, self._rules.silence_s / 4):
@@ -216,6 +216,7 @@ class Client:
         """What cannot be sent now is said on the next connection, if it is a wish."""
         with self._sending, contextlib.suppress(OSError):
             if (connection := self._socket) is not None:
+                # Ended by the thread, which ends a connection that is silent.
                 connection.sendall(wire.encode(message))
 
     # -- the thread's side -----------------------------------------------------------------------
@@ -278,11 +279,14 @@ class Client:
 
     def _greet(self, connection: socket.socket, lines: Any) -> bool:
         try:
+            # Ended by the connection's own limit.
             greeting = wire.decode(lines.readline(wire.NODE_LIMIT))
             origin, nonce = str(greeting["origin"]), wire.new_nonce()
             proof = wire.prove(self._token, str(greeting["nonce"]), f"{self.run_id} {self.name}")
             hello = {"name": self.name, "run": self.run_id, "nonce": nonce, "proof": proof}
+            # Ended by the connection's own limit.
             connection.sendall(wire.encode({**hello, "keeps": self._keeps}))
+            # Ended by the connection's own limit.
             if not (line := lines.readline(wire.NODE_LIMIT)):
                 raise wire.WireError("it ended the connection: another run, or another token")
             wire.check_proof(self._token, nonce, origin, wire.decode(line)["proof"])
@@ -303,6 +307,7 @@ class Client:
         alive.start()
         # The silence is judged by whoever calls ``check``.
         connection.settimeout(None)
+        # Ended by ``end``, which shuts the connection down.
         while not self._ending and (line := lines.readline(wire.COORDINATOR_LIMIT)):
             message = wire.decode(line)
             with self._changed:
@@ -328,7 +333,7 @@ class Client:
                 told.values = {}
                 self._wishes.pop("join", None)
             case {"refused": kind, "text": text}:
-                told.answer = Refusal(kind, text)
+                told.answer = Refused(kind, text)
                 self._wishes.pop("join", None)
             case {"key": key, "value": value}:
                 told.values[key] = value

@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +18,17 @@ from typing import Any
 
 from launcher.agent.membership import decide, wire
 from launcher.agent.membership.fencing import Fence
-from launcher.agent.membership.group import FENCED_OUT, Cause, Group, Phase, are_identical, working
+from launcher.agent.membership.group import (
+    FENCED_OUT,
+    Cause,
+    GroupState,
+    Phase,
+    are_identical,
+    working,
+)
 from launcher.agent.membership.settings import Member, Rules, format_members
 from launcher.agent.streams import say
+from launcher.contract.clock import Clock, SystemClock
 
 FENCE_LOOK_S = 5.0
 ANSWER_LIMIT_S = 0.5
@@ -62,8 +69,8 @@ class Coordinator:
     token: str = ""
     sign: Path | None = None
     """A file that is touched every second while this process lives."""
-    now: Callable[[], float] = time.monotonic
-    group: Group = field(init=False)
+    clock: Clock = field(default_factory=SystemClock)
+    group: GroupState = field(init=False)
     _connections: dict[str, Connection] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)
     """When a node whose connection has ended was heard last."""
@@ -81,9 +88,11 @@ class Coordinator:
 
     def __post_init__(self) -> None:
         rules = self.rules
-        self.group = Group(rules=rules, phase_at=self.now(), faults=rules.faults_before)
+        self.group = GroupState(
+            rules=rules, phase_at=self.clock.monotonic(), faults=rules.faults_before
+        )
         self.group = replace(self.group, generation=rules.generation_before)
-        self._ticked_at = self._looked_at = self.now()
+        self._ticked_at = self._looked_at = self.clock.monotonic()
         self._fence = Fence(Path(rules.fence_dir), self.run_id) if rules.fenced else None
 
     async def serve(self, listener: socket.socket) -> None:
@@ -119,8 +128,9 @@ class Coordinator:
             return
         is_orderly = True
         try:
+            # Ended by the silence limit, which aborts the connection.
             while line := await reader.readline():
-                connection.heard_at = self.now()
+                connection.heard_at = self.clock.monotonic()
                 self._hear(connection, wire.decode(line))
         except OSError:
             is_orderly = False
@@ -136,6 +146,7 @@ class Coordinator:
         """The connection of a node of this run; None for whoever only asks who serves here."""
         nonce = wire.new_nonce()
         writer.write(wire.encode({"origin": self.origin, "nonce": nonce}))
+        # Ended by the limit of what is around it.
         line = await asyncio.wait_for(reader.readline(), wire.GREETING_LIMIT_S)
         if not line:
             # Whoever looks whether a port is taken says nothing.
@@ -151,7 +162,7 @@ class Coordinator:
         if not name:
             await writer.drain()
             return None
-        connection = Connection(name, writer, bool(hello.get("keeps")), self.now())
+        connection = Connection(name, writer, bool(hello.get("keeps")), self.clock.monotonic())
         if (before := self._connections.pop(name, None)) is not None:
             before.writer.close()
         self._connections[name] = connection
@@ -162,8 +173,8 @@ class Coordinator:
     def _complain(self, peer: str, error: Exception) -> None:
         """Says in one line why a connection was ended; the same again only after a while."""
         text = str(error) or type(error).__name__
-        if self.now() - self._said_at.get(text, -SAY_AGAIN_S) >= SAY_AGAIN_S:
-            self._said_at[text] = self.now()
+        if self.clock.monotonic() - self._said_at.get(text, -SAY_AGAIN_S) >= SAY_AGAIN_S:
+            self._said_at[text] = self.clock.monotonic()
             say(f"rendezvous: a connection from {peer} was ended: {text}")
 
     def _hear(self, connection: Connection, message: dict[str, Any]) -> None:
@@ -177,7 +188,8 @@ class Coordinator:
             case "leave":
                 self._post(decide.Gone(name, Cause.LEFT))
                 self._parted[name] = connection
-                self._tell_parted()
+                connection.send({"parted": self._is_alone})
+                self._tell_alone()
             case "finish":
                 self._post(decide.Finish(name))
                 connection.send({"known": "finish"})
@@ -192,11 +204,15 @@ class Coordinator:
             case other:
                 raise wire.WireError(f"an unknown message: {str(other)[:40]!r}")
 
-    def _tell_parted(self) -> None:
-        """Tells those that leave whether others are there, who may still have to be told."""
-        is_alone = not (self._connections.keys() - self._parted.keys())
-        for connection in self._parted.values():
-            connection.send({"parted": is_alone})
+    @property
+    def _is_alone(self) -> bool:
+        """Whether nobody is there that does not leave and may still have to be told something."""
+        return self._connections.keys() <= self._parted.keys()
+
+    def _tell_alone(self) -> None:
+        if self._is_alone:
+            for connection in self._parted.values():
+                connection.send({"parted": True})
 
     def _set(self, key: str, value: str) -> None:
         self._values[key] = value
@@ -214,7 +230,7 @@ class Coordinator:
         if self._connections.get(connection.name) is not connection:
             return
         del self._connections[connection.name]
-        self._tell_parted()
+        self._tell_alone()
         if (node := self.group.nodes.get(connection.name)) is None:
             return
         self._heard[connection.name] = connection.heard_at
@@ -226,11 +242,11 @@ class Coordinator:
         A middle box may have cut it. Then the node comes back at once, or its port at least takes a
         connection; and nothing is proven where nothing answers after a reset.
         """
-        began = self.now()
+        began = self.clock.monotonic()
         answer = await _dial(member, ANSWER_LIMIT_S)
         if answer is None and is_orderly:
             # The address of a killed container goes with it.
-            await asyncio.sleep(max(0.0, began + ANSWER_LIMIT_S - self.now()))
+            await asyncio.sleep(max(0.0, began + ANSWER_LIMIT_S - self.clock.monotonic()))
         if member.name in self._connections:
             return
         if answer is False:
@@ -254,7 +270,7 @@ class Coordinator:
         self._post(decide.Gone(name, Cause.LOST))
 
     def _tick(self) -> None:
-        now, limit_s = self.now(), self.rules.detection_limit_s
+        now, limit_s = self.clock.monotonic(), self.rules.detection_limit_s
         if (stood_s := now - self._ticked_at) > limit_s / 2:
             # This process itself stood still: it has learned nothing of the others meanwhile.
             for connection in self._connections.values():
@@ -293,7 +309,9 @@ class Coordinator:
         self._is_due = False
         events, self._events = self._events, []
         before = self.group
-        self.group, actions = decide.step(before, events, self.now())
+        self.group, actions = decide.step(before, events, self.clock.monotonic())
+        # First: whoever is answered looks at it.
+        self._tell_head()
         for action in actions:
             if isinstance(action, decide.Refuse):
                 self._send(action.name, {"refused": action.kind, "text": action.text})
@@ -302,7 +320,6 @@ class Coordinator:
         if self.group.members is not before.members:
             self._values.clear()
             self._tell_members()
-        self._tell_head()
 
     def _tell_members(self) -> None:
         group = self.group

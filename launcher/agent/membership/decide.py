@@ -16,8 +16,8 @@ from launcher.agent.membership.group import (
     FINISHED,
     STRANDED,
     Cause,
-    Group,
-    Node,
+    GroupState,
+    NodeEntry,
     Phase,
     waiting,
     working,
@@ -28,7 +28,7 @@ from launcher.agent.membership.settings import Member
 # -- events --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Join:
-    """A node asks for a rendezvous, for the first time or again. ``limit_s``: as in ``Node``."""
+    """A node asks for a rendezvous, for the first time or again. ``limit_s``: as in ``NodeEntry``."""
 
     member: Member
     limit_s: float
@@ -102,7 +102,9 @@ class Refuse:
 Action = TakeGeneration | Refuse
 
 
-def step(group: Group, events: Iterable[Event], now: float) -> tuple[Group, tuple[Action, ...]]:
+def step(
+    group: GroupState, events: Iterable[Event], now: float
+) -> tuple[GroupState, tuple[Action, ...]]:
     """The group after some events, and what has to be done.
 
     That the phase, the epoch or the members have changed is told to the nodes by whoever calls.
@@ -122,10 +124,12 @@ def step(group: Group, events: Iterable[Event], now: float) -> tuple[Group, tupl
 
 
 # -- taking in -----------------------------------------------------------------------------------
-def _take_in(group: Group, event: Event, now: float) -> tuple[Group, tuple[Action, ...]]:
+def _take_in(group: GroupState, event: Event, now: float) -> tuple[GroupState, tuple[Action, ...]]:
     match event:
         case Join(member, limit_s):
-            return _join(group, Node(member=member, waits=True, since=now, limit_s=limit_s), now)
+            return _join(
+                group, NodeEntry(member=member, waits=True, since=now, limit_s=limit_s), now
+            )
         case Gone(name, cause):
             nodes = {n: node for n, node in group.nodes.items() if n != name}
             return _strike(replace(group, nodes=nodes), {name: cause}, now), ()
@@ -148,20 +152,23 @@ def _take_in(group: Group, event: Event, now: float) -> tuple[Group, tuple[Actio
     return group, ()
 
 
-def _join(group: Group, node: Node, now: float) -> tuple[Group, tuple[Action, ...]]:
+def _join(group: GroupState, node: NodeEntry, now: float) -> tuple[GroupState, tuple[Action, ...]]:
     name = node.member.name
     if group.phase is Phase.CLOSED:
         return group, (Refuse(name, "closed", f"the run is closed: {group.closed}"),)
+    text = f"another node came with node_index {node.member.node_index}: each node needs its own"
+    if name in group.replaced:
+        return group, (Refuse(name, "replaced", text),)
     older = [
         other
         for other, there in group.nodes.items()
         if there.member.node_index == node.member.node_index
         and other not in (name, *group.finished)
     ]
-    text = f"another node came with node_index {node.member.node_index}: each node needs its own"
     refused = tuple(Refuse(other, "replaced", text) for other in older)
     nodes = {other: there for other, there in group.nodes.items() if other not in older}
-    group = _strike(replace(group, nodes=nodes), dict.fromkeys(older, Cause.REPLACED), now)
+    group = replace(group, nodes=nodes, replaced=group.replaced.union(older))
+    group = _strike(group, dict.fromkeys(older, Cause.REPLACED), now)
     if group.phase is Phase.SEALED and name in {member.name for member in working(group)}:
         group = _open(group, Cause.FAULT, now)
     # At its place in the order of arrival, if it was there before.
@@ -169,7 +176,7 @@ def _join(group: Group, node: Node, now: float) -> tuple[Group, tuple[Action, ..
     return replace(group, waiting_at=now) if group.phase is Phase.SEALED else group, refused
 
 
-def _strike(group: Group, struck: dict[str, Cause], now: float) -> Group:
+def _strike(group: GroupState, struck: dict[str, Cause], now: float) -> GroupState:
     """Members were lost or left: a round opens, or the one that is open gets its true cause."""
     at_work = {member.name for member in working(group)}
     struck = {name: cause for name, cause in struck.items() if name in at_work}
@@ -184,7 +191,7 @@ def _strike(group: Group, struck: dict[str, Cause], now: float) -> Group:
     return replace(group, gone={**group.gone, **struck})
 
 
-def _open(group: Group, cause: Cause, now: float) -> Group:
+def _open(group: GroupState, cause: Cause, now: float) -> GroupState:
     """The running group has to form again."""
     return replace(
         group,
@@ -199,12 +206,12 @@ def _open(group: Group, cause: Cause, now: float) -> Group:
     )
 
 
-def _close(group: Group, reason: str) -> Group:
+def _close(group: GroupState, reason: str) -> GroupState:
     return replace(group, phase=Phase.CLOSED, closed=reason, newcomers=0)
 
 
 # -- what follows ----------------------------------------------------------------------------------
-def _judge(group: Group, now: float) -> Group:
+def _judge(group: GroupState, now: float) -> GroupState:
     if group.phase is Phase.CLOSED:
         return group
     if end := _end_of(group, now):
@@ -226,7 +233,7 @@ def _judge(group: Group, now: float) -> Group:
     return group
 
 
-def _end_of(group: Group, now: float) -> str:
+def _end_of(group: GroupState, now: float) -> str:
     """Why no further round can or need be formed; empty where one may."""
     if not group.finished and not group.rules.finished_before:
         return ""
@@ -241,19 +248,19 @@ def _end_of(group: Group, now: float) -> str:
     return STRANDED if nobody_comes or not may_form(group) else ""
 
 
-def may_form(group: Group) -> bool:
+def may_form(group: GroupState) -> bool:
     """Whether the nodes that have not finished could still form a group."""
     finished = group.rules.finished_before + len(group.finished)
     return finished == 0 or group.rules.max_nodes - finished >= group.rules.min_nodes
 
 
-def _room(group: Group) -> int:
+def _room(group: GroupState) -> int:
     """How many nodes a group may have; the place of a finished node stays taken."""
     return group.rules.max_nodes - group.rules.finished_before - len(group.finished)
 
 
 # -- sealing ---------------------------------------------------------------------------------------
-def _seal(group: Group, now: float) -> tuple[Group, tuple[Action, ...]]:
+def _seal(group: GroupState, now: float) -> tuple[GroupState, tuple[Action, ...]]:
     chosen = _choose(group, now) if group.phase is Phase.FORMING else ()
     if not chosen:
         return group, ()
@@ -279,7 +286,7 @@ def _seal(group: Group, now: float) -> tuple[Group, tuple[Action, ...]]:
     ), ()
 
 
-def _choose(group: Group, now: float) -> tuple[Member, ...]:
+def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
     """Who is sealed now, in order of rank; nobody while the round has to wait."""
     rules = group.rules
     here = [member for member in waiting(group) if member.name not in group.finished]
@@ -301,7 +308,7 @@ def _choose(group: Group, now: float) -> tuple[Member, ...]:
     )
 
 
-def _last_call_s(group: Group, chosen: list[Member]) -> float:
+def _last_call_s(group: GroupState, chosen: list[Member]) -> float:
     """How long the first round waits for more nodes; after a takeover, for the last group's."""
     rules = group.rules
     if rules.nodes_before == 0:
@@ -314,7 +321,7 @@ def _last_call_s(group: Group, chosen: list[Member]) -> float:
     return 0.0 if all_here else min(rules.last_call_s, 2.0)
 
 
-def _is_quorate(group: Group, kept: int, chosen: int) -> bool:
+def _is_quorate(group: GroupState, kept: int, chosen: int) -> bool:
     """Whether the nodes are enough to form a group; with fencing they always are.
 
     Without: more than half of the last membership that did not leave or finish, or so many nodes,
@@ -329,7 +336,7 @@ def _is_quorate(group: Group, kept: int, chosen: int) -> bool:
 
 
 # -- refusing --------------------------------------------------------------------------------------
-def _refuse_late(group: Group, now: float) -> tuple[Action, ...]:
+def _refuse_late(group: GroupState, now: float) -> tuple[Action, ...]:
     if group.phase is Phase.CLOSED:
         text = f"the run is closed: {group.closed}"
         return tuple(Refuse(member.name, "closed", text) for member in waiting(group))
@@ -344,7 +351,7 @@ def _refuse_late(group: Group, now: float) -> tuple[Action, ...]:
     return tuple(Refuse(n.member.name, "timeout", _why_not(group, n.limit_s)) for n in late)
 
 
-def _why_not(group: Group, limit_s: float) -> str:
+def _why_not(group: GroupState, limit_s: float) -> str:
     rules, here = group.rules, len(waiting(group))
     since = f"no membership was formed within {limit_s:g} s"
     if here < rules.min_nodes:
@@ -359,6 +366,6 @@ def _why_not(group: Group, limit_s: float) -> str:
     return since
 
 
-def fence_out(group: Group) -> Group:
+def fence_out(group: GroupState) -> GroupState:
     """Another coordinator goes on with the run: this one ends its part."""
     return _close(group, FENCED_OUT)

@@ -40,7 +40,7 @@ FENCED_OUT = "fenced"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class NodeEntry:
     """A node that is there. ``waits``: it asks for a rendezvous, since ``since``.
 
     A forming round that takes longer than ``limit_s`` is too long for it.
@@ -53,7 +53,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class GroupState:
     """The whole state of a run's membership, which the coordinator alone has.
 
     ``nodes`` are those that are there, first come first. ``members`` is the last sealed membership
@@ -66,10 +66,12 @@ class Group:
     epoch: int = 1
     cause: Cause = Cause.FIRST
     closed: str = ""
-    nodes: Mapping[str, Node] = field(default_factory=dict)
+    nodes: Mapping[str, NodeEntry] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
     gone: Mapping[str, Cause] = field(default_factory=dict)
     finished: frozenset[str] = frozenset()
+    replaced: frozenset[str] = frozenset()
+    """Nodes in whose place another one came: they do not come back."""
     generation: int = 0
     faults: int = 0
     newcomers: int = 0
@@ -86,13 +88,13 @@ class Group:
     waiting_at: float = 0.0
 
 
-def working(group: Group) -> tuple[Member, ...]:
+def working(group: GroupState) -> tuple[Member, ...]:
     """The members that were not struck off and whose workers have not all succeeded."""
     away = group.finished | group.gone.keys()
     return tuple(member for member in group.members if member.name not in away)
 
 
-def waiting(group: Group) -> tuple[Member, ...]:
+def waiting(group: GroupState) -> tuple[Member, ...]:
     """The nodes that ask for a rendezvous, first come first."""
     return tuple(node.member for node in group.nodes.values() if node.waits)
 

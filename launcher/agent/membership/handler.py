@@ -24,7 +24,7 @@ from launcher.agent.membership.client import (
     GoneError,
     Head,
     Membership,
-    Refusal,
+    Refused,
     Told,
     answering_port,
 )
@@ -140,7 +140,7 @@ class RosterHandler(rdzv.RendezvousHandler):
                 card = (self._addr, port, answering_port(self._addr), rules.workers)
                 self._client.join(card, limit_s)
                 answer = self._client.next_answer()
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Refused):
             raise REFUSALS[answer.kind](answer.text)
         return self._entered(answer)
 
@@ -197,7 +197,9 @@ class RosterHandler(rdzv.RendezvousHandler):
         is_over = self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)
         if parted and is_over and self._served is not None:
             # Nodes that wait learn here that the run is over.
-            self._client.settle(lambda told: told.alone, self._rules.detection_limit_s)
+            with contextlib.suppress(GoneError):
+                while not self._client.settle(lambda told: told.alone, 1.0):
+                    self._client.check()
         self._client.end()
         if self._served is not None:
             self._served.stop()

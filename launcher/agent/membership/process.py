@@ -11,17 +11,31 @@ import signal
 import socket
 import sys
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.agent import processes, signals, streams
 from launcher.agent.membership import wire
 from launcher.agent.membership.coordinator import Coordinator, serve
-from launcher.agent.membership.settings import Rules
+from launcher.agent.membership.settings import Rules, parse_rules
+from launcher.contract.node_plan import NodePlan
 
 READY_LIMIT_S = 10.0
 STARTS = 3
 """How often to try a fork: next to threads, the child may find a lock that is held for ever."""
+
+
+ADMIT_LIMIT_S = "120"
+"""How long newcomers wait at most until the training has committed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where a coordinator listens, as a node reaches it."""
+
+    host: str
+    port: int
 
 
 class UnservedError(Exception):
@@ -116,21 +130,42 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=4096)
 
 
-def ask(host: str, port: int, run_id: str, timeout_s: float, token: str = "") -> str:
+def rules_of(node: NodePlan, conf: Mapping[str, str]) -> Rules:
+    """The rules by which this node would coordinate."""
+    given = {"node_index": str(node.node_index), "max_restarts": str(node.max_restarts), **conf}
+    given["admit_limit_s"] = ADMIT_LIMIT_S
+    return parse_rules(given, min_nodes=node.min_nodes, max_nodes=node.max_nodes)
+
+
+def find_coordinator(
+    candidates: Sequence[Endpoint], run_id: str, timeout_s: float
+) -> Endpoint | None:
+    """The first candidate that serves this run already, if any.
+
+    Asked before a node serves the run itself: otherwise a host that came back would start a second
+    group. Takes at most about ``timeout_s`` per candidate.
+    """
+    return next((one for one in candidates if ask(one, run_id, timeout_s)), None)
+
+
+def ask(endpoint: Endpoint, run_id: str, timeout_s: float, token: str = "") -> str:
     """The origin of the coordinator that serves the run there; empty where none does.
 
     Takes at most about ``timeout_s``, also where whatever listens there says nothing.
     """
     with (
         contextlib.suppress(OSError, wire.WireError, ValueError, KeyError),
-        socket.create_connection((host, port), timeout=timeout_s) as connection,
+        socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as connection,
     ):
         lines = connection.makefile("rb")
+        # Ended by the connection's own limit, ``timeout_s``.
         greeting = wire.decode(lines.readline(wire.NODE_LIMIT))
         nonce, origin = wire.new_nonce(), str(greeting["origin"])
         proof = wire.prove(token, str(greeting["nonce"]), f"{run_id} ")
         hello = {"name": "", "run": run_id, "nonce": nonce, "proof": proof}
+        # Ended by the connection's own limit.
         connection.sendall(wire.encode(hello))
+        # Ended by the connection's own limit.
         answer = wire.decode(lines.readline(wire.NODE_LIMIT))
         wire.check_proof(token, nonce, origin, answer["proof"])
         return "" if answer["closed"] else origin

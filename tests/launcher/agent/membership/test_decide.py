@@ -25,7 +25,7 @@ from launcher.agent.membership.decide import (
     TakeGeneration,
     Tick,
 )
-from launcher.agent.membership.group import Cause, Group, Phase
+from launcher.agent.membership.group import Cause, GroupState, Phase
 from launcher.agent.membership.settings import Member, Rules, format_members
 
 LIMIT_S = 60.0
@@ -42,7 +42,7 @@ class Run:
         given = {"last_call_s": 2.0, "regroup_limit_s": 30.0, "growth_pause_s": 0.0} | given
         fence_dir = "/shared" if fenced else ""
         rules = Rules(min_nodes=least, max_nodes=most, fence_dir=fence_dir, **given)
-        self.group, self.now, self.taken = Group(rules=rules), 100.0, 0
+        self.group, self.now, self.taken = GroupState(rules=rules), 100.0, 0
         self.refused: list[Refuse] = []
 
     def see(self, *events: Event, after_s: float = 0.0) -> Run:
@@ -343,7 +343,7 @@ def test_whatever_happens_memberships_are_whole_ordered_and_of_nodes_that_are_th
     check_progress(run)
 
 
-def check_step(before: Group, after: Group, event: Event, gone: set[str]) -> None:
+def check_step(before: GroupState, after: GroupState, event: Event, gone: set[str]) -> None:
     assert after.epoch >= before.epoch
     assert after.generation >= before.generation
     if before.phase is Phase.CLOSED:

@@ -18,7 +18,7 @@ import pytest
 from launcher.agent.membership import wire
 from launcher.agent.membership.client import Client, GoneError, Membership
 from launcher.agent.membership.group import Cause, Phase
-from launcher.agent.membership.process import CoordinatorProcess, ask, serve_forked
+from launcher.agent.membership.process import CoordinatorProcess, Endpoint, ask, serve_forked
 from launcher.agent.membership.settings import Rules
 from launcher.contract.clock import SystemClock
 
@@ -297,8 +297,8 @@ def test_many_connections_from_nobody_keep_no_node_out(make: Any) -> None:
 def test_who_serves_a_run_is_found_by_whoever_knows_it(make: Any) -> None:
     bench = make()
     port = bench.served.port
-    assert ask("127.0.0.1", port, RUN, 2.0, TOKEN) == bench.served.origin
-    assert ask("127.0.0.1", port, "digits-2", 2.0, TOKEN) == ""
-    assert ask("127.0.0.1", port, RUN, 2.0, "other") == ""
+    assert ask(Endpoint(host="127.0.0.1", port=port), RUN, 2.0, TOKEN) == bench.served.origin
+    assert ask(Endpoint(host="127.0.0.1", port=port), "digits-2", 2.0, TOKEN) == ""
+    assert ask(Endpoint(host="127.0.0.1", port=port), RUN, 2.0, "other") == ""
     bench.served.stop()
-    assert ask("127.0.0.1", port, RUN, 2.0, TOKEN) == ""
+    assert ask(Endpoint(host="127.0.0.1", port=port), RUN, 2.0, TOKEN) == ""
