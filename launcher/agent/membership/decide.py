@@ -28,7 +28,7 @@ from launcher.agent.membership.settings import Member
 # -- events --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Join:
-    """A node asks for a rendezvous, for the first time or again. ``limit_s``: as in ``NodeEntry``."""
+    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most."""
 
     member: Member
     limit_s: float
