@@ -114,7 +114,7 @@ def check_scale(plan: LaunchPlan, nodes: int, *, own_checkpoints: bool = False) 
             stop = typed.command("stop", plan.run_id)
             anew = f"for other bounds {stop}, then run it with other --nnodes"
         raise InputError(
-            f"{nodes} nodes asked for, but nnodes of {plan.run_id} is {low}:{high}",
+            f"{count_nodes(nodes)} asked for, but nnodes of {plan.run_id} is {low}:{high}",
             f"a number from {low} to {high}; {anew}",
         )
 

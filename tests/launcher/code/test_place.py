@@ -184,7 +184,7 @@ def test_a_folder_that_is_named_takes_the_command_as_it_is(tmp_path: Path) -> No
         place = find_code(command, ".", None, tmp_path)
         assert place
         assert (place.root, place.inner, place.command) == (tmp_path, "", command)
-        assert not place.is_fetched
+        assert (place.is_fetched, place.is_copy, place.note) == (False, False, "")
     absolute = find_code((str(tmp_path / "sub/train.py"), "x"), ".", "sub", tmp_path)
     assert absolute
     assert (absolute.inner, absolute.command) == ("sub", ("train.py", "x"))

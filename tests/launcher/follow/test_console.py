@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import io
 
-from launcher.follow.console import PROGRESS_INTERVAL_S, Console
+import pytest
+
+from launcher.contract import protocol
+from launcher.follow.console import (
+    DEBUGGER,
+    PROGRESS_INTERVAL_S,
+    Console,
+    paint_prefix,
+    prefix_of,
+)
 from launcher.follow.lines import LineBlock
 from tests.waiting import StoppedClock
 
@@ -96,3 +105,77 @@ def test_a_cut_line_is_whole_again_where_one_worker_writes_and_in_pieces_behind_
         console.show(LineBlock(data=b"abc\n", is_cut=True), stream="stdout", prefix=prefix)
         console.show(LineBlock(data=b"def\n"), stream="stdout", prefix=prefix)
         assert stream.getvalue() == shown
+
+
+def test_a_prompt_stays_below_all_other_lines_until_its_answer() -> None:
+    console, stream, _ = open_console(terminal=True)
+    console.progress("step 1 of 9")
+    console.ask("> train.py(3)\n-> x\n(Pdb) ")
+    console.line("from rank 1")
+    assert screen(stream.getvalue()) == ["> train.py(3)", "-> x", "from rank 1", "(Pdb) "]
+    console.ask(f"p x{protocol.ANSWERED}1")
+    console.ask("2\n")
+    assert screen(stream.getvalue())[-2:] == ["p x12", ""]
+    console.ask("(com) ")
+    assert screen(stream.getvalue())[-1] == "(com) "
+    console.end_progress(DEBUGGER)
+    console.line("end")
+    assert screen(stream.getvalue())[-2:] == ["end", ""]
+
+
+def test_the_launchers_own_lines_are_marked_and_a_lost_stdout_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    console, stream, _ = open_console(terminal=False)
+    console.note("a\udcff")
+    console.tell_lost("Broken pipe")
+    console.is_ending = True
+    console.tell_lost("x")
+    shows = Console(stream, shows="launcher logs a")
+    shows.tell_lost("y")
+    assert stream.getvalue() == (
+        "launcher: a\\udcff\n"
+        "launcher: stdout cannot be written any more (Broken pipe); the run goes on\n"
+        "launcher: stdout cannot be written any more (x)\n"
+        "launcher: stdout cannot be written any more (y); the run goes on; its output: "
+        "launcher logs a\n"
+    )
+    console, stream, _ = open_console(terminal=True)
+    console.note("a")
+    assert "\x1b[1mlauncher:\x1b[0m a" in stream.getvalue()
+    monkeypatch.setenv("NO_COLOR", "")
+    console, stream, _ = open_console(terminal=True)
+    console.note("a")
+    assert "\x1b[1m" not in stream.getvalue()
+
+
+def test_returns_stay_where_stdout_goes_to_no_terminal() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    assert Console(terminal, out=file).keeps_returns
+    assert not Console(file, out=terminal).keeps_returns
+    assert not Console(terminal, out=file).copies_stdout
+    assert Console(file).has_room("stdout")
+    assert Console(file).wait_for_room("stderr")
+
+
+def test_each_rank_has_its_prefix_and_its_colour() -> None:
+    assert (prefix_of(1, 5), prefix_of(0, None)) == ("[1/5]", "[0/agent]")
+    colours = [paint_prefix("a", key) for key in (-1, 0, 5, 6)]
+    assert colours == [f"\x1b[{code}ma\x1b[0m" for code in (1, 36, 31, 36)]
+
+
+def test_a_live_line_is_never_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    console, stream, clock = open_console(terminal=True)
+    console.progress("0123456789")
+    assert screen(stream.getvalue()) == ["012345678"]
+    console.close()
+    console.close()
+    assert stream.getvalue().count("\n") == 1
+    plain, stream, clock = open_console(terminal=False)
+    plain.progress("a")
+    clock.sleep(PROGRESS_INTERVAL_S - 0.1)
+    plain.progress("b")
+    clock.sleep(0.1)
+    plain.progress("c")
+    assert stream.getvalue() == "a\nc\n"

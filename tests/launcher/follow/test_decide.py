@@ -5,19 +5,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from launcher.contract.errors import ExitCode
 from launcher.contract.reasons import NodeState, Reason
 from launcher.follow.decide import (
     FALL_S,
     FINISH_S,
+    MAX_REPLACEMENTS,
     Action,
     Replace,
     Restart,
     Wait,
     decide_action,
+    describe_agent,
     is_lost,
+    pause_before_replacing_s,
 )
 from launcher.follow.target import NodeObservation, Observation
 from launcher.plan.launch_plan import LaunchPlan
@@ -93,34 +98,6 @@ def test_a_static_group_is_started_again_as_a_whole(make_plan: MakePlan, ending:
     assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), Outcome)
 
 
-def test_nodes_that_fall_with_a_failed_one_get_time_to_say_so(make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes=2)
-    assert decide(plan, 1, RUNS, since=FALL_S - 1) == Wait()
-    assert decide(plan, 1, 1, since=0) == Outcome(reason=Reason.TRAINING_FAILED)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "reason"),
-    [((1, 1), Reason.TRAINING_FAILED), ((1, 137), Reason.NODE_LOST), ((GONE, 1), Reason.NODE_LOST)],
-)
-def test_a_lost_node_is_told_from_a_failed_script(
-    make_plan: MakePlan, nodes: tuple[int | str, ...], reason: Reason
-) -> None:
-    action = decide(make_plan(nnodes=2), *nodes)
-    assert isinstance(action, Outcome)
-    assert action.reason is reason
-
-
-def test_used_up_restarts_are_named_as_such(make_plan: MakePlan) -> None:
-    plan = replace(make_plan(nnodes=2, max_restarts=2), attempt=2)
-    assert decide(plan, 1, 1) == Outcome(reason=Reason.RESTARTS_EXHAUSTED)
-
-
-def test_torchruns_own_restarts_are_not_made_a_second_time(make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes=1, max_restarts=3)
-    assert decide(plan, 1) == Outcome(reason=Reason.RESTARTS_EXHAUSTED)
-
-
 def test_a_lost_elastic_node_is_replaced_at_once_and_the_others_go_on(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes="1:3", max_restarts=1)
     action = decide(plan, RUNS, 137, RUNS, since=0)
@@ -150,12 +127,94 @@ def test_nobody_is_replaced_once_a_node_has_finished(make_plan: MakePlan) -> Non
     assert not isinstance(decide(plan, 0, 137, 0), Replace)
 
 
-def test_running_out_of_memory_is_named(make_plan: MakePlan) -> None:
-    seen = observe(137, out_of_memory=True)
-    action = decide_action(make_plan(), seen, replaced={}, since_first_exit_s=1e9)
-    assert isinstance(action, Outcome)
-    assert action.reason is Reason.OUT_OF_MEMORY
-    assert "out of memory" in action.detail
+PLANS: dict[str, dict[str, Any]] = {
+    "torchrun, fixed": {"nnodes": 2},
+    "torchrun, elastic": {"nnodes": "1:2"},
+    "agent": {"nnodes": 2, "engine": "agent"},
+    "agent, elastic": {"nnodes": "1:2", "engine": "agent"},
+    "agent, static": {"nnodes": 2, "engine": "agent", "rdzv": {"backend": "static"}},
+}
+ENDS = (0, 1, 137, GONE, int(ExitCode.RENDEZVOUS_CLOSED), int(ExitCode.DISK_FULL), "memory")
+TIMES = (FALL_S - 0.1, FALL_S, FINISH_S, FINISH_S + 0.1)
+
+
+def tell(action: Action) -> str:
+    if isinstance(action, Replace):
+        return f"replace {action.node_index}"
+    if isinstance(action, Restart):
+        return f"restart (node {action.why.split()[1]}, {action.left} left)"
+    return str(action.reason) if isinstance(action, Outcome) else "wait"
+
+
+def tell_steps(plan: LaunchPlan, used: int, pair: tuple[int | str, ...]) -> str:
+    """The steps at each of ``TIMES``, for example ``wait, 5 s replace 1``."""
+    seen = observe(*(137 if end == "memory" else end for end in pair))
+    nodes = [replace(n, out_of_memory=pair[n.node_index] == "memory") for n in seen.nodes]
+    told = [
+        decide_action(
+            plan,
+            replace(seen, nodes=tuple(nodes)),
+            replaced={0: used, 1: used},
+            since_first_exit_s=since_s,
+            working=frozenset({0}),
+        )
+        for since_s in TIMES
+    ]
+    steps = [tell(told[0])]
+    for at, before, step in zip(TIMES[1:], told, told[1:], strict=False):
+        steps += [f"{at:g} s {tell(step)}"] * (step != before)
+    return ", ".join(steps)
+
+
+def test_each_pair_of_ends_has_its_step_at_each_time(
+    make_plan: MakePlan, expect_golden: Callable[[str, str], None]
+) -> None:
+    lines = []
+    for name, fields in PLANS.items():
+        for used in (0, 1, MAX_REPLACEMENTS) if "agent" in name else (0, 1):
+            plan = make_plan(max_restarts=1, **fields)
+            nodes = tuple(replace(node, incarnation=used) for node in plan.nodes)
+            plan = replace(plan, nodes=nodes, attempt=min(used, 1))
+            for first in (RUNS, *ENDS):
+                steps: dict[str, str] = {}
+                for second in (RUNS, *ENDS):
+                    step = tell_steps(plan, used, (first, second))
+                    steps[step] = f"{steps.get(step, '')} {second}"
+                shown = "; ".join(f"{seconds[1:]}: {step}" for step, seconds in steps.items())
+                lines.append(f"{name}, {used} used, {first} and {shown}\n")
+    expect_golden("decisions.txt", "".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"state": NodeState.RUNNING},
+            "node 3 still lives though the run is over: it may be frozen",
+        ),
+        ({"state": NodeState.MISSING}, "node 3 is gone"),
+        (
+            {"state": NodeState.MISSING, "detail": "its host is off"},
+            "node 3 is gone: its host is off",
+        ),
+        ({"exit_code": 1}, "node 3 ended with exit code 1"),
+        ({"exit_code": 127}, "node 3 ended with exit code 127"),
+        ({"exit_code": 128}, "node 3 ended with exit code 128 (training-failed)"),
+        ({"exit_code": 197}, "node 3 ended with exit code 197 (gpu-busy)"),
+        ({"exit_code": 197, "detail": "why"}, "node 3 ended with exit code 197 (why)"),
+        (
+            {"exit_code": 137, "detail": "why", "out_of_memory": True},
+            "node 3 ended with exit code 137, SIGKILL (9) (out of memory)",
+        ),
+    ],
+)
+def test_an_agents_end_is_told_in_words(fields: dict[str, Any], told: str) -> None:
+    made = {"node_index": 3, "incarnation": 0, "state": NodeState.EXITED, "exit_code": None}
+    assert describe_agent(NodeObservation(**{**made, **fields})) == told
+
+
+def test_the_pause_before_a_replacement_doubles_up_to_its_limit() -> None:
+    assert [pause_before_replacing_s(n) for n in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
 
 
 @pytest.mark.parametrize(

@@ -112,22 +112,6 @@ def test_a_lost_node_is_replaced_whichever_it_is_and_uses_up_no_restart(
     assert action.node_index == index
 
 
-def test_a_code_of_the_agents_own_is_put_into_words(make_plan: MakePlan) -> None:
-    action = decide(make_plan(nnodes=2, max_restarts=1), RUNS, int(ExitCode.GPU_BUSY))
-    assert isinstance(action, Replace)
-    assert action.why == "node 1 ended with exit code 197 (gpu-busy)"
-
-
-def test_a_node_that_found_no_room_is_not_replaced_and_ends_the_run_unless_the_others_are_enough(
-    make_plan: MakePlan,
-) -> None:
-    full, plan = int(ExitCode.DISK_FULL), make_plan(nnodes=2, max_restarts=1)
-    assert decide(plan, RUNS, full, since=FALL_S - 1) == Wait()
-    assert reason_of(decide(plan, RUNS, full)) is Reason.DISK_FULL
-    assert reason_of(decide(plan, full, full)) is Reason.DISK_FULL
-    assert decide(make_plan(nnodes="1:2", max_restarts=1), RUNS, full) == Wait()
-
-
 def test_a_node_that_is_lost_for_ever_ends_the_run_unless_the_others_are_enough(
     make_plan: MakePlan,
 ) -> None:
@@ -150,16 +134,6 @@ def test_where_nobody_is_left_all_start_again_with_a_rendezvous_of_their_own(
     assert action.left == MAX_REPLACEMENTS
     ended = decide(replaced_before(plan, MAX_REPLACEMENTS), *nodes)
     assert isinstance(ended, Outcome)
-
-
-def test_running_out_of_memory_is_named_and_bounded_by_the_jobs_own_restarts(
-    make_plan: MakePlan,
-) -> None:
-    plan = make_plan(nnodes="2:2", max_restarts=1)
-    assert isinstance(decide(plan, RUNS, 137, out_of_memory=True), Replace)
-    action = decide(replaced_before(plan, 1), RUNS, 137, out_of_memory=True)
-    assert reason_of(action) is Reason.OUT_OF_MEMORY
-    assert reason_of(decide(plan, RUNS, 1, out_of_memory=True)) is Reason.OUT_OF_MEMORY
 
 
 def test_a_closed_rendezvous_is_the_ending_of_another_node(make_plan: MakePlan) -> None:
@@ -223,14 +197,3 @@ def test_who_works_on_after_a_finished_node_was_stopped_gets_all_the_time_it_nee
     assert decide(plan, 0, RUNS, since=100 * LATE, working=works, left_early=left) == Wait()
     # A replacement that has never met the others finds nobody any more.
     assert decide(plan, 0, RUNS, left_early=left) != Wait()
-
-
-@pytest.mark.parametrize("ending", [1, 2, 137, 196, GONE])
-def test_a_static_rendezvous_is_started_again_as_a_whole_while_restarts_are_left(
-    make_plan: MakePlan, ending: int | str
-) -> None:
-    plan = make_plan(nnodes=2, max_restarts=1, rdzv={"backend": "static"})
-    action = decide(plan, RUNS, ending)
-    assert isinstance(action, Restart)
-    assert action.left == 1
-    assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), Outcome)

@@ -229,6 +229,26 @@ def test_ranks_that_only_just_wait_are_nothing_to_tell() -> None:
     assert join_recorders({0: trace(just), 1: trace()}, NOW) == ()
 
 
+def test_what_has_lasted_as_long_as_the_limit_is_told() -> None:
+    def found(since_s: float, waits_s: float, *, differs: bool) -> list[str]:
+        at = int((NOW - since_s) * 1e9)
+        waits = entry(8, retired=False, time_created_ns=at)
+        other = trace(entry(8, "barrier", time_created_ns=at)) if differs else trace()
+        return [
+            one.kind for one in join_recorders({0: trace(waits), 1: other}, NOW, waits_s=waits_s)
+        ]
+
+    for since_s, waits_s, missing, different in (
+        (0.5, 1.0, [], []),
+        (1.0, 1.0, ["missing"], ["different"]),
+        (0.5, 0.5, ["missing"], ["different"]),
+        (9.5, 10.0, [], ["different"]),
+        (10.0, 10.0, ["missing"], ["different"]),
+    ):
+        assert found(since_s, waits_s, differs=False) == missing
+        assert found(since_s, waits_s, differs=True) == different
+
+
 def test_what_is_no_trace_tells_nothing() -> None:
     odd: list[dict[str, Any]] = [
         {"entries": "text"},

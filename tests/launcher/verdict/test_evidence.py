@@ -10,16 +10,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher.agent.node.outcome import write_outcome
+from launcher.contract.node_outcome import NodeOutcome
+from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd
+from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.failure import decide_report
 from launcher.runs.folder import RunFolder
 from launcher.runs.ledger import tell_moment
 from launcher.verdict.cause import FailureCause
-from launcher.verdict.evidence import Evidence, read_run
+from launcher.verdict.evidence import Evidence, LogReading, read_run
 from launcher.verdict.log_line import LogLine
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import Verdict, decide_verdict, render_line, render_verdict
@@ -185,6 +191,212 @@ def test_what_was_not_read_of_a_long_log_is_told(tmp_path: Path) -> None:
     log.write_bytes(b"x" * (20 << 20))
     told = decide_verdict(read_file(log))
     assert told.missing == ("15MiB in the middle of log",)
+
+
+def tell(run: RunFolder, node: int, incarnation: int, at: float, text: str) -> None:
+    tell_moment(run, node, incarnation, at=at, text=text)
+
+
+def test_what_was_said_of_nodes_counts_until_they_start_and_of_their_last_life(
+    tmp_path: Path,
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    for place in ("0/0", "0/1", "1/0"):
+        (run.path / "nodes" / place).mkdir(parents=True)
+    for node, incarnation, at, text in (
+        (0, 0, 1.0, "pod a: an earlier life"),
+        (0, 1, 2.0, "pod a: before it began"),
+        (0, 1, 6.0, "pod a: evicted"),
+        (1, 0, 6.0, "job 7 waits in the queue: Priority"),
+        (1, 0, 7.0, "job 7 waits in the queue: Resources"),
+        (1, 0, 7.0, "job 7_1 waits in the queue: Resources"),
+        (2, 0, 8.0, "pod c: \x1b[31mpending\x07"),
+        (3, 0, 8.0, "x ended: exit code 137"),
+        (3, 1, 8.0, "x ended: exit code 137"),
+    ):
+        tell(run, node, incarnation, at, text)
+    began = {"source": "agent", "node_index": 0, "incarnation": 1, "event": "agent-started"}
+    line = json.dumps({**began, "at": 5.0, "monotonic_s": 1.0})
+    (run.path / "ledger/agent-0-1.jsonl").write_text(line)
+    evidence = read_run(run, state="running", nodes={4: "pending: no room"})
+    assert [(one.text, one.node, one.at) for one in evidence.lines] == [
+        ("pod a: evicted", 0, 6.0),
+        ("job 7 waits in the queue: Resources", None, 7.0),
+        ("job 7_1 waits in the queue: Resources", 1, 7.0),
+        ("pod c: pending\\x07", 2, 8.0),
+        ("x ended: exit code 137", 3, 8.0),
+        ("x ended: exit code 137", 3, 8.0),
+        ("pending: no room", 4, 0.0),
+    ]
+    assert (evidence.subject, evidence.state, evidence.reason) == ("run", "running", None)
+    assert evidence.missing == ("plan.json is not there", "no log of a worker or a node")
+    (run.path / "stop-request").touch()
+    assert read_run(run).reason is Reason.STOP_REQUESTED
+
+
+def test_a_preempted_node_says_why_a_run_without_an_outcome_ended(tmp_path: Path) -> None:
+    for reason, told in ((Reason.PREEMPTED, Reason.PREEMPTED), (Reason.NODE_LOST, None)):
+        folder = tmp_path / reason / "nodes/1/0"
+        folder.mkdir(parents=True)
+        times = {"started_at": 1.0, "finished_at": 2.0}
+        outcome = NodeOutcome(node_index=1, incarnation=0, reason=reason, **times)
+        write_outcome(folder / "outcome.json", outcome)
+        assert read_run(RunFolder(tmp_path / reason)).reason is told
+
+
+def test_a_run_is_read_with_its_plan_its_settings_and_the_names_of_its_hosts(
+    tmp_path: Path, make_plan: Callable[..., LaunchPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, plan = RunFolder(tmp_path / "digits-0a1b2c"), make_plan(env={"HTTPS_PROXY": "x", "Y": "1"})
+    run.create(plan, "", 9.0)
+    evidence = read_run(run)
+    assert [(one.file, one.text) for one in evidence.lines] == [
+        ("settings", "HTTPS_PROXY is set"),
+        ("submitted.json", "submitted, and no node has started"),
+    ]
+    assert (evidence.only_node, evidence.missing) == (0, ("no log of a worker or a node",))
+    (run.path / "slurm").mkdir()
+    (run.path / "slurm/0.started").write_text("cn7 cn9")
+    (run.path / "slurm/1.started").write_text("cn8")
+    (run.path / "slurm/node-3.log").write_text("error: of its file\n")
+    (run.path / "launcher.log").write_text("error on cn9\nerror on cn8\nerror on digits-0a1b2c-0\n")
+    rank = run.path / "nodes/0/0/attempt-0/rank-0"
+    rank.mkdir(parents=True)
+    (rank / "stdout").write_text("error: a\n")
+    (rank / "stderr").write_text("error: b\n")
+    console = "[0/0] error: of a worker\nrank 0: error: repeated\nthe agent's error\n"
+    (run.path / "nodes/0/0/console.log").write_text(console)
+    two = make_plan(nnodes=2, nproc_per_node=2)
+    run.write_plan(two, "")
+    evidence = read_run(run)
+    assert [(one.file.rpartition("/")[2], one.text, one.node) for one in evidence.lines] == [
+        ("stderr", "error: b", 0),
+        ("stdout", "error: a", 0),
+        ("console.log", "the agent's error", 0),
+        ("launcher.log", "error on cn9", 1),
+        ("launcher.log", "error on cn8", None),
+        ("launcher.log", "error on digits-0a1b2c-0", 0),
+        ("node-3.log", "error: of its file", 3),
+    ]
+    assert (evidence.only_node, evidence.missing) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "told"),
+    [
+        ("train.py", "ModuleNotFoundError: No module named 'kit'", "; it lies in src"),
+        ("train.py", "ModuleNotFoundError: No module named 'one.two'", "; it lies in src"),
+        ("train.py", "ModuleNotFoundError: No module named 'torch'", ""),
+        ("a/b/go.py", "ImportError: attempted relative import with no known parent package",
+         "; a.b.go is a file of a package"),
+        ("src/one.py", "ImportError: attempted relative import with no known parent package",
+         "; src.one is a file of a package"),
+        ("-m", "ImportError: attempted relative import with no known parent package", ""),
+    ],
+)  # fmt: skip
+def test_a_failed_import_is_told_with_what_the_folder_of_the_code_has(
+    script: str, said: str, told: str, tmp_path: Path, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    for name in (
+        "src/kit/__init__.py",
+        "src/one.py",
+        "a/__init__.py",
+        "a/b/__init__.py",
+        "a/b/go.py",
+    ):
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / name).touch()
+    run, plan = RunFolder(tmp_path / "digits-0a1b2c"), make_plan(workdir=str(tmp_path / "code"))
+    node = replace(plan.nodes[0], command=(script, "train"))
+    run.create(replace(plan, nodes=(node,)), "", 9.0)
+    rank = run.path / "nodes/0/0/attempt-0/rank-0"
+    rank.mkdir(parents=True)
+    (rank / "stderr").write_text(traceback(0, said))
+    (line,) = read_run(run).lines
+    assert line.text == said + told
+
+
+def test_the_last_attempt_of_each_node_is_read(tmp_path: Path) -> None:
+    for node, life, attempt in ((0, 0, 5), (0, 1, 0), (0, 1, 2), (1, 0, 1)):
+        folder = tmp_path / f"nodes/{node}/{life}/attempt-{attempt}/rank-{node}"
+        folder.mkdir(parents=True)
+        (folder / "stderr").write_text(f"error in {node}/{life}/{'abcdef'[attempt]}\n")
+    assert [line.text for line in read_run(RunFolder(tmp_path)).lines] == [
+        "error in 1/0/b",
+        "error in 0/1/c",
+    ]
+
+
+def test_logs_are_read_within_their_share_and_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = LogReading(768)
+    (tmp_path / "log").write_bytes(b"x" * (100 << 10))
+    reading.read(tmp_path / "log", LogLine(file="log"))
+    assert reading.missing() == ("36KiB in the middle of log",)
+    few = LogReading(0)
+    few.read(tmp_path / "log", LogLine(file="log"))
+    few.read(tmp_path, LogLine(file="a folder"))
+    assert few.missing() == ()
+    assert few.ends == ["x" * (100 << 10)]
+    for number in range(4):
+        reading.read(tmp_path / "log", LogLine(file=f"log{number}"))
+    assert reading.missing()[2:] == ("36KiB in the middle of log1", "2 more")
+    now = time.monotonic()
+    monkeypatch.setattr("launcher.verdict.evidence.time.monotonic", lambda: now + 6.5)
+    for _ in range(2):
+        few.read(tmp_path / "log", LogLine(file="log"))
+    assert few.missing() == ("2 of the files (reading ends after 6 s)",)
+
+
+def test_a_verdict_is_told_in_full_in_a_few_lines_or_in_one(
+    expect_golden: Callable[[str, str], None],
+) -> None:
+    lines = tuple(LogLine(file="log", number=number, text=f"line {number}") for number in (0, 7))
+    told = Verdict(
+        subject="run-1", state="failed", reason=Reason.TRAINING_FAILED,
+        cause=FailureCause.NAN_LOSS, certainty="certain", what="x" * 161, fix="a fix", node=1,
+        rank=4, host="gpu-b", place="train.py:3", fell=(0, 2, 3), evidence=lines,
+        missing=("plan.json", "1 more"),
+    )  # fmt: skip
+    bare = replace(
+        told, what="y" * 160, node=None, host="", fell=(), missing=(), state="", reason=None
+    )
+    shown = [
+        render_verdict(told, evidence=True),
+        render_verdict(bare),
+        render_verdict(replace(bare, rank=None, place="", evidence=lines)),
+        render_verdict(
+            replace(told, cause=FailureCause.NODE_LOST, reason=Reason.NODE_LOST, rank=None)
+        ),
+        render_verdict(replace(told, certainty="", what="it ended well")),
+        f"{render_line(told)}\n{render_line(replace(bare, rank=None, place=''))}\n",
+        f"{json.dumps(replace(told, evidence=lines[:1]).to_jsonable())}\n",
+        f"{bare.to_jsonable()['reason']}\n",
+    ]
+    expect_golden("verdict.txt", "\n".join(shown))
+
+
+@pytest.mark.parametrize(
+    ("state", "missing", "certainty", "what"),
+    [
+        ("running", (), "", "no failure so far; launcher stacks tells where its ranks are"),
+        ("orphaned", (), "", "no failure so far; launcher stacks tells where its ranks are"),
+        ("succeeded", (), "", "it ended well"),
+        ("", (), "unclear", "no line that was read reports a failure"),
+        ("", ("log",), "unclear", "the logs that were read do not say why"),
+        ("failed", (), "unclear", "the logs that were read do not say why"),
+    ],
+)
+def test_where_nothing_is_found_the_verdict_says_what_that_means(
+    state: str, missing: tuple[str, ...], certainty: str, what: str
+) -> None:
+    survived = LogLine(text="KeyError: 'x'", raised=True, is_own=True, rank=1, node=0)
+    lines = (survived,) if state == "succeeded" else ()
+    told = decide_verdict(Evidence(subject="a", state=state, missing=missing, lines=lines))
+    assert (told.cause, told.certainty, told.what) == (FailureCause.UNKNOWN, certainty, what)
+    assert (told.node, told.rank, told.missing) == (None, None, missing)
 
 
 # -- torchrun -------------------------------------------------------------------------------------

@@ -60,11 +60,40 @@ def test_ranks_are_named_by_their_ranges(ranks: tuple[int, ...], words: str) -> 
     assert name_ranks(ranks) == words
 
 
-def test_a_thread_without_frames_is_told() -> None:
-    assert shorten(()) == "no Python frames"
+def test_a_group_is_told_by_its_newest_calls_and_few_of_the_library() -> None:
+    own = tuple(Frame(function=f"f{n}", file="/home/a/train.py", line=n) for n in range(30))
+    c_call = Frame(function="poll", file="libc.so")
+    for frames, told in (
+        ((), "no Python frames"),
+        (REDUCES, "all_reduce <- train.py:88"),
+        ((REDUCES[2], *REDUCES), "main <- train.py:88 <- distributed_c10d.py:3252 <- train.py:88"),
+        ((*LOADS[:2], *LOADS[:1], LOADS[2]), "get <- dataloader.py:412 <- train.py:61"),
+        ((*own[:1], *LOADS), "f0 <- f0 <- queue.py:171 <- dataloader.py:412 <- train.py:61"),
+        ((c_call, *own[1:3]), "poll <- poll <- train.py:1 <- train.py:2"),
+        (own[1:], f"f1 <- {' <- '.join(f'train.py:{n}' for n in range(1, 7))}"),
+    ):
+        assert shorten(frames) == told
+    shown = [f"    /home/a/train.py:{n} f{n}" for n in range(20)]
+    for deep, more in ((own[:20], []), (own[:21], ["    and 1 more"]), (own, ["    and 10 more"])):
+        (group,) = merge_stacks([stacks(4, *deep)])
+        assert render_group(group).splitlines() == [f"rank 4: {shorten(own)}", *shown, *more]
 
 
-def test_a_long_stack_is_cut_and_says_so() -> None:
-    deep = tuple(Frame(function="walk", file="/home/a/train.py", line=n) for n in range(30))
-    (group,) = merge_stacks([stacks(0, *deep)])
-    assert render_group(group).splitlines()[-1].strip() == "and 10 more"
+def test_groups_come_with_main_threads_and_large_ones_first() -> None:
+    nameless = ThreadStack(frames=LOADS)
+    pin, put = (ThreadStack(name=name, frames=LOADS) for name in ("pin", "a"))
+    main = ThreadStack(name="other name", is_main=True, frames=LOADS)
+    found = [stacks(rank, *REDUCES, others=(nameless, pin, put)) for rank in (5, 6)]
+    found += [stacks(3, *LOADS), RankStacks(rank=2, pid=2, threads=(main,)), stacks(9)]
+    groups = [(one.is_main, one.ranks, one.name) for one in merge_stacks(found, all_threads=True)]
+    assert groups == [
+        (True, (2, 3), "MainThread"),
+        (True, (5, 6), "MainThread"),
+        (True, (9,), "MainThread"),
+        (False, (5, 6), ""),
+        (False, (5, 6), "a"),
+        (False, (5, 6), "pin"),
+    ]
+    assert render_group(merge_stacks(found, all_threads=True)[3]).startswith(
+        "ranks 5-6, thread (no name): get <- "
+    )
