@@ -60,7 +60,7 @@ class FileError(InputError):
     """
 
     def __init__(self, problems: Sequence[Problem], source: YamlSource | None = None) -> None:
-        self.problems = tuple(sorted(problems, key=lambda one: one.line or 2**31))
+        self.problems = tuple(sorted(problems, key=lambda one: (not one.line, one.line)))
         self.source = source
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
