@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.contract.errors import ExitCode
-from launcher.contract.reasons import NodeState, Reason
+from launcher.contract.reasons import NodeState
 from launcher.follow.decide import (
     FALL_S,
     FINISH_S,
@@ -70,34 +70,6 @@ def decide(
     )
 
 
-def test_a_run_is_complete_when_all_nodes_ended_well(make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes=2)
-    assert decide(plan, 0, RUNS) == Wait()
-    assert decide(plan, 0, 0) == Outcome(reason=Reason.COMPLETED)
-
-
-def test_an_elastic_node_that_joins_too_late_is_not_waited_for_for_ever(
-    make_plan: MakePlan,
-) -> None:
-    plan = make_plan(nnodes="1:2")
-    assert decide(plan, 0, RUNS, since=FINISH_S - 1) == Wait()
-    assert decide(plan, 0, RUNS, since=FINISH_S + 1) == Outcome(reason=Reason.COMPLETED)
-
-
-def test_a_node_that_works_when_another_has_finished_gets_all_the_time_it_needs(
-    make_plan: MakePlan,
-) -> None:
-    plan = make_plan(nnodes="1:2")
-    assert decide(plan, 0, RUNS, since=100 * FINISH_S, working=frozenset({1})) == Wait()
-
-
-@pytest.mark.parametrize("ending", [1, 137, GONE])
-def test_a_static_group_is_started_again_as_a_whole(make_plan: MakePlan, ending: int | str) -> None:
-    plan = make_plan(nnodes=2, max_restarts=1)
-    assert isinstance(decide(plan, RUNS, ending), Restart)
-    assert isinstance(decide(replace(plan, attempt=1), RUNS, ending), Outcome)
-
-
 def test_a_lost_elastic_node_is_replaced_at_once_and_the_others_go_on(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes="1:3", max_restarts=1)
     action = decide(plan, RUNS, 137, RUNS, since=0)
@@ -115,11 +87,6 @@ def test_fewer_nodes_than_min_cannot_go_on(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes="2:3", max_restarts=1)
     action = decide(plan, RUNS, 137, GONE, replaced={1: 1, 2: 1})
     assert isinstance(action, Restart)
-
-
-def test_losing_the_host_of_the_store_starts_all_again(make_plan: MakePlan) -> None:
-    plan = make_plan(nnodes="1:3", max_restarts=1)
-    assert isinstance(decide(plan, 137, RUNS, RUNS), Restart)
 
 
 def test_nobody_is_replaced_once_a_node_has_finished(make_plan: MakePlan) -> None:

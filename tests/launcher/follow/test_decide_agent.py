@@ -60,13 +60,6 @@ def reason_of(action: Action) -> Reason | None:
     return action.reason if isinstance(action, Outcome) else None
 
 
-@pytest.mark.parametrize("nnodes", [2, "1:2"])
-def test_all_nodes_that_ended_well_complete_the_run(make_plan: MakePlan, nnodes: int | str) -> None:
-    plan = make_plan(nnodes=nnodes, max_restarts=1)
-    assert decide(plan, 0, RUNS, since=0) == Wait()
-    assert decide(plan, 0, 0) == Outcome(reason=Reason.COMPLETED)
-
-
 @pytest.mark.parametrize("code", [1, 2, 127, 128, 137, 143, 193, 194, 195, 198, 255])
 @pytest.mark.parametrize("nnodes", [2, "1:2"])
 def test_every_exit_code_of_one_node_has_its_step(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from launcher.contract.errors import InputError
+from launcher.follow.loop import is_out_of_sight
 from launcher.follow.requests import (
     check_scale,
     count_nodes,
@@ -23,6 +26,7 @@ from launcher.follow.requests import (
     write_size,
 )
 from launcher.follow.table import render_columns
+from launcher.follow.target import Target, Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from tests.launcher.follow.test_decide import RUNS, observe
@@ -91,3 +95,17 @@ def test_only_a_size_within_the_bounds_is_accepted(
 def test_numbers_of_nodes_and_columns_are_rendered_for_a_person() -> None:
     assert (count_nodes(1), count_nodes(2)) == ("1 node", "2 nodes")
     assert render_columns([("a", "bcd", ""), ("ef", "g", "h")]) == ["a   bcd", "ef  g    h"]
+
+
+def test_only_a_target_that_sees_other_machines_can_tell_of_a_run_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for elsewhere, sees, told in (
+        (True, True, False),
+        (True, False, True),
+        (False, True, False),
+        (False, False, False),
+    ):
+        monkeypatch.setattr(RunFolder, "is_elsewhere", elsewhere)
+        target = SimpleNamespace(traits=Traits(sees_other_machines=sees))
+        assert is_out_of_sight(RunFolder(tmp_path), cast(Target, target)) == told

@@ -482,73 +482,6 @@ def test_a_cause_that_others_lead_to_is_never_certain() -> None:
     assert (told.cause, told.certainty) == (FailureCause.DATA_LOADER_WORKER_DIED, "likely")
 
 
-def test_another_size_in_a_collective_may_be_one_that_a_rank_has_left_out() -> None:
-    said = "RuntimeError: [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 348 vs 4."
-    told = decide_verdict(read_stdin(io.BytesIO(traceback(1, said).encode())))
-    assert told.cause is FailureCause.SHAPE_MISMATCH_IN_COLLECTIVE
-    assert told.certainty == "likely"
-
-
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ("branch-by-rank-around-a-collective", "all_reduce 4 at train.py:15 (rank 0) and barrier"),
-        ("fewer-batches-and-then-a-metric", "at train.py:14 (rank 1) and train.py:12 (rank 0)"),
-        ("ddp-with-a-batch-more-on-rank-0", "rank 1 made fewer steps: it had ended before"),
-    ],
-)
-def test_ranks_that_went_apart_are_told_by_the_lines_of_the_script(fault: str, told: str) -> None:
-    verdict = decide_verdict(read_run(RunFolder(find_fault(fault).recording)))
-    assert told in verdict.what
-    assert "drop_last" in verdict.fix
-
-
-def test_the_line_that_ends_a_failed_run_names_the_fix() -> None:
-    said = "RuntimeError: unable to allocate shared memory(shm) for file </torch_7>: Success (0)"
-    told = decide_verdict(read_stdin(io.BytesIO(said.encode())))
-    assert "fix: --set resources.shm=8Gi" in render_line(told)
-
-
-def test_a_rank_that_left_early_is_told_where_its_peer_on_the_machine_alone_failed() -> None:
-    lost = traceback(0, LOST_PEER.replace("10.0.0.2", "127.0.0.1"))
-    text = lost + REPORT.format(rank=0, code=1, signal="")
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
-    assert (told.cause, told.certainty) == (FailureCause.EXITED_EARLY, "likely")
-
-
-def test_two_ranks_that_waited_at_other_lines_were_in_different_collectives() -> None:
-    waited = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for "
-    first, second = traceback(0, f"{waited}recv operation"), traceback(1, f"{waited}recv operation")
-    text = first + second.replace("line 12", "line 30")
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
-    assert (told.cause, told.certainty) == (FailureCause.MISMATCHED_COLLECTIVE, "likely")
-    assert "train.py:12 (rank 0) and train.py:30 (rank 1)" in told.what
-
-
-def test_a_killed_rank_is_told_by_torchruns_report_alone() -> None:
-    text = traceback(0, LOST_PEER) + REPORT.format(rank=1, code=-9, signal="(SIGKILL)")
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
-    assert (told.cause, told.rank) == (FailureCause.KILLED, 1)
-    assert told.certainty != "certain"
-
-
-def test_a_folder_of_torchruns_logs_is_judged_by_its_newest_attempt(tmp_path: Path) -> None:
-    for attempt, exception in ((0, "ValueError: old"), (1, "torch.OutOfMemoryError: CUDA out of")):
-        folder = tmp_path / f"id/attempt_{attempt}/2"
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").write_text(traceback(2, f"{exception} memory. Tried to"))
-    told = decide_verdict(read_folder(tmp_path))
-    assert (told.cause, told.rank) == (FailureCause.CUDA_OUT_OF_MEMORY, 2)
-
-
-def test_a_log_without_a_failure_says_so(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("step 1 loss 2.0\nstep 2 loss 1.9\n")
-    told = decide_verdict(read_file(log))
-    assert told.cause is FailureCause.UNKNOWN
-    assert "no line that was read reports a failure" in told.what
-
-
 @pytest.mark.parametrize(
     ("begin", "end"),
     [("2026-11-26T10:00:00.123456789Z ", ""), ("2026-11-26T10:00:00Z stderr F ", "\r"),
@@ -570,14 +503,6 @@ def test_what_a_viewer_puts_around_each_line_changes_no_verdict(
     assert (told.what, told.where, told.certainty) == (
         expected.what, expected.where, expected.certainty
     )  # fmt: skip
-
-
-def test_no_verdict_has_more_than_five_lines() -> None:
-    text = traceback(0, LOST_PEER) + traceback(1, "KeyError: 'pixels'") + "x" * (20 << 20)
-    text += REPORT.format(rank=1, code=1, signal="")
-    shown = render_verdict(decide_verdict(read_stdin(io.BytesIO(text.encode()))))
-    assert len(shown.splitlines()) == 5
-    assert "launcher docs script-error" in shown
 
 
 def test_a_fifo_in_a_folder_of_logs_is_not_waited_for(tmp_path: Path) -> None:

@@ -180,13 +180,6 @@ def test_hosts_have_the_nodes_of_their_ranks_and_not_of_their_names() -> None:
     assert place(*ranks, "Mar  2 01:02:03 n03 kernel: NVRM: Xid 79, lost").node == 1
 
 
-def test_a_label_of_srun_is_a_rank_where_each_rank_is_a_task() -> None:
-    told = place("NODELIST=cn[1-2]", "NTASKS_PER_NODE=4", f"6: {SAID}")
-    assert (told.node, told.rank) == (1, 6)
-    told = place("NODELIST=cn[1-2]", f"1: {SAID}")
-    assert (told.node, told.rank) == (1, None)
-
-
 def test_a_local_rank_is_a_rank_where_torchruns_report_tells_of_both() -> None:
     report = "  host      : gpu-b\n  rank      : 6 (local_rank: 2)\n"
     told = place(f"[default2]:{SAID}", reports=(report,))
@@ -204,7 +197,3 @@ def test_a_host_is_the_same_with_and_without_its_domain() -> None:
     report = "  host      : gpu-b.lab.org\n  rank      : 6 (local_rank: 2)\n"
     said = "Mar  2 01:02:03 gpu-b kernel: NVRM: Xid 79, lost"
     assert place(said, reports=(report,)).node == 1
-
-
-def test_an_operators_pod_is_placed_wherever_it_is_named() -> None:
-    assert place("time=1 msg=failed: pod bert-worker-1 was OOMKilled").node == 2

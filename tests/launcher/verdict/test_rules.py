@@ -135,6 +135,7 @@ def test_a_rank_computes_if_it_used_a_core_and_did_not_spin_in_a_wait() -> None:
     for frames, share, told in (
         ((OWN,), 0.06, True),
         ((OWN,), 0.05, False),
+        ((OWN,), 0.01, False),
         (REDUCES, 0.9, False),
         (COPIES, 0.9, False),
         (LOCKS, 0.9, True),

@@ -1,0 +1,134 @@
+"""Nodes that the launcher starts itself: how their number changes, and how runs without one end."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.contract import protocol
+from launcher.contract.errors import TargetError
+from launcher.contract.reasons import Reason
+from launcher.follow.console import Console
+from launcher.follow.nodes import (
+    FOLDER_LIMIT_S,
+    FOUND_LATER,
+    FolderWatch,
+    NodeDriver,
+    find_end,
+)
+from launcher.follow.requests import write_size
+from launcher.follow.target import LiveRun, Observation
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+from tests.launcher.follow.test_agent import ScriptedTarget
+from tests.launcher.follow.test_decide import GONE, RUNS, observe
+from tests.waiting import StoppedClock
+
+MakePlan = Callable[..., LaunchPlan]
+
+
+class Target(ScriptedTarget):
+    """Tells the same of its nodes each time, and notes what it is asked to end."""
+
+    def __init__(self, seen: Observation, live: tuple[LiveRun, ...] = ()) -> None:
+        super().__init__(StoppedClock(), [])
+        self.seen, self.live = seen, live
+        self.ended: list[tuple[float, tuple[int, ...] | None]] = []
+        self.is_away = False
+
+    def observe(self, plan: LaunchPlan) -> Observation:
+        return self.seen
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        return self.live
+
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
+        self.ended.append((grace_s, only))
+        if self.is_away:
+            raise TargetError("it does not answer")
+
+
+DIED = "its launcher died, and its processes with it"
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ((0, 0), (Reason.COMPLETED, FOUND_LATER)),
+        ((1, 137), (Reason.TRAINING_FAILED, FOUND_LATER)),
+        ((137, 137), (Reason.LAUNCHER_LOST, FOUND_LATER)),
+        ((GONE, GONE), (Reason.LAUNCHER_LOST, DIED)),
+        ((0, RUNS), None),
+        ((0, 0, RUNS), (Reason.COMPLETED, FOUND_LATER)),
+    ],
+)
+def test_a_run_without_its_launcher_ends_as_its_nodes_did(
+    ends: tuple[int | str, ...],
+    told: tuple[Reason, str] | None,
+    tmp_path: Path,
+    make_plan: MakePlan,
+) -> None:
+    plan, run = make_plan(nnodes=f"1:{len(ends)}", engine="agent"), RunFolder(tmp_path)
+    write_size(run, 2)
+    target = Target(observe(*ends))
+    end = find_end(run, plan, target)
+    assert (end and (end.reason, end.detail)) == told
+    assert target.ended == ([(0, None)] if told else [])
+    live = LiveRun(run_id=run.run_id, run_dir="", running_nodes=1)
+    assert find_end(run, plan, Target(observe(*ends), (live,))) is None
+
+
+def test_hosts_that_ended_a_run_for_its_lost_launcher_say_so(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    (node,) = observe(143).nodes
+    seen = Observation(run_id="r", nodes=(replace(node, detail=protocol.LAUNCHER_GONE),))
+    end = find_end(RunFolder(tmp_path), make_plan(nnodes=1, engine="agent"), Target(seen))
+    assert end is not None
+    assert end.detail == "its launcher died, and its hosts ended it"
+
+
+def test_nodes_go_and_come_back_as_their_next_lives(tmp_path: Path, make_plan: MakePlan) -> None:
+    plan, said = make_plan(nnodes="1:4", engine="agent"), io.StringIO()
+    run, target = RunFolder(tmp_path / plan.run_id), Target(observe(RUNS, RUNS, RUNS, RUNS))
+    run.create(plan, "", 0.0)
+    driver = NodeDriver(run, plan, target, Console(said), StoppedClock(), lambda: None)
+    for nodes, ended, started in ((4, 0, 0), (2, 1, 0), (2, 1, 0), (3, 1, 1), (4, 1, 2)):
+        driver.scale(nodes)
+        assert (len(target.ended), len(target.started)) == (ended, started)
+    (grace_s, gone), *_ = target.ended
+    assert (grace_s, sorted(gone or ())) == (plan.stop_grace_s, [2, 3])
+    assert target.started == [(2,), (3,)]
+    assert [node.incarnation for node in run.read_plan().nodes] == [0, 0, 1, 1]
+    target.is_away = True
+    driver.scale(1)
+    assert "it does not answer; the run goes on without it" in said.getvalue()
+
+
+def test_a_run_whose_folder_is_gone_for_some_seconds_ends(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    run, said, clock = RunFolder(tmp_path / "a"), io.StringIO(), StoppedClock()
+    run.create(make_plan(), "", 0.0)
+    watch = FolderWatch(run, Console(said), clock)
+    assert watch.look() is None
+    run.path.rename(tmp_path / "b")
+    for slept_s, is_over in ((0.0, False), (FOLDER_LIMIT_S, False), (0.1, True)):
+        clock.sleep(slept_s)
+        end = watch.look()
+        assert (end is not None) == is_over
+    assert end is not None
+    assert (end.reason, end.detail) == (
+        Reason.STOP_REQUESTED,
+        "its folder was removed while it ran",
+    )
+    assert f"stopping: {run.path} was removed" in said.getvalue()
+    (tmp_path / "b").rename(run.path)
+    assert watch.look() is None
+    run.path.rename(tmp_path / "b")
+    clock.sleep(99.0)
+    assert watch.look() is None, "it counts from when it was missed"
