@@ -31,7 +31,7 @@ class NodePlanner:
         extra_args: tuple[str, ...],
         place: CodePlace | None,
         *,
-        holds: bool = False,
+        holds: bool,
     ) -> None:
         """``holds``: other runs will run in these nodes."""
         self._holds = holds

@@ -63,15 +63,17 @@ def test_a_machine_without_an_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -> 
     assert process_stat.name_machine() == f"{os.uname().nodename} "
 
 
+@pytest.mark.parametrize("is_begun", [True, False])
 def test_a_record_is_replaced_also_where_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool
 ) -> None:
     assert read_record(tmp_path) == {}
     write_record(tmp_path, {"pid": 1})
     assert read_record(tmp_path) == {"pid": 1}
 
     def full(path: Path, data: bytes) -> None:
-        path.open("wb").close()
+        if is_begun:
+            path.open("wb").close()
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 import launcher.job
 from launcher.job.refused import NotAcceptedError
 from launcher.job.spec import JobSpec, RdzvConfSpec
+from launcher.job.storage import parse_volume
 from launcher.job.values import NodeRange, parse_nodes, parse_quantity_bytes, parse_variable
 from tests.launcher.values import by_place, changeable
 from tests.programs import run_program
@@ -52,6 +53,21 @@ def test_variables_keep_their_order() -> None:
 
 def test_a_fixed_group_may_be_static_whatever_its_size() -> None:
     assert make(nnodes="4:4", rdzv={"backend": "static"}).is_elastic is False
+
+
+@pytest.mark.parametrize(
+    ("text", "volume"),
+    [
+        ("pvc/a:/b", ("a", "", "/b", False)),
+        ("pvc/a/c//d:/b/:ro", ("a", "c/d", "/b", True)),
+        ("pvc/a.x:/b:rw", ("a.x", "", "/b", False)),
+    ],
+)
+def test_a_volume_is_a_claims_folder_and_its_place(
+    text: str, volume: tuple[str, str, str, bool]
+) -> None:
+    made = parse_volume(text)
+    assert (made.claim.name, made.claim.folder, made.target, made.read_only) == volume
 
 
 @given(st.integers(1, 1000), st.integers(0, 1000))

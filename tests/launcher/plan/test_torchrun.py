@@ -75,6 +75,29 @@ def test_flags_and_variables_mean_the_same_to_torch(
         assert vars(by_flags) | {"logs_specs": 0} == vars(by_variables) | {"logs_specs": 0}
 
 
+def test_a_rendezvous_is_told_whole(make_plan: MakePlan) -> None:
+    common = {"nproc_per_node": 1, "engine": "torchrun"}
+    etcd = {"backend": "etcd-v2", "endpoint": "e:2379"}
+    first, second = make_plan(nnodes="1:2", max_restarts=3, **common).nodes
+    conf = "read_timeout=300,last_call_timeout=2,keep_alive_interval=2,keep_alive_max_attempt=3"
+    told = {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_endpoint": "127.0.0.1:23456",
+            "rdzv_id": "digits-0a1b2c", "max_restarts": "3", "local_addr": "127.0.0.1"}  # fmt: skip
+    assert told.items() <= dict(options_of(first)).items()
+    assert dict(options_of(first))["rdzv_conf"] == f"{conf},is_host=1"
+    assert dict(options_of(second))["rdzv_conf"] == f"{conf},is_host=0"
+    by_etcd = dict(options_of(make_plan(nnodes="1:2", rdzv=etcd, **common).nodes[0]))
+    assert (by_etcd["rdzv_endpoint"], by_etcd.get("rdzv_conf")) == ("e:2379", None)
+    rdzv = {**etcd, "conf": {"protocol": "https", "join_timeout": 5}}
+    by_etcd = dict(options_of(make_plan(nnodes="1:2", rdzv=rdzv, **common).nodes[0]))
+    assert by_etcd["rdzv_conf"] == "join_timeout=5,protocol=https"
+    static = dict(options_of(make_plan(nnodes=2, **common).nodes[1]))
+    assert {
+        "nnodes": "2",
+        "master_port": "23456",
+        "local_addr": "127.0.0.1",
+    }.items() <= static.items()
+
+
 def test_a_static_agent_never_restarts_its_workers_itself(make_plan: MakePlan) -> None:
     plan = make_plan(nnodes=2, nproc_per_node=1, max_restarts=3, engine="torchrun")
     assert dict(options_of(plan.nodes[1]))["max_restarts"] == "0"

@@ -168,6 +168,7 @@ def test_a_node_like_another_serves_the_store_only_in_its_place(make_plan: MakeP
     ("rank", "fields", "told"),
     [
         (4, {"nnodes": 2, "nproc_per_node": 2}, "--debug 4: the run has rank 0 to 3"),
+        (2, {"nproc_per_node": 2}, "--debug 2: the run has rank 0 to 1"),
         (1, {"nproc_per_node": 1}, "--debug 1: the run has rank 0 alone"),
         (0, {"engine": "torchrun"}, "connects no terminal"),
     ],
