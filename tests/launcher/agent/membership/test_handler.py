@@ -91,7 +91,9 @@ def together(*handlers: RosterHandler) -> list[RendezvousInfo]:
     return infos
 
 
-def test_torch_gets_the_handler_by_its_registered_name() -> None:
+def test_torch_gets_the_handler_by_its_registered_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As other tests of this process register theirs.
+    monkeypatch.setattr(rendezvous_handler_registry, "_registry", {})
     served = serve()
     rendezvous_handler_registry.register("roster", create_handler)
     handler = get_rendezvous_handler(params_of(served.port))
