@@ -27,14 +27,14 @@ from typing import Any
 
 import psutil
 import torch.distributed.elastic.rendezvous.registry as registry
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
-
-from benchmarks.commands import free_port
-from launcher.agent import processes
 from launcher.agent.roster.backend import create_handler
 from launcher.agent.roster.handler import RosterHandler
 from launcher.agent.roster.membership import index_of
 from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+
+from benchmarks.commands import free_port
+from launcher.agent import processes
 
 HOST, RUN_ID = "127.0.0.1", "many"
 MONITOR_S = 0.1

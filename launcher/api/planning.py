@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
+from launcher.agent.membership.fencing import FOLDER as OF_AGENTS
 from launcher.api.choose_target import Choice, choose_target
 from launcher.code.place import CodePlace, find_code
 from launcher.contract import protocol

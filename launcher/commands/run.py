@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from launcher.agent.roster.fencing import FOLDER as OF_AGENTS
+from launcher.agent.membership.fencing import FOLDER as OF_AGENTS
 from launcher.api import launch
 from launcher.api.choose_target import Choice
 from launcher.api.debugging import debugged, listen

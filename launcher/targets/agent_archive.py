@@ -89,9 +89,7 @@ def read_agent_version() -> str:
 def read_agent_sources() -> dict[str, str]:
     """The sources that go into the archive, by path inside the package."""
     names = (path.name for path in (_LAUNCHER / "contract").glob("*.py"))
-    sources = _read_sources(tuple(f"contract/{name}" for name in names), AGENT_FOLDER)
-    # Not in use yet: it takes the place of agent/roster, and Kubernetes keeps 240 KiB of both.
-    return {name: text for name, text in sources.items() if "/membership/" not in name}
+    return _read_sources(tuple(f"contract/{name}" for name in names), AGENT_FOLDER)
 
 
 def read_host_sources() -> dict[str, str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from launcher.agent.roster.membership import Phase
 
 from benchmarks.pulses import PULSES, LoneNode, Role, time_pulse
-from launcher.agent.roster.membership import Phase
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
-from launcher.agent.roster.store import serve_forked
 from launcher.targets.local.target import find_free_ports
 from tests.conformance.nodes import Group
 from tests.waiting import wait_until
@@ -55,20 +55,20 @@ def group_on(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[str, bool], Group]]:
     """Makes the group of a scenario, by its backend and by whether the store is apart."""
-    ends: list[Callable[[], None]] = []
+    ends, stores = list[Callable[[], None]](), list[TCPStore]()
 
     def make(backend: str, apart: bool) -> Group:
         if backend == "etcd-v2":
             endpoint = request.getfixturevalue("etcd")
-        elif apart:
-            store = serve_forked(0)
-            ends.append(store.stop)
+        elif apart and backend == "c10d":
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            stores.append(store)
             endpoint = f"127.0.0.1:{store.port}"
         else:
             (port,) = find_free_ports(random.Random(), 1)
             endpoint = f"127.0.0.1:{port}"
         group = Group(tmp_path, backend, endpoint, run_id=tmp_path.name, apart=apart)
-        ends.insert(0, group.end)
+        ends.append(group.end)
         return group
 
     yield make

@@ -20,10 +20,12 @@ from typing import Any
 
 import psutil
 
+from launcher.agent.membership.process import CoordinatorProcess, serve_forked
+from launcher.agent.membership.settings import parse_rules
 from tests.conformance.workers import SCRIPT
 
 CONTEXT: ForkServerContext = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["launcher.agent.roster.backend", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["launcher.agent.membership.handler", "torch._dynamo"])
 """torch imports its compiler to format the first exception that it logs: here once for all."""
 
 PR_SET_PDEATHSIG = 1
@@ -75,7 +77,7 @@ def _launch(task: Task) -> dict[str, Any]:
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.launcher import api
 
-    from launcher.agent.roster.backend import create_handler
+    from launcher.agent.membership.handler import create_handler
 
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
@@ -211,7 +213,8 @@ class Group:
     """Times as long as usual for everything: on a busy machine."""
     expects_hang: bool = False
     apart: bool = False
-    """Whether the store is served apart from all nodes, and not by the first."""
+    """Whether the store, or the coordinator, is apart from all nodes, and not with the first."""
+    coordinator: CoordinatorProcess | None = None
     nodes: list[Node] = field(default_factory=list)
 
     def start(
@@ -235,6 +238,11 @@ class Group:
         folder = self.folder / f"node-{len(self.nodes)}"
         folder.mkdir()
         self.orders.mkdir(exist_ok=True)
+        conf = self._conf(index, join_timeout_s)
+        if self.apart and self.backend == "roster" and not self.coordinator:
+            rules = parse_rules(conf, min_nodes=least, max_nodes=most)
+            self.coordinator = serve_forked(0, rules, self.run_id)
+            self.endpoint = f"127.0.0.1:{self.coordinator.port}"
         launch = {
             "min_nodes": least,
             "max_nodes": most,
@@ -242,7 +250,7 @@ class Group:
             "run_id": self.run_id,
             "role": role,
             "rdzv_endpoint": self.endpoint,
-            "rdzv_configs": self._conf(index, join_timeout_s),
+            "rdzv_configs": conf,
             "max_restarts": max_restarts,
             "monitor_interval": 0.1,
             "local_addr": "127.0.0.1",
@@ -354,3 +362,5 @@ class Group:
             for process in node.workers():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
+        if self.coordinator:
+            self.coordinator.stop()

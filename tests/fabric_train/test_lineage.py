@@ -17,7 +17,7 @@ from fabric_train.lineage import (
     Writer,
     find_stranger,
 )
-from launcher.agent.roster import fencing
+from launcher.agent.membership import fencing
 
 
 def at(step: int, generation: int, attempt: int = 0) -> Commit:

@@ -17,7 +17,7 @@ from launcher.contract.reasons import Reason
 from launcher.contract.worker_end import WorkerEnd, describe
 
 if TYPE_CHECKING:
-    from launcher.agent.roster.handler import RosterHandler
+    from launcher.agent.membership.handler import RosterHandler
 
 
 class Node:

@@ -20,10 +20,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from launcher.agent.engine.faults import LOST_PEER, GiveUp
-from launcher.agent.roster import membership
-from launcher.agent.roster.backend import create_handler
-from launcher.agent.roster.handler import BACKEND, RosterHandler
-from launcher.agent.roster.membership import Cause
+from launcher.agent.membership import group
+from launcher.agent.membership.group import Cause
+from launcher.agent.membership.handler import BACKEND, RosterHandler, create_handler
 from launcher.agent.stopping import StopFiles
 from launcher.agent.streams import say
 from launcher.contract import protocol
@@ -40,9 +39,9 @@ REQUEST_LIMIT_S = 2.0
 ADMISSION_LIMIT_S = 60.0
 """How long the training may take to commit before the newcomers come in anyway."""
 _REASON_OF_CLOSING = {
-    membership.FINISHED: Reason.COMPLETED,
-    membership.FAILED: Reason.TRAINING_FAILED,
-    membership.EXHAUSTED: Reason.RESTARTS_EXHAUSTED,
+    group.FINISHED: Reason.COMPLETED,
+    group.FAILED: Reason.TRAINING_FAILED,
+    group.EXHAUSTED: Reason.RESTARTS_EXHAUSTED,
 }
 
 
@@ -139,7 +138,7 @@ class NodeHandler(RosterHandler):
         if give_up.reason is Reason.DISK_FULL:
             # Only this node ends: the others wait for it, or continue without it.
             raise NodeEnding(give_up.reason, self._node.attempts.describe_disk(give_up.detail))
-        self.close(membership.FAILED)
+        self.close(group.FAILED)
         raise NodeEnding(give_up.reason, give_up.detail)
 
     def _raise_verdict(self) -> None:
@@ -148,7 +147,7 @@ class NodeHandler(RosterHandler):
         told = _REASON_OF_CLOSING.get(head.closed)
         if told is Reason.COMPLETED:
             raise NodeEnding(told, "the other nodes finished the run") from None
-        stranded = head.closed == membership.STRANDED and head.cause is Cause.FAULT
+        stranded = head.closed == group.STRANDED and head.cause is Cause.FAULT
         if stranded and any(end.cause != "terminated" for end in ends):
             raise NodeEnding(Reason.TRAINING_FAILED, describe(ends[0])) from None
         if told is Reason.RESTARTS_EXHAUSTED and self._node.book.max_restarts == 0:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError
 
 from launcher.agent.disk import is_full
 from launcher.agent.engine.node_state import Node
-from launcher.agent.roster.meeting import Meeting, UnreachableError
-from launcher.agent.roster.takeover import Candidates
+from launcher.agent.membership.meeting import Meeting, UnreachableError
+from launcher.agent.membership.process import UnservedError
+from launcher.agent.membership.takeover import Candidates
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock
 from launcher.contract.errors import name_signal
@@ -46,7 +46,7 @@ def _run_rounds(
     while True:
         try:
             planned = stores.plan_round(carried, elsewhere=elsewhere)
-        except (UnreachableError, RendezvousError, OSError) as error:
+        except (UnreachableError, UnservedError, OSError) as error:
             if is_full(error):
                 return Reason.DISK_FULL, node.attempts.describe_disk(str(error))
             return Reason.RENDEZVOUS_UNREACHABLE, str(error)

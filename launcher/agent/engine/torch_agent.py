@@ -26,8 +26,8 @@ from launcher.agent.engine.gpu_memory import GpuBusyError
 from launcher.agent.engine.node_state import Node
 from launcher.agent.engine.rendezvous import NodeEnding, register_handler
 from launcher.agent.engine.tee import Tee
-from launcher.agent.roster.handler import ReplacedError
-from launcher.agent.roster.membership import FENCED_OUT
+from launcher.agent.membership.group import FENCED_OUT
+from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from launcher.agent import processes, signals
 from launcher.agent.heartbeat import read_heartbeat
-from launcher.agent.roster.settings import IDENTICAL
+from launcher.agent.membership.settings import IDENTICAL
 from launcher.agent.stopping import StopFiles
 from launcher.agent.worker import start
 from launcher.agent.worker_exit import judge_exit, own_code, read_oom_kills, write_end

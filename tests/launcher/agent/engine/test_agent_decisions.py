@@ -27,10 +27,10 @@ from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import _name_ending
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
 from launcher.agent.heartbeat import WorkerBeat
+from launcher.agent.membership.client import Head
+from launcher.agent.membership.handler import ReplacedError
+from launcher.agent.membership.takeover import plan_candidate
 from launcher.agent.node.identity import SOURCES, identify
-from launcher.agent.roster.handler import ReplacedError
-from launcher.agent.roster.membership import Head
-from launcher.agent.roster.takeover import plan_candidate
 from launcher.agent.stopping import Step, Stop, StopFiles
 from launcher.agent.worker_exit import judge_exit, read_ends, write_end
 from launcher.contract import protocol
@@ -466,7 +466,7 @@ def test_equal_sources_give_equal_archives_without_the_public_name() -> None:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = archive.namelist()
         assert "_launcher_node/agent/node/supervisor.py" in names
-        assert "_launcher_node/agent/roster/handler.py" in names
+        assert "_launcher_node/agent/membership/handler.py" in names
         assert not [name for name in names if name.startswith("launcher/")]
         for name in names:
             assert b"from launcher" not in archive.read(name)
@@ -515,7 +515,7 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path: Path) ->
 
 def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path: Path) -> None:
     files, clock = StopFiles(tmp_path), StoppedClock()
-    roster = SimpleNamespace(head=Head(origin="", leader="", newcomers=1), admit=lambda: None)
+    roster = SimpleNamespace(head=Head(newcomers=1), admit=lambda: None)
     admission = Admission(files, roster, clock)  # type: ignore[arg-type]
     (tmp_path / protocol.STOP_READY_FILE).touch()
     admission.look()

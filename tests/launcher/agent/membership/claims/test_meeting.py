@@ -25,7 +25,7 @@ class Met(Group):
         place.start()
 
     def files(self) -> list[dict[str, Any]]:
-        paths = sorted((self.folder / "meet").glob("store-*.json"))
+        paths = sorted((self.folder / "meet").glob("coordinator-*.json"))
         # One that is just being written is empty.
         return [json.loads(text) for text in (path.read_text() for path in paths) if text]
 
