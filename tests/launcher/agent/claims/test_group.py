@@ -121,7 +121,7 @@ def test_the_loss_of_a_node_costs_the_others_no_restart_in_a_collective_or_outsi
     # No restart was allowed, so whoever got this far was charged with none.
     assert story.came_back.outcome()["reason"] == "completed"
     assert set(story.came_back.outcome()["restarts"]) <= {"membership", "lost-peer"}
-    how = "node 1 is lost: its connections closed and its port refuses"
+    how = "node 1 is lost: its connection closed and its port refuses"
     told = [*story.frozen.events(), *story.killed_with_store.events()]
     assert how in [event["detail"] for event in told if event["event"] == "node-lost"]
 
