@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import socket
 import threading
@@ -32,7 +33,7 @@ class GoneError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class GroupStatus:
     """What the coordinator told all nodes last of where the run stands."""
 
     phase: Phase = Phase.FORMING
@@ -46,6 +47,8 @@ class Head:
     generation: int = 0
     faults: int = 0
     """Restarts by a worker's fault so far."""
+    counted: int = 0
+    """Members of the last sealed membership that have neither left nor finished."""
     may_form: bool = True
     """Whether the nodes that have not finished could form another group."""
 
@@ -80,7 +83,7 @@ class Refused:
 class Told:
     """What the coordinator has said; only the client's thread changes it."""
 
-    head: Head | None = None
+    status: GroupStatus | None = None
     answer: Membership | Refused | None = None
     """The answer to the last ``join``."""
     entered: int = 0
@@ -111,7 +114,7 @@ class Client:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._failure: GoneError | None = None
-        self._wishes: dict[str, wire.Message] = {}
+        self._wishes: dict[tuple[str, str], wire.Message] = {}
         """What the coordinator must know of this node, said again on each connection."""
         self._heard_at = self._checked_at = clock.monotonic()
         self._connected = self._ending = False
@@ -158,7 +161,9 @@ class Client:
         """Asks for a rendezvous; ``next_answer`` waits for it. ``member`` lacks the name."""
         with self._changed:
             self.told.answer = None
-        self._wish("join", {"card": list(member), "limit_s": limit_s})
+        last = json.loads(self._rules.last or "[]")
+        more = {"limit_s": limit_s, "after": self.told.entered, "last": last}
+        self._wish("join", {"member": list(member), **more})
 
     def next_answer(self) -> Membership | Refused:
         """Blocks until the last ``join`` is answered; raises ``GoneError``."""
@@ -182,12 +187,12 @@ class Client:
 
     def set_value(self, key: str, value: str) -> None:
         """A value for the other nodes of this membership."""
-        self._send({"says": "set", "key": key, "value": value})
+        self._wish("set", {"key": key, "value": value}, of=key)
 
     def get_value(self, key: str, timeout_s: float) -> str:
         """A value of this membership; waits for it. Raises ``GoneError`` or ``TimeoutError``."""
         end = self._clock.monotonic() + timeout_s
-        self._send({"says": "get", "key": key})
+        self._wish("get", {"key": key}, of=key)
         while not self.settle(lambda told: key in told.values, min(timeout_s, 1.0)):
             self.check()
             if self._clock.monotonic() >= end:
@@ -204,12 +209,12 @@ class Client:
             self._thread.join(1.0)
 
     # -- sending ---------------------------------------------------------------------------------
-    def _wish(self, what: str, more: Mapping[str, object]) -> None:
+    def _wish(self, what: str, more: Mapping[str, object], of: str = "") -> None:
         message = {"says": what, **more}
         with self._changed:
-            self._wishes.pop(what, None)
+            self._wishes.pop((what, of), None)
             if what != "admit":
-                self._wishes[what] = message
+                self._wishes[what, of] = message
         self._send(message)
 
     def _send(self, message: wire.Message) -> None:
@@ -324,17 +329,18 @@ class Client:
         told = self.told
         told.losses.extend(message.get("losses", ()))
         match message:
-            case {"head": head}:
-                typed = {"phase": Phase(head["phase"]), "cause": Cause(head["cause"])}
-                told.head = Head(**{**head, **typed})
+            case {"status": status}:
+                typed = {"phase": Phase(status["phase"]), "cause": Cause(status["cause"])}
+                told.status = GroupStatus(**{**status, **typed})
             case {"sealed": sealed}:
                 told.answer = membership = parse_membership(sealed)
                 told.entered = membership.epoch
                 told.values = {}
-                self._wishes.pop("join", None)
+                for wish in [key for key in self._wishes if key[0] in ("join", "set", "get")]:
+                    del self._wishes[wish]
             case {"refused": kind, "text": text}:
                 told.answer = Refused(kind, text)
-                self._wishes.pop("join", None)
+                self._wishes.pop(("join", ""), None)
             case {"key": key, "value": value}:
                 told.values[key] = value
             case {"parted": alone}:

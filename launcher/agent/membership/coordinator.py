@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from launcher.agent.membership.group import (
     GroupState,
     Phase,
     are_identical,
+    counted,
     working,
 )
-from launcher.agent.membership.settings import Member, Rules, format_members
+from launcher.agent.membership.settings import Last, Member, Rules, format_members, parse_members
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock, SystemClock
 
@@ -88,10 +89,7 @@ class Coordinator:
 
     def __post_init__(self) -> None:
         rules = self.rules
-        self.group = GroupState(
-            rules=rules, phase_at=self.clock.monotonic(), faults=rules.faults_before
-        )
-        self.group = replace(self.group, generation=rules.generation_before)
+        self.group = GroupState(rules=rules, phase_at=self.clock.monotonic())
         self._ticked_at = self._looked_at = self.clock.monotonic()
         self._fence = Fence(Path(rules.fence_dir), self.run_id) if rules.fenced else None
 
@@ -101,9 +99,8 @@ class Coordinator:
         await asyncio.start_server(served, sock=listener, limit=wire.NODE_LIMIT, backlog=4096)
         if self.sign:
             self._spawn(self._show_life(self.sign))
-        here = self._is_of_here
-        for member in self.rules.before:
-            if not here(member):
+        for member in parse_members(self.rules.last_members):
+            if member.node_index != self.rules.node_index:
                 self._spawn(self._ask_before(member))
         while True:
             await asyncio.sleep(min(0.1, self.rules.interval_s))
@@ -167,7 +164,7 @@ class Coordinator:
             before.writer.close()
         self._connections[name] = connection
         self._heard.pop(name, None)
-        connection.send({"head": self._head()})
+        connection.send({"status": self._status()})
         return connection
 
     def _complain(self, peer: str, error: Exception) -> None:
@@ -183,8 +180,9 @@ class Coordinator:
             case "alive":
                 connection.send({"alive": True})
             case "join":
-                member = Member(name, *message["card"])
-                self._post(decide.Join(member, float(message["limit_s"])))
+                member = Member(name, *message["member"])
+                limit_s, after = float(message["limit_s"]), int(message["after"])
+                self._post(decide.Join(member, limit_s, after, Last(*message["last"])))
             case "leave":
                 self._post(decide.Gone(name, Cause.LEFT))
                 self._parted[name] = connection
@@ -257,10 +255,7 @@ class Coordinator:
     async def _ask_before(self, member: Member) -> None:
         """Whether a member under the last coordinator can still come."""
         if await _dial(member, ANSWER_LIMIT_S) is False:
-            self._post(decide.Dead(member.name))
-
-    def _is_of_here(self, member: Member) -> bool:
-        return member.node_index == self.rules.node_index
+            self._post(decide.Dead())
 
     def _lose(self, name: str, why: str) -> None:
         self._heard.pop(name, None)
@@ -311,17 +306,20 @@ class Coordinator:
         before = self.group
         self.group, actions = decide.step(before, events, self.clock.monotonic())
         # First: whoever is answered looks at it.
-        self._tell_head()
+        self._tell_status()
         for action in actions:
-            if isinstance(action, decide.Refuse):
-                self._send(action.name, {"refused": action.kind, "text": action.text})
-            elif self._fence:
-                self._spawn(self._take_generation(self._fence))
+            match action:
+                case decide.Refuse(name, kind, text):
+                    self._send(name, {"refused": kind, "text": text})
+                case decide.TellAgain(name):
+                    self._tell_members(name)
+                case _ if self._fence:
+                    self._spawn(self._take_generation(self._fence))
         if self.group.members is not before.members:
             self._values.clear()
             self._tell_members()
 
-    def _tell_members(self) -> None:
+    def _tell_members(self, only: str = "") -> None:
         group = self.group
         sealed = {
             "epoch": group.epoch,
@@ -334,11 +332,11 @@ class Coordinator:
         whole = format_members(group.members)
         for rank, member in enumerate(group.members):
             connection = self._connections.get(member.name)
-            if connection is not None:
+            if connection is not None and only in ("", member.name):
                 names = {"members": whole} if connection.keeps else {}
                 connection.send({"sealed": {**sealed, "rank": rank, **names}})
 
-    def _head(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         group = self.group
         return {
             "phase": group.phase.value,
@@ -346,18 +344,19 @@ class Coordinator:
             "cause": group.cause.value,
             "closed": group.closed,
             "newcomers": group.newcomers,
-            "finished": len(group.finished),
+            "finished": group.last.finished + len(group.finished),
             "generation": group.generation,
             "faults": group.faults,
             "may_form": decide.may_form(group),
+            "counted": counted(group),
         }
 
-    def _tell_head(self) -> None:
-        head = self._head()
-        if head == self._told and not self._losses:
+    def _tell_status(self) -> None:
+        status = self._status()
+        if status == self._told and not self._losses:
             return
-        self._told, losses, self._losses = head, self._losses, []
-        line = {"head": head, "losses": losses} if losses else {"head": head}
+        self._told, losses, self._losses = status, self._losses, []
+        line = {"status": status, "losses": losses} if losses else {"status": status}
         for connection in self._connections.values():
             connection.send(line)
 
@@ -385,12 +384,11 @@ class Coordinator:
                 self._fence_out()
 
     def _is_overtaken(self, fence: Fence) -> bool:
-        newest = fence.newest()
-        return bool(
-            newest
-            and newest.origin not in ("", self.origin)
-            and 0 < self.group.generation < newest.number
-        )
+        """Whether another has taken a later generation since a group was sealed here."""
+        newest, group = fence.newest(), self.group
+        if newest is None or newest.origin in ("", self.origin):
+            return False
+        return bool(group.members) and newest.number > group.generation
 
     def _fence_out(self) -> None:
         self._post(decide.Close(FENCED_OUT))

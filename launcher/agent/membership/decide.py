@@ -19,19 +19,26 @@ from launcher.agent.membership.group import (
     GroupState,
     NodeEntry,
     Phase,
+    counted,
     waiting,
     working,
 )
-from launcher.agent.membership.settings import Member
+from launcher.agent.membership.settings import NONE, Last, Member
 
 
 # -- events --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Join:
-    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most."""
+    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most.
+
+    ``after`` is the epoch of the last membership that it was told here, 0 before the first, and
+    ``last`` what it knows of another coordinator's.
+    """
 
     member: Member
     limit_s: float
+    after: int = 0
+    last: Last = NONE
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Dead:
-    """A member under an earlier coordinator is known to be gone."""
-
-    name: str
+    """A member around the last coordinator is known to be dead."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,14 @@ class Refuse:
     text: str
 
 
-Action = TakeGeneration | Refuse
+@dataclass(frozen=True)
+class TellAgain:
+    """A member was not told the membership: its connection was cut at that moment."""
+
+    name: str
+
+
+Action = TakeGeneration | Refuse | TellAgain
 
 
 def step(
@@ -126,10 +138,8 @@ def step(
 # -- taking in -----------------------------------------------------------------------------------
 def _take_in(group: GroupState, event: Event, now: float) -> tuple[GroupState, tuple[Action, ...]]:
     match event:
-        case Join(member, limit_s):
-            return _join(
-                group, NodeEntry(member=member, waits=True, since=now, limit_s=limit_s), now
-            )
+        case Join():
+            return _join(group, event, now)
         case Gone(name, cause):
             nodes = {n: node for n, node in group.nodes.items() if n != name}
             return _strike(replace(group, nodes=nodes), {name: cause}, now), ()
@@ -147,13 +157,19 @@ def _take_in(group: GroupState, event: Event, now: float) -> tuple[GroupState, t
                 refused = tuple(Refuse(member.name, "state", error) for member in waits)
                 return replace(group, taking=False, taken=0), refused
             return replace(group, taking=False, taken=number), ()
-        case Dead(name):
-            return replace(group, dead_before=group.dead_before | {name}), ()
+        case Dead():
+            return replace(group, dead=group.dead + 1), ()
     return group, ()
 
 
-def _join(group: GroupState, node: NodeEntry, now: float) -> tuple[GroupState, tuple[Action, ...]]:
-    name = node.member.name
+def _join(group: GroupState, join: Join, now: float) -> tuple[GroupState, tuple[Action, ...]]:
+    node = NodeEntry(
+        member=join.member, waits=True, since=now, limit_s=join.limit_s, last=join.last.generation
+    )
+    name, is_member = node.member.name, join.member.name in {one.name for one in working(group)}
+    if group.phase is Phase.SEALED and is_member and join.after < group.epoch:
+        return group, (TellAgain(name),)
+    group = _learn(group, join.last)
     if group.phase is Phase.CLOSED:
         return group, (Refuse(name, "closed", f"the run is closed: {group.closed}"),)
     text = f"another node came with node_index {node.member.node_index}: each node needs its own"
@@ -169,11 +185,22 @@ def _join(group: GroupState, node: NodeEntry, now: float) -> tuple[GroupState, t
     nodes = {other: there for other, there in group.nodes.items() if other not in older}
     group = replace(group, nodes=nodes, replaced=group.replaced.union(older))
     group = _strike(group, dict.fromkeys(older, Cause.REPLACED), now)
-    if group.phase is Phase.SEALED and name in {member.name for member in working(group)}:
+    if group.phase is Phase.SEALED and is_member:
         group = _open(group, Cause.FAULT, now)
     # At its place in the order of arrival, if it was there before.
     group = replace(group, nodes={**group.nodes, name: node}, arrived_at=now)
     return replace(group, waiting_at=now) if group.phase is Phase.SEALED else group, refused
+
+
+def _learn(group: GroupState, last: Last) -> GroupState:
+    """A node comes from another coordinator: this one follows it, or was left behind by it."""
+    if last.generation <= max(group.generation, group.last.generation):
+        return group
+    if group.members:
+        return _close(group, FENCED_OUT)
+    return replace(
+        group, last=last, generation=last.generation, faults=max(group.faults, last.faults)
+    )
 
 
 def _strike(group: GroupState, struck: dict[str, Cause], now: float) -> GroupState:
@@ -235,7 +262,7 @@ def _judge(group: GroupState, now: float) -> GroupState:
 
 def _end_of(group: GroupState, now: float) -> str:
     """Why no further round can or need be formed; empty where one may."""
-    if not group.finished and not group.rules.finished_before:
+    if not group.finished and not group.last.finished:
         return ""
     at_work = working(group)
     lost = [m for m in group.members if m.name in group.gone and m.name not in group.finished]
@@ -250,13 +277,13 @@ def _end_of(group: GroupState, now: float) -> str:
 
 def may_form(group: GroupState) -> bool:
     """Whether the nodes that have not finished could still form a group."""
-    finished = group.rules.finished_before + len(group.finished)
+    finished = group.last.finished + len(group.finished)
     return finished == 0 or group.rules.max_nodes - finished >= group.rules.min_nodes
 
 
 def _room(group: GroupState) -> int:
     """How many nodes a group may have; the place of a finished node stays taken."""
-    return group.rules.max_nodes - group.rules.finished_before - len(group.finished)
+    return group.rules.max_nodes - group.last.finished - len(group.finished)
 
 
 # -- sealing ---------------------------------------------------------------------------------------
@@ -277,7 +304,7 @@ def _seal(group: GroupState, now: float) -> tuple[GroupState, tuple[Action, ...]
         members=chosen,
         gone={},
         nodes=nodes,
-        generation=group.taken or group.rules.generation_before + group.epoch,
+        generation=group.taken or group.generation + 1,
         faults=group.faults + (group.cause is Cause.FAULT),
         taken=0,
         phase_at=now,
@@ -297,9 +324,11 @@ def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
     chosen = [*kept, *(member for member in here if member.name not in left)][: _room(group)]
     if len(chosen) < rules.min_nodes or not _is_quorate(group, len(kept), len(chosen)):
         return ()
-    full = len(chosen) == _room(group)
     if not group.members:
-        ready = full or now - group.arrived_at >= _last_call_s(group, chosen)
+        full = len(chosen) == _room(group) or 0 < group.last.majority_of <= _known(group)
+        # All nodes notice a lost coordinator at about the same time.
+        last_call_s = min(rules.last_call_s, 2.0) if group.last.generation else rules.last_call_s
+        ready = full or now - group.arrived_at >= last_call_s
     else:
         ready = len(kept) == len(survivors) or now - group.phase_at >= rules.regroup_limit_s
     # By node index, so that ranks survive restarts.
@@ -308,31 +337,27 @@ def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
     )
 
 
-def _last_call_s(group: GroupState, chosen: list[Member]) -> float:
-    """How long the first round waits for more nodes; after a takeover, for the last group's."""
-    rules = group.rules
-    if rules.nodes_before == 0:
-        return rules.last_call_s
-    here = {member.node_index for member in chosen}
-    missing = [member for member in rules.before if member.node_index not in here]
-    known = bool(rules.before) and all(m.name in group.dead_before for m in missing)
-    all_here = known or len(chosen) >= rules.nodes_before
-    # All survivors notice a lost coordinator at about the same time.
-    return 0.0 if all_here else min(rules.last_call_s, 2.0)
+def _known(group: GroupState) -> int:
+    """Of how many members around the last coordinator it is known whether they come."""
+    return group.dead + _come_again(group)
+
+
+def _come_again(group: GroupState) -> int:
+    """How many nodes wait that were in the newest membership around another coordinator."""
+    return sum(x.waits and 0 < x.last == group.last.generation for x in group.nodes.values())
 
 
 def _is_quorate(group: GroupState, kept: int, chosen: int) -> bool:
     """Whether the nodes are enough to form a group; with fencing they always are.
 
-    Without: more than half of the last membership that did not leave or finish, or so many nodes,
-    replacements among them, that the absent ones cannot form a group.
+    Without: more than half of the last membership that did not leave or finish, wherever that was
+    formed, or so many nodes, replacements among them, that the absent ones cannot form a group.
     """
     if group.rules.fenced or group.rules.rules_out_another(chosen):
         return True
     if not group.members:
-        return 2 * chosen > group.rules.nodes_before
-    left = {name for name, why in group.gone.items() if why is Cause.LEFT} | group.finished
-    return 2 * kept > sum(member.name not in left for member in group.members)
+        return group.last.generation == 0 or 2 * _come_again(group) > group.last.majority_of
+    return 2 * kept > counted(group)
 
 
 # -- refusing --------------------------------------------------------------------------------------
@@ -358,7 +383,7 @@ def _why_not(group: GroupState, limit_s: float) -> str:
         return f"{since}: {here} of at least {rules.min_nodes} nodes are here"
     kept = sum(group.nodes[m.name].waits for m in working(group) if m.name in group.nodes)
     if not _is_quorate(group, kept, here):
-        size = len(group.members) or rules.nodes_before
+        size = len(group.members) or group.last.majority_of
         return (
             f"{since}: no majority of the last {size} nodes is here ({here}), and no shared "
             "checkpoint folder fences the run"

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher.agent.membership.settings import Member, Rules
+from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 
 class Phase(enum.Enum):
@@ -43,13 +43,15 @@ FENCED_OUT = "fenced"
 class NodeEntry:
     """A node that is there. ``waits``: it asks for a rendezvous, since ``since``.
 
-    A forming round that takes longer than ``limit_s`` is too long for it.
+    A forming round that takes longer than ``limit_s`` is too long for it. ``last`` is the
+    generation of its last membership around another coordinator, 0 for none.
     """
 
     member: Member
     waits: bool = False
     since: float = 0.0
     limit_s: float = 600.0
+    last: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,10 @@ class GroupState:
     finished: frozenset[str] = frozenset()
     replaced: frozenset[str] = frozenset()
     """Nodes in whose place another one came: they do not come back."""
+    last: Last = NONE
+    """The newest membership around another coordinator that a node has told of."""
+    dead: int = 0
+    """How many of its members are known to be dead."""
     generation: int = 0
     faults: int = 0
     newcomers: int = 0
@@ -80,8 +86,6 @@ class GroupState:
     taking: bool = False
     """Whether a generation is being taken from the shared folder."""
     taken: int = 0
-    dead_before: frozenset[str] = frozenset()
-    """Members under an earlier coordinator that are known to be gone."""
     phase_at: float = 0.0
     arrived_at: float = 0.0
     grown_at: float = float("-inf")
@@ -92,6 +96,12 @@ def working(group: GroupState) -> tuple[Member, ...]:
     """The members that were not struck off and whose workers have not all succeeded."""
     away = group.finished | group.gone.keys()
     return tuple(member for member in group.members if member.name not in away)
+
+
+def counted(group: GroupState) -> int:
+    """Of how many members a majority has to come again: those that did not leave or finish."""
+    left = {name for name, why in group.gone.items() if why is Cause.LEFT} | group.finished
+    return sum(member.name not in left for member in group.members)
 
 
 def waiting(group: GroupState) -> tuple[Member, ...]:
