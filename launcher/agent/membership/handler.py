@@ -23,13 +23,18 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from launcher.agent.membership.client import (
     Client,
     GoneError,
-    GroupStatus,
-    Membership,
     Refused,
     Told,
     answering_port,
 )
-from launcher.agent.membership.group import FAILED, FENCED_OUT, FINISHED, Phase
+from launcher.agent.membership.group import (
+    FAILED,
+    FENCED_OUT,
+    FINISHED,
+    GroupStatus,
+    Membership,
+    Phase,
+)
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
 from launcher.agent.membership.settings import IDENTICAL, Last, Rules, format_members, parse_rules
 from launcher.contract.clock import SystemClock
@@ -228,7 +233,7 @@ class RosterHandler(rdzv.RendezvousHandler):
             return {}
         status, mine = self.status, self.membership
         is_newest = status.generation == mine.generation
-        majority_of = status.counted if is_newest else mine.size
+        majority_of = status.majority_of if is_newest else mine.size
         last = Last(mine.generation, majority_of, status.faults, status.finished)
         return {"last": json.dumps(last), "last_members": format_members(mine.members)}
 

@@ -27,7 +27,7 @@ from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import _name_ending
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
 from launcher.agent.heartbeat import WorkerBeat
-from launcher.agent.membership.client import GroupStatus
+from launcher.agent.membership.group import GroupStatus
 from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.membership.takeover import plan_candidate
 from launcher.agent.node.identity import SOURCES, identify

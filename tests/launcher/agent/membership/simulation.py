@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from launcher.agent.membership import decide
-from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Phase, counted
+from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Phase
 from launcher.agent.membership.settings import (
     NONE,
     Last,
@@ -227,7 +227,7 @@ class Node(Machine):
         group = told.group
         if group.generation == self.last.generation:
             finished = group.last.finished + len(group.finished)
-            self.last = Last(group.generation, counted(group), group.faults, finished)
+            self.last = Last(group.generation, group.majority_of(), group.faults, finished)
         if group.closed == FENCED_OUT:
             self.lose()
         elif self.running and not self.finished:

@@ -24,10 +24,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from launcher.agent.membership.fencing import FOLDER, Fence
 from launcher.agent.membership.handler import ReplacedError, RosterHandler, create_handler
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
 from launcher.agent.membership.settings import parse_rules
+from launcher.contract.generations import FOLDER, Fence
 from tests.waiting import wait_until
 
 Make = Callable[..., RosterHandler]

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from launcher.agent.membership import wire
-from launcher.agent.membership.client import Client, GoneError, Membership
-from launcher.agent.membership.group import Cause, Phase
+from launcher.agent.membership.client import Client, GoneError
+from launcher.agent.membership.group import Cause, Membership, Phase
 from launcher.agent.membership.process import CoordinatorProcess, Endpoint, ask, serve_forked
 from launcher.agent.membership.settings import Rules
 from launcher.contract.clock import SystemClock
