@@ -25,6 +25,8 @@ from launcher.contract.generations import Fence
 FENCE_LOOK_S = 5.0
 ANSWER_LIMIT_S = 0.5
 """How long a node whose connection has ended may take to come back or to answer."""
+COME_BACK_S = 0.05
+"""So long, and three round trips, a living node takes at most to dial again and to greet."""
 STRANGERS = 256
 """Connections that have not yet said who they are."""
 BUFFER_LIMIT = 64 * 1024 * 1024
@@ -217,14 +219,17 @@ class Coordinator:
     async def _look_for(self, member: Member, is_orderly: bool) -> None:
         """A connection has ended: whether its process has, too.
 
-        A middle box may have cut it. Then the node comes back at once, or its port at least takes a
-        connection; and nothing is proven where nothing answers after a reset.
+        A middle box may have cut it, and may refuse for it. Then the node comes back at once, or
+        its port takes a connection. Nothing is proven where nothing answers after a reset.
         """
         began = self.clock.monotonic()
         answer = await _dial(member, ANSWER_LIMIT_S)
-        if answer is None and is_orderly:
+        took_s = self.clock.monotonic() - began
+        if answer is False:
+            await asyncio.sleep(COME_BACK_S + 3 * took_s)
+        elif answer is None and is_orderly:
             # The address of a killed container goes with it.
-            await asyncio.sleep(max(0.0, began + ANSWER_LIMIT_S - self.clock.monotonic()))
+            await asyncio.sleep(ANSWER_LIMIT_S - took_s)
         if (peer := self._peers.get(member.name)) is None or peer.is_connected:
             return
         if answer is False:

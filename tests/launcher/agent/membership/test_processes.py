@@ -123,9 +123,15 @@ def test_a_node_whose_process_has_ended_is_lost_at_once(make: Any) -> None:
     assert list(stays.told.losses) == ["node 1 is lost: its connection closed and its port refuses"]
 
 
-def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(make: Any) -> None:
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(
+    make: Any, refuses: bool
+) -> None:
+    """Also where a firewall refuses what the coordinator dials."""
     bench = make()
     clients = bench.meet(0, 1)
+    if refuses:
+        bench.listener.close()
     for client in clients:
         connection = client._socket
         assert connection
