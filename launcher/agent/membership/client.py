@@ -22,6 +22,7 @@ from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import wire
 from launcher.agent.membership.group import Cause, Phase
 from launcher.agent.membership.settings import Member, Rules, parse_members
+from launcher.agent.streams import say
 from launcher.contract.clock import Clock
 
 RETRY_S = 0.05
@@ -291,7 +292,9 @@ class Client:
                 raise wire.WireError("it ended the connection: another run, or another token")
             wire.check_proof(self._token, nonce, origin, wire.decode(line)["proof"])
         except (wire.WireError, KeyError) as error:
-            self._why = str(error)
+            if self._why != str(error):
+                self._why = str(error)
+                say(f"rendezvous: the coordinator at {self.where}: {error}; trying again")
             self._clock.sleep(RETRY_S)
             return False
         if self._origin not in ("", origin):
