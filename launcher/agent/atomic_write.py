@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Replaces a file in one step, so that no reader sees half of it.
 
     Raises OSError where it could not be written; the file is then as it was before.
@@ -15,7 +15,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}.{new_number()}")
     data = content.encode() if isinstance(content, str) else content
     try:
-        temporary.write_bytes(data)
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(data)
         temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -108,6 +108,8 @@ CONTAINER_AGENT_VERSION = "/launcher/agent.version"
 TERMINATION_LOG = "/dev/termination-log"
 """A pod's status shows this file after the end: the node's outcome, even without shared folders."""
 TERMINATION_LIMIT_BYTES = 4096
+CONTAINER_TOKEN = "/launcher/token"
+"""Where a pod has the run's Secret, if there is one: a folder with ``TOKEN_FILE``."""
 CONTAINER_TASK = "/launcher/node-plan.json"
 """The task that all pods of a job share; each agent finds out which node it is."""
 
@@ -126,6 +128,8 @@ OLDEST_TORCH = (2, 4)
 
 # -- files of the run folder ---------------------------------------------------------------
 PLAN_FILE = "plan.json"
+TOKEN_FILE = "token"
+"""What connections between the run's agents prove to know; only its owner may read it."""
 JOB_FILE = "job.json"
 OUTCOME_FILE = "outcome.json"
 """Written by the launcher alone."""

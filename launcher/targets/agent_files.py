@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ MAKE_ARCHIVE = (
     *("launcher.targets.agent_archive", "--compiled"),
 )
 """The command that prints the archive. With -P it may be called in any folder."""
+MAKE_TOKEN = "umask 077; od -An -vtx1 -N32 /dev/urandom | tr -d ' \\n'"
+"""The command that prints a new token, for a subshell. No word of it is secret."""
 OTHER_AGENT_FIX = "build the image again (make image, make push), or --set agent.in_image=false"
 OWN_IMAGE = "fabric-train"
 """What ``make image`` of this project's repository builds, tagged ``cpu`` or ``cuda``."""
@@ -57,13 +60,19 @@ class AgentFiles:
     tasks: tuple[TaskFile, ...]
 
     @property
+    def run_dir(self) -> Path:
+        """The run's folder on the launcher's machine."""
+        return Path(self.archive_path).parent
+
+    @property
     def archive(self) -> bytes | None:
         """The agent; None if the image holds it."""
         return self.read_archive() if self.read_archive else None
 
     def shell(self, *, embed: bool = False) -> list[str]:
         """Lines for a POSIX shell that write the files; ``embed``: with the archive's bytes."""
-        return [*self.shell_archive(embed=embed), *self.shell_tasks()]
+        token = render_token(str(self.run_dir / protocol.TOKEN_FILE))
+        return [*self.shell_archive(embed=embed), token, *self.shell_tasks()]
 
     def shell_archive(self, *, embed: bool = False) -> list[str]:
         """Lines that write the archive; without ``embed`` only if it is missing."""
@@ -84,6 +93,11 @@ class AgentFiles:
         for task in self.tasks:
             lines += [f"cat >{quote(task.path)} <<'END'", task.text.rstrip("\n"), "END"]
         return lines
+
+
+def render_token(path: str) -> str:
+    """A line of a shell script that makes a run's token, as ``make_token`` does."""
+    return f"[ -s {quote(path)} ] || ({MAKE_TOKEN} >{quote(path)})  # What connections must know."
 
 
 def render_base64() -> list[str]:
@@ -115,11 +129,20 @@ def write_agent_files(files: AgentFiles | None) -> None:
     """Puts the agent's files in place; the folders must be there."""
     if files is None:
         return
+    make_token(files.run_dir)
     archive = Path(files.archive_path)
     if files.read_archive is not None and not archive.exists():
         write_atomically(archive, files.read_archive())
     for task in files.tasks:
         write_atomically(Path(task.path), task.text)
+
+
+def make_token(run_dir: Path) -> str:
+    """The token of the run in this folder, made by the first call. Raises OSError."""
+    path = run_dir / protocol.TOKEN_FILE
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(32), mode=0o600)
+    return path.read_text()
 
 
 def folder_of(plan: LaunchPlan, node: NodePlan) -> str:

@@ -10,6 +10,7 @@ mkdir -p \
   /home/me/runs/digits-0a1b2c/nodes/2/0
 # The node agent: a Python archive.
 [ -s /home/me/runs/digits-0a1b2c/agent.pyz ] || /venv/bin/python -P -m launcher.targets.agent_archive --compiled >/home/me/runs/digits-0a1b2c/agent.pyz
+[ -s /home/me/runs/digits-0a1b2c/token ] || (umask 077; od -An -vtx1 -N32 /dev/urandom | tr -d ' \n' >/home/me/runs/digits-0a1b2c/token)  # What connections must know.
 # What each node's agent is told. Workers' output:
 # nodes/<node>/<incarnation>/attempt-<n>/rank-<rank>/ of the run folder.
 cat >/home/me/runs/digits-0a1b2c/nodes/0/0/node-plan.json <<'END'

@@ -17,6 +17,7 @@ mkdir -p \
   '/work space/runs/digits-0a1b2c/nodes/1/0'
 # The node agent: a Python archive.
 [ -s '/work space/runs/digits-0a1b2c/agent.pyz' ] || /venv/bin/python -P -m launcher.targets.agent_archive --compiled >'/work space/runs/digits-0a1b2c/agent.pyz'
+[ -s '/work space/runs/digits-0a1b2c/token' ] || (umask 077; od -An -vtx1 -N32 /dev/urandom | tr -d ' \n' >'/work space/runs/digits-0a1b2c/token')  # What connections must know.
 # What each node's agent is told. Workers' output:
 # nodes/<node>/<incarnation>/attempt-<n>/rank-<rank>/ of the run folder.
 cat >'/work space/runs/digits-0a1b2c/nodes/0/0/node-plan.json' <<'END'

@@ -44,6 +44,9 @@ new "$S/node-plan.json" cat <<'END'
 {"schema": 1, "node": {"node_index": 0, "name": "node-0", "local_addr": "node-0", "min_nodes": 2, "max_nodes": 2, "nproc_per_node": 1, "max_restarts": 0, "rendezvous": {"backend": "roster", "endpoint_host": "node-0", "endpoint_port": 29400, "id": "digits-0a1b2c", "is_host": true, "conf": [["detection_limit_s", "10"], ["connect_timeout_s", "300"], ["fence_dir", "/shared/runs/digits-0a1b2c/checkpoints"]]}, "command": ["train.py"], "workdir": "/shared", "env": [["TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"], ["OMP_NUM_THREADS", "1"], ["PYTHONUNBUFFERED", "1"], ["LAUNCHER_RUN_ID", "digits-0a1b2c"], ["RUN_DIR", "/shared/runs/digits-0a1b2c"], ["CHECKPOINT_DIR", "/shared/runs/digits-0a1b2c/checkpoints"], ["LAUNCHER_ATTEMPT", "0"], ["LAUNCHER_STOP_GRACE_S", "30"], ["LAUNCHER_PROGRESS", "lines"], ["LAUNCHER_NODE_INDEX", "0"], ["LAUNCHER_INCARNATION", "0"], ["LAUNCHER_RDZV_BACKEND", "roster"], ["LAUNCHER_RDZV_ENDPOINT", "node-0:29400"], ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[0/${rank}] "], ["LAUNCHER_MAX_WORLD_SIZE", "2"]], "log_dir": "/shared/runs/digits-0a1b2c/nodes/0/0"}, "settings": {"identity": "slurm", "meet_dir": "/shared/runs/digits-0a1b2c/meet", "hang_max_s": 31536000.0, "tee": false}}
 END
 new "$RUN/artifact.sh" cat "$0"
+[ -s "$RUN/token" ] || {  # Elements start at the same time: the first one's counts.
+  (umask 077; od -An -vtx1 -N32 /dev/urandom | tr -d ' \n' >"$S/.$KEY.token"); ln "$S/.$KEY.token" "$RUN/token"; rm -f "$S/.$KEY.token"
+} 2>/dev/null
 grep -qsxE 'stop-requested|interrupted' "$S/$JOB".*.stop && end 143 over
 idle() {  # How many starts there were since the last file below CHECKPOINT_DIR.
   for file in "$S"/*.started; do

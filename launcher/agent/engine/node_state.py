@@ -35,6 +35,8 @@ class Node:
         self.had_rendezvous = False
         self.reached_store = False
         """Whether a store has answered this node before torch's agent was started."""
+        self.token = ""
+        """What connections of this run prove to know; see ``run.read_token``."""
         self.roster: RosterHandler | None = None
         """This node's part in the group; None in a static group, and before the first store."""
         self.on_first_round: Callable[[], None] = lambda: None

@@ -57,7 +57,7 @@ def register_handler(node: Node) -> str:
     """Registers the handlers of this node with torch and returns the name of their backend."""
 
     def create(params: RendezvousParameters) -> RosterHandler:
-        return create_handler(params, partial(NodeHandler, node))
+        return create_handler(params, partial(NodeHandler, node), node.token)
 
     with contextlib.suppress(ValueError):  # at the second store
         rendezvous_handler_registry.register(BACKEND, create)

@@ -39,7 +39,7 @@ def _run_rounds(
     task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
 ) -> tuple[Reason, str]:
     meets = task.settings.meet_dir and task.node.max_nodes > 1
-    stores = Meeting(task, clock) if meets else Candidates(task, clock)
+    stores = (Meeting if meets else Candidates)(task, clock, node.token)
     carried, losses_at = dict[str, str](), list[float]()
     # The group of a node that was here before may have moved to another store.
     elsewhere = task.node.incarnation > 0 or node.attempts.number >= 0

@@ -44,6 +44,10 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     end = partial(NodeOutcome, node_index=place.node_index, incarnation=place.incarnation)
     archive = archive_path()
     settings = task.settings
+    try:
+        token = read_token(run_dir)
+    except OSError as error:
+        return end(reason=Reason.BAD_INPUT, detail=f"the run's token cannot be read: {error}")
     if settings.hold_idle_s:
         from launcher.agent.engine.hold import Holder
 
@@ -65,6 +69,7 @@ def run_agent(task: NodeTask, *, run_dir: Path, scratch: Path, ledger: AgentLedg
     )
     gate = GpuGate(open_devices(visible), settings.gpu_free_limit_s, clock)
     node = Node(attempts, book, ledger, gate, clock)
+    node.token = token
     watchdog = Watchdog(attempts, settings, ledger, node.looker, clock)
     _start_health(settings, node, watchdog, clock, run_dir)
 
@@ -111,6 +116,17 @@ def _start_health(
         say(f"no health server on port {settings.health_port}: {error}")
         return
     say(f"health: http://{settings.health_host}:{port}/healthz")
+
+
+def read_token(run_dir: Path, of_pod: Path = Path(protocol.CONTAINER_TOKEN)) -> str:
+    """What connections of this run prove to know; empty where nobody left a token for this node.
+
+    Only an operator's pod has it in ``of_pod``.
+    """
+    for folder in (run_dir, of_pod):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return (folder / protocol.TOKEN_FILE).read_text().strip()
+    return ""
 
 
 def archive_path() -> str:

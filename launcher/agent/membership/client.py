@@ -23,6 +23,7 @@ from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import wire
 from launcher.agent.membership.group import Cause, GroupStatus, Membership, Phase
 from launcher.agent.membership.settings import Member, Rules, parse_members
+from launcher.agent.streams import say
 from launcher.contract.clock import Clock
 
 RETRY_S = 0.05
@@ -214,7 +215,9 @@ class Client:
             try:
                 origin, _, lines = wire.greet(connection, **mine, keeps=self._keeps)
             except wire.WireError as error:
-                self._why = str(error)
+                if self._why != str(error):
+                    self._why = str(error)
+                    say(f"rendezvous: {self.where}: {error}; trying again")
                 self._clock.sleep(RETRY_S)
                 return
             if self._origin not in ("", origin):

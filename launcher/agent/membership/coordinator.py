@@ -140,9 +140,9 @@ class Coordinator:
             return None
         hello = wire.decode(line)
         name, run_id = str(hello["name"]), str(hello["run"])
-        wire.check_proof(self.token, nonce, f"{run_id} {name}", hello["proof"])
         if run_id != self.run_id:
-            raise wire.WireError(f"it is of run {run_id}, and this is {self.run_id}")
+            raise wire.WireError(f"it is of run {run_id[:60]!r}, and this is {self.run_id!r}")
+        wire.check_proof(self.token, nonce, f"{run_id} {name}", hello["proof"])
         proof = wire.prove(self.token, str(hello["nonce"]), self.origin)
         closed = self.group.phase is Phase.CLOSED
         writer.write(wire.encode({"proof": proof, "closed": closed}))

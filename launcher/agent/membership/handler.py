@@ -69,7 +69,9 @@ def _as_torch_says() -> Iterator[None]:
 
 
 def create_handler(
-    params: rdzv.RendezvousParameters, make: Callable[..., RosterHandler] | None = None
+    params: rdzv.RendezvousParameters,
+    make: Callable[..., RosterHandler] | None = None,
+    token: str = "",
 ) -> RosterHandler:
     """Called by torch's registry; raises what ``parse_rules`` raises for a wrong configuration.
 
@@ -83,8 +85,9 @@ def create_handler(
         served = CoordinatorProcess(pid=rules.coordinator_pid, port=port)
     elif rules.is_host:
         with contextlib.suppress(UnservedError):
-            served = serve_forked(port, rules, params.run_id)
-    client = Client(host, served.port if served else port, params.run_id, rules, SystemClock())
+            served = serve_forked(port, rules, params.run_id, token)
+    port = served.port if served else port
+    client = Client(host, port, params.run_id, rules, SystemClock(), token=token)
     try:
         # Ended by the resolver's own limit.
         addr = params.local_addr or socket.getfqdn()

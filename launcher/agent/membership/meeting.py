@@ -54,8 +54,8 @@ class Announcement:
     node_index: int
     machine: str
     run_id: str
-    token: str
-    """The coordinator's origin, by which it is known from whatever else listens there."""
+    origin: str
+    """By which the coordinator is known from whatever else listens there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ class Meeting:
 
     has_answered = True
 
-    def __init__(self, task: NodeTask, clock: Clock) -> None:
-        self._task, self._clock = task, clock
+    def __init__(self, task: NodeTask, clock: Clock, token: str = "") -> None:
+        self._task, self._clock, self._token = task, clock, token
         self._folder = Path(task.settings.meet_dir)
         self._conf: dict[str, str] = {}
         self._joined = ("", "")
@@ -148,8 +148,7 @@ class Meeting:
         own, rendezvous = self._task.node.local_addr, self._task.node.rendezvous
         with os.fdopen(handle, "w") as file:
             rules = rules_of(self._task.node, self._conf)
-            store = serve_forked(0, rules, rendezvous.id, sign=path)
-            token = store.origin
+            store = serve_forked(0, rules, rendezvous.id, self._token, sign=path)
             if self._newest() != int(path.stem.partition("-")[2]):
                 store.stop()
                 return None
@@ -162,7 +161,7 @@ class Meeting:
                 node_index=self._task.node.node_index,
                 machine=addresses.name_machine(),
                 run_id=rendezvous.id,
-                token=token,
+                origin=store.origin,
             )
             try:
                 json.dump(asdict(announcement), file)
@@ -172,7 +171,7 @@ class Meeting:
                 store.stop()
                 path.unlink(missing_ok=True)
                 raise
-        self._joined = (token, addresses.LOOPBACK)
+        self._joined = (store.origin, addresses.LOOPBACK)
         return store
 
     # -- the coordinator of another node ---------------------------------------------------------
@@ -183,14 +182,14 @@ class Meeting:
         sign, signed_at, told = _read_sign(path), began, False
         while True:
             said = _read(path)
-            reached, refusing = reach(said) if said else (None, ())
+            reached, refusing = reach(said, self._token) if said else (None, ())
             if said and reached:
-                self._joined = (said.token, reached.endpoint.host)
+                self._joined = (said.origin, reached.endpoint.host)
                 return reached
             now = self._clock.monotonic()
             if (new := _read_sign(path)) != sign:
                 sign, signed_at = new, now
-            was_here = said is not None and said.token == self._joined[0]
+            was_here = said is not None and said.origin == self._joined[0]
             refuses = was_here and self._joined[1] in refusing
             # No firewall stands between a machine and itself.
             if refuses or addresses.LOOPBACK in refusing or now - signed_at >= GONE_S:
@@ -230,7 +229,7 @@ def _read_sign(path: Path) -> int:
         return 0
 
 
-def reach(said: Announcement) -> tuple[Reached | None, tuple[str, ...]]:
+def reach(said: Announcement, token: str = "") -> tuple[Reached | None, tuple[str, ...]]:
     """Where it answers now, and else which of its addresses refuse."""
     own, is_same = addresses.own_addresses(), addresses.name_machine() == said.machine != ""
     # An address that both machines have, as Docker's, leads back to this one.
@@ -238,7 +237,7 @@ def reach(said: Announcement) -> tuple[Reached | None, tuple[str, ...]]:
     taken, refusing = _connect_to_all(usable, said.port)
     for address in sorted(taken, key=usable.index):
         endpoint = Endpoint(host=address, port=said.port)
-        if ask(endpoint, said.run_id, ANSWER_LIMIT_S) == said.token:
+        if ask(endpoint, said.run_id, ANSWER_LIMIT_S, token) == said.origin:
             local = None if addresses.is_loopback(address) else taken[address]
             return Reached(endpoint=endpoint, local_addr=local), ()
     return None, refusing

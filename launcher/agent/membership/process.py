@@ -130,14 +130,14 @@ def rules_of(node: NodePlan, conf: Mapping[str, str]) -> Rules:
 
 
 def find_coordinator(
-    candidates: Sequence[Endpoint], run_id: str, timeout_s: float
+    candidates: Sequence[Endpoint], run_id: str, timeout_s: float, token: str = ""
 ) -> Endpoint | None:
     """The first candidate that serves this run already, if any.
 
     Asked before a node serves the run itself: otherwise a host that came back would start a second
     group. Takes at most about ``timeout_s`` per candidate.
     """
-    return next((one for one in candidates if ask(one, run_id, timeout_s)), None)
+    return next((one for one in candidates if ask(one, run_id, timeout_s, token)), None)
 
 
 def ask(endpoint: Endpoint, run_id: str, timeout_s: float, token: str = "") -> str:

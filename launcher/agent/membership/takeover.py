@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from launcher.agent.membership.meeting import carry_conf
 from launcher.agent.membership.process import Endpoint, find_coordinator
@@ -22,8 +23,8 @@ class Candidates:
     has_answered = False
     """Whether the one that was planned last has answered this node."""
 
-    def __init__(self, task: NodeTask, clock: Clock) -> None:
-        self._task, self._clock, self._number = task, clock, 0
+    def __init__(self, task: NodeTask, clock: Clock, token: str = "") -> None:
+        self._task, self._clock, self._token, self._number = task, clock, token, 0
 
     def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool) -> NodeTask:
         """The task with the next coordinator, or the one that the others use already. Blocks.
@@ -52,7 +53,8 @@ class Candidates:
         order = [(number + turn) % len(stores) for turn in range(len(stores))]
         places = [index for index in order if index != lost or patient]
         endpoints = [Endpoint(host=stores[at].host, port=stores[at].port) for at in places]
-        while (found := find_coordinator(endpoints, rendezvous.id, LOOK_LIMIT_S)) is None:
+        look = partial(find_coordinator, endpoints, rendezvous.id, LOOK_LIMIT_S, self._token)
+        while (found := look()) is None:
             if self._clock.monotonic() >= end:
                 return number
             self._clock.sleep(0.5)

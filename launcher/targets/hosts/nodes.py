@@ -142,6 +142,7 @@ def prepare(
     node: HostNode,
     agent: bytes | None,
     code: PackedCode | None,
+    token: str,
     session: Session,
 ) -> None:
     """Sends what the node starts from, unless it is there already."""
@@ -161,6 +162,7 @@ def prepare(
         agent=node.agent_path if agent else None,
         code=hash,
         needed=[node.spec.cwd, *script, *(m.source for m in node.node.mounts)],
+        token=token,
     )
     session.call(asked, agent or b"")
 

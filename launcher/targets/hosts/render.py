@@ -9,6 +9,7 @@ from launcher.contract import protocol
 from launcher.contract.node_plan import NodePlan
 from launcher.plan.launch_plan import CodePlan, LaunchPlan
 from launcher.targets.agent_files import (
+    MAKE_TOKEN,
     AgentFiles,
     TaskFile,
     env_of,
@@ -72,6 +73,7 @@ class HostsArtifact:
             "#!/bin/bash",
             "# One agent per host over ssh; ends when all have ended.",
             *self._find_code(),
+            *([f"TOKEN=$({MAKE_TOKEN})"] if self.files else []),
             "trap 'kill $(jobs -p)' EXIT",
             *archive,
             *(line for node in self.nodes for line in self._on_host(node, embed)),
@@ -106,8 +108,11 @@ class HostsArtifact:
             unpack = [f'{ssh} {quote(command)} <"$CODE"']
         files = []
         if self.files and node.task:
+            path = f"{node.run_dir}/{protocol.TOKEN_FILE}"
             own = replace(self.files, archive_path=node.agent_path, tasks=(node.task,))
-            files = own.shell(embed=True) if embed else own.shell_tasks()
+            files = [*(own.shell_archive(embed=True) if embed else ()), *own.shell_tasks()]
+            take = quote(f"mkdir -p {quote(node.run_dir)} && umask 077 && cat >{quote(path)}")
+            unpack.append(f'printf %s "$TOKEN" | {ssh} {take}')
             if not embed:
                 copy = f"mkdir -p {quote(node.run_dir)} && cat >{quote(node.agent_path)}"
                 unpack.append(f"{ssh} {quote(copy)} <{quote(self.files.archive_path)}")

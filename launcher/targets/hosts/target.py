@@ -30,6 +30,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.target_facts import TargetFacts
 from launcher.runs.folder import RunFolder, list_runs
 from launcher.runs.node_outcomes import read_node_outcome
+from launcher.targets.agent_files import make_token
 from launcher.targets.docker_options import enter_container, plan_containers
 from launcher.targets.hold import Hold, check_reach
 from launcher.targets.hosts import nodes
@@ -218,7 +219,8 @@ class HostsTarget(Target):
             self._open_lines(plan)
             code = self._read_code(plan)
             agent = artifact.files.archive if artifact.files else None
-            each(lambda node, session: nodes.prepare(plan, node, agent, code, session))
+            token = make_token(Path(plan.run_dir)) if artifact.files else ""
+            each(lambda node, session: nodes.prepare(plan, node, agent, code, token, session))
             if plan.image is not None and self.hold is None:
                 image = read_image(plan.image)
                 each(lambda node, session: provide_image(image, session))

@@ -43,7 +43,7 @@ from launcher.targets.kubernetes.pod_states import (
 )
 from launcher.targets.kubernetes.refusals import is_for_good
 from launcher.targets.kubernetes.render_kinds import RENDERERS, can_be_tried
-from launcher.targets.kubernetes.render_pod import render_trial_pod
+from launcher.targets.kubernetes.render_pod import render_trial_pod, token_name
 
 CLUSTER_FILE = "cluster.json"
 """In the run folder: the run's kubeconfig, context and namespace, and the cluster's identity."""
@@ -278,7 +278,10 @@ class ClusterJob:
         A launcher that was killed leaves such objects, and so does kubectl. Leaves what this user
         may not see or delete.
         """
-        for place in self._find_left():
+        token = ObjectPlace(api_version="v1", kind="Secret", name=token_name(self.plan))
+        # A manifest's run has the job's name, and its Secret, if any, is somebody's own.
+        own = [token] if self.plan.run_id != self.plan.job_name else []
+        for place in (*self._find_left(), *own):
             with contextlib.suppress(TargetError):
                 self.cluster.delete(place)
 

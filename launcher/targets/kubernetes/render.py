@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher.contract import typed
+from launcher.contract import protocol, typed
 from launcher.contract.errors import InputError
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.targets.agent_archive import read_agent_version
 from launcher.targets.kubernetes.code import code_map_names, is_sent, render_code_maps, tell_code
 from launcher.targets.kubernetes.plan import PodSettings
 from launcher.targets.kubernetes.render_kinds import RENDERERS
-from launcher.targets.kubernetes.render_pod import Object, has_own_agent, render_metadata
+from launcher.targets.kubernetes.render_pod import (
+    Object,
+    has_own_agent,
+    render_metadata,
+    token_name,
+)
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -162,6 +167,8 @@ def _needs(plan: LaunchPlan, pods: PodSettings) -> list[str]:
         f"the image {plan.image}, which the nodes hold or can pull",
         f"in it {inside}",
         *(f"the PersistentVolumeClaim {name} ({modes})" for name in pods.claims),
+        f"optional, before it: the Secret {token_name(plan)} with {protocol.TOKEN_FILE}, any text "
+        "that only the nodes know; without it a NetworkPolicy has to keep others out",
         *([f"the Secret {pods.secret} with {secrets}"] if secrets else []),
         *(
             [f"the Secret {pods.git.secret} with the key to the code"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import secrets
 from typing import Any
 
 from launcher.contract import protocol
@@ -27,6 +28,8 @@ Object = dict[str, Any]
 
 STOP_MARGIN_S = 15
 """On top of the job's grace, for the agent to report after its workers have ended."""
+TOKEN_VERBS = ("create", "patch", "delete")
+"""Rights on Secrets by which a launcher makes the token of a run, and deletes it."""
 PROBE_PERIOD_S = 20
 PROBE_FAILURES = 15
 """For an agent that no longer answers: it ends hangs of workers itself, and sooner."""
@@ -96,6 +99,18 @@ def has_own_agent(plan: LaunchPlan) -> bool:
 def _config_map_name(plan: LaunchPlan) -> str:
     text = render_kept_plan(plan) + read_agent_version()
     return f"{plan.job_name}-plan-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def token_name(plan: LaunchPlan) -> str:
+    """The Secret with the run's token; of a rendered manifest, one that a person may make."""
+    return f"{plan.run_id}-token"
+
+
+def render_token(plan: LaunchPlan) -> Object:
+    """A new token for a run. Only for a submission: it is no part of what is rendered."""
+    metadata = render_metadata(plan, token_name(plan))
+    data = {protocol.TOKEN_FILE: base64.b64encode(secrets.token_hex(32).encode()).decode()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
 
 
 # -- the pod ----------------------------------------------------------------------------------
@@ -284,6 +299,7 @@ def _mounts(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
         files.append((protocol.CONTAINER_AGENT, protocol.AGENT_ARCHIVE))
     return [
         *(given(name="plan", mountPath=p, subPath=name, readOnly=True) for p, name in files),
+        {"name": "token", "mountPath": protocol.CONTAINER_TOKEN, "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": run, "mountPath": protocol.CONTAINER_RUN_DIR},
         {"name": checkpoints, "mountPath": protocol.CONTAINER_CHECKPOINT_DIR},
@@ -303,8 +319,11 @@ def _mounts(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
 def _volumes(plan: LaunchPlan, pods: PodSettings) -> list[Object]:
     shm = render_bytes(plan.resources.shm_bytes)
     disks = (("run", pods.run), ("checkpoints", pods.checkpoint))
+    secret = {"secretName": token_name(plan), "optional": True}
     return [
         {"name": "plan", "configMap": {"name": _config_map_name(plan)}},
+        # Without it the agents take whoever can reach them.
+        {"name": "token", "secret": {**secret, "defaultMode": 0o400}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
         *({"name": name, "emptyDir": {}} for name, claim in disks if claim is None),
         *(render_code_volumes(plan) if plan.code else []),

@@ -33,6 +33,7 @@ from launcher.targets.kubernetes.code import (
 from launcher.targets.kubernetes.follow import ClusterDriver, bring_output, find_end
 from launcher.targets.kubernetes.plan import PodSettings, describe_own_disks, plan_facts
 from launcher.targets.kubernetes.render import RenderedManifest, render_losses, render_manifest
+from launcher.targets.kubernetes.render_pod import TOKEN_VERBS, Object, render_token
 
 if TYPE_CHECKING:
     from launcher.code.record import PackedCode
@@ -141,12 +142,23 @@ class KubernetesTarget(Target):
         Raises ``InputError`` if an object of the job's name is there already.
         """
         job, objects = self.job(plan), self.render(plan).objects
+        objects = (*self._token_of(plan, job.cluster), *objects)
         # An interrupt does not wait for an answer; what was made is then taken away.
         self.is_sending = True
         try:
             job.submit(objects, self.notes)
         finally:
             self.is_sending = False
+
+    def _token_of(self, plan: LaunchPlan, cluster: Cluster) -> tuple[Object, ...]:
+        if all(cluster.may(verb, "secrets") for verb in TOKEN_VERBS):
+            return (render_token(plan),)
+        self.notes.append(
+            f"you may not {' and '.join(TOKEN_VERBS)} secrets in namespace {cluster.namespace}: "
+            "whoever reaches the pods may join the run; k8s/base/rbac.yaml grants it, and "
+            "k8s/base/network-policy.yaml closes the pods to others"
+        )
+        return ()
 
     def observe(self, plan: LaunchPlan) -> Observation:
         job = self.job(plan)

@@ -13,7 +13,7 @@ from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.errors import ExitCode, InputError
 from launcher.plan.launch_plan import LaunchPlan
-from launcher.targets.agent_files import render_base64
+from launcher.targets.agent_files import MAKE_TOKEN, render_base64
 from launcher.targets.shell import quote, render_line
 from launcher.targets.slurm.client import comment_of
 from launcher.targets.slurm.settings import JOBS_DIR, TASK_FILE, SlurmSettings
@@ -75,6 +75,9 @@ new "$S/node-plan.json" cat <<'END'
 @TASK@
 END
 new "$RUN/artifact.sh" cat "$0"
+[ -s "$RUN/token" ] || {  # Elements start at the same time: the first one's counts.
+  (@MAKE_TOKEN@ >"$S/.$KEY.token"); ln "$S/.$KEY.token" "$RUN/token"; rm -f "$S/.$KEY.token"
+} 2>/dev/null
 """
 _CODE = """\
 if [ ! -d "$RUN/code" ]; then  # Whole or not at all: elements start at the same time.
@@ -240,6 +243,7 @@ def _words(plan: LaunchPlan, own: SlurmSettings, *, embed: bool) -> dict[str, st
         "JOB": _ELEMENT if is_array else _JOB,
         "UNSET": _unset(),
         "ARCHIVE": "\n".join(render_base64()) if embed else "",
+        "MAKE_TOKEN": MAKE_TOKEN,
         "TASK": NodeTask(node=plan.nodes[0], settings=plan.agent).to_json().rstrip("\n"),
         "MAKE_CODE": quote(render_line(make_code)),
         "EACH": f"*_{element}.*" if is_array else "*",

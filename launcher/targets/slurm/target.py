@@ -30,6 +30,7 @@ from launcher.plan.target_facts import TargetFacts, describe_ignored, parse_shel
 from launcher.runs.folder import RunFolder, check_folder, make_folders, write_atomically
 from launcher.runs.outcome import Outcome
 from launcher.targets.agent_archive import read_compiled_archive
+from launcher.targets.agent_files import make_token
 from launcher.targets.hold import is_hold
 from launcher.targets.interpreter import read_torch_version
 from launcher.targets.preflight import check_in_code, check_there, read_secrets
@@ -164,6 +165,7 @@ class SlurmTarget(Target):
         assert plan.agent is not None, "Slurm's nodes need the agent"
         if not plan.agent.in_image:
             Path(plan.run_dir, protocol.AGENT_ARCHIVE).write_bytes(read_compiled_archive())
+        make_token(Path(plan.run_dir))
         task = NodeTask(node=plan.nodes[0], settings=plan.agent).to_json()
         write_atomically(Path(plan.run_dir, JOBS_DIR, TASK_FILE), task)
         if self._allocation is None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.agent.atomic_write import new_number, write_atomically
+from launcher.contract import protocol
 from launcher.targets.hosts.program.messages import (
     CODE_DIR,
     HasCode,
@@ -68,6 +69,8 @@ def prepare_run(asked: PrepareRun, agent: bytes) -> None:
         with suppress(OSError):
             temporary.rename(code)
         shutil.rmtree(temporary, ignore_errors=True)
+    if asked.token:
+        write_atomically(run_dir / protocol.TOKEN_FILE, asked.token, mode=0o600)
     for path, text in asked.files:
         write_atomically(Path(path), text.encode("utf-8", "surrogateescape"))
     missing = [path for path in asked.needed if not os.path.exists(path)]

@@ -185,7 +185,7 @@ class StoreCode(HostRequest[bool]):
 class PrepareRun(HostRequest[None]):
     """Makes a run's folder, with ``files`` (path, text), code, and the agent from the message.
 
-    Refused if a path of ``needed`` is missing.
+    Only the user may read the ``token``. Refused if a path of ``needed`` is missing.
     """
 
     run_dir: str
@@ -195,6 +195,7 @@ class PrepareRun(HostRequest[None]):
     agent: str | None
     code: str | None
     needed: Sequence[str]
+    token: str = ""
 
 
 class RemoveRun(HostRequest[int]):

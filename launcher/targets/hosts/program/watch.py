@@ -27,7 +27,7 @@ BEAT_S = 1.0
 SILENCE_LIMIT_S = 30
 """This session ends after so much silence: a cut connection may never be reported."""
 CHUNK_BYTES = 1 << 17
-LEFT_OUT = (CODE_DIR, protocol.AGENT_ARCHIVE, protocol.CHECKPOINTS_DIR)
+LEFT_OUT = (CODE_DIR, protocol.AGENT_ARCHIVE, protocol.CHECKPOINTS_DIR, protocol.TOKEN_FILE)
 """Only in the run folder itself: below it, folders with such names belong to the training."""
 
 

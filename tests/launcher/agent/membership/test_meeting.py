@@ -48,7 +48,7 @@ def said_of(store: CoordinatorProcess, **others: Any) -> Announcement:
         "node_index": 1,
         "machine": name_machine(),
         "run_id": "run",
-        "token": store.origin,
+        "origin": store.origin,
     }
     return Announcement(**{**known, **others})
 
@@ -67,7 +67,7 @@ def test_a_store_is_reached_at_the_first_address_that_answers(store: Coordinator
 
 
 def test_another_store_at_the_same_port_is_not_taken_for_it(store: CoordinatorProcess) -> None:
-    assert reach(said_of(store, token="other")) == (None, ())
+    assert reach(said_of(store, origin="other")) == (None, ())
 
 
 def test_addresses_of_another_machine_are_not_looked_for_on_this_one(
