@@ -27,7 +27,7 @@ ANSWER_LIMIT_S = 0.5
 """How long a node whose connection has ended may take to come back or to answer."""
 COME_BACK_S = 0.05
 """So long, and three round trips, a living node takes at most to dial again and to greet."""
-STRANGERS = 256
+STRANGERS = 4096
 """Connections that have not yet said who they are."""
 BUFFER_LIMIT = 64 * 1024 * 1024
 """A node that reads so much less than it is sent does not read at all."""
@@ -91,6 +91,10 @@ class Coordinator:
 
     async def serve(self, listener: socket.socket) -> None:
         """Runs until it is cancelled."""
+        # Such as when no file descriptor is free: asyncio tries again after a second.
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, why: self._complain("somebody", why.get("exception") or why["message"])
+        )
         limit = wire.NODE_LIMIT
         await asyncio.start_server(self._serve, sock=listener, limit=limit, backlog=4096)
         if self.sign:
@@ -104,13 +108,13 @@ class Coordinator:
 
     # -- connections -----------------------------------------------------------------------------
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer, is_orderly = None, True
+        peer, is_stranger, is_orderly = None, True, True
         self._strangers += 1
         try:
             if self._strangers > STRANGERS:
                 raise wire.WireError(f"{STRANGERS} others have not said who they are either")
             peer = await self._greet(reader, writer)
-            self._strangers -= 1
+            self._strangers, is_stranger = self._strangers - 1, False
             # Ended by the silence limit, which aborts the connection.
             while peer and (line := await reader.readline()):
                 peer.heard_at = self.clock.monotonic()
@@ -118,11 +122,11 @@ class Coordinator:
         except OSError as error:
             is_orderly = False
             if peer is None:
-                self._complain(writer, error)
+                self._complain(_address(writer), error)
         except BAD_WORDS as error:
-            self._complain(writer, error)
+            self._complain(_address(writer), error)
         finally:
-            self._strangers -= peer is None
+            self._strangers -= is_stranger
             writer.close()
         if peer and self._peers.get(peer.name) is peer:
             self._end(peer, is_orderly)
@@ -156,12 +160,12 @@ class Coordinator:
         peer.send({"status": self._status})
         return peer
 
-    def _complain(self, writer: asyncio.StreamWriter, error: Exception) -> None:
+    def _complain(self, address: str, error: object) -> None:
         """Says in one line why a connection was ended; the same again only after a while."""
-        peer, text = writer.get_extra_info("peername") or ("?",), str(error) or type(error).__name__
+        text = str(error) or type(error).__name__
         if self.clock.monotonic() - self._said_at.get(text, -SAY_AGAIN_S) >= SAY_AGAIN_S:
             self._said_at[text] = self.clock.monotonic()
-            say(f"rendezvous: a connection from {peer[0]} was ended: {text}")
+            say(f"rendezvous: a connection from {address} was ended: {text}")
 
     def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
         match message.get("says"):
@@ -338,6 +342,10 @@ class Coordinator:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _address(writer: asyncio.StreamWriter) -> str:
+    return str((writer.get_extra_info("peername") or ("?",))[0])
 
 
 async def _dial(member: Member, limit_s: float) -> bool | None:

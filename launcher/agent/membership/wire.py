@@ -15,7 +15,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-NODE_LIMIT = 64 * 1024
+NODE_LIMIT = 16 * 1024
 """Bytes of a line that a node may send."""
 COORDINATOR_LIMIT = 4 * 1024 * 1024
 """Bytes of a line that a coordinator may send: it holds the members, at most."""
