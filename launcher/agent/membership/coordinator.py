@@ -112,7 +112,7 @@ class Coordinator:
     # -- connections -----------------------------------------------------------------------------
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._strangers += 1
-        peer = str((writer.get_extra_info("peername") or ("?",))[0])
+        peer = str((writer.get_extra_info("peername") or ("?",))[0]).removeprefix("::ffff:")
         connection = None
         try:
             if self._strangers > STRANGERS:

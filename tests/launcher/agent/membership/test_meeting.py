@@ -92,7 +92,7 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(
 ) -> None:
     store.stop()
     # There is no other machine here that could refuse.
-    monkeypatch.setattr(meeting, "reach", lambda said: (None, ("203.0.113.9",)))
+    monkeypatch.setattr(meeting, "reach", lambda said, token: (None, ("203.0.113.9",)))
     file = tmp_path / "coordinator-0.json"
     file.write_text(json.dumps(asdict(said_of(store))))
     began = time.monotonic()
