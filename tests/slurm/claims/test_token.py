@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ def test_elements_of_a_script_by_hand_agree_on_one(typist: Typist) -> None:
     path.write_text(script)
     (made,) = re.findall("^# By hand: mkdir -p ([^;]+)/slurm;", script, re.MULTILINE)
     Path(made, "slurm").mkdir(parents=True)
+    with tarfile.open(Path(made, "code.tar.gz"), "w:gz") as code:
+        code.add(typist.folder / "train.py", "train.py")
     typist.cluster.ask("sbatch", f"--chdir={typist.folder}", path)
     wait_until(lambda: len([*Path(made).glob("nodes/*/0/outcome.json")]) == 2, limit_s=90.0)
     check_found("".join(out.read_text() for out in Path(made).glob("nodes/*/0/*/*/stdout")))
