@@ -153,6 +153,10 @@ class Pods:
                 mode = "ro" if mount.get("readOnly") else "rw"
                 if mount["name"] in ("plan", "code-parts"):
                     source = self.folder / "config-map" / mount.get("subPath", "")
+                elif mount["name"] == "token":
+                    # Optional: an empty folder, unless a test has put the Secret's file there.
+                    source = self.folder / "secret"
+                    source.mkdir(exist_ok=True)
                 elif mount["name"] in claims:
                     source = self.claim(claims[mount["name"]]) / mount.get("subPath", "")
                 elif mount["name"] != "shm":

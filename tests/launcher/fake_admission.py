@@ -15,7 +15,13 @@ from typing import Any
 from tests.k8s.crds import crd_schemas
 
 Object = dict[str, Any]
-CORE = {"configmaps": "ConfigMap", "services": "Service", "pods": "Pod", "jobs": "Job"}
+CORE = {
+    "configmaps": "ConfigMap",
+    "secrets": "Secret",
+    "services": "Service",
+    "pods": "Pod",
+    "jobs": "Job",
+}
 CUSTOM = {
     "pytorchjobs": "PyTorchJob",
     "trainjobs": "TrainJob",

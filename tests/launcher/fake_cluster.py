@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 
 Object = dict[str, Any]
 NAMED = {
-    *("persistentvolumeclaims", "secrets", "resourcequotas", "podgroups"),
+    *("persistentvolumeclaims", "resourcequotas", "podgroups"),
     "events",
 }
 """Kinds of which objects are only read."""
@@ -37,6 +37,7 @@ BUILT_IN = set(CORE)
 GROUPS = {
     "/api/v1": {
         "ConfigMap": "configmaps",
+        "Secret": "secrets",
         "Service": "services",
         "Pod": "pods",
         "PersistentVolumeClaim": "persistentvolumeclaims",

@@ -345,7 +345,7 @@ class Coordinator:
 
 
 def _address(writer: asyncio.StreamWriter) -> str:
-    return str((writer.get_extra_info("peername") or ("?",))[0])
+    return str((writer.get_extra_info("peername") or ("?",))[0]).removeprefix("::ffff:")
 
 
 async def _dial(member: Member, limit_s: float) -> bool | None:

@@ -24,8 +24,9 @@ from launcher.targets.kubernetes.code import SENDING_VERBS, check_door, is_sent,
 from launcher.targets.kubernetes.plan import PodSettings, plan_kubernetes
 from launcher.targets.kubernetes.render import render_losses, render_manifest
 from launcher.targets.kubernetes.render_kinds import can_be_tried
-from launcher.targets.kubernetes.render_pod import render_trial_pod
+from launcher.targets.kubernetes.render_pod import TOKEN_VERBS, render_trial_pod
 
+RIGHTS_FIX = "an admin of the namespace: k8s/base/rbac.yaml grants what is needed"
 CLAIM, SECRET, PULL_SECRET = "PersistentVolumeClaim", "Secret", "image pull secret"
 """Checks of the objects that the job file names."""
 
@@ -124,6 +125,10 @@ class _Diagnosis:
             check_door(self._cluster, "exec, shell, hold and --debug start programs in pods")
         except InputError as error:
             yield warning("rights", "pods/exec", error.what, error.hint)
+        for verb in TOKEN_VERBS:
+            if not self._cluster.may(verb, "secrets"):
+                told = f"you may not {verb} it: no token keeps others out of a run"
+                yield warning("rights", "secrets", told, RIGHTS_FIX)
         made = ["create", "patch", "delete"]
         wanted = dict.fromkeys(map(_resource, self._objects), made)
         wanted[_resource(self._objects[-1])] = ["get", *made]
@@ -133,8 +138,7 @@ class _Diagnosis:
         for resource, verbs in wanted.items():
             lacking = [verb for verb in verbs if not self._cluster.may(verb, resource)]
             if lacking:
-                fix = "an admin of the namespace: k8s/base/rbac.yaml grants what is needed"
-                yield failed("rights", resource, f"you may not {', '.join(lacking)} it", fix)
+                yield failed("rights", resource, f"you may not {', '.join(lacking)} it", RIGHTS_FIX)
             else:
                 yield ok("rights", resource, ", ".join(verbs))
 

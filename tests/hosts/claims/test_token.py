@@ -1,0 +1,39 @@
+"""The token of a run on hosts: it comes by ssh's standard input, and goes with the run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hosts.places import Network
+from tests.hosts.typist import Typist
+from tests.launcher.run_token import JOB, LOOKING, check_folder, check_found
+from tests.programs import run_program
+
+pytestmark = pytest.mark.hosts
+
+
+@pytest.mark.parametrize("runtime", ["python", "docker"])
+def test_hosts_meet_by_it_and_keep_it_to_the_user(
+    runtime: str, typist: Typist, request: pytest.FixtureRequest
+) -> None:
+    if runtime == "docker":
+        request.getfixturevalue("four_engines")
+    typist.write(LOOKING, f"hosts: {{runtime: {runtime}}}\n", JOB)
+    done = typist("run", "job.yaml")
+    assert done.returncode == 0, done.stderr
+    check_found(done.stdout)
+    check_folder(typist.folder / "runs/latest", done.stdout, done.stderr)
+
+
+def test_a_printed_script_sends_one_of_its_own(typist: Typist, four_hosts: Network) -> None:
+    typist.write(LOOKING, "hosts: {runtime: python}\n", JOB)
+    script = typist("render", "job.yaml", "--on", "hosts", "--embed").stdout
+    (typist.folder / "run.sh").write_text(script)
+    code = ["tar", "-czf", "code.tar.gz", "-C", str(typist.folder), "train.py"]
+    assert run_program(code, cwd=typist.folder, env=typist.env, timeout=30).returncode == 0
+    env = typist.env | {"CODE": "code.tar.gz"}
+    done = run_program(["bash", "run.sh"], cwd=typist.folder, env=env, timeout=100)
+    assert done.returncode == 0, done.stderr
+    check_found(done.stdout.replace("\r", ""))
+    for host in four_hosts.hosts:
+        host.run("rm", "-rf", "/root/.launcher/runs", "/root/.launcher/checkpoints")

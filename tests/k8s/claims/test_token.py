@@ -1,0 +1,52 @@
+"""Rendered pods in real containers, with and without the Secret that their manifest names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.job.spec import JobSpec
+from launcher.targets.kubernetes.plan import plan_kubernetes
+from launcher.targets.kubernetes.render import render_manifest
+from tests.k8s.pods_on_docker import IMAGE, Pods
+from tests.launcher.run_token import LOOKING
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("token", ["s3cret-of-the-run\n", None], ids=["a Secret", "none"])
+def test_pods_meet_by_the_secret_and_without_one_too(token: str | None, tmp_path: Path) -> None:
+    fields = {
+        "name": "digits",
+        "image": IMAGE,
+        "command": ["train.py"],
+        "workdir": "/code",
+        "nnodes": 2,
+        "nproc_per_node": 1,
+        "agent": {"in_image": False},
+        "kubernetes": {
+            "kind": "job",
+            "checkpoint": "pvc/storage",
+            "volumes": ["pvc/code:/code:ro"],
+        },
+    }
+    job = JobSpec.model_validate(fields)
+    plan = plan_kubernetes(job, run_id="digits", run_root="runs", cwd=".")
+    pods = Pods(plan, render_manifest(plan), tmp_path)
+    try:
+        file = "/launcher/token/token" if token else "/dev/null"
+        script = LOOKING.replace('Path(os.environ["RUN_DIR"], "token")', f"Path({file!r})")
+        script = script.replace("file.read_text()", "file.read_text().strip()")
+        if token:
+            (tmp_path / "secret").mkdir()
+            (tmp_path / "secret/token").write_text(token)
+        (pods.claim("code") / "train.py").write_text(script)
+        made = [pods.start(index) for index in range(2)]
+        told = [(one.wait(timeout=120)["StatusCode"], one.logs().decode()) for one in made]
+    finally:
+        pods.close()
+    assert [code for code, _ in told] == [0, 0], told
+    opens = "known True, none False, in []" if token else "known True, none True"
+    assert all(re.search(re.escape(opens), text) for _, text in told), told

@@ -1,0 +1,107 @@
+"""Nodes with a token: who does not know it takes no part in their run."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.engine.run import read_token
+from launcher.agent.membership import wire
+from launcher.agent.membership.client import Client, GoneError
+from launcher.agent.membership.process import Endpoint, ask
+from launcher.agent.membership.settings import Rules
+from launcher.contract.clock import SystemClock
+from launcher.targets.agent_files import make_token
+from tests.launcher.agent.conftest import end
+from tests.launcher.agent.group import Group
+from tests.launcher.agent.place import Place
+from tests.waiting import wait_until
+
+RUN = "r"
+"""Of ``node_plans``."""
+SAID_BY_THE_COORDINATOR = "was ended: it does not know the run's token"
+SAID_BY_THE_NODE = "it ended the connection: another run, or another token"
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> Iterator[Group]:
+    """Two nodes at work, of at most three; the first coordinates."""
+    folder = tmp_path_factory.mktemp("token")
+    places = [Place(folder, archive, index) for index in range(3)]
+    group = Group(places, last_call_s="1")
+    places[0].run_dir.mkdir()
+    make_token(places[0].run_dir)
+    for place in places[:2]:
+        group.start(place)
+    group.wait_for(*places[:2])
+    yield group
+    for place in places:
+        end(place)
+
+
+@pytest.fixture
+def port(group: Group) -> int:
+    return group.stores[0].port
+
+
+def lines_of(place: Place, text: str) -> list[str]:
+    return [line for line in place.console().splitlines() if text in line]
+
+
+def test_a_stranger_can_neither_close_nor_join_a_run(group: Group, port: int) -> None:
+    first = group.places[0]
+    run = RUN
+    endpoint = Endpoint(host="127.0.0.1", port=port)
+    token = read_token(first.run_dir)
+    assert ask(endpoint, run, 2.0) == ask(endpoint, run, 2.0, "guessed") == ""
+    assert ask(endpoint, run, 2.0, token) != ""
+    rules = Rules(min_nodes=1, max_nodes=3, node_index=2)
+    client = Client("127.0.0.1", port, run, rules, SystemClock())
+    client.say("close", reason="failed")
+    with pytest.raises(GoneError, match=SAID_BY_THE_NODE):
+        client.begin(2.0, keeps=False)
+    client.end()
+    # One who hopes that nobody looks, and says all at once.
+    with socket.create_connection(("127.0.0.1", port), timeout=5.0) as way:
+        hello = {"name": "2.x", "run": run, "nonce": "n", "proof": "", "keeps": True}
+        way.sendall(wire.encode(hello) + wire.encode({"says": "close", "reason": "failed"}))
+        assert len(way.makefile("rb").readlines()) == 1, "only the coordinator's greeting"
+    assert [world for world, *_ in group.seen(first)] == [2], "nobody has heard the stranger"
+    (line,) = lines_of(first, SAID_BY_THE_COORDINATOR)
+    assert "a connection from 127.0.0.1" in line
+
+
+def test_a_node_with_another_token_says_so_and_one_with_the_token_comes_in(group: Group) -> None:
+    first, second, third = group.places
+    own = third.run_dir
+    third.run_dir = third.folder / "elsewhere"
+    third.run_dir.mkdir()
+    make_token(third.run_dir)
+    group.start(third)
+    wait_until(lambda: lines_of(third, SAID_BY_THE_NODE), third.console)
+    assert len(lines_of(third, SAID_BY_THE_NODE)) == 1
+    assert f"the coordinator at 127.0.0.1:{group.stores[0].port}" in third.console()
+    end(third)
+    third.run_dir = own
+    third = group.start_again(third)
+    group.wait_for(first, second, third)
+    token = read_token(own)
+    told = [place.console() for place in group.places]
+    told += [path.read_text(errors="replace") for path in own.rglob("*") if path.is_file()]
+    assert [text for text in told if token in text] == [token], "its own file alone"
+    for process in first.processes():
+        assert token not in str(process.cmdline()) + str(process.environ())
+    assert stat.S_IMODE((own / "token").stat().st_mode) == 0o600
+
+
+def test_a_token_that_may_not_be_read_ends_the_node_in_one_line(place: Place) -> None:
+    (place.run_dir / "token").mkdir(parents=True)
+    place.write("")
+    place.plan()
+    assert place.run() == 2
+    (line,) = lines_of(place, "the run's token cannot be read")
+    assert "Is a directory" in line
