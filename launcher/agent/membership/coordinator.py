@@ -54,10 +54,13 @@ class Peer:
         return not self.writer.is_closing()
 
     def send(self, message: wire.Message) -> None:
+        self.write(wire.encode(message))
+
+    def write(self, line: bytes) -> None:
         if self.writer.transport.get_write_buffer_size() > BUFFER_LIMIT:
             self.writer.transport.abort()
         elif self.is_connected:
-            self.writer.write(wire.encode(message))
+            self.writer.write(line)
 
 
 @dataclass(eq=False)
@@ -309,8 +312,9 @@ class Coordinator:
         if status == self._status and not losses:
             return
         self._status, self._losses = status, []
+        line = wire.encode({"status": status, "losses": losses})
         for peer in self._peers.values():
-            peer.send({"status": status, "losses": losses})
+            peer.write(line)
 
     # -- generations -------------------------------------------------------------------------------
     async def _take_generation(self, fence: Fence) -> None:

@@ -131,8 +131,8 @@ def step(
 
 
 def _stop_waiting(group: GroupState, names: Set[str]) -> GroupState:
-    nodes = {n: replace(x, waits=x.waits and n not in names) for n, x in group.nodes.items()}
-    return replace(group, nodes=nodes) if names else group
+    answered = {name: replace(group.nodes[name], waits=False) for name in names}
+    return replace(group, nodes={**group.nodes, **answered}) if names else group
 
 
 # -- taking in -----------------------------------------------------------------------------------
@@ -171,15 +171,16 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> G
     if group.phase is Phase.CLOSED:
         actions.append(Refuse(name, "closed", f"the run is closed: {group.closed}"))
         return group
-    nodes = [(other, there.member) for other, there in group.nodes.items() if other != name]
-    older = {n for n, m in nodes if m.node_index == index and n not in group.finished}
+    # By its text: with thousands of nodes this is most of a round's work.
+    same = {other for other in group.nodes if other.startswith(f"{index}.")}
+    older = same - {name} - group.finished
     refused = [name] if name in group.replaced else sorted(older)
     text = f"another node came with node_index {index}: each node needs its own"
     actions += [Refuse(other, "replaced", text) for other in refused]
     if name in group.replaced:
         return group
     kept = {other: there for other, there in group.nodes.items() if other not in older}
-    group = replace(group, nodes=kept, replaced=group.replaced | older)
+    group = replace(group, nodes=kept, replaced=group.replaced | older) if older else group
     group = _strike(group, dict.fromkeys(older, Cause.REPLACED), now)
     if group.phase is Phase.SEALED and was_told:
         group = _open(group, Cause.FAULT, now)
