@@ -46,6 +46,7 @@ class Peer:
     keeps: bool
     """Whether this node may have to serve next, and so has to know the members."""
     heard_at: float
+    answered_at: float = 0.0
     parts: bool = False
     """Whether it has said that it leaves."""
 
@@ -173,7 +174,9 @@ class Coordinator:
     def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
         match message.get("says"):
             case "alive":
-                peer.send({"alive": True})
+                if peer.heard_at - peer.answered_at >= self.rules.silence_s / 10:
+                    peer.answered_at = peer.heard_at
+                    peer.send({"alive": True})
             case "join":
                 member, last = Member(peer.name, *message["member"]), Last(*message["last"])
                 limit_s, after = float(message["limit_s"]), int(message["after"])
