@@ -1,64 +1,73 @@
-"""``rendezvous``: what a run of very many nodes costs, by the state machine alone and for real."""
+"""``rendezvous``: what a run of very many nodes costs, by its decisions alone and for real."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Generator
 from functools import partial
 from itertools import pairwise
 
 from benchmarks.commands import read
 from benchmarks.measure import BenchmarkError, Goal
-from benchmarks.pulses import Role, time_pulse
 from benchmarks.trials import Comparison, Round, Trial, in_turn
+from launcher.agent.membership import decide
+from launcher.agent.membership.group import Cause, GroupState, Phase
+from launcher.agent.membership.settings import Member, Rules
 
 PURE = (64, 256, 1_000, 4_000)
-LINEAR, CONSTANT = Goal(of="ratio", most=5.0), Goal(of="ratio", most=1.5)
-"""Four times the nodes may take five times as long; a member's pulse does not depend on them."""
-GROWTH: dict[Role, Goal] = {
-    "leader": LINEAR,
-    "leader of a forming round": LINEAR,
-    "member": CONSTANT,
-}
+LINEAR = Goal(of="ratio", most=5.0)
+"""Four times the nodes may take five times as long."""
 REAL = (64, 256, 1_000)
 LARGEST = REAL[-1]
 PEERS = (256, 64, 16)
 """Sizes at which c10d is asked, until it answers."""
 LIMIT_S, PEER_LIMIT_S = 120.0, 70.0
 SLOW_PAIRS = 3
-AT_REST = {
-    "leader_s": ("processor time of the leader for each second at rest", 0.05),
-    "store_s": ("processor time of the store for each second at rest", 0.15),
-}
 
 
 def rendezvous() -> Generator[Trial]:
-    """Processor time of one node's pulses, then real nodes around a real store."""
-    for role, growth in GROWTH.items():
-        yield pulses(role, growth)
+    """Processor time of the coordinator's decisions, then real nodes around a real one."""
+    yield decisions()
     peer, asked = find_peer_size()
     for nodes in sorted({*REAL, peer}):
         yield meetings(nodes, with_peer=nodes == peer, instead=asked.get(nodes, ""))
 
 
-def pulses(role: Role, growth: Goal) -> Trial:
+def decisions() -> Trial:
     """A row for each size, and one for the growth from each size to the next."""
+    what = "all decisions of a round, a loss and the next round"
     sizes = (
-        Comparison(what=f"a pulse of the {role}, {nodes:,} nodes", ours=str(nodes), theirs=None)
-        for nodes in PURE
+        Comparison(what=f"{what}, {nodes:,} nodes", ours=str(nodes), theirs=None) for nodes in PURE
     )
     steps = (
         Comparison(
-            what=f"a pulse of the {role}, {many:,} against {few:,} nodes",
+            what=f"{what}, {many:,} against {few:,} nodes",
             ours=str(many),
             theirs=str(few),
-            goal=growth,
+            goal=LINEAR,
         )
         for few, many in pairwise(PURE)
     )
-    take = in_turn({str(nodes): partial(time_pulse, role, nodes) for nodes in PURE})
+    take = in_turn({str(nodes): partial(time_decisions, nodes) for nodes in PURE})
     return Trial(take=take, rows=(*sizes, *steps))
+
+
+def time_decisions(nodes: int) -> float:
+    """Seconds of processor time until all have ranks, one is lost, and the others have ranks."""
+    group = GroupState(rules=Rules(min_nodes=nodes - 1, max_nodes=nodes))
+    members = [Member(f"{index}.0a1b2c3d", "10.0.0.1", 1, 2, 8) for index in range(nodes)]
+    began = time.process_time()
+    for epoch, some in enumerate((members, members[1:])):
+        # As many at once as the coordinator finds in one turn of its loop.
+        for first in range(0, len(some), 64):
+            joins = [decide.Join(member, 60.0, epoch) for member in some[first : first + 64]]
+            group, _ = decide.step(group, joins, 0.0)
+        assert (group.phase, len(group.members)) == (Phase.SEALED, len(some))
+        if epoch == 0:
+            group, _ = decide.step(group, [decide.Gone(members[0].name, Cause.LOST)], 0.0)
+    return time.process_time() - began
 
 
 def find_peer_size() -> tuple[int, dict[int, str]]:
@@ -73,37 +82,37 @@ def find_peer_size() -> tuple[int, dict[int, str]]:
 
 def meetings(nodes: int, with_peer: bool, instead: str) -> Trial:
     """Real nodes that meet, are at rest, and lose one of them."""
-    sealed_goal = Goal(of="seconds", most=2.0) if nodes == LARGEST else None
-    rows = [
+    largest = nodes == LARGEST
+
+    def row(what: str, figure: str, most: float) -> Comparison:
+        goal = Goal(of="seconds", most=most) if largest else None
+        return Comparison(what=f"{what}, {nodes:,} nodes", ours=figure, theirs=None, goal=goal)
+
+    ranked = Comparison(
+        what=f"ranks after the last node has come, {nodes:,} nodes",
+        theirs="theirs" if with_peer else None,
+        ours="sealed_s",
+        goal=Goal(of="ratio", most=0.3)
+        if with_peer
+        else Goal(of="seconds", most=1.0)
+        if largest
+        else None,
+        theirs_instead=instead,
+    )
+    rows = (
+        ranked,
+        row("a loss, from the first node that is told to the last", "told_s", 0.1),
+        row("a loss, from the kill to the last node that is told", "known_s", 0.3),
+        row("processor time of the coordinator for each second at rest", "coordinator_s", 0.15),
         Comparison(
-            what=f"ranks after the last node has come, {nodes:,} nodes",
-            theirs="theirs" if with_peer else None,
-            ours="sealed_s",
-            goal=Goal(of="ratio", most=0.3) if with_peer else sealed_goal,
-            theirs_instead=instead,
-        ),
-        Comparison(
-            what=f"a loss, from the first node that is told to the last, {nodes:,} nodes",
-            ours="told_s",
+            what=f"memory of the coordinator, {nodes:,} nodes",
+            ours="coordinator_mib",
             theirs=None,
-            goal=Goal(of="seconds", most=1.0) if nodes == LARGEST else None,
+            unit="MiB",
         ),
-    ]
-    for figure, (what, most) in AT_REST.items():
-        goal = Goal(of="seconds", most=most) if nodes == LARGEST else None
-        row = Comparison(what=f"{what}, {nodes:,} nodes", ours=figure, theirs=None, goal=goal)
-        rows.append(row)
-    rows.append(
-        Comparison(
-            what=f"pulses of the leader in a second at rest, {nodes:,} nodes",
-            ours="pace",
-            theirs=None,
-            note=f"{nodes:,} nodes: a pace below 4 says that this machine is too small for them",
-            unit="pulses",
-        )
     )
     take = partial(take_meeting, nodes, with_peer)
-    return Trial(take=take, rows=tuple(rows), warm_up=0, pairs=SLOW_PAIRS)
+    return Trial(take=take, rows=rows, warm_up=0, pairs=SLOW_PAIRS)
 
 
 def take_meeting(nodes: int, with_peer: bool) -> Round:

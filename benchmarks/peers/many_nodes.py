@@ -4,9 +4,10 @@
 line of JSON has seconds, and null for what did not come within the limit:
 
 - ``sealed_s``: from the last call of ``next_rendezvous`` until it has returned on all nodes.
-- ``leader_s``, ``store_s``: processor time for each second while nothing happens.
-- ``pace``: the leader's pulses for each second of that time; below 4 the machine is too small.
+- ``coordinator_s``: processor time for each second while nothing happens; ``coordinator_mib`` its
+  memory, its part of what it shares included.
 - ``told_s``: one node is killed; from the first node that is told of it to the last one.
+- ``known_s``: from the kill to the last node that is told.
 """
 
 from __future__ import annotations
@@ -27,21 +28,20 @@ from typing import Any
 
 import psutil
 import torch.distributed.elastic.rendezvous.registry as registry
-from launcher.agent.roster.backend import create_handler
-from launcher.agent.roster.handler import RosterHandler
-from launcher.agent.roster.membership import index_of
-from launcher.agent.roster.store import Endpoint, StoreClient, StoreProcess, serve_forked
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 
 from benchmarks.commands import free_port
 from launcher.agent import processes
+from launcher.agent.membership.handler import create_handler
+from launcher.agent.membership.process import CoordinatorProcess, serve_forked
+from launcher.agent.membership.settings import parse_rules
 
 HOST, RUN_ID = "127.0.0.1", "many"
-MONITOR_S = 0.1
-"""As the agent asks its handler whether nodes wait."""
+MONITOR_S = 0.01
+"""How often the agent asks its handler whether nodes wait, here: it is no part of the figure."""
 CALM_S, STEADY_S = 3.0, 10.0
 KILL = 1
-"""A node that serves no store, and leads only where it came first."""
+NAMES = ("sealed_s", "coordinator_s", "coordinator_mib", "told_s", "known_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,6 @@ class Told:
 
     word: str
     at: float
-    leader: str
 
 
 class Gate:
@@ -77,7 +76,8 @@ class Crowd:
     side: str
     nodes: int
     port: int
-    fence_dir: str
+    config: dict[str, Any]
+    """Of the handler, but for what differs from node to node."""
     pids: dict[int, int] = field(default_factory=dict)
     told: list[Told] = field(default_factory=list)
 
@@ -111,7 +111,7 @@ class Crowd:
         self.gates["meet"].wait()
         self._tell("called")
         handler.next_rendezvous()
-        self._tell("met", handler.head.leader if isinstance(handler, RosterHandler) else "-")
+        self._tell("met")
         self.gates["watch"].wait()
         while not handler.num_nodes_waiting():
             time.sleep(MONITOR_S)
@@ -120,7 +120,7 @@ class Crowd:
 
     def _make_handler(self, index: int) -> RendezvousHandler:
         roster = self.side == "roster"
-        own: dict[str, Any] = {"node_index": index, "fence_dir": self.fence_dir}
+        own = {"node_index": index} if roster else {"is_host": index == 0, "store_type": "tcp"}
         params = RendezvousParameters(
             backend=self.side,
             endpoint=f"{HOST}:{self.port}",
@@ -128,18 +128,19 @@ class Crowd:
             min_nodes=self.nodes,
             max_nodes=self.nodes,
             local_addr=HOST,
-            **(own if roster else {"is_host": index == 0, "store_type": "tcp"}),
+            **self.config,
+            **own,
         )
         return create_handler(params) if roster else registry.get_rendezvous_handler(params)
 
-    def _tell(self, word: str, leader: str = "-") -> None:
-        os.write(self._writer, f"{word} {time.monotonic()} {leader}\n".encode())
+    def _tell(self, word: str) -> None:
+        os.write(self._writer, f"{word} {time.monotonic()}\n".encode())
 
-    def wait_for(self, word: str, count: int, limit_s: float) -> list[Told]:
-        """What was told with this word; fewer than ``count`` where the time is over."""
+    def wait_for(self, word: str, count: int, limit_s: float) -> list[float]:
+        """When this word was told; fewer than ``count`` where the time is over."""
         end = time.monotonic() + limit_s
         while True:
-            said = [one for one in self.told if one.word == word]
+            said = [one.at for one in self.told if one.word == word]
             left_s = end - time.monotonic()
             if len(said) >= count or left_s <= 0:
                 return said
@@ -149,8 +150,8 @@ class Crowd:
     def _read(self) -> None:
         *lines, self._rest = (self._rest + os.read(self._reader, 1 << 16)).split(b"\n")
         for line in lines:
-            word, at, leader = line.decode().split()
-            self.told.append(Told(word=word, at=float(at), leader=leader))
+            word, at = line.decode().split()
+            self.told.append(Told(word=word, at=float(at)))
 
     def kill(self, *indexes: int) -> None:
         for index in indexes:
@@ -160,7 +161,9 @@ class Crowd:
             os.waitpid(pid, 0)
 
 
-def measure(crowd: Crowd, store: StoreProcess | None, limit_s: float) -> Iterator[tuple[str, Any]]:
+def measure(
+    crowd: Crowd, served: CoordinatorProcess | None, limit_s: float
+) -> Iterator[tuple[str, float]]:
     """The figures, as far as they came within the limit."""
     for index in range(crowd.nodes):
         crowd.fork(index)
@@ -174,59 +177,51 @@ def measure(crowd: Crowd, store: StoreProcess | None, limit_s: float) -> Iterato
     if len(met) < crowd.nodes or len(called) < crowd.nodes:
         print(f"{len(called)} have come, {len(met)} have ranks", file=sys.stderr)
         return
-    yield "sealed_s", max(one.at for one in met) - max(one.at for one in called)
-    if store is None:
+    yield "sealed_s", max(met) - max(called)
+    if served is None:
         return
-    seat = met[-1].leader
-    leader = index_of(seat)
-    yield from measure_calm(crowd.pids[leader], store, seat)
+    yield from measure_calm(psutil.Process(served.pid))
     crowd.gates["watch"].open()
     time.sleep(CALM_S)
-    crowd.kill(KILL if leader != KILL else KILL + 1)
-    told = [one.at for one in crowd.wait_for("told", crowd.nodes - 1, limit_s)]
+    killed_at = time.monotonic()
+    crowd.kill(KILL)
+    told = crowd.wait_for("told", crowd.nodes - 1, limit_s)
     if len(told) == crowd.nodes - 1:
         yield "told_s", max(told) - min(told)
+        yield "known_s", max(told) - killed_at
 
 
-def measure_calm(pid: int, store: StoreProcess, seat: str) -> Iterator[tuple[str, float]]:
-    """Processor time of the leader, which has this seat, and of the store; nothing happens."""
-    client = StoreClient(Endpoint(host=HOST, port=store.port), RUN_ID, 60.0)
+def measure_calm(coordinator: psutil.Process) -> Iterator[tuple[str, float]]:
+    """What the coordinator needs while nothing happens."""
     time.sleep(CALM_S)
-    watched = {"leader_s": psutil.Process(pid), "store_s": psutil.Process(store.pid)}
-
-    def look() -> tuple[float, int, dict[str, float]]:
-        used = {name: sum(one.cpu_times()[:2]) for name, one in watched.items()}
-        pulses = int(client.beats_of([seat])[seat].split()[0])
-        return time.monotonic(), pulses, used
-
-    began_at, first, before = look()
+    began_at, before = time.monotonic(), sum(coordinator.cpu_times()[:2])
     time.sleep(STEADY_S)
-    ended_at, last, after = look()
-    passed_s = ended_at - began_at
-    yield "pace", (last - first) / passed_s
-    for name in watched:
-        yield name, (after[name] - before[name]) / passed_s
+    used_s = sum(coordinator.cpu_times()[:2]) - before
+    yield "coordinator_s", used_s / (time.monotonic() - began_at)
+    yield "coordinator_mib", coordinator.memory_full_info().pss / 2**20
 
 
 def main(side: str, nodes: int, limit_s: float) -> None:
     """Prints the figures; ends all processes."""
     logging.disable(logging.WARNING)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    store = serve_forked(0) if side == "roster" else None
-    # A port of the store's own for the other side: its first node listens there.
-    port = store.port if store else free_port()
-    gc.collect()
-    gc.freeze()
-    names = ("sealed_s", "leader_s", "store_s", "pace", "told_s")
     with tempfile.TemporaryDirectory() as folder:
-        crowd = Crowd(side, nodes, port, folder)
+        served, config = None, dict[str, Any]()
+        if side == "roster":
+            config = {"fence_dir": folder}
+            rules = parse_rules(config, min_nodes=nodes, max_nodes=nodes)
+            served = serve_forked(0, rules, RUN_ID)
+        gc.collect()
+        gc.freeze()
+        # A port of the store's own for the other side: its first node listens there.
+        crowd = Crowd(side, nodes, served.port if served else free_port(), config)
         try:
-            found = dict(measure(crowd, store, limit_s))
+            found = dict(measure(crowd, served, limit_s))
         finally:
             crowd.kill(*list(crowd.pids))
-            if store:
-                store.stop()
-    print(json.dumps(dict.fromkeys(names) | found))
+            if served:
+                served.stop()
+    print(json.dumps(dict.fromkeys(NAMES) | found))
 
 
 if __name__ == "__main__":
