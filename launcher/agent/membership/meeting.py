@@ -182,7 +182,7 @@ class Meeting:
         sign, signed_at, told = _read_sign(path), began, False
         while True:
             said = _read(path)
-            reached, refusing = reach(said, self._token) if said else (None, ())
+            reached, refusing, others = reach(said, self._token) if said else (None, (), ())
             if said and reached:
                 self._joined = (said.origin, reached.endpoint.host)
                 return reached
@@ -195,18 +195,21 @@ class Meeting:
             if refuses or addresses.LOOPBACK in refusing or now - signed_at >= GONE_S:
                 return None
             if now - began >= REACH_LIMIT_S:
-                raise UnreachableError(_describe(path, said, refusing))
+                raise UnreachableError(_describe(path, said, refusing, others))
             if not told and now - began >= GONE_S:
                 told = True
-                say(_describe(path, said, refusing))
+                say(_describe(path, said, refusing, others))
             self._clock.sleep(LOOK_S)
 
 
-def _describe(path: Path, said: Announcement | None, refusing: tuple[str, ...]) -> str:
+def _describe(
+    path: Path, said: Announcement | None, refusing: tuple[str, ...], others: tuple[str, ...]
+) -> str:
     if said is None:
         return f"a node coordinates the run, but cannot write its address to {path}"
-    how = "refuses connections" if refusing else "does not answer"
-    where = ", ".join(said.addresses)
+    how, where = "does not answer", ", ".join(said.addresses)
+    if refusing or others:
+        how = "refuses connections" if refusing else "is of another run or has another token, seen"
     return (
         f"the run's coordinator of node {said.node_index} on {said.host} is alive, but port "
         f"{said.port} {how} from here at {where}: check the network and firewalls between the nodes"
@@ -229,8 +232,10 @@ def _read_sign(path: Path) -> int:
         return 0
 
 
-def reach(said: Announcement, token: str = "") -> tuple[Reached | None, tuple[str, ...]]:
-    """Where it answers now, and else which of its addresses refuse."""
+def reach(
+    said: Announcement, token: str = ""
+) -> tuple[Reached | None, tuple[str, ...], tuple[str, ...]]:
+    """Where it answers now, and else which of its addresses refuse, and where others answer."""
     own, is_same = addresses.own_addresses(), addresses.name_machine() == said.machine != ""
     # An address that both machines have, as Docker's, leads back to this one.
     usable = [a for a in said.addresses if is_same or not (addresses.is_loopback(a) or a in own)]
@@ -239,8 +244,8 @@ def reach(said: Announcement, token: str = "") -> tuple[Reached | None, tuple[st
         endpoint = Endpoint(host=address, port=said.port)
         if ask(endpoint, said.run_id, ANSWER_LIMIT_S, token) == said.origin:
             local = None if addresses.is_loopback(address) else taken[address]
-            return Reached(endpoint=endpoint, local_addr=local), ()
-    return None, refusing
+            return Reached(endpoint=endpoint, local_addr=local), (), ()
+    return None, refusing, tuple(taken)
 
 
 def _connect_to_all(hosts: Sequence[str], port: int) -> tuple[dict[str, str], tuple[str, ...]]:

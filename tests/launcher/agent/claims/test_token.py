@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.engine.run import read_token
-from launcher.agent.membership import wire
+from launcher.agent.membership import meeting, wire
 from launcher.agent.membership.client import Client, GoneError
-from launcher.agent.membership.process import Endpoint, ask
+from launcher.agent.membership.meeting import Meeting, UnreachableError
+from launcher.agent.membership.process import CoordinatorProcess, Endpoint, ask
 from launcher.agent.membership.settings import Rules
+from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import SystemClock
+from launcher.contract.node_plan import Elastic
 from launcher.targets.agent_files import make_token
 from tests.launcher.agent.conftest import end
 from tests.launcher.agent.group import Group
 from tests.launcher.agent.place import Place
+from tests.launcher.node_plans import node_plan
 from tests.waiting import wait_until
 
 RUN = "r"
@@ -105,3 +109,21 @@ def test_a_token_that_may_not_be_read_ends_the_node_in_one_line(place: Place) ->
     assert place.run() == 2
     (line,) = lines_of(place, "the run's token cannot be read")
     assert "Is a directory" in line
+
+
+def test_who_meets_in_a_folder_is_told_of_another_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "REACH_LIMIT_S", 1.0)
+    task = NodeTask(node=node_plan(), settings=AgentSettings(meet_dir=str(tmp_path)))
+    served = Meeting(task, SystemClock(), "one").plan_round({})
+    assert isinstance(served.node.rendezvous, Elastic)
+    pid = int(dict(served.node.rendezvous.conf)["coordinator_pid"])
+    try:
+        with pytest.raises(UnreachableError, match="has another token, seen from here at"):
+            Meeting(task, SystemClock(), "another").plan_round({})
+        found = Meeting(task, SystemClock(), "one").plan_round({})
+        assert isinstance(found.node.rendezvous, Elastic)
+        assert not found.node.rendezvous.is_host
+    finally:
+        CoordinatorProcess(pid=pid, port=0).stop()

@@ -60,21 +60,21 @@ def meeting_of(folder: Path, conf: tuple[tuple[str, str], ...] = (), **settings:
 
 def test_a_store_is_reached_at_the_first_address_that_answers(store: CoordinatorProcess) -> None:
     addresses = ("203.0.113.9", *own_addresses(), LOOPBACK)
-    reached, _ = reach(said_of(store, addresses=addresses))
+    reached, *_ = reach(said_of(store, addresses=addresses))
     assert reached is not None
     assert reached.endpoint.host == (*own_addresses(), LOOPBACK)[0]
     assert reached.local_addr == (own_addresses()[0] if own_addresses() else None)
 
 
 def test_another_store_at_the_same_port_is_not_taken_for_it(store: CoordinatorProcess) -> None:
-    assert reach(said_of(store, origin="other")) == (None, ())
+    assert reach(said_of(store, origin="other")) == (None, (), (LOOPBACK,))
 
 
 def test_addresses_of_another_machine_are_not_looked_for_on_this_one(
     store: CoordinatorProcess,
 ) -> None:
     addresses = (*own_addresses(), LOOPBACK)
-    assert reach(said_of(store, addresses=addresses, machine="another")) == (None, ())
+    assert reach(said_of(store, addresses=addresses, machine="another")) == (None, (), ())
 
 
 def test_a_store_that_lives_but_cannot_be_reached_is_not_replaced(
@@ -92,7 +92,7 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(
 ) -> None:
     store.stop()
     # There is no other machine here that could refuse.
-    monkeypatch.setattr(meeting, "reach", lambda said, token: (None, ("203.0.113.9",)))
+    monkeypatch.setattr(meeting, "reach", lambda said, token: (None, ("203.0.113.9",), ()))
     file = tmp_path / "coordinator-0.json"
     file.write_text(json.dumps(asdict(said_of(store))))
     began = time.monotonic()
