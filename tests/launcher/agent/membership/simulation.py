@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from launcher.agent.membership import decide
+from launcher.agent.membership.candidates import RETURN_LIMIT_S
 from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Phase
 from launcher.agent.membership.settings import (
     NONE,
@@ -21,7 +22,6 @@ from launcher.agent.membership.settings import (
     format_members,
     parse_members,
 )
-from launcher.agent.membership.takeover import RETURN_LIMIT_S
 
 LOOK_S = 0.1
 FENCE_LOOK_S = 5.0
