@@ -157,7 +157,7 @@ class Coordinator:
             before.writer.close()
         peer = Peer(name, writer, bool(hello.get("keeps")), self.clock.monotonic())
         self._peers[name] = peer
-        peer.send({"status": self._status})
+        peer.send({"status": self._status, "losses": ()})
         return peer
 
     def _complain(self, address: str, error: object) -> None:
@@ -178,7 +178,7 @@ class Coordinator:
             case "leave":
                 peer.parts = True
                 self._post(decide.Gone(peer.name, Cause.LEFT))
-                peer.send({"parted": self._is_alone})
+                peer.send({"known": "leave"})
                 self._tell_alone()
             case "finish":
                 self._post(decide.Finish(peer.name))
@@ -202,15 +202,11 @@ class Coordinator:
                 peer.send({"key": key, "value": self._values[key]})
         self._asked = [(key, peer) for key, peer in asked if key not in self._values]
 
-    @property
-    def _is_alone(self) -> bool:
-        """Whether nobody is there that does not leave and may still have to be told something."""
-        return all(peer.parts or not peer.is_connected for peer in self._peers.values())
-
     def _tell_alone(self) -> None:
-        if self._is_alone:
+        """Where nobody is there that does not leave and may still have to be told something."""
+        if all(peer.parts or not peer.is_connected for peer in self._peers.values()):
             for peer in self._peers.values():
-                peer.send({"parted": True})
+                peer.send({"alone": True})
 
     # -- whether a node is still there -----------------------------------------------------------
     def _end(self, peer: Peer, is_orderly: bool) -> None:

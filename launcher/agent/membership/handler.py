@@ -207,8 +207,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         if parted and is_over and self._served is not None:
             # Nodes that wait learn here that the run is over.
             with contextlib.suppress(GoneError):
-                while not self._client.settle(lambda told: told.alone, 1.0):
-                    self._client.check()
+                self._client.wait_for(lambda told: told.alone)
         self._client.end()
         if self._served is not None:
             self._served.stop()
@@ -247,13 +246,15 @@ class RosterHandler(rdzv.RendezvousHandler):
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
         self._client.say("leave")
-        return self._client.settle(lambda told: told.parted, PARTING_LIMIT_S)
+        return self._client.settle(lambda told: "leave" in told.known, PARTING_LIMIT_S)
 
     def finish(self) -> None:
         """This node's workers have all succeeded: it joins no further round. Takes <= 2 s."""
         self._finishing = True
         self._client.say("finish")
-        self._client.settle(lambda told: told.finished or _is_closed(told), PARTING_LIMIT_S)
+        self._client.settle(
+            lambda told: "finish" in told.known or _is_closed(told), PARTING_LIMIT_S
+        )
 
     def leave_finished(self) -> None:
         """Leaves a group whose other members still work; this node's workers have succeeded."""
@@ -266,8 +267,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         Signal handlers run meanwhile, and may raise.
         """
         with contextlib.suppress(GoneError):
-            while not self._client.settle(_is_closed, 1.0):
-                self._client.check()
+            self._client.wait_for(_is_closed)
 
     def close(self, reason: str) -> bool:
         """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
@@ -328,7 +328,7 @@ class AgentStore:
 
     def set(self, key: str, value: str | bytes) -> None:
         text = value if isinstance(value, str) else value.decode("latin-1")
-        self._client.set_value(key, text)
+        self._client.say("set", key=key, value=text)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         for key, value in zip(keys, values, strict=True):

@@ -230,7 +230,7 @@ def check_for(client: Client, seconds: float) -> None:
 
 def test_nodes_give_each_other_values_of_their_membership(make: Any) -> None:
     first, second = make().meet(0, 1)
-    second.set_value("rank/1", "two workers")
+    second.say("set", key="rank/1", value="two workers")
     assert first.get_value("rank/1", 5.0) == "two workers"
     with pytest.raises(TimeoutError):
         first.get_value("rank/2", 0.3)
