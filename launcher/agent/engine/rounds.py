@@ -9,6 +9,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from launcher.agent.disk import is_full
 from launcher.agent.engine.node_state import Node
 from launcher.agent.membership.candidates import Candidates, Meeting, UnreachableError
+from launcher.agent.membership.group import FENCED_OUT
 from launcher.agent.membership.process import UnservedError
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock
@@ -51,7 +52,7 @@ def _run_rounds(
             return Reason.RENDEZVOUS_UNREACHABLE, str(error)
         node.reached_store = meets
         reason, detail = run_once(planned)
-        elsewhere = node.roster is not None and node.roster.is_fenced_out
+        elsewhere = node.roster is not None and node.roster.status.closed == FENCED_OUT
         losses_at.append(clock.monotonic())
         if not may_go_on(task, reason, losses_at, fenced=elsewhere):
             return reason, detail

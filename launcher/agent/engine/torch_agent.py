@@ -129,7 +129,8 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             if node.attempts.have_succeeded():
                 # It was stopped while it waited for the others; its own work is done.
                 if roster:
-                    roster.leave_finished()
+                    roster.finish()
+                    roster.leave()
                 return Reason.COMPLETED, ""
             if roster:
                 # So that the others re-form at once.
