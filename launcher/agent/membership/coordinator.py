@@ -197,10 +197,12 @@ class Coordinator:
                 raise wire.WireError(f"an unknown message: {str(other)[:40]!r}")
 
     def _give_values(self) -> None:
-        for key, peer in (asked := self._asked):
+        asked, self._asked = self._asked, []
+        for key, peer in asked:
             if key in self._values:
                 peer.send({"key": key, "value": self._values[key]})
-        self._asked = [(key, peer) for key, peer in asked if key not in self._values]
+            else:
+                self._asked.append((key, peer))
 
     def _tell_alone(self) -> None:
         """Where nobody is there that does not leave and may still have to be told something."""

@@ -248,7 +248,7 @@ def _end_of(group: GroupState, now: float) -> str:
     if group.phase is not Phase.FORMING:
         return ""
     nobody_comes = not at_work and now - group.phase_at >= group.rules.join_timeout_s
-    return STRANDED if nobody_comes or not group.may_form() else ""
+    return STRANDED if nobody_comes or not group.may_form else ""
 
 
 # -- sealing ---------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def _is_quorate(group: GroupState, chosen: int) -> bool:
     """
     if group.rules.fenced or group.rules.rules_out_another(chosen):
         return True
-    return group.generation == 0 or 2 * _come_again(group) > group.majority_of()
+    return group.generation == 0 or 2 * _come_again(group) > group.majority_of
 
 
 # -- refusing --------------------------------------------------------------------------------------
@@ -331,6 +331,6 @@ def _why_not(group: GroupState, limit_s: float) -> str:
     if _is_quorate(group, here):
         return since
     return (
-        f"{since}: no majority of the last {group.majority_of()} nodes is here "
+        f"{since}: no majority of the last {group.majority_of} nodes is here "
         f"({_come_again(group)}), and no shared checkpoint folder fences the run"
     )

@@ -227,7 +227,7 @@ class Node(Machine):
         group = told.group
         if group.generation == self.last.generation:
             finished = group.last.finished + len(group.finished)
-            self.last = Last(group.generation, group.majority_of(), group.faults, finished)
+            self.last = Last(group.generation, group.majority_of, group.faults, finished)
         if group.closed == FENCED_OUT:
             self.lose()
         elif self.running and not self.finished:
