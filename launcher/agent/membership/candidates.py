@@ -1,7 +1,6 @@
-"""How a node comes to the run's coordinator, at first and after each loss.
+"""How a node comes to the run's coordinator: to one that serves already, else the next serves.
 
-One that serves already is taken, else the next candidate serves. The plan names the candidates. Or
-nodes whose addresses nobody knows before they run meet in a folder that all of them see.
+The plan names the candidates. Nodes whose addresses nobody knows meet in a folder that all see.
 """
 
 from __future__ import annotations
@@ -85,10 +84,7 @@ class Candidates:
         return plan_candidate(self._task, number, carried)
 
     def _find(self, *, patient: bool) -> int:
-        """The number of the one that serves already; the next one's where none does.
-
-        Otherwise a node that came back would start a second group next to the first.
-        """
+        """Of the one that serves already: a node that came back must not start a second group."""
         following, stores = self._number, self._task.settings.stores
         rendezvous = self._task.node.rendezvous
         if isinstance(rendezvous, Static) or len(stores) < 2:

@@ -1,8 +1,7 @@
 """A node's side: one connection to the coordinator, kept by a thread that may hang with it.
 
-The caller reads what was told last and waits for changes, so a frozen coordinator blocks it no
-longer than the silence limit. A connection that ends is dialled again at once: where the port
-refuses, the coordinator is gone.
+A connection that ends is dialled again at once: where the port refuses, the coordinator is gone.
+The caller judges its silence.
 """
 
 from __future__ import annotations
@@ -89,10 +88,7 @@ class Client:
 
     # -- the caller's side -----------------------------------------------------------------------
     def begin(self, timeout_s: float, *, keeps: bool) -> None:
-        """Starts the thread and waits for the coordinator; raises ``GoneError``.
-
-        ``keeps``: this node may have to serve next.
-        """
+        """Waits for the coordinator; raises ``GoneError``. ``keeps``: it may have to serve next."""
         self._keeps = keeps
         self._thread.start()
         threading.Thread(target=self._show_life, name="alive", daemon=True).start()
@@ -186,8 +182,7 @@ class Client:
             self._changed.notify_all()
 
     def _connect(self) -> socket.socket:
-        """Dials until it is answered. Raises ``GoneError`` where a coordinator that answered has
-        gone; before the first answer nodes may come earlier than their coordinator."""
+        """Dials until it is answered. Raises ``GoneError`` where one that answered has gone."""
         while not self._ending:
             try:
                 return socket.create_connection((self.host, self.port), self._limit_s)
@@ -279,10 +274,7 @@ def parse_membership(sealed: Mapping[str, Any]) -> Membership:
 
 @functools.cache
 def answering_port(addr: str) -> int:
-    """A port that takes connections as long as this process lives; 0 where there can be none.
-
-    It stays open over any number of coordinators.
-    """
+    """A port that takes connections as long as this process lives; 0 where there can be none."""
     host = LOOPBACK if addr in (LOOPBACK, "localhost") else ""
     try:
         listener = wire.listen(0, host)

@@ -1,7 +1,6 @@
-"""The coordinator: one process that holds the membership, with one connection for each node.
+"""The coordinator: one process that alone holds the membership, with a connection for each node.
 
-It alone has state. What follows from what nodes say and from connections that end is decided in
-``decide.py``; here are the connections, the clock and the shared folder.
+``decide.py`` decides; here are the connections, the clock and the shared folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Decides who belongs to the group: ``(group, events, now) -> (group, actions)``. Pure.
 
-    FORMING(n) --seal--> SEALED(n) --open--> FORMING(n + 1) --> ...      any --close--> CLOSED
-
-``now`` is the coordinator's own monotonic clock, in seconds.
+FORMING(n) --seal--> SEALED(n) --open--> FORMING(n + 1) --> ...      any --close--> CLOSED
 """
 
 from __future__ import annotations
@@ -26,16 +24,14 @@ from launcher.agent.membership.settings import NONE, Last, Member
 # -- events --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Join:
-    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most.
-
-    ``after`` is the epoch of the last membership that it was told here, 0 before the first, and
-    ``last`` what it knows of another coordinator's.
-    """
+    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most."""
 
     member: Member
     limit_s: float
     after: int = 0
+    """The epoch of the last membership that it was told here; 0 before the first."""
     last: Last = NONE
+    """What it knows of another coordinator's."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +110,7 @@ Action = TakeGeneration | Refuse | TellAgain
 def step(
     group: GroupState, events: Iterable[Event], now: float
 ) -> tuple[GroupState, tuple[Action, ...]]:
-    """The group after some events, and what has to be done.
-
-    That the phase, the epoch or the members have changed is told to the nodes by whoever calls.
-    """
+    """The group after some events, and what has to be done besides telling the nodes of it."""
     actions: list[Action] = []
     for event in events:
         group = _take_in(group, event, now, actions)

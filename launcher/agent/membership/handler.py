@@ -1,7 +1,6 @@
 """``roster`` for torch's elastic agent: a ``RendezvousHandler`` on top of the coordinator's client.
 
-``num_nodes_waiting() > 0`` makes the agent re-form the group without using up a restart: so it
-learns of a lost node, a newcomer or a departure. Only public interfaces of torch are used.
+``num_nodes_waiting() > 0`` makes the agent re-form the group without using up a restart.
 """
 
 from __future__ import annotations
@@ -119,9 +118,7 @@ class RosterHandler(rdzv.RendezvousHandler):
     def next_rendezvous(self) -> rdzv.RendezvousInfo:
         """Blocks until this node is in a sealed membership; raises as torch documents.
 
-        ``RendezvousClosedError`` (``ReplacedError`` if replaced), ``RendezvousTimeoutError``,
-        ``RendezvousStateError`` (also where the fence cannot be written),
-        ``RendezvousConnectionError``.
+        Also ``ReplacedError``; ``RendezvousStateError`` where the fence cannot be written.
         """
         rules = self._rules
         was_in = self.membership is not None or rules.last != ""
@@ -140,9 +137,9 @@ class RosterHandler(rdzv.RendezvousHandler):
         return self._entered(answer)
 
     def num_nodes_waiting(self) -> int:
-        """Above zero when the group has to re-form; never blocks on the coordinator.
+        """Above zero when the group has to re-form; never blocks.
 
-        Raises ``RendezvousConnectionError`` when it is gone or silent for too long.
+        Raises ``RendezvousConnectionError`` when the coordinator is gone or silent for too long.
         """
         try:
             self._client.check()
@@ -171,9 +168,8 @@ class RosterHandler(rdzv.RendezvousHandler):
     def shutdown(self) -> bool:
         """Ends this node's part, once; what the others learn depends on how it ends.
 
-        After success it waits, however long, until the others have finished too: the coordinator
-        may run here. While ``ChildFailedError`` propagates, the run is closed and the others stop.
-        With any other exception, or when this node is no member, it just leaves.
+        After success it waits until the others have finished too: the coordinator may run here.
+        ``ChildFailedError`` closes the run. With any other exception, or as no member, it leaves.
         """
         error = sys.exc_info()[1]
         current = self.membership is not None and self.membership.epoch == self.status.epoch
@@ -232,10 +228,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         self._client.settle(lambda t: "finish" in t.known or _is_closed(t), PARTING_LIMIT_S)
 
     def wait_until_closed(self) -> None:
-        """Blocks until nobody can join another round, or the coordinator is gone.
-
-        Signal handlers run meanwhile, and may raise.
-        """
+        """Until nobody can join a round, or the coordinator is gone; signal handlers may raise."""
         with contextlib.suppress(GoneError):
             self._client.wait_for(_is_closed)
 
@@ -271,10 +264,9 @@ def _is_closed(told: Told) -> bool:
 
 
 class AgentStore:
-    """What torch's agent needs of a store, with another exit barrier.
+    """What torch's agent needs of a store, with another exit barrier than torch's.
 
-    At torch's own the agent waits 300 s at most, and runs no signal handlers; then it ends. Here it
-    waits while another member works, and a signal ends the wait.
+    Here it waits while another member works, not 300 s at most, and a signal ends the wait.
     """
 
     def __init__(self, client: Client, handler: RosterHandler) -> None:
