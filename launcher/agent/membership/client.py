@@ -230,7 +230,9 @@ class Client:
                         self._take_in(message)
                         self._changed.notify_all()
             finally:
-                self._socket = None
+                # Nobody sends while it is closed.
+                with self._sending:
+                    self._socket = None
 
     def _send(self, message: wire.Message) -> None:
         """What cannot be sent now is said on the next connection, if it is a wish."""

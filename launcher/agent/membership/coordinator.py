@@ -313,8 +313,7 @@ class Coordinator:
     async def _take_generation(self, fence: Fence) -> None:
         try:
             # A coordinator that was frozen must not take a number above that of the others.
-            if await asyncio.to_thread(self._is_overtaken, fence):
-                self._post(decide.Close(FENCED_OUT))
+            if await self._is_overtaken(fence):
                 return
             number, error = await asyncio.to_thread(fence.take, self.origin), ""
         except OSError as failed:
@@ -324,16 +323,17 @@ class Coordinator:
     async def _look_at_fence(self, fence: Fence) -> None:
         # A storage that fails for a moment is looked at again.
         with contextlib.suppress(OSError):
-            is_sealed = self.group.phase is Phase.SEALED
-            if is_sealed and await asyncio.to_thread(self._is_overtaken, fence):
-                self._post(decide.Close(FENCED_OUT))
+            if self.group.phase is Phase.SEALED:
+                await self._is_overtaken(fence)
 
-    def _is_overtaken(self, fence: Fence) -> bool:
-        """Whether another has taken a later generation since a group was sealed here."""
-        newest, group = fence.newest(), self.group
+    async def _is_overtaken(self, fence: Fence) -> bool:
+        """Whether another took a later generation after a group was sealed here; then it ends."""
+        newest, group = await asyncio.to_thread(fence.newest), self.group
         if newest is None or newest.origin in ("", self.origin):
             return False
-        return bool(group.members) and newest.number > group.generation
+        if is_overtaken := bool(group.members) and newest.number > group.generation:
+            self._post(decide.Close(FENCED_OUT))
+        return is_overtaken
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
