@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from launcher.agent import addresses
 from launcher.agent.membership.coordinator import SIGN_S
@@ -48,14 +48,15 @@ def carry_conf(conf: Env, carried: Mapping[str, str]) -> dict[str, str]:
     return given | {"connect_timeout_s": f"{limit_s:g}"}
 
 
-def _plan(task: NodeTask, conf: Mapping[str, str], own: str = "", **where: Any) -> NodeTask:
-    """``where``: the endpoint, and whether this node is its host. ``own``: its address there."""
+def _plan(
+    task: NodeTask, conf: Mapping[str, str], at: tuple[str, int], *, is_host: bool, own: str = ""
+) -> NodeTask:
+    """``own``: this node's address on the route there, if that is known."""
     node, rendezvous = task.node, task.node.rendezvous
     assert isinstance(rendezvous, Elastic)
-    rendezvous = replace(rendezvous, conf=tuple(conf.items()), **where)
-    return replace(
-        task, node=replace(node, rendezvous=rendezvous, local_addr=own or node.local_addr)
-    )
+    new = replace(rendezvous, endpoint_host=at[0], endpoint_port=at[1], is_host=is_host)
+    new = replace(new, conf=tuple(conf.items()))
+    return replace(task, node=replace(node, rendezvous=new, local_addr=own or node.local_addr))
 
 
 class Candidates:
@@ -103,12 +104,11 @@ def plan_candidate(task: NodeTask, number: int, carried: Mapping[str, str]) -> N
     if (number == 0 and not carried) or isinstance(rendezvous, Static):
         return task
     # A new coordinator knows nothing of the run, so the id can stay, which newcomers know.
-    conf = carry_conf(rendezvous.conf, carried)
-    if not stores:
-        return _plan(task, conf)
-    store = stores[number % len(stores)]
-    is_host = store.node_index == task.node.node_index
-    return _plan(task, conf, endpoint_host=store.host, endpoint_port=store.port, is_host=is_host)
+    at, is_host = (rendezvous.endpoint_host, rendezvous.endpoint_port), rendezvous.is_host
+    if stores:
+        store = stores[number % len(stores)]
+        at, is_host = (store.host, store.port), store.node_index == task.node.node_index
+    return _plan(task, carry_conf(rendezvous.conf, carried), at, is_host=is_host)
 
 
 # -- nodes that meet in a folder -------------------------------------------------------------------
@@ -203,8 +203,7 @@ class Meeting(Candidates):
             raise
         self._joined = (served.origin, addresses.LOOPBACK)
         conf = {**conf, "coordinator_pid": str(served.pid)}
-        where = {"endpoint_host": addresses.LOOPBACK, "endpoint_port": served.port}
-        return _plan(self._task, conf, **where, is_host=True)
+        return _plan(self._task, conf, (addresses.LOOPBACK, served.port), is_host=True)
 
     def _wait_for(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
         """With the one that is announced there; None where it is gone."""
@@ -222,8 +221,8 @@ class Meeting(Candidates):
                     self._joined = its
                     is_here = addresses.is_loopback(address)
                     own = "" if is_here else addresses.address_towards(address)
-                    at: dict[str, Any] = {"endpoint_host": address, "endpoint_port": said.port}
-                    return _plan(self._task, conf, own, **at, is_host=False)
+                    at = (address, said.port)
+                    return _plan(self._task, conf, at, is_host=False, own=own)
                 # No firewall stands between a machine and itself.
                 if how == REFUSES and (address == addresses.LOOPBACK or its == self._joined):
                     return None

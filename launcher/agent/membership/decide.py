@@ -176,10 +176,8 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> G
     group = _strike(group, dict.fromkeys(older, Cause.REPLACED), now)
     if group.phase is Phase.SEALED and was_told:
         group = _open(group, Cause.FAULT, now)
-    node = NodeEntry(
-        member=member, waits=True, since=now, limit_s=join.limit_s, last=last.generation
-    )
     # At its place in the order of arrival, if it was there before.
+    node = NodeEntry(member, waits=True, since=now, limit_s=join.limit_s, last=last.generation)
     group = replace(group, nodes={**group.nodes, name: node}, arrived_at=now)
     return replace(group, waiting_at=now) if group.phase is Phase.SEALED else group
 

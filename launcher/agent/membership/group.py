@@ -79,7 +79,7 @@ class Membership:
     members: tuple[Member, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NodeEntry:
     """A node that is there. ``waits``: it asks for a rendezvous, since ``since``.
 
