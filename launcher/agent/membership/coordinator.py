@@ -226,17 +226,13 @@ class Coordinator:
         began = self.clock.monotonic()
         answer = await _dial(member, ANSWER_LIMIT_S)
         took_s = self.clock.monotonic() - began
-        if answer is False:
-            await asyncio.sleep(COME_BACK_S + 3 * took_s)
-        elif answer is None and is_orderly:
-            # The address of a killed container goes with it.
-            await asyncio.sleep(ANSWER_LIMIT_S - took_s)
-        if (peer := self._peers.get(member.name)) is None or peer.is_connected:
+        if answer or (answer is None and not is_orderly):
             return
-        if answer is False:
-            self._lose(member.name, "its connection closed and its port refuses")
-        elif answer is None and is_orderly:
-            self._lose(member.name, "its connection closed and nothing answers")
+        # The address of a killed container goes with it.
+        why = "nothing answers" if answer is None else "its port refuses"
+        await asyncio.sleep(ANSWER_LIMIT_S - took_s if answer is None else COME_BACK_S + 3 * took_s)
+        if (peer := self._peers.get(member.name)) and not peer.is_connected:
+            self._lose(member.name, f"its connection closed and {why}")
 
     async def _ask_before(self, member: Member) -> None:
         """Whether a member under the last coordinator can still come."""

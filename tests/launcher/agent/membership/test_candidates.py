@@ -31,8 +31,6 @@ from launcher.contract.clock import SystemClock
 from launcher.contract.node_plan import Elastic
 from tests.launcher.node_plans import node_plan
 
-# -- one node's decisions ------------------------------------------------------------------------
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CoordinatorProcess]:
@@ -65,6 +63,16 @@ def said_of(store: CoordinatorProcess, **others: Any) -> Announcement:
 def meeting_of(folder: Path, conf: tuple[tuple[str, str], ...] = (), **settings: Any) -> Meeting:
     agent = AgentSettings(meet_dir=str(folder), **settings)
     return Meeting(NodeTask(node=node_plan({"conf": conf}), settings=agent), SystemClock())
+
+
+def plan(folder: Path, *given: Any, carried: dict[str, str] | None = None, **more: Any) -> Elastic:
+    """How a node rendezvouses that comes to the folder; the coordinator that it serves is ended."""
+    rendezvous = meeting_of(folder, *given, **more).plan_round(carried or {}).node.rendezvous
+    assert isinstance(rendezvous, Elastic)
+    if rendezvous.is_host:
+        pid = int(dict(rendezvous.conf)["coordinator_pid"])
+        CoordinatorProcess(pid=pid, port=rendezvous.endpoint_port).stop()
+    return rendezvous
 
 
 def test_a_store_is_reached_at_the_first_address_that_answers(
@@ -115,14 +123,10 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(
     file = tmp_path / "coordinator-0.json"
     file.write_text(json.dumps(asdict(said_of(store))))
     began = time.monotonic()
-    task = meeting_of(tmp_path).plan_round({"last": "[1, 2]"})
+    rendezvous = plan(tmp_path, carried={"last": "[1, 2]"})
     assert 2.5 <= time.monotonic() - began < 7.5
-    rendezvous = task.node.rendezvous
-    assert isinstance(rendezvous, Elastic)
     assert rendezvous.is_host
-    conf = dict(rendezvous.conf)
-    assert conf["last"] == "[1, 2]"
-    CoordinatorProcess(pid=int(conf["coordinator_pid"]), port=rendezvous.endpoint_port).stop()
+    assert dict(rendezvous.conf)["last"] == "[1, 2]"
     assert (tmp_path / "coordinator-1.json").exists()
 
 
@@ -138,12 +142,7 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(
 def test_the_rest_of_a_group_waits_for_those_it_lost_no_longer_than_was_planned(
     tmp_path: Path, conf: tuple[tuple[str, str], ...], awaits_nodes: bool, rejoin: int
 ) -> None:
-    task = meeting_of(tmp_path, conf, awaits_nodes=awaits_nodes).plan_round({})
-    assert isinstance(task.node.rendezvous, Elastic)
-    planned = dict(task.node.rendezvous.conf)
-    CoordinatorProcess(
-        pid=int(planned["coordinator_pid"]), port=task.node.rendezvous.endpoint_port
-    ).stop()
+    planned = dict(plan(tmp_path, conf, awaits_nodes=awaits_nodes).conf)
     assert float(planned["rejoin_timeout_s"]) == rejoin
 
 
@@ -151,10 +150,7 @@ def test_a_claim_whose_node_died_before_it_served_is_passed_over(
     tmp_path: Path, short: None
 ) -> None:
     (tmp_path / "coordinator-0.json").touch()
-    task = meeting_of(tmp_path).plan_round({})
-    assert isinstance(task.node.rendezvous, Elastic)
-    pid = int(dict(task.node.rendezvous.conf)["coordinator_pid"])
-    CoordinatorProcess(pid=pid, port=task.node.rendezvous.endpoint_port).stop()
+    assert plan(tmp_path).is_host
     assert (tmp_path / "coordinator-1.json").exists()
 
 
@@ -171,8 +167,6 @@ def test_a_node_whose_store_was_slow_to_start_goes_to_the_one_that_was_made_mean
 
     (tmp_path / "coordinator-0.json").unlink()
     monkeypatch.setattr(candidates, "serve_forked", serve_late)
-    task = meeting_of(tmp_path).plan_round({})
-    assert isinstance(task.node.rendezvous, Elastic)
-    assert task.node.rendezvous.endpoint_port == store.port
-    assert not task.node.rendezvous.is_host
+    rendezvous = plan(tmp_path)
+    assert (rendezvous.endpoint_port, rendezvous.is_host) == (store.port, False)
     assert not any(psutil.pid_exists(process.pid) for process in slow)
