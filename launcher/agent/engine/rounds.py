@@ -8,9 +8,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from launcher.agent.disk import is_full
 from launcher.agent.engine.node_state import Node
-from launcher.agent.membership.meeting import Meeting, UnreachableError
+from launcher.agent.membership.candidates import Candidates, Meeting, UnreachableError
+from launcher.agent.membership.group import FENCED_OUT
 from launcher.agent.membership.process import UnservedError
-from launcher.agent.membership.takeover import Candidates
 from launcher.contract.agent_settings import NodeTask
 from launcher.contract.clock import Clock
 from launcher.contract.errors import name_signal
@@ -38,7 +38,7 @@ def run_rounds(
 def _run_rounds(
     task: NodeTask, node: Node, clock: Clock, run_once: Callable[[NodeTask], tuple[Reason, str]]
 ) -> tuple[Reason, str]:
-    meets = task.settings.meet_dir and task.node.max_nodes > 1
+    meets = bool(task.settings.meet_dir) and task.node.max_nodes > 1
     stores = (Meeting if meets else Candidates)(task, clock, node.token)
     carried, losses_at = dict[str, str](), list[float]()
     # The group of a node that was here before may have moved to another store.
@@ -50,9 +50,9 @@ def _run_rounds(
             if is_full(error):
                 return Reason.DISK_FULL, node.attempts.describe_disk(str(error))
             return Reason.RENDEZVOUS_UNREACHABLE, str(error)
-        node.reached_store = stores.has_answered
+        node.reached_store = meets
         reason, detail = run_once(planned)
-        elsewhere = node.roster is not None and node.roster.is_fenced_out
+        elsewhere = node.roster is not None and node.roster.status.closed == FENCED_OUT
         losses_at.append(clock.monotonic())
         if not may_go_on(task, reason, losses_at, fenced=elsewhere):
             return reason, detail

@@ -28,6 +28,7 @@ from launcher.agent.engine.rendezvous import NodeEnding, register_handler
 from launcher.agent.engine.tee import Tee
 from launcher.agent.membership.group import FENCED_OUT
 from launcher.agent.membership.handler import ReplacedError
+from launcher.agent.membership.process import ADMIT_LIMIT_S
 from launcher.agent.worker import guard, recorder
 from launcher.contract import protocol
 from launcher.contract.agent_settings import NodeTask
@@ -113,8 +114,7 @@ def _rdzv_configs(plan: NodePlan) -> dict[str, Any]:
         "is_host": "1" if rendezvous.is_host else "0",
         "node_index": str(plan.node_index),
         "max_restarts": str(plan.max_restarts),
-        # How long newcomers wait at most until the training has committed.
-        "admit_limit_s": "120",
+        "admit_limit_s": ADMIT_LIMIT_S,
         "workers": str(plan.nproc_per_node),
     }
 
@@ -129,7 +129,8 @@ def _name_ending(error: BaseException, node: Node) -> tuple[Reason, str]:
             if node.attempts.have_succeeded():
                 # It was stopped while it waited for the others; its own work is done.
                 if roster:
-                    roster.leave_finished()
+                    roster.finish()
+                    roster.leave()
                 return Reason.COMPLETED, ""
             if roster:
                 # So that the others re-form at once.

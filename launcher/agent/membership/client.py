@@ -1,8 +1,7 @@
 """A node's side: one connection to the coordinator, kept by a thread that may hang with it.
 
-The caller reads what was told last and waits for changes, so a frozen coordinator blocks it no
-longer than the silence limit. A connection that ends is dialled again at once: where the port
-refuses, the coordinator is gone.
+A connection that ends is dialled again at once: where the port refuses, the coordinator is gone.
+The caller judges its silence.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import socket
 import threading
@@ -17,14 +17,15 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import wire
-from launcher.agent.membership.group import Cause, GroupStatus, Membership, Phase
+from launcher.agent.membership.group import Cause, GroupStatus, Membership
 from launcher.agent.membership.settings import Member, Rules, parse_members
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock
+from launcher.contract.records import parse_record
 
 RETRY_S = 0.05
 ONE_ROUND = ("join", "set", "get")
@@ -52,12 +53,10 @@ class Told:
     """The answer to the last ``join``."""
     entered: int = 0
     """The epoch of the last membership with this node."""
-    parted: bool = False
-    """Whether the coordinator knows that this node leaves."""
+    known: set[str] = field(default_factory=set)
+    """``leave`` and ``finish``, once the coordinator knows of it."""
     alone: bool = False
-    """Whether this node was told that no other is there."""
-    finished: bool = False
-    """Whether the coordinator knows that this node's workers have all succeeded."""
+    """Whether no other node is there any more, now that this one leaves."""
     values: dict[str, str] = field(default_factory=dict)
     losses: deque[str] = field(default_factory=deque)
 
@@ -73,15 +72,14 @@ class Client:
         self.name = f"{rules.node_index}.{uuid.uuid4().hex[:8]}"
         self.told = Told()
         self._origin = self._why = ""
-        self._keeps = False
+        self._keeps = self._ending = False
         self._socket: socket.socket | None = None
-        self._changed = threading.Condition()
-        self._sending = threading.Lock()
+        self._changed, self._sending = threading.Condition(), threading.Lock()
         self._failure: GoneError | None = None
         self._wishes: dict[tuple[str, object], wire.Message] = {}
         """What the coordinator must know of this node, said again on each connection."""
         self._heard_at = self._checked_at = clock.monotonic()
-        self._connected = self._ending = False
+        self._limit_s = max(0.5, rules.silence_s / 2)
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
 
     @property
@@ -90,17 +88,13 @@ class Client:
 
     # -- the caller's side -----------------------------------------------------------------------
     def begin(self, timeout_s: float, *, keeps: bool) -> None:
-        """Starts the thread and waits for the coordinator; raises ``GoneError``.
-
-        ``keeps``: this node may have to serve next.
-        """
+        """Waits for the coordinator; raises ``GoneError``. ``keeps``: it may have to serve next."""
         self._keeps = keeps
         self._thread.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self._connected or self._failure, timeout_s)
-            if not self._connected and self._failure is None:
-                why = f": {self._why}" if self._why else ""
-                self._fail(f"{self.where} did not answer within {timeout_s:g} s{why}")
+        threading.Thread(target=self._show_life, name="alive", daemon=True).start()
+        if not self.settle(lambda _: self._origin, timeout_s):
+            why = f": {self._why}" if self._why else ""
+            self._fail(f"{self.where} did not answer within {timeout_s:g} s{why}")
         self.check()
 
     def check(self) -> None:
@@ -112,7 +106,7 @@ class Client:
                 self._heard_at = max(self._heard_at, now - limit_s / 2)
             self._checked_at = now
             silent_s = now - self._heard_at
-            if self._connected and silent_s > limit_s:
+            if self._origin and silent_s > limit_s:
                 self._fail(f"{self.where} has been silent for {silent_s:.1f} s")
             if self._failure is not None:
                 raise self._failure
@@ -125,14 +119,14 @@ class Client:
 
     def next_answer(self) -> Membership | Refused:
         """Blocks until the last ``join`` is answered; raises ``GoneError``."""
-        while not self.settle(lambda told: told.answer, self._rules.silence_s / 4):
-            self.check()
+        self.wait_for(lambda told: told.answer)
         answer, self.told.answer = self.told.answer, None
         assert answer is not None
         return answer
 
     def say(self, what: str, **more: object) -> None:
-        """Tells the coordinator: ``leave``, ``finish``, ``admit``, or ``close`` with a reason."""
+        """Tells the coordinator: ``leave``, ``finish``, ``admit``, ``close`` with a reason, or
+        ``set`` with a key and a value for the other nodes of this membership."""
         message = {"says": what, **more}
         with self._changed:
             # The last thing that was said comes last on the next connection too.
@@ -147,18 +141,20 @@ class Client:
             self._changed.wait_for(lambda: done(self.told) or self._failure, timeout_s)
             return bool(done(self.told))
 
-    def set_value(self, key: str, value: str) -> None:
-        """A value for the other nodes of this membership."""
-        self.say("set", key=key, value=value)
-
-    def get_value(self, key: str, timeout_s: float) -> str:
-        """A value of this membership; waits for it. Raises ``GoneError`` or ``TimeoutError``."""
+    def wait_for(self, done: Callable[[Told], object], timeout_s: float = math.inf) -> bool:
+        """The same while the coordinator lives; raises ``GoneError`` when it does not."""
         end = self._clock.monotonic() + timeout_s
-        self.say("get", key=key)
-        while not self.settle(lambda told: key in told.values, min(timeout_s, 1.0)):
+        while not self.settle(done, min(timeout_s, self._rules.silence_s / 4)):
             self.check()
             if self._clock.monotonic() >= end:
-                raise TimeoutError(f"{key} was not set within {timeout_s:g} s")
+                return False
+        return True
+
+    def get_value(self, key: str, timeout_s: float) -> str:
+        """What a member has ``set``; waits for it. Raises ``GoneError`` or ``TimeoutError``."""
+        self.say("get", key=key)
+        if not self.wait_for(lambda told: key in told.values, timeout_s):
+            raise TimeoutError(f"{key} was not set within {timeout_s:g} s")
         return self.told.values[key]
 
     def end(self) -> None:
@@ -185,13 +181,8 @@ class Client:
             self._failure = self._failure or GoneError(text)
             self._changed.notify_all()
 
-    @property
-    def _limit_s(self) -> float:
-        return max(0.5, self._rules.silence_s / 2)
-
     def _connect(self) -> socket.socket:
-        """Dials until it is answered. Raises ``GoneError`` where a coordinator that answered has
-        gone; before the first answer nodes may come earlier than their coordinator."""
+        """Dials until it is answered. Raises ``GoneError`` where one that answered has gone."""
         while not self._ending:
             try:
                 return socket.create_connection((self.host, self.port), self._limit_s)
@@ -201,7 +192,7 @@ class Client:
                 # Such as an address that went with its container.
                 silent_s = self._clock.monotonic() - self._heard_at
                 refuses = isinstance(error, ConnectionRefusedError)
-                if self._connected and (refuses or silent_s > self._rules.silence_s):
+                if self._origin and (refuses or silent_s > self._rules.silence_s):
                     raise GoneError(f"{self.where} is gone: {error.strerror or error}") from None
             self._clock.sleep(RETRY_S)
         raise GoneError("ended")
@@ -222,18 +213,24 @@ class Client:
                 return
             if self._origin not in ("", origin):
                 raise GoneError(f"another coordinator answers at {self.host}:{self.port}")
-            self._origin = origin
-            with self._sending:
-                self._socket = connection
             with self._changed:
-                self._connected, self._heard_at = True, self._clock.monotonic()
-                wishes = [*self._wishes.values()]
+                self._origin, self._heard_at = origin, self._clock.monotonic()
+                self._socket, wishes = connection, [*self._wishes.values()]
                 self._changed.notify_all()
-            for wish in wishes:
-                self._send(wish)
+            # The silence is judged by whoever calls ``check``.
+            connection.settimeout(None)
             try:
-                self._listen(connection, lines)
+                for wish in wishes:
+                    self._send(wish)
+                # Ended by ``end``, which shuts the connection down.
+                while not self._ending and (line := lines.readline(wire.COORDINATOR_LIMIT)):
+                    message = wire.decode(line)
+                    with self._changed:
+                        self._heard_at = self._clock.monotonic()
+                        self._take_in(message)
+                        self._changed.notify_all()
             finally:
+                # Nobody sends while it is closed.
                 with self._sending:
                     self._socket = None
 
@@ -241,35 +238,20 @@ class Client:
         """What cannot be sent now is said on the next connection, if it is a wish."""
         with self._sending, contextlib.suppress(OSError):
             if (connection := self._socket) is not None:
-                # Ended by the thread, which ends a connection that is silent.
+                # Ended by the thread, when the connection ends.
                 connection.sendall(wire.encode(message))
 
-    def _listen(self, connection: socket.socket, lines: BinaryIO) -> None:
-        threading.Thread(
-            target=self._show_life, args=(connection,), name="alive", daemon=True
-        ).start()
-        # The silence is judged by whoever calls ``check``.
-        connection.settimeout(None)
-        # Ended by ``end``, which shuts the connection down.
-        while not self._ending and (line := lines.readline(wire.COORDINATOR_LIMIT)):
-            message = wire.decode(line)
-            with self._changed:
-                self._heard_at = self._clock.monotonic()
-                self._take_in(message)
-                self._changed.notify_all()
-
-    def _show_life(self, connection: socket.socket) -> None:
-        while not self._ending and self._socket is connection:
+    def _show_life(self) -> None:
+        while not (self._ending or self._failure):
             self._send({"says": "alive"})
             self._clock.sleep(self._rules.interval_s)
 
     def _take_in(self, message: Mapping[str, Any]) -> None:
         told = self.told
         match message:
-            case {"status": status, **more}:
-                typed = {"phase": Phase(status["phase"]), "cause": Cause(status["cause"])}
-                told.status = GroupStatus(**{**status, **typed})
-                told.losses.extend(more.get("losses", ()))
+            case {"status": status, "losses": losses}:
+                told.status = parse_record(GroupStatus, status)
+                told.losses.extend(losses)
             case {"sealed": sealed}:
                 told.answer = membership = parse_membership(sealed)
                 told.entered, told.values = membership.epoch, {}
@@ -279,10 +261,10 @@ class Client:
                 self._wishes.pop(("join", None), None)
             case {"key": key, "value": value}:
                 told.values[key] = value
-            case {"parted": alone}:
-                told.parted, told.alone = True, alone
-            case {"known": "finish"}:
-                told.finished = True
+            case {"known": what}:
+                told.known.add(what)
+            case {"alone": alone}:
+                told.alone = alone
 
 
 def parse_membership(sealed: Mapping[str, Any]) -> Membership:
@@ -294,10 +276,7 @@ def parse_membership(sealed: Mapping[str, Any]) -> Membership:
 
 @functools.cache
 def answering_port(addr: str) -> int:
-    """A port that takes connections as long as this process lives; 0 where there can be none.
-
-    It stays open over any number of coordinators.
-    """
+    """A port that takes connections as long as this process lives; 0 where there can be none."""
     host = LOOPBACK if addr in (LOOPBACK, "localhost") else ""
     try:
         listener = wire.listen(0, host)
@@ -312,9 +291,8 @@ def answering_port(addr: str) -> int:
 
 def _answer(listener: socket.socket) -> None:
     while True:
-        try:
+        # Such as when no file descriptor is free.
+        with contextlib.suppress(OSError):
             # Ended by the kernel, when the process ends.
             listener.accept()[0].close()
-        except OSError:
-            # Such as when no file descriptor is free.
-            threading.Event().wait(RETRY_S)
+        threading.Event().wait(RETRY_S)

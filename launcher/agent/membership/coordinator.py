@@ -1,7 +1,6 @@
-"""The coordinator: one process that holds the membership, with one connection for each node.
+"""The coordinator: one process that alone holds the membership, with a connection for each node.
 
-It alone has state. What follows from what nodes say and from connections that end is decided in
-``decide.py``; here are the connections, the clock and the shared folder.
+``decide.py`` decides; here are the connections, the clock and the shared folder.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ class Coordinator:
             before.writer.close()
         peer = Peer(name, writer, bool(hello.get("keeps")), self.clock.monotonic())
         self._peers[name] = peer
-        peer.send({"status": self._status})
+        peer.send({"status": self._status, "losses": ()})
         return peer
 
     def _complain(self, address: str, error: object) -> None:
@@ -184,7 +183,7 @@ class Coordinator:
             case "leave":
                 peer.parts = True
                 self._post(decide.Gone(peer.name, Cause.LEFT))
-                peer.send({"parted": self._is_alone})
+                peer.send({"known": "leave"})
                 self._tell_alone()
             case "finish":
                 self._post(decide.Finish(peer.name))
@@ -203,20 +202,18 @@ class Coordinator:
                 raise wire.WireError(f"an unknown message: {str(other)[:40]!r}")
 
     def _give_values(self) -> None:
-        for key, peer in (asked := self._asked):
+        asked, self._asked = self._asked, []
+        for key, peer in asked:
             if key in self._values:
                 peer.send({"key": key, "value": self._values[key]})
-        self._asked = [(key, peer) for key, peer in asked if key not in self._values]
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether nobody is there that does not leave and may still have to be told something."""
-        return all(peer.parts or not peer.is_connected for peer in self._peers.values())
+            else:
+                self._asked.append((key, peer))
 
     def _tell_alone(self) -> None:
-        if self._is_alone:
+        """Where nobody is there that does not leave and may still have to be told something."""
+        if all(peer.parts or not peer.is_connected for peer in self._peers.values()):
             for peer in self._peers.values():
-                peer.send({"parted": True})
+                peer.send({"alone": True})
 
     # -- whether a node is still there -----------------------------------------------------------
     def _end(self, peer: Peer, is_orderly: bool) -> None:
@@ -235,17 +232,13 @@ class Coordinator:
         began = self.clock.monotonic()
         answer = await _dial(member, ANSWER_LIMIT_S)
         took_s = self.clock.monotonic() - began
-        if answer is False:
-            await asyncio.sleep(COME_BACK_S + 3 * took_s)
-        elif answer is None and is_orderly:
-            # The address of a killed container goes with it.
-            await asyncio.sleep(ANSWER_LIMIT_S - took_s)
-        if (peer := self._peers.get(member.name)) is None or peer.is_connected:
+        if answer or (answer is None and not is_orderly):
             return
-        if answer is False:
-            self._lose(member.name, "its connection closed and its port refuses")
-        elif answer is None and is_orderly:
-            self._lose(member.name, "its connection closed and nothing answers")
+        # The address of a killed container goes with it.
+        why = "nothing answers" if answer is None else "its port refuses"
+        await asyncio.sleep(ANSWER_LIMIT_S - took_s if answer is None else COME_BACK_S + 3 * took_s)
+        if (peer := self._peers.get(member.name)) and not peer.is_connected:
+            self._lose(member.name, f"its connection closed and {why}")
 
     async def _ask_before(self, member: Member) -> None:
         """Whether a member under the last coordinator can still come."""
@@ -323,8 +316,7 @@ class Coordinator:
     async def _take_generation(self, fence: Fence) -> None:
         try:
             # A coordinator that was frozen must not take a number above that of the others.
-            if await asyncio.to_thread(self._is_overtaken, fence):
-                self._post(decide.Close(FENCED_OUT))
+            if await self._is_overtaken(fence):
                 return
             number, error = await asyncio.to_thread(fence.take, self.origin), ""
         except OSError as failed:
@@ -334,16 +326,17 @@ class Coordinator:
     async def _look_at_fence(self, fence: Fence) -> None:
         # A storage that fails for a moment is looked at again.
         with contextlib.suppress(OSError):
-            is_sealed = self.group.phase is Phase.SEALED
-            if is_sealed and await asyncio.to_thread(self._is_overtaken, fence):
-                self._post(decide.Close(FENCED_OUT))
+            if self.group.phase is Phase.SEALED:
+                await self._is_overtaken(fence)
 
-    def _is_overtaken(self, fence: Fence) -> bool:
-        """Whether another has taken a later generation since a group was sealed here."""
-        newest, group = fence.newest(), self.group
+    async def _is_overtaken(self, fence: Fence) -> bool:
+        """Whether another took a later generation after a group was sealed here; then it ends."""
+        newest, group = await asyncio.to_thread(fence.newest), self.group
         if newest is None or newest.origin in ("", self.origin):
             return False
-        return bool(group.members) and newest.number > group.generation
+        if is_overtaken := bool(group.members) and newest.number > group.generation:
+            self._post(decide.Close(FENCED_OUT))
+        return is_overtaken
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,8 +1,6 @@
 """Decides who belongs to the group: ``(group, events, now) -> (group, actions)``. Pure.
 
-    FORMING(n) --seal--> SEALED(n) --open--> FORMING(n + 1) --> ...      any --close--> CLOSED
-
-``now`` is the coordinator's own monotonic clock, in seconds.
+FORMING(n) --seal--> SEALED(n) --open--> FORMING(n + 1) --> ...      any --close--> CLOSED
 """
 
 from __future__ import annotations
@@ -26,16 +24,14 @@ from launcher.agent.membership.settings import NONE, Last, Member
 # -- events --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Join:
-    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most.
-
-    ``after`` is the epoch of the last membership that it was told here, 0 before the first, and
-    ``last`` what it knows of another coordinator's.
-    """
+    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most."""
 
     member: Member
     limit_s: float
     after: int = 0
+    """The epoch of the last membership that it was told here; 0 before the first."""
     last: Last = NONE
+    """What it knows of another coordinator's."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +110,7 @@ Action = TakeGeneration | Refuse | TellAgain
 def step(
     group: GroupState, events: Iterable[Event], now: float
 ) -> tuple[GroupState, tuple[Action, ...]]:
-    """The group after some events, and what has to be done.
-
-    That the phase, the epoch or the members have changed is told to the nodes by whoever calls.
-    """
+    """The group after some events, and what has to be done besides telling the nodes of it."""
     actions: list[Action] = []
     for event in events:
         group = _take_in(group, event, now, actions)
@@ -184,10 +177,8 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> G
     group = _strike(group, dict.fromkeys(older, Cause.REPLACED), now)
     if group.phase is Phase.SEALED and was_told:
         group = _open(group, Cause.FAULT, now)
-    node = NodeEntry(
-        member=member, waits=True, since=now, limit_s=join.limit_s, last=last.generation
-    )
     # At its place in the order of arrival, if it was there before.
+    node = NodeEntry(member, waits=True, since=now, limit_s=join.limit_s, last=last.generation)
     group = replace(group, nodes={**group.nodes, name: node}, arrived_at=now)
     return replace(group, waiting_at=now) if group.phase is Phase.SEALED else group
 
@@ -249,7 +240,7 @@ def _end_of(group: GroupState, now: float) -> str:
     if group.phase is not Phase.FORMING:
         return ""
     nobody_comes = not at_work and now - group.phase_at >= group.rules.join_timeout_s
-    return STRANDED if nobody_comes or not group.may_form() else ""
+    return STRANDED if nobody_comes or not group.may_form else ""
 
 
 # -- sealing ---------------------------------------------------------------------------------------
@@ -309,7 +300,7 @@ def _is_quorate(group: GroupState, chosen: int) -> bool:
     """
     if group.rules.fenced or group.rules.rules_out_another(chosen):
         return True
-    return group.generation == 0 or 2 * _come_again(group) > group.majority_of()
+    return group.generation == 0 or 2 * _come_again(group) > group.majority_of
 
 
 # -- refusing --------------------------------------------------------------------------------------
@@ -332,6 +323,6 @@ def _why_not(group: GroupState, limit_s: float) -> str:
     if _is_quorate(group, here):
         return since
     return (
-        f"{since}: no majority of the last {group.majority_of()} nodes is here "
+        f"{since}: no majority of the last {group.majority_of} nodes is here "
         f"({_come_again(group)}), and no shared checkpoint folder fences the run"
     )

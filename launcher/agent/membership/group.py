@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from launcher.agent.membership.settings import NONE, Last, Member, Rules
@@ -79,7 +79,7 @@ class Membership:
     members: tuple[Member, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NodeEntry:
     """A node that is there. ``waits``: it asks for a rendezvous, since ``since``.
 
@@ -138,21 +138,20 @@ class GroupState:
 
     def waiting(self) -> tuple[Member, ...]:
         """The nodes that ask for a rendezvous and have not finished, first come first."""
-        return tuple(
-            node.member
-            for name, node in self.nodes.items()
-            if node.waits and name not in self.finished
-        )
+        nodes = self.nodes.items()
+        return tuple(x.member for name, x in nodes if x.waits and name not in self.finished)
 
     @property
     def room(self) -> int:
         """How many nodes a group may have; the place of a finished node stays taken."""
         return self.rules.max_nodes - self.last.finished - len(self.finished)
 
+    @property
     def may_form(self) -> bool:
         """Whether the nodes that have not finished could still form a group."""
         return self.room == self.rules.max_nodes or self.room >= self.rules.min_nodes
 
+    @property
     def majority_of(self) -> int:
         """Of how many members more than half have to come again, if nothing fences the run."""
         if not self.members:
@@ -162,18 +161,9 @@ class GroupState:
 
     def status(self) -> GroupStatus:
         """What all nodes are told."""
-        return GroupStatus(
-            phase=self.phase,
-            epoch=self.epoch,
-            cause=self.cause,
-            closed=self.closed,
-            newcomers=self.newcomers,
-            finished=self.last.finished + len(self.finished),
-            generation=self.generation,
-            faults=self.faults,
-            may_form=self.may_form(),
-            majority_of=self.majority_of(),
-        )
+        told = {one.name: getattr(self, one.name) for one in fields(GroupStatus)}
+        told |= {"finished": self.last.finished + len(self.finished)}
+        return GroupStatus(**told)
 
     def membership(self) -> dict[str, Any]:
         """What the members are told of the group that was sealed last, but for their ranks."""

@@ -1,7 +1,6 @@
 """``roster`` for torch's elastic agent: a ``RendezvousHandler`` on top of the coordinator's client.
 
-``num_nodes_waiting() > 0`` makes the agent re-form the group without using up a restart: so it
-learns of a lost node, a newcomer or a departure. Only public interfaces of torch are used.
+``num_nodes_waiting() > 0`` makes the agent re-form the group without using up a restart.
 """
 
 from __future__ import annotations
@@ -20,21 +19,9 @@ from torch.distributed.elastic import rendezvous as rdzv
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from launcher.agent.membership.client import (
-    Client,
-    GoneError,
-    Refused,
-    Told,
-    answering_port,
-)
-from launcher.agent.membership.group import (
-    FAILED,
-    FENCED_OUT,
-    FINISHED,
-    GroupStatus,
-    Membership,
-    Phase,
-)
+from launcher.agent.membership import group
+from launcher.agent.membership.client import Client, GoneError, Refused, Told, answering_port
+from launcher.agent.membership.group import GroupStatus, Membership, Phase
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
 from launcher.agent.membership.settings import IDENTICAL, Last, Rules, format_members, parse_rules
 from launcher.contract.clock import SystemClock
@@ -114,10 +101,8 @@ class RosterHandler(rdzv.RendezvousHandler):
         if not rules.fenced and not rules.rules_out_another(rules.min_nodes):
             log.warning(
                 "no shared checkpoint folder fences this run: after a loss only more than half of "
-                "the last nodes, or more than %d, can go on; with a checkpoint_dir that all nodes "
-                "share, any %d can",
-                rules.max_nodes - rules.min_nodes,
-                rules.min_nodes,
+                f"the last nodes, or more than {rules.max_nodes - rules.min_nodes}, can go on; "
+                f"with a checkpoint_dir that all nodes share, any {rules.min_nodes} can"
             )
         with _as_torch_says():
             keeps = rules.is_host or rules.node_index < KEEPERS
@@ -133,9 +118,7 @@ class RosterHandler(rdzv.RendezvousHandler):
     def next_rendezvous(self) -> rdzv.RendezvousInfo:
         """Blocks until this node is in a sealed membership; raises as torch documents.
 
-        ``RendezvousClosedError`` (``ReplacedError`` if replaced), ``RendezvousTimeoutError``,
-        ``RendezvousStateError`` (also where the fence cannot be written),
-        ``RendezvousConnectionError``.
+        Also ``ReplacedError``; ``RendezvousStateError`` where the fence cannot be written.
         """
         rules = self._rules
         was_in = self.membership is not None or rules.last != ""
@@ -143,7 +126,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         with _as_torch_says():
             self._client.check()
             # Held until the membership is sealed, so that no other process takes the port.
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+            with socket.socket() as held:
                 held.bind(("", 0))
                 port = int(held.getsockname()[1])
                 member = (self._addr, port, answering_port(self._addr), rules.workers)
@@ -154,22 +137,21 @@ class RosterHandler(rdzv.RendezvousHandler):
         return self._entered(answer)
 
     def num_nodes_waiting(self) -> int:
-        """Above zero when the group has to re-form; never blocks on the coordinator.
+        """Above zero when the group has to re-form; never blocks.
 
-        Raises ``RendezvousConnectionError`` when it is gone or silent for too long.
+        Raises ``RendezvousConnectionError`` when the coordinator is gone or silent for too long.
         """
         try:
-            with _as_torch_says():
-                self._client.check()
-        except rdzv.RendezvousConnectionError:
+            self._client.check()
+        except GoneError as error:
             if self._ends_alone():
                 return 0
-            raise
+            raise rdzv.RendezvousConnectionError(str(error)) from error
         told, status = self._client.told, self.status
         if not told.entered:
             return 0
         if status.phase is Phase.CLOSED:
-            return int(status.closed != FINISHED)
+            return int(status.closed != group.FINISHED)
         waiting = status.phase is Phase.FORMING or status.epoch != told.entered
         if waiting and status.epoch != self._told_epoch:
             self._told_epoch = status.epoch
@@ -181,34 +163,29 @@ class RosterHandler(rdzv.RendezvousHandler):
 
     def set_closed(self) -> None:
         """Ends the run for all nodes: none will get another rendezvous."""
-        self.close(FINISHED)
+        self.close(group.FINISHED)
 
     def shutdown(self) -> bool:
         """Ends this node's part, once; what the others learn depends on how it ends.
 
-        After success it waits, however long, until the others have finished too: the coordinator
-        may run here. While ``ChildFailedError`` propagates, the run is closed and the others stop.
-        With any other exception, or when this node is no member, it just leaves.
+        After success it waits until the others have finished too: the coordinator may run here.
+        ``ChildFailedError`` closes the run. With any other exception, or as no member, it leaves.
         """
         error = sys.exc_info()[1]
         current = self.membership is not None and self.membership.epoch == self.status.epoch
-        try:
+        parted = False
+        with contextlib.suppress(GoneError):
             self._client.check()
-        except GoneError:
-            parted = False
-        else:
             if isinstance(error, ChildFailedError):
-                self.close(FAILED)
+                self.close(group.FAILED)
             elif error is None and (current or self._finishing):
                 self.finish()
                 self.wait_until_closed()
             parted = self.leave()
-        is_over = self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)
-        if parted and is_over and self._served is not None:
-            # Nodes that wait learn here that the run is over.
-            with contextlib.suppress(GoneError):
-                while not self._client.settle(lambda told: told.alone, 1.0):
-                    self._client.check()
+            is_over = self.is_closed() or isinstance(error, rdzv.RendezvousTimeoutError)
+            if parted and is_over and self._served is not None:
+                # Nodes that wait learn here that the run is over.
+                self._client.wait_for(lambda told: told.alone)
         self._client.end()
         if self._served is not None:
             self._served.stop()
@@ -219,11 +196,6 @@ class RosterHandler(rdzv.RendezvousHandler):
     def status(self) -> GroupStatus:
         """Where the run stands, as the coordinator told last."""
         return self._client.told.status or GroupStatus()
-
-    @property
-    def is_fenced_out(self) -> bool:
-        """Whether the run was closed here because it goes on around another coordinator."""
-        return self.status.closed == FENCED_OUT
 
     def take_losses(self) -> tuple[str, ...]:
         """The losses of nodes that were told since the last call, in words."""
@@ -247,27 +219,18 @@ class RosterHandler(rdzv.RendezvousHandler):
     def leave(self) -> bool:
         """This node goes and says so; the others re-form without it. Idempotent, takes <= 2 s."""
         self._client.say("leave")
-        return self._client.settle(lambda told: told.parted, PARTING_LIMIT_S)
+        return self._client.settle(lambda told: "leave" in told.known, PARTING_LIMIT_S)
 
     def finish(self) -> None:
         """This node's workers have all succeeded: it joins no further round. Takes <= 2 s."""
         self._finishing = True
         self._client.say("finish")
-        self._client.settle(lambda told: told.finished or _is_closed(told), PARTING_LIMIT_S)
-
-    def leave_finished(self) -> None:
-        """Leaves a group whose other members still work; this node's workers have succeeded."""
-        self.finish()
-        self.leave()
+        self._client.settle(lambda t: "finish" in t.known or _is_closed(t), PARTING_LIMIT_S)
 
     def wait_until_closed(self) -> None:
-        """Blocks until nobody can join another round, or the coordinator is gone.
-
-        Signal handlers run meanwhile, and may raise.
-        """
+        """Until nobody can join a round, or the coordinator is gone; signal handlers may raise."""
         with contextlib.suppress(GoneError):
-            while not self._client.settle(_is_closed, 1.0):
-                self._client.check()
+            self._client.wait_for(_is_closed)
 
     def close(self, reason: str) -> bool:
         """Ends the run for all nodes; any reason but ``finished`` also stops running groups."""
@@ -280,30 +243,20 @@ class RosterHandler(rdzv.RendezvousHandler):
         status, told = self.status, self._client.told
         if not told.entered or told.entered != status.epoch or status.phase is Phase.FORMING:
             return False
-        return status.closed == FINISHED or (status.finished > 0 and not status.may_form)
+        return status.closed == group.FINISHED or (status.finished > 0 and not status.may_form)
 
     def _entered(self, membership: Membership) -> rdzv.RendezvousInfo:
         self.membership = membership
-        log.info(
-            "roster: epoch %d, generation %d, rank %d of %d, because of: %s",
-            membership.epoch,
-            membership.generation,
-            membership.rank,
-            membership.size,
-            membership.cause.value,
-        )
+        told = "roster: epoch %d, generation %d, rank %d of %d, because of: %s"
+        of = (membership.epoch, membership.generation, membership.rank, membership.size)
+        log.info(told, *of, membership.cause.value)
         # torch's agent then numbers the workers without asking the others.
         os.environ.pop(IDENTICAL, None)
         if membership.identical:
             os.environ[IDENTICAL] = "1"
-        first = membership.first
-        store: Any = AgentStore(self._client, self.finish, self.wait_until_closed)
-        return rdzv.RendezvousInfo(
-            store,
-            membership.rank,
-            membership.size,
-            rdzv.RendezvousStoreInfo(first.addr, first.port),
-        )
+        store: Any = AgentStore(self._client, self)
+        master = rdzv.RendezvousStoreInfo(membership.first.addr, membership.first.port)
+        return rdzv.RendezvousInfo(store, membership.rank, membership.size, master)
 
 
 def _is_closed(told: Told) -> bool:
@@ -311,16 +264,13 @@ def _is_closed(told: Told) -> bool:
 
 
 class AgentStore:
-    """What torch's agent needs of a store, with another exit barrier.
+    """What torch's agent needs of a store, with another exit barrier than torch's.
 
-    At torch's own the agent waits 300 s at most, and runs no signal handlers; then it ends. Here it
-    waits while another member works, and a signal ends the wait.
+    Here it waits while another member works, not 300 s at most, and a signal ends the wait.
     """
 
-    def __init__(
-        self, client: Client, finish: Callable[[], None], wait: Callable[[], None]
-    ) -> None:
-        self._client, self._finish, self._wait = client, finish, wait
+    def __init__(self, client: Client, handler: RosterHandler) -> None:
+        self._client, self._handler = client, handler
         self.timeout = timedelta(seconds=300)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -328,7 +278,7 @@ class AgentStore:
 
     def set(self, key: str, value: str | bytes) -> None:
         text = value if isinstance(value, str) else value.decode("latin-1")
-        self._client.set_value(key, text)
+        self._client.say("set", key=key, value=text)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         for key, value in zip(keys, values, strict=True):
@@ -337,7 +287,7 @@ class AgentStore:
     def get(self, key: str) -> bytes:
         if key.startswith(EXIT_BARRIER):
             # How torch 2.4 waits at the barrier.
-            self._wait()
+            self._handler.wait_until_closed()
             return b""
         with _as_torch_says():
             return self._client.get_value(key, self.timeout.total_seconds()).encode("latin-1")
@@ -349,9 +299,8 @@ class AgentStore:
         """Only at the exit barrier: nothing else of torch's agent counts in its store."""
         if not key.startswith(EXIT_BARRIER):
             raise NotImplementedError(f"torch's agent counts {key} in its store")
-        self._finish()
+        self._handler.finish()
         return 0
 
     def wait(self, keys: Sequence[str], *timeout: Any) -> None:
-        for key in keys:
-            self.get(key)
+        self.multi_get(keys)

@@ -12,31 +12,19 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.agent import processes, signals, streams
 from launcher.agent.membership import wire
 from launcher.agent.membership.coordinator import Coordinator
-from launcher.agent.membership.settings import Rules, parse_rules
-from launcher.contract.node_plan import NodePlan
+from launcher.agent.membership.settings import Rules
 
 READY_LIMIT_S = 10.0
 STARTS = 3
 """How often to try a fork: next to threads, the child may find a lock that is held for ever."""
-
-
 ADMIT_LIMIT_S = "120"
 """How long newcomers wait at most until the training has committed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """Where a coordinator listens, as a node reaches it."""
-
-    host: str
-    port: int
 
 
 class UnservedError(Exception):
@@ -122,34 +110,13 @@ def _live(parent: int, coordinator: Coordinator, port: int, writer: int) -> None
     os._exit(1)
 
 
-def rules_of(node: NodePlan, conf: Mapping[str, str]) -> Rules:
-    """The rules by which this node would coordinate."""
-    given = {"node_index": str(node.node_index), "max_restarts": str(node.max_restarts), **conf}
-    given["admit_limit_s"] = ADMIT_LIMIT_S
-    return parse_rules(given, min_nodes=node.min_nodes, max_nodes=node.max_nodes)
+def ask(host: str, port: int, run_id: str, timeout_s: float, token: str = "") -> str:
+    """The origin of the coordinator that serves the run there; takes about ``timeout_s``.
 
-
-def find_coordinator(
-    candidates: Sequence[Endpoint], run_id: str, timeout_s: float, token: str = ""
-) -> Endpoint | None:
-    """The first candidate that serves this run already, if any.
-
-    Asked before a node serves the run itself: otherwise a host that came back would start a second
-    group. Takes at most about ``timeout_s`` per candidate.
+    Raises ``OSError`` where nothing answers, and ``WireError`` where it is another's, or closed.
     """
-    return next((one for one in candidates if ask(one, run_id, timeout_s, token)), None)
-
-
-def ask(endpoint: Endpoint, run_id: str, timeout_s: float, token: str = "") -> str:
-    """The origin of the coordinator that serves the run there; empty where none does.
-
-    Takes at most about ``timeout_s``, also where whatever listens there says nothing.
-    """
-    address = (endpoint.host, endpoint.port)
-    with (
-        contextlib.suppress(OSError, wire.WireError),
-        socket.create_connection(address, timeout=timeout_s) as connection,
-    ):
+    with socket.create_connection((host, port), timeout=timeout_s) as connection:
         origin, answer, _ = wire.greet(connection, run_id=run_id, token=token)
-        return "" if answer["closed"] else origin
-    return ""
+    if answer["closed"]:
+        raise wire.WireError("the run is closed there")
+    return origin

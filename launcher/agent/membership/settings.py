@@ -53,10 +53,7 @@ NONE = Last()
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How many nodes a group may have, and the keys of ``rdzv_conf``; durations in seconds.
-
-    None of them is about wall clocks: each node judges by its own monotonic clock.
-    """
+    """How many nodes a group may have, and the keys of ``rdzv_conf``; durations in seconds."""
 
     min_nodes: int
     """A group has at least so many nodes."""
@@ -73,8 +70,7 @@ class Rules:
     join_timeout_s: float = 600.0
     """How long a forming round may take; waiting beside a running group does not count."""
     rejoin_timeout_s: float = 0.0
-    """The same for a node that was in the group before: others may never come back. Default:
-    ``join_timeout_s``."""
+    """The same for a node that was in the group before; 0: ``join_timeout_s``."""
     regroup_limit_s: float = 60.0
     """How long a later round waits for a living member whose workers are slow to stop."""
     connect_timeout_s: float = 60.0
@@ -82,16 +78,13 @@ class Rules:
     growth_pause_s: float = 10.0
     """The least time between two admissions of newcomers."""
     admit_limit_s: float = 0.0
-    """How long newcomers wait at most until ``admit()`` is called on some node, after a commit; 0:
-    they wait for nothing."""
+    """How long newcomers wait at most until some node has committed; 0: for nothing."""
     workers: int = 0
-    """How many workers this node has. Where all nodes say the same number, torch numbers them
-    without asking the others, of which one may die at that moment."""
+    """How many this node has. Where all have equally many, torch numbers them without asking."""
     max_restarts: int = -1
     """Restarts by worker faults that the whole job may have; negative: any number."""
     fence_dir: str = ""
-    """The checkpoint folder, if all nodes share it; else more than half of the last nodes
-    have to re-form, or more than MAX - MIN."""
+    """The checkpoint folder, if all nodes share it; else a majority has to re-form."""
     last: str = ""
     """What this node knows of the membership around the last coordinator: a ``Last`` as JSON."""
     last_members: str = ""
@@ -111,10 +104,7 @@ class Rules:
 
     @property
     def interval_s(self) -> float:
-        """Between two signs of life: detection ends within a fraction of a second of its limit.
-
-        Nodes of a large run show fewer, so that more nodes are no more work for the coordinator.
-        """
+        """Between two signs of life; longer in a large run, so that its work stays the same."""
         return min(max(0.25, self.max_nodes / SIGNS_PER_S), max(0.05, self.detection_limit_s / 10))
 
     def rules_out_another(self, nodes: int) -> bool:
@@ -140,7 +130,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def format_members(members: Iterable[Member]) -> str:
-    """As JSON; ``parse_members`` reads it."""
     return json.dumps([*members], separators=(",", ":"))
 
 

@@ -1,7 +1,6 @@
 """What a node and the run's coordinator say to each other: lines of JSON, bounded in size.
 
-The coordinator speaks first, with a number that is never used again. Each side proves by it that it
-knows the run's token, which itself never crosses the network.
+Each side proves, by a number that the other made, that it knows the run's token.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.engine.run import read_token
-from launcher.agent.membership import meeting, wire
+from launcher.agent.membership import candidates, wire
+from launcher.agent.membership.candidates import Meeting, UnreachableError
 from launcher.agent.membership.client import Client, GoneError
-from launcher.agent.membership.meeting import Meeting, UnreachableError
-from launcher.agent.membership.process import CoordinatorProcess, Endpoint, ask
+from launcher.agent.membership.process import CoordinatorProcess, ask
 from launcher.agent.membership.settings import Rules
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import SystemClock
@@ -59,10 +59,11 @@ def lines_of(place: Place, text: str) -> list[str]:
 def test_a_stranger_can_neither_close_nor_join_a_run(group: Group, port: int) -> None:
     first = group.places[0]
     run = RUN
-    endpoint = Endpoint(host="127.0.0.1", port=port)
     token = read_token(first.run_dir)
-    assert ask(endpoint, run, 2.0) == ask(endpoint, run, 2.0, "guessed") == ""
-    assert ask(endpoint, run, 2.0, token) != ""
+    for guess in ("", "guessed"):
+        with pytest.raises(wire.WireError, match="another token"):
+            ask("127.0.0.1", port, run, 2.0, guess)
+    assert ask("127.0.0.1", port, run, 2.0, token) != ""
     rules = Rules(min_nodes=1, max_nodes=3, node_index=2)
     client = Client("127.0.0.1", port, run, rules, SystemClock())
     client.say("close", reason="failed")
@@ -114,7 +115,7 @@ def test_a_token_that_may_not_be_read_ends_the_node_in_one_line(place: Place) ->
 def test_who_meets_in_a_folder_is_told_of_another_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "REACH_LIMIT_S", 1.0)
+    monkeypatch.setattr(candidates, "REACH_LIMIT_S", 1.0)
     task = NodeTask(node=node_plan(), settings=AgentSettings(meet_dir=str(tmp_path)))
     served = Meeting(task, SystemClock(), "one").plan_round({})
     assert isinstance(served.node.rendezvous, Elastic)

@@ -27,9 +27,9 @@ from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import _name_ending
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
 from launcher.agent.heartbeat import WorkerBeat
+from launcher.agent.membership.candidates import plan_candidate
 from launcher.agent.membership.group import GroupStatus
 from launcher.agent.membership.handler import ReplacedError
-from launcher.agent.membership.takeover import plan_candidate
 from launcher.agent.node.identity import SOURCES, identify
 from launcher.agent.stopping import Step, Stop, StopFiles
 from launcher.agent.worker_exit import judge_exit, read_ends, write_end
@@ -553,7 +553,7 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does() 
         os.kill(os.getpid(), signal.SIGTERM)
 
     node = SimpleNamespace(
-        attempts=SimpleNamespace(number=-1), roster=None, on_store_lost=on_store_lost
+        attempts=SimpleNamespace(number=-1), token="", roster=None, on_store_lost=on_store_lost
     )
     try:
         task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from launcher.agent.membership import decide
+from launcher.agent.membership.candidates import RETURN_LIMIT_S
 from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Phase
 from launcher.agent.membership.settings import (
     NONE,
@@ -21,7 +22,6 @@ from launcher.agent.membership.settings import (
     format_members,
     parse_members,
 )
-from launcher.agent.membership.takeover import RETURN_LIMIT_S
 
 LOOK_S = 0.1
 FENCE_LOOK_S = 5.0
@@ -227,7 +227,7 @@ class Node(Machine):
         group = told.group
         if group.generation == self.last.generation:
             finished = group.last.finished + len(group.finished)
-            self.last = Last(group.generation, group.majority_of(), group.faults, finished)
+            self.last = Last(group.generation, group.majority_of, group.faults, finished)
         if group.closed == FENCED_OUT:
             self.lose()
         elif self.running and not self.finished:

@@ -18,7 +18,7 @@ import pytest
 from launcher.agent.membership import wire
 from launcher.agent.membership.client import Client, GoneError
 from launcher.agent.membership.group import Cause, Membership, Phase
-from launcher.agent.membership.process import CoordinatorProcess, Endpoint, ask, serve_forked
+from launcher.agent.membership.process import CoordinatorProcess, ask, serve_forked
 from launcher.agent.membership.settings import Rules
 from launcher.contract.clock import SystemClock
 
@@ -230,7 +230,7 @@ def check_for(client: Client, seconds: float) -> None:
 
 def test_nodes_give_each_other_values_of_their_membership(make: Any) -> None:
     first, second = make().meet(0, 1)
-    second.set_value("rank/1", "two workers")
+    second.say("set", key="rank/1", value="two workers")
     assert first.get_value("rank/1", 5.0) == "two workers"
     with pytest.raises(TimeoutError):
         first.get_value("rank/2", 0.3)
@@ -303,8 +303,10 @@ def test_many_connections_from_nobody_keep_no_node_out(make: Any) -> None:
 def test_who_serves_a_run_is_found_by_whoever_knows_it(make: Any) -> None:
     bench = make()
     port = bench.served.port
-    assert ask(Endpoint(host="127.0.0.1", port=port), RUN, 2.0, TOKEN) == bench.served.origin
-    assert ask(Endpoint(host="127.0.0.1", port=port), "digits-2", 2.0, TOKEN) == ""
-    assert ask(Endpoint(host="127.0.0.1", port=port), RUN, 2.0, "other") == ""
+    assert ask("127.0.0.1", port, RUN, 2.0, TOKEN) == bench.served.origin
+    for wrong in (("digits-2", 2.0, TOKEN), (RUN, 2.0, "other")):
+        with pytest.raises(wire.WireError, match="another run, or another token"):
+            ask("127.0.0.1", port, *wrong)
     bench.served.stop()
-    assert ask(Endpoint(host="127.0.0.1", port=port), RUN, 2.0, TOKEN) == ""
+    with pytest.raises(ConnectionRefusedError):
+        ask("127.0.0.1", port, RUN, 2.0, TOKEN)

@@ -13,16 +13,23 @@ import psutil
 import pytest
 
 from launcher.agent.addresses import LOOPBACK, name_machine, own_addresses
-from launcher.agent.membership import meeting
-from launcher.agent.membership.meeting import Announcement, Meeting, UnreachableError, reach
+from launcher.agent.membership import candidates
+from launcher.agent.membership.candidates import (
+    OTHER,
+    REFUSES,
+    SERVES,
+    SILENT,
+    Announcement,
+    Meeting,
+    UnreachableError,
+    reach,
+)
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
 from launcher.agent.membership.settings import Rules
 from launcher.contract.agent_settings import AgentSettings, NodeTask
 from launcher.contract.clock import SystemClock
 from launcher.contract.node_plan import Elastic
 from tests.launcher.node_plans import node_plan
-
-# -- one node's decisions ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -36,8 +43,8 @@ def store(tmp_path: Path) -> Iterator[CoordinatorProcess]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "GONE_S", 2.5)
-    monkeypatch.setattr(meeting, "REACH_LIMIT_S", 4.0)
+    monkeypatch.setattr(candidates, "GONE_S", 2.5)
+    monkeypatch.setattr(candidates, "REACH_LIMIT_S", 4.0)
 
 
 def said_of(store: CoordinatorProcess, **others: Any) -> Announcement:
@@ -58,23 +65,43 @@ def meeting_of(folder: Path, conf: tuple[tuple[str, str], ...] = (), **settings:
     return Meeting(NodeTask(node=node_plan({"conf": conf}), settings=agent), SystemClock())
 
 
-def test_a_store_is_reached_at_the_first_address_that_answers(store: CoordinatorProcess) -> None:
-    addresses = ("203.0.113.9", *own_addresses(), LOOPBACK)
-    reached, *_ = reach(said_of(store, addresses=addresses))
-    assert reached is not None
-    assert reached.endpoint.host == (*own_addresses(), LOOPBACK)[0]
-    assert reached.local_addr == (own_addresses()[0] if own_addresses() else None)
+def plan(folder: Path, *given: Any, carried: dict[str, str] | None = None, **more: Any) -> Elastic:
+    """How a node rendezvouses that comes to the folder; the coordinator that it serves is ended."""
+    rendezvous = meeting_of(folder, *given, **more).plan_round(carried or {}).node.rendezvous
+    assert isinstance(rendezvous, Elastic)
+    if rendezvous.is_host:
+        pid = int(dict(rendezvous.conf)["coordinator_pid"])
+        CoordinatorProcess(pid=pid, port=rendezvous.endpoint_port).stop()
+    return rendezvous
+
+
+def test_a_store_is_reached_at_the_first_address_that_answers(
+    tmp_path: Path, store: CoordinatorProcess
+) -> None:
+    wheres = ("203.0.113.9", *own_addresses(), LOOPBACK)
+    said = said_of(store, addresses=wheres)
+    first, *others = reach(said).values()
+    assert first in (SILENT, REFUSES)
+    assert {*others} == {SERVES}
+    (tmp_path / "coordinator-0.json").write_text(json.dumps(asdict(said)))
+    node = meeting_of(tmp_path).plan_round({}).node
+    assert isinstance(node.rendezvous, Elastic)
+    assert (node.rendezvous.endpoint_host, node.rendezvous.is_host) == (wheres[1], False)
+    assert node.local_addr == (own_addresses() or (node_plan({}).local_addr,))[0]
 
 
 def test_another_store_at_the_same_port_is_not_taken_for_it(store: CoordinatorProcess) -> None:
-    assert reach(said_of(store, origin="other")) == (None, (), (LOOPBACK,))
+    assert reach(said_of(store, origin="other")) == {LOOPBACK: OTHER}
+    assert reach(said_of(store), "another token") == {LOOPBACK: OTHER}
+    store.stop()
+    assert reach(said_of(store)) == {LOOPBACK: REFUSES}
 
 
 def test_addresses_of_another_machine_are_not_looked_for_on_this_one(
     store: CoordinatorProcess,
 ) -> None:
     addresses = (*own_addresses(), LOOPBACK)
-    assert reach(said_of(store, addresses=addresses, machine="another")) == (None, (), ())
+    assert reach(said_of(store, addresses=addresses, machine="another")) == {}
 
 
 def test_a_store_that_lives_but_cannot_be_reached_is_not_replaced(
@@ -92,18 +119,14 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(
 ) -> None:
     store.stop()
     # There is no other machine here that could refuse.
-    monkeypatch.setattr(meeting, "reach", lambda said, token: (None, ("203.0.113.9",), ()))
+    monkeypatch.setattr(candidates, "reach", lambda said, token: {"203.0.113.9": REFUSES})
     file = tmp_path / "coordinator-0.json"
     file.write_text(json.dumps(asdict(said_of(store))))
     began = time.monotonic()
-    task = meeting_of(tmp_path).plan_round({"last": "[1, 2]"})
+    rendezvous = plan(tmp_path, carried={"last": "[1, 2]"})
     assert 2.5 <= time.monotonic() - began < 7.5
-    rendezvous = task.node.rendezvous
-    assert isinstance(rendezvous, Elastic)
     assert rendezvous.is_host
-    conf = dict(rendezvous.conf)
-    assert conf["last"] == "[1, 2]"
-    CoordinatorProcess(pid=int(conf["coordinator_pid"]), port=rendezvous.endpoint_port).stop()
+    assert dict(rendezvous.conf)["last"] == "[1, 2]"
     assert (tmp_path / "coordinator-1.json").exists()
 
 
@@ -112,19 +135,14 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(
     [
         ((), False, 90),
         ((("join_timeout_s", "50"),), False, 50),
-        ((), True, meeting.NEVER_S),
+        ((), True, candidates.NEVER_S),
         ((("join_timeout_s", "50"),), True, 50),
     ],
 )
 def test_the_rest_of_a_group_waits_for_those_it_lost_no_longer_than_was_planned(
     tmp_path: Path, conf: tuple[tuple[str, str], ...], awaits_nodes: bool, rejoin: int
 ) -> None:
-    task = meeting_of(tmp_path, conf, awaits_nodes=awaits_nodes).plan_round({})
-    assert isinstance(task.node.rendezvous, Elastic)
-    planned = dict(task.node.rendezvous.conf)
-    CoordinatorProcess(
-        pid=int(planned["coordinator_pid"]), port=task.node.rendezvous.endpoint_port
-    ).stop()
+    planned = dict(plan(tmp_path, conf, awaits_nodes=awaits_nodes).conf)
     assert float(planned["rejoin_timeout_s"]) == rejoin
 
 
@@ -132,10 +150,7 @@ def test_a_claim_whose_node_died_before_it_served_is_passed_over(
     tmp_path: Path, short: None
 ) -> None:
     (tmp_path / "coordinator-0.json").touch()
-    task = meeting_of(tmp_path).plan_round({})
-    assert isinstance(task.node.rendezvous, Elastic)
-    pid = int(dict(task.node.rendezvous.conf)["coordinator_pid"])
-    CoordinatorProcess(pid=pid, port=task.node.rendezvous.endpoint_port).stop()
+    assert plan(tmp_path).is_host
     assert (tmp_path / "coordinator-1.json").exists()
 
 
@@ -151,9 +166,7 @@ def test_a_node_whose_store_was_slow_to_start_goes_to_the_one_that_was_made_mean
         return slow[-1]
 
     (tmp_path / "coordinator-0.json").unlink()
-    monkeypatch.setattr(meeting, "serve_forked", serve_late)
-    task = meeting_of(tmp_path).plan_round({})
-    assert isinstance(task.node.rendezvous, Elastic)
-    assert task.node.rendezvous.endpoint_port == store.port
-    assert not task.node.rendezvous.is_host
+    monkeypatch.setattr(candidates, "serve_forked", serve_late)
+    rendezvous = plan(tmp_path)
+    assert (rendezvous.endpoint_port, rendezvous.is_host) == (store.port, False)
     assert not any(psutil.pid_exists(process.pid) for process in slow)

@@ -1,0 +1,275 @@
+"""How a node comes to the run's coordinator: to one that serves already, else the next serves.
+
+The plan names the candidates. Nodes whose addresses nobody knows meet in a folder that all see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+from launcher.agent import addresses
+from launcher.agent.membership.coordinator import SIGN_S
+from launcher.agent.membership.process import ADMIT_LIMIT_S, ask, serve_forked
+from launcher.agent.membership.settings import parse_rules
+from launcher.agent.membership.wire import WireError
+from launcher.agent.streams import say
+from launcher.contract.agent_settings import DETECTION_LIMIT_S, NodeTask
+from launcher.contract.clock import Clock
+from launcher.contract.node_plan import Elastic, Env, Static
+from launcher.contract.records import parse_object, parse_record
+
+CONNECT_LIMIT_S = 15.0
+"""How long a later one may take to answer: its node runs already, and lost the last one too."""
+ANSWER_LIMIT_S = 1.0
+RETURN_LIMIT_S = 10.0
+"""How long, after the detection limit, a node that came back looks for that of the others."""
+GONE_S = 6 * SIGN_S
+"""A coordinator that cannot be reached and shows no sign of life for so long is gone."""
+REACH_LIMIT_S = 60.0
+"""How long a node tries to reach one that shows signs of life."""
+NEVER_S = 365 * 24 * 3600
+LOOK_S = 0.25
+SERVES, SILENT, REFUSES = "serves", "does not answer", "refuses connections"
+OTHER = "is of another run or has another token, seen"
+
+
+def carry_conf(conf: Env, carried: Mapping[str, str]) -> dict[str, str]:
+    """The settings for a coordinator that follows another, or answers already."""
+    given = {**dict(conf), **carried}
+    limit_s = min(CONNECT_LIMIT_S, float(given.get("connect_timeout_s", CONNECT_LIMIT_S)))
+    return given | {"connect_timeout_s": f"{limit_s:g}"}
+
+
+def _plan(
+    task: NodeTask, conf: Mapping[str, str], at: tuple[str, int], *, is_host: bool, own: str = ""
+) -> NodeTask:
+    """``own``: this node's address on the route there, if that is known."""
+    node, rendezvous = task.node, task.node.rendezvous
+    assert isinstance(rendezvous, Elastic)
+    new = replace(rendezvous, endpoint_host=at[0], endpoint_port=at[1], is_host=is_host)
+    new = replace(new, conf=tuple(conf.items()))
+    return replace(task, node=replace(node, rendezvous=new, local_addr=own or node.local_addr))
+
+
+class Candidates:
+    """Those at the addresses of the plan, one after the other: every node counts them alike."""
+
+    def __init__(self, task: NodeTask, clock: Clock, token: str = "") -> None:
+        self._task, self._clock, self._token = task, clock, token
+        self._number = 0
+
+    def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool = False) -> NodeTask:
+        """The task with the next coordinator, or the one that the others use already. Blocks.
+
+        ``carried`` is what it must be told of the last one. ``elsewhere``: the others may go on
+        around one that this node does not know yet. Raises ``UnreachableError``, ``OSError`` where
+        the folder cannot be used, and ``UnservedError``.
+        """
+        number = self._find(patient=elsewhere)
+        self._number = number + 1
+        return plan_candidate(self._task, number, carried)
+
+    def _find(self, *, patient: bool) -> int:
+        """Of the one that serves already: a node that came back must not start a second group."""
+        following, stores = self._number, self._task.settings.stores
+        rendezvous = self._task.node.rendezvous
+        if isinstance(rendezvous, Static) or len(stores) < 2:
+            return following
+        detection_s = float(dict(rendezvous.conf).get("detection_limit_s", DETECTION_LIMIT_S))
+        end = self._clock.monotonic() + (detection_s + RETURN_LIMIT_S if patient else 0.0)
+        # Not the one that was just lost: it may be frozen, and would use up the time.
+        last = following + len(stores) - (following > 0 and not patient)
+        while True:
+            for number in range(following, last):
+                host, port = stores[number % len(stores)].host, stores[number % len(stores)].port
+                with contextlib.suppress(OSError, WireError):
+                    ask(host, port, rendezvous.id, ANSWER_LIMIT_S, self._token)
+                    return number % len(stores)
+            if self._clock.monotonic() >= end:
+                return following
+            self._clock.sleep(LOOK_S)
+
+
+def plan_candidate(task: NodeTask, number: int, carried: Mapping[str, str]) -> NodeTask:
+    """The task with the coordinator that comes ``number`` places after the first. Pure."""
+    rendezvous, stores = task.node.rendezvous, task.settings.stores
+    if (number == 0 and not carried) or isinstance(rendezvous, Static):
+        return task
+    # A new coordinator knows nothing of the run, so the id can stay, which newcomers know.
+    at, is_host = (rendezvous.endpoint_host, rendezvous.endpoint_port), rendezvous.is_host
+    if stores:
+        store = stores[number % len(stores)]
+        at, is_host = (store.host, store.port), store.node_index == task.node.node_index
+    return _plan(task, carry_conf(rendezvous.conf, carried), at, is_host=is_host)
+
+
+# -- nodes that meet in a folder -------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """What a node writes about the coordinator that it serves."""
+
+    addresses: tuple[str, ...]
+    """All addresses of the node's machine, the one that it prefers first and the loopback last."""
+    port: int
+    host: str
+    node_index: int
+    machine: str
+    run_id: str
+    origin: str
+    """By which the coordinator is known from whatever else listens there."""
+
+
+class UnreachableError(Exception):
+    """A coordinator lives, but this node cannot reach it."""
+
+
+class Meeting(Candidates):
+    """Those in a folder, numbered: whoever creates ``coordinator-NUMBER.json`` first serves next.
+
+    So whichever nodes are there form a group, and one that comes back finds it. The names are never
+    used again, because clients of network file systems remember old files for long.
+    """
+
+    _joined = ("", "")
+    """The origin of the coordinator that this node has reached before, and its address."""
+
+    def plan_round(self, carried: Mapping[str, str], *, elsewhere: bool = False) -> NodeTask:
+        """``elsewhere`` changes nothing: the folder names that of the others."""
+        rendezvous = self._task.node.rendezvous
+        assert isinstance(rendezvous, Elastic)
+        conf = carry_conf(rendezvous.conf, carried)
+        if self._task.settings.awaits_nodes:
+            conf.setdefault("join_timeout_s", str(NEVER_S))
+        # After that the group's other nodes end, and their scheduler can start all nodes anew.
+        conf["rejoin_timeout_s"] = conf.get("join_timeout_s", "90")
+        Path(self._task.settings.meet_dir).mkdir(parents=True, exist_ok=True)
+        number = self._newest()
+        while True:
+            if number >= 0 and (task := self._wait_for(self._path(number), conf)):
+                return task
+            number += 1
+            try:
+                file = self._path(number).open("x")
+            except FileExistsError:
+                continue
+            with file:
+                if task := self._serve(number, file, conf):
+                    return task
+            number = self._newest()
+
+    def _path(self, number: int | str) -> Path:
+        return Path(self._task.settings.meet_dir, f"coordinator-{number}.json")
+
+    def _newest(self) -> int:
+        every = self._path("*")
+        stems = (path.stem.partition("-")[2] for path in every.parent.glob(every.name))
+        return max((int(stem) for stem in stems if stem.isdigit()), default=-1)
+
+    def _serve(self, number: int, file: TextIO, conf: Mapping[str, str]) -> NodeTask | None:
+        """None where this took so long that others have taken it for gone."""
+        node, path = self._task.node, self._path(number)
+        given = {"node_index": node.node_index, "max_restarts": node.max_restarts, **conf}
+        given["admit_limit_s"] = ADMIT_LIMIT_S
+        rules = parse_rules(given, min_nodes=node.min_nodes, max_nodes=node.max_nodes)
+        served = serve_forked(0, rules, node.rendezvous.id, self._token, sign=path)
+        if self._newest() != number:
+            served.stop()
+            return None
+        own = dict.fromkeys((node.local_addr, *addresses.own_addresses()))
+        announcement = Announcement(
+            addresses=(*(a for a in own if a != addresses.LOOPBACK), addresses.LOOPBACK),
+            port=served.port,
+            host=socket.gethostname(),
+            node_index=node.node_index,
+            machine=addresses.name_machine(),
+            run_id=node.rendezvous.id,
+            origin=served.origin,
+        )
+        try:
+            json.dump(asdict(announcement), file)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            served.stop()
+            path.unlink(missing_ok=True)
+            raise
+        self._joined = (served.origin, addresses.LOOPBACK)
+        conf = {**conf, "coordinator_pid": str(served.pid)}
+        return _plan(self._task, conf, (addresses.LOOPBACK, served.port), is_host=True)
+
+    def _wait_for(self, path: Path, conf: Mapping[str, str]) -> NodeTask | None:
+        """With the one that is announced there; None where it is gone."""
+        began = signed_at = self._clock.monotonic()
+        sign, is_told = 0, False
+        while True:
+            now = self._clock.monotonic()
+            said, seen = _read(path)
+            if seen != sign:
+                sign, signed_at = seen, now
+            answers = reach(said, self._token) if said else {}
+            for address, how in answers.items():
+                its = (said.origin if said else "", address)
+                if said and how == SERVES:
+                    self._joined = its
+                    is_here = addresses.is_loopback(address)
+                    own = "" if is_here else addresses.address_towards(address)
+                    at = (address, said.port)
+                    return _plan(self._task, conf, at, is_host=False, own=own)
+                # No firewall stands between a machine and itself.
+                if how == REFUSES and (address == addresses.LOOPBACK or its == self._joined):
+                    return None
+            if now - signed_at >= GONE_S:
+                return None
+            if now - began >= REACH_LIMIT_S:
+                raise UnreachableError(_describe(path, said, answers))
+            if not is_told and now - began >= GONE_S:
+                is_told = True
+                say(_describe(path, said, answers))
+            self._clock.sleep(LOOK_S)
+
+
+def _describe(path: Path, said: Announcement | None, answers: Mapping[str, str]) -> str:
+    if said is None:
+        return f"a node coordinates the run, but cannot write its address to {path}"
+    how = next((how for how in (REFUSES, OTHER) if how in answers.values()), SILENT)
+    where = ", ".join(said.addresses)
+    return (
+        f"the run's coordinator of node {said.node_index} on {said.host} is alive, but port "
+        f"{said.port} {how} from here at {where}: check the network and firewalls between the nodes"
+    )
+
+
+def _read(path: Path) -> tuple[Announcement | None, int]:
+    """None while it is being written; and a time that changes while its coordinator lives."""
+    seen = 0
+    # At an open, network file systems ask the server.
+    with contextlib.suppress(OSError, ValueError), path.open() as file:
+        seen = os.fstat(file.fileno()).st_mtime_ns
+        return parse_record(Announcement, parse_object(file.read())), seen
+    return None, seen
+
+
+def reach(said: Announcement, token: str = "") -> dict[str, str]:
+    """What answers at each of its addresses, in their order. Asks all at once: some are silent."""
+
+    def look(address: str) -> str:
+        try:
+            origin = ask(address, said.port, said.run_id, ANSWER_LIMIT_S, token)
+        except (OSError, WireError) as error:
+            refuses = isinstance(error, ConnectionRefusedError)
+            return REFUSES if refuses else OTHER if isinstance(error, WireError) else SILENT
+        return SERVES if origin == said.origin else OTHER
+
+    own, is_same = addresses.own_addresses(), addresses.name_machine() == said.machine != ""
+    # An address that both machines have, as Docker's, leads back to this one.
+    usable = [a for a in said.addresses if is_same or not (addresses.is_loopback(a) or a in own)]
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(usable, pool.map(look, usable), strict=True))
