@@ -553,7 +553,7 @@ def test_a_signal_between_two_stores_ends_the_node_as_one_during_a_round_does() 
         os.kill(os.getpid(), signal.SIGTERM)
 
     node = SimpleNamespace(
-        attempts=SimpleNamespace(number=-1), roster=None, on_store_lost=on_store_lost
+        attempts=SimpleNamespace(number=-1), token="", roster=None, on_store_lost=on_store_lost
     )
     try:
         task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
