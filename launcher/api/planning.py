@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.agent.membership.fencing import FOLDER as OF_AGENTS
 from launcher.api.choose_target import Choice, choose_target
 from launcher.code.place import CodePlace, find_code
 from launcher.contract import protocol
 from launcher.contract.errors import InputError
+from launcher.contract.generations import FOLDER as OF_AGENTS
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.job.values import IN_IMAGE

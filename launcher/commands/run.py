@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from launcher.agent.membership.fencing import FOLDER as OF_AGENTS
 from launcher.api import launch
 from launcher.api.choose_target import Choice
 from launcher.api.debugging import debugged, listen
@@ -24,6 +23,7 @@ from launcher.commands.job_named import planned
 from launcher.commands.printed_commands import options_of_job
 from launcher.contract import typed
 from launcher.contract.errors import InputError, TargetError
+from launcher.contract.generations import FOLDER as OF_AGENTS
 from launcher.contract.protocol import LAUNCHER_LOG_FILE, OUTCOME_FILE
 from launcher.follow.console import Console
 from launcher.plan.agent_task import TRAINING, Purpose

@@ -17,7 +17,7 @@ from fabric_train.lineage import (
     Writer,
     find_stranger,
 )
-from launcher.agent.membership import fencing
+from launcher.contract import generations
 
 
 def at(step: int, generation: int, attempt: int = 0) -> Commit:
@@ -29,19 +29,19 @@ def start(generation: int, base: Commit | None, attempt: int = 0) -> Start:
 
 
 def test_the_agents_generations_lie_where_the_training_looks():
-    assert fencing.FOLDER == GENERATIONS_DIR
+    assert generations.FOLDER == GENERATIONS_DIR
 
 
 def test_a_start_without_a_generation_takes_the_next(tmp_path):
     assert Lineage(tmp_path / "a new" / "folder").begin(None, None) == Writer(1, 0)
-    fence = fencing.Fence(tmp_path, "run")
+    fence = generations.Fence(tmp_path, "run")
     assert fence.take("store") == 1
     assert Lineage(tmp_path).begin(None, None) == Writer(2, 0)
     assert fence.newest().number == 2
 
 
 def test_a_start_goes_by_the_generation_that_the_agent_took(tmp_path):
-    number = fencing.Fence(tmp_path, "run").take("store")
+    number = generations.Fence(tmp_path, "run").take("store")
     assert Lineage(tmp_path).begin(number, None) == Writer(1, 0)
 
 
@@ -50,7 +50,7 @@ def test_a_generation_of_another_folder_does_not_count(tmp_path):
 
 
 def test_each_start_in_one_generation_is_an_attempt_of_its_own(tmp_path):
-    fencing.Fence(tmp_path, "run").take("store")
+    generations.Fence(tmp_path, "run").take("store")
     lineage = Lineage(tmp_path)
     assert [lineage.begin(1, None) for _ in range(3)] == [Writer(1, n) for n in range(3)]
 
@@ -99,7 +99,7 @@ def test_a_listing_that_the_network_kept_for_too_long_makes_no_two_writers_of_on
 
 @pytest.mark.parametrize("later", ["a generation of the agent's", "a start", "an attempt"])
 def test_a_writer_is_fenced_by_whatever_begins_later(tmp_path, later):
-    fence, lineage = fencing.Fence(tmp_path, "run"), Lineage(tmp_path)
+    fence, lineage = generations.Fence(tmp_path, "run"), Lineage(tmp_path)
     writer = lineage.begin(fence.take("store"), None)
     lineage.check(writer)
     if later == "a start":
@@ -113,7 +113,7 @@ def test_a_writer_is_fenced_by_whatever_begins_later(tmp_path, later):
 
 
 def test_an_earlier_generation_cannot_begin_any_more(tmp_path):
-    fence = fencing.Fence(tmp_path, "run")
+    fence = generations.Fence(tmp_path, "run")
     for _ in range(2):
         fence.take("store")
     with pytest.raises(FencedError, match="generation 2 has taken over"):

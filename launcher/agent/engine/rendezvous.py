@@ -143,11 +143,11 @@ class NodeHandler(RosterHandler):
 
     def _raise_verdict(self) -> None:
         """Raises the reason for which another node, or the count of faults, ended the run."""
-        head, ends = self.head, self._node.ends
-        told = _REASON_OF_CLOSING.get(head.closed)
+        status, ends = self.status, self._node.ends
+        told = _REASON_OF_CLOSING.get(status.closed)
         if told is Reason.COMPLETED:
             raise NodeEnding(told, "the other nodes finished the run") from None
-        stranded = head.closed == group.STRANDED and head.cause is Cause.FAULT
+        stranded = status.closed == group.STRANDED and status.cause is Cause.FAULT
         if stranded and any(end.cause != "terminated" for end in ends):
             raise NodeEnding(Reason.TRAINING_FAILED, describe(ends[0])) from None
         if told is Reason.RESTARTS_EXHAUSTED and self._node.book.max_restarts == 0:
@@ -193,7 +193,7 @@ class Admission:
         Called many times a second, and never blocks. A training that does not speak the protocol is
         not asked.
         """
-        if self._roster.head.newcomers == 0:
+        if self._roster.status.newcomers == 0:
             # The newcomers have gone. A later stop must not take this request's answer for its own.
             self.new_attempt()
             return

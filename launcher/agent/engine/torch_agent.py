@@ -65,7 +65,7 @@ def run_elastic_agent(
         if tee:
             tee.close()
     roster = node.roster
-    if reason is Reason.COMPLETED and roster and roster.head.closed in ("", FENCED_OUT):
+    if reason is Reason.COMPLETED and roster and roster.status.closed in ("", FENCED_OUT):
         return reason, protocol.OTHERS_GO_ON
     return reason, detail
 

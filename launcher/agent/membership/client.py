@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import socket
 import threading
@@ -16,57 +17,22 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 from launcher.agent.addresses import LOOPBACK
 from launcher.agent.membership import wire
-from launcher.agent.membership.group import Cause, Phase
+from launcher.agent.membership.group import Cause, GroupStatus, Membership, Phase
 from launcher.agent.membership.settings import Member, Rules, parse_members
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock
 
 RETRY_S = 0.05
+ONE_ROUND = ("join", "set", "get")
+"""What a node says that a sealed membership answers, or makes meaningless."""
 
 
 class GoneError(Exception):
     """The coordinator is gone, or silent for too long."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Head:
-    """What the coordinator told all nodes last of where the run stands."""
-
-    phase: Phase = Phase.FORMING
-    epoch: int = 1
-    cause: Cause = Cause.FIRST
-    closed: str = ""
-    newcomers: int = 0
-    """Nodes that wait and could be admitted."""
-    finished: int = 0
-    """Nodes whose workers have all succeeded."""
-    generation: int = 0
-    faults: int = 0
-    """Restarts by a worker's fault so far."""
-    may_form: bool = True
-    """Whether the nodes that have not finished could form another group."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Membership:
-    """This node's place in a sealed group: its rank among ``size`` nodes in order of index.
-
-    ``members`` are known to nodes that may have to serve next, and to no others. ``identical``:
-    all nodes have equally many workers.
-    """
-
-    epoch: int
-    generation: int
-    rank: int
-    size: int
-    first: Member
-    cause: Cause
-    identical: bool
-    members: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +47,7 @@ class Refused:
 class Told:
     """What the coordinator has said; only the client's thread changes it."""
 
-    head: Head | None = None
+    status: GroupStatus | None = None
     answer: Membership | Refused | None = None
     """The answer to the last ``join``."""
     entered: int = 0
@@ -112,7 +78,7 @@ class Client:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._failure: GoneError | None = None
-        self._wishes: dict[str, wire.Message] = {}
+        self._wishes: dict[tuple[str, object], wire.Message] = {}
         """What the coordinator must know of this node, said again on each connection."""
         self._heard_at = self._checked_at = clock.monotonic()
         self._connected = self._ending = False
@@ -120,7 +86,7 @@ class Client:
 
     @property
     def where(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"the coordinator at {self.host}:{self.port}"
 
     # -- the caller's side -----------------------------------------------------------------------
     def begin(self, timeout_s: float, *, keeps: bool) -> None:
@@ -133,10 +99,8 @@ class Client:
         with self._changed:
             self._changed.wait_for(lambda: self._connected or self._failure, timeout_s)
             if not self._connected and self._failure is None:
-                self._failure = GoneError(
-                    f"the coordinator at {self.where} did not answer within {timeout_s:g} s"
-                    + (f": {self._why}" if self._why else "")
-                )
+                why = f": {self._why}" if self._why else ""
+                self._fail(f"{self.where} did not answer within {timeout_s:g} s{why}")
         self.check()
 
     def check(self) -> None:
@@ -148,32 +112,34 @@ class Client:
                 self._heard_at = max(self._heard_at, now - limit_s / 2)
             self._checked_at = now
             silent_s = now - self._heard_at
-            if self._failure is None and self._connected and silent_s > limit_s:
-                self._failure = GoneError(
-                    f"the coordinator at {self.where} has been silent for {silent_s:.1f} s"
-                )
+            if self._connected and silent_s > limit_s:
+                self._fail(f"{self.where} has been silent for {silent_s:.1f} s")
             if self._failure is not None:
                 raise self._failure
 
     def join(self, member: tuple[str, int, int, int], limit_s: float) -> None:
         """Asks for a rendezvous; ``next_answer`` waits for it. ``member`` lacks the name."""
-        with self._changed:
-            self.told.answer = None
-        self._wish("join", {"card": list(member), "limit_s": limit_s})
+        self.told.answer = None
+        after, last = self.told.entered, json.loads(self._rules.last or "[]")
+        self.say("join", member=list(member), limit_s=limit_s, after=after, last=last)
 
     def next_answer(self) -> Membership | Refused:
         """Blocks until the last ``join`` is answered; raises ``GoneError``."""
-        while True:
-            if self.settle(lambda told: told.answer is not None, self._rules.silence_s / 4):
-                with self._changed:
-                    answer, self.told.answer = self.told.answer, None
-                assert answer is not None
-                return answer
+        while not self.settle(lambda told: told.answer, self._rules.silence_s / 4):
             self.check()
+        answer, self.told.answer = self.told.answer, None
+        assert answer is not None
+        return answer
 
     def say(self, what: str, **more: object) -> None:
         """Tells the coordinator: ``leave``, ``finish``, ``admit``, or ``close`` with a reason."""
-        self._wish(what, more)
+        message = {"says": what, **more}
+        with self._changed:
+            # The last thing that was said comes last on the next connection too.
+            self._wishes.pop((what, more.get("key")), None)
+            if what != "admit":
+                self._wishes[what, more.get("key")] = message
+        self._send(message)
 
     def settle(self, done: Callable[[Told], object], timeout_s: float) -> bool:
         """Waits until what was told is ``done``; False if not in time, or the connection failed."""
@@ -183,12 +149,12 @@ class Client:
 
     def set_value(self, key: str, value: str) -> None:
         """A value for the other nodes of this membership."""
-        self._send({"says": "set", "key": key, "value": value})
+        self.say("set", key=key, value=value)
 
     def get_value(self, key: str, timeout_s: float) -> str:
         """A value of this membership; waits for it. Raises ``GoneError`` or ``TimeoutError``."""
         end = self._clock.monotonic() + timeout_s
-        self._send({"says": "get", "key": key})
+        self.say("get", key=key)
         while not self.settle(lambda told: key in told.values, min(timeout_s, 1.0)):
             self.check()
             if self._clock.monotonic() >= end:
@@ -204,66 +170,59 @@ class Client:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(1.0)
 
-    # -- sending ---------------------------------------------------------------------------------
-    def _wish(self, what: str, more: Mapping[str, object]) -> None:
-        message = {"says": what, **more}
-        with self._changed:
-            self._wishes.pop(what, None)
-            if what != "admit":
-                self._wishes[what] = message
-        self._send(message)
-
-    def _send(self, message: wire.Message) -> None:
-        """What cannot be sent now is said on the next connection, if it is a wish."""
-        with self._sending, contextlib.suppress(OSError):
-            if (connection := self._socket) is not None:
-                # Ended by the thread, which ends a connection that is silent.
-                connection.sendall(wire.encode(message))
-
     # -- the thread's side -----------------------------------------------------------------------
     def _run(self) -> None:
         try:
             while not self._ending:
                 self._speak(self._connect())
         except GoneError as error:
-            self._fail(error)
+            self._fail(str(error))
         except Exception as error:
-            self._fail(GoneError(f"the connection to the coordinator failed: {error!r}"))
+            self._fail(f"the connection to {self.where} failed: {error!r}")
+
+    def _fail(self, text: str) -> None:
+        with self._changed:
+            self._failure = self._failure or GoneError(text)
+            self._changed.notify_all()
+
+    @property
+    def _limit_s(self) -> float:
+        return max(0.5, self._rules.silence_s / 2)
 
     def _connect(self) -> socket.socket:
         """Dials until it is answered. Raises ``GoneError`` where a coordinator that answered has
         gone; before the first answer nodes may come earlier than their coordinator."""
         while not self._ending:
             try:
-                connection = socket.create_connection((self.host, self.port), self._limit_s)
-            except ConnectionRefusedError:
-                if self._connected:
-                    raise GoneError(f"the coordinator at {self.where} is gone") from None
+                return socket.create_connection((self.host, self.port), self._limit_s)
+            except TimeoutError:
+                pass
             except OSError as error:
-                if self._connected and not isinstance(error, TimeoutError):
-                    # Such as an address that went with its container.
-                    self._give_up_if_silent(error)
-            else:
-                return connection
+                # Such as an address that went with its container.
+                silent_s = self._clock.monotonic() - self._heard_at
+                refuses = isinstance(error, ConnectionRefusedError)
+                if self._connected and (refuses or silent_s > self._rules.silence_s):
+                    raise GoneError(f"{self.where} is gone: {error.strerror or error}") from None
             self._clock.sleep(RETRY_S)
         raise GoneError("ended")
-
-    @property
-    def _limit_s(self) -> float:
-        return max(0.5, self._rules.silence_s / 2)
-
-    def _give_up_if_silent(self, error: OSError) -> None:
-        if self._clock.monotonic() - self._heard_at > self._rules.silence_s:
-            raise GoneError(f"the coordinator at {self.where} is gone: {error}") from error
 
     def _speak(self, connection: socket.socket) -> None:
         """Greets, says all that is wished, and hears until the connection ends."""
         with connection, contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            lines = connection.makefile("rb")
             connection.settimeout(self._limit_s)
-            if not self._greet(connection, lines):
+            mine = {"run_id": self.run_id, "token": self._token, "name": self.name}
+            try:
+                origin, _, lines = wire.greet(connection, **mine, keeps=self._keeps)
+            except wire.WireError as error:
+                if self._why != str(error):
+                    self._why = str(error)
+                    say(f"rendezvous: {self.where}: {error}; trying again")
+                self._clock.sleep(RETRY_S)
                 return
+            if self._origin not in ("", origin):
+                raise GoneError(f"another coordinator answers at {self.host}:{self.port}")
+            self._origin = origin
             with self._sending:
                 self._socket = connection
             with self._changed:
@@ -278,36 +237,17 @@ class Client:
                 with self._sending:
                     self._socket = None
 
-    def _greet(self, connection: socket.socket, lines: Any) -> bool:
-        try:
-            # Ended by the connection's own limit.
-            greeting = wire.decode(lines.readline(wire.NODE_LIMIT))
-            origin, nonce = str(greeting["origin"]), wire.new_nonce()
-            proof = wire.prove(self._token, str(greeting["nonce"]), f"{self.run_id} {self.name}")
-            hello = {"name": self.name, "run": self.run_id, "nonce": nonce, "proof": proof}
-            # Ended by the connection's own limit.
-            connection.sendall(wire.encode({**hello, "keeps": self._keeps}))
-            # Ended by the connection's own limit.
-            if not (line := lines.readline(wire.NODE_LIMIT)):
-                raise wire.WireError("it ended the connection: another run, or another token")
-            wire.check_proof(self._token, nonce, origin, wire.decode(line)["proof"])
-        except (wire.WireError, KeyError) as error:
-            if self._why != str(error):
-                self._why = str(error)
-                say(f"rendezvous: the coordinator at {self.where}: {error}; trying again")
-            self._clock.sleep(RETRY_S)
-            return False
-        if self._origin not in ("", origin):
-            raise GoneError(f"another coordinator answers at {self.where}")
-        self._origin = origin
-        return True
+    def _send(self, message: wire.Message) -> None:
+        """What cannot be sent now is said on the next connection, if it is a wish."""
+        with self._sending, contextlib.suppress(OSError):
+            if (connection := self._socket) is not None:
+                # Ended by the thread, which ends a connection that is silent.
+                connection.sendall(wire.encode(message))
 
-    def _listen(self, connection: socket.socket, lines: Any) -> None:
-        pause_s = self._rules.interval_s
-        alive = threading.Thread(
-            target=self._show_life, args=(connection, pause_s), name="alive", daemon=True
-        )
-        alive.start()
+    def _listen(self, connection: socket.socket, lines: BinaryIO) -> None:
+        threading.Thread(
+            target=self._show_life, args=(connection,), name="alive", daemon=True
+        ).start()
         # The silence is judged by whoever calls ``check``.
         connection.settimeout(None)
         # Ended by ``end``, which shuts the connection down.
@@ -318,26 +258,25 @@ class Client:
                 self._take_in(message)
                 self._changed.notify_all()
 
-    def _show_life(self, connection: socket.socket, pause_s: float) -> None:
+    def _show_life(self, connection: socket.socket) -> None:
         while not self._ending and self._socket is connection:
             self._send({"says": "alive"})
-            self._clock.sleep(pause_s)
+            self._clock.sleep(self._rules.interval_s)
 
     def _take_in(self, message: Mapping[str, Any]) -> None:
         told = self.told
-        told.losses.extend(message.get("losses", ()))
         match message:
-            case {"head": head}:
-                typed = {"phase": Phase(head["phase"]), "cause": Cause(head["cause"])}
-                told.head = Head(**{**head, **typed})
+            case {"status": status, **more}:
+                typed = {"phase": Phase(status["phase"]), "cause": Cause(status["cause"])}
+                told.status = GroupStatus(**{**status, **typed})
+                told.losses.extend(more.get("losses", ()))
             case {"sealed": sealed}:
                 told.answer = membership = parse_membership(sealed)
-                told.entered = membership.epoch
-                told.values = {}
-                self._wishes.pop("join", None)
+                told.entered, told.values = membership.epoch, {}
+                self._wishes = {k: v for k, v in self._wishes.items() if k[0] not in ONE_ROUND}
             case {"refused": kind, "text": text}:
                 told.answer = Refused(kind, text)
-                self._wishes.pop("join", None)
+                self._wishes.pop(("join", None), None)
             case {"key": key, "value": value}:
                 told.values[key] = value
             case {"parted": alone}:
@@ -345,48 +284,37 @@ class Client:
             case {"known": "finish"}:
                 told.finished = True
 
-    def _fail(self, error: GoneError) -> None:
-        with self._changed:
-            self._failure = self._failure or error
-            self._changed.notify_all()
-
 
 def parse_membership(sealed: Mapping[str, Any]) -> Membership:
     """What the coordinator says to a member."""
-    return Membership(
-        epoch=sealed["epoch"],
-        generation=sealed["generation"],
-        rank=sealed["rank"],
-        size=sealed["size"],
-        first=Member(*sealed["first"]),
-        cause=Cause(sealed["cause"]),
-        identical=sealed["identical"],
-        members=parse_members(sealed.get("members", "")),
-    )
+    first, cause = Member(*sealed["first"]), Cause(sealed["cause"])
+    members = parse_members(sealed.get("members", ""))
+    return Membership(**{**sealed, "first": first, "cause": cause, "members": members})
 
 
 @functools.cache
 def answering_port(addr: str) -> int:
     """A port that takes connections as long as this process lives; 0 where there can be none.
 
-    Nobody accepts them: the kernel answers for a process that lives, and refuses for one that has
-    ended. It stays open over any number of coordinators.
+    It stays open over any number of coordinators.
     """
     host = LOOPBACK if addr in (LOOPBACK, "localhost") else ""
     try:
-        if not host and socket.has_dualstack_ipv6():
-            listener = socket.create_server(
-                ("", 0), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True
-            )
-        else:
-            listener = socket.create_server((host, 0), backlog=128)
+        listener = wire.listen(0, host)
     except OSError:
         return 0
     # A forked process that outlives this one must not answer in its place.
     os.register_at_fork(after_in_child=listener.close)
     os.register_at_fork(after_in_child=answering_port.cache_clear)
-    _kept.append(listener)
+    threading.Thread(target=_answer, args=(listener,), name="answers", daemon=True).start()
     return int(listener.getsockname()[1])
 
 
-_kept: list[socket.socket] = []
+def _answer(listener: socket.socket) -> None:
+    while True:
+        try:
+            # Ended by the kernel, when the process ends.
+            listener.accept()[0].close()
+        except OSError:
+            # Such as when no file descriptor is free.
+            threading.Event().wait(RETRY_S)

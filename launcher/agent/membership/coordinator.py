@@ -10,52 +10,58 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launcher.agent.membership import decide, wire
-from launcher.agent.membership.fencing import Fence
-from launcher.agent.membership.group import (
-    FENCED_OUT,
-    Cause,
-    GroupState,
-    Phase,
-    are_identical,
-    working,
-)
-from launcher.agent.membership.settings import Member, Rules, format_members
+from launcher.agent.membership.group import FENCED_OUT, Cause, GroupState, Phase
+from launcher.agent.membership.settings import Last, Member, Rules, format_members, parse_members
 from launcher.agent.streams import say
 from launcher.contract.clock import Clock, SystemClock
+from launcher.contract.generations import Fence
 
 FENCE_LOOK_S = 5.0
 ANSWER_LIMIT_S = 0.5
 """How long a node whose connection has ended may take to come back or to answer."""
-STRANGERS = 256
+COME_BACK_S = 0.05
+"""So long, and three round trips, a living node takes at most to dial again and to greet."""
+STRANGERS = 4096
 """Connections that have not yet said who they are."""
 BUFFER_LIMIT = 64 * 1024 * 1024
 """A node that reads so much less than it is sent does not read at all."""
 SAY_AGAIN_S = 60.0
 SIGN_S = 1.0
+BAD_WORDS = (wire.WireError, ValueError, KeyError, TypeError)
+"""What reading a message of somebody else's making may raise."""
 
 
 @dataclass(eq=False)
-class Connection:
-    """A node's connection, after it has proven that it knows the token."""
+class Peer:
+    """A node that has proven that it knows the token; its connection may have ended since."""
 
     name: str
     writer: asyncio.StreamWriter
     keeps: bool
     """Whether this node may have to serve next, and so has to know the members."""
     heard_at: float
+    answered_at: float = 0.0
+    parts: bool = False
+    """Whether it has said that it leaves."""
+
+    @property
+    def is_connected(self) -> bool:
+        return not self.writer.is_closing()
 
     def send(self, message: wire.Message) -> None:
+        self.write(wire.encode(message))
+
+    def write(self, line: bytes) -> None:
         if self.writer.transport.get_write_buffer_size() > BUFFER_LIMIT:
             self.writer.transport.abort()
-        elif not self.writer.is_closing():
-            self.writer.write(wire.encode(message))
+        elif self.is_connected:
+            self.writer.write(line)
 
 
 @dataclass(eq=False)
@@ -71,39 +77,34 @@ class Coordinator:
     """A file that is touched every second while this process lives."""
     clock: Clock = field(default_factory=SystemClock)
     group: GroupState = field(init=False)
-    _connections: dict[str, Connection] = field(default_factory=dict)
-    _heard: dict[str, float] = field(default_factory=dict)
-    """When a node whose connection has ended was heard last."""
+    _peers: dict[str, Peer] = field(default_factory=dict)
     _events: list[decide.Event] = field(default_factory=list)
     _losses: list[str] = field(default_factory=list)
     _values: dict[str, str] = field(default_factory=dict)
-    _waits: dict[str, list[Connection]] = field(default_factory=dict)
+    _asked: list[tuple[str, Peer]] = field(default_factory=list)
+    """Keys whose values are not there yet, and who waits for them."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _told: dict[str, Any] = field(default_factory=dict)
     _said_at: dict[str, float] = field(default_factory=dict)
-    _parted: dict[str, Connection] = field(default_factory=dict)
-    """Nodes that have said that they leave."""
     _strangers: int = 0
-    _is_due: bool = False
 
     def __post_init__(self) -> None:
-        rules = self.rules
-        self.group = GroupState(
-            rules=rules, phase_at=self.clock.monotonic(), faults=rules.faults_before
-        )
-        self.group = replace(self.group, generation=rules.generation_before)
-        self._ticked_at = self._looked_at = self.clock.monotonic()
-        self._fence = Fence(Path(rules.fence_dir), self.run_id) if rules.fenced else None
+        self._ticked_at = self._looked_at = now = self.clock.monotonic()
+        self.group = GroupState(rules=self.rules, phase_at=now)
+        self._status = self.group.status()
+        self._fence = Fence(Path(self.rules.fence_dir), self.run_id) if self.rules.fenced else None
 
     async def serve(self, listener: socket.socket) -> None:
         """Runs until it is cancelled."""
-        served = partial(self._serve)
-        await asyncio.start_server(served, sock=listener, limit=wire.NODE_LIMIT, backlog=4096)
+        # Such as when no file descriptor is free: asyncio tries again after a second.
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, why: self._complain("somebody", why.get("exception") or why["message"])
+        )
+        limit = wire.NODE_LIMIT
+        await asyncio.start_server(self._serve, sock=listener, limit=limit, backlog=4096)
         if self.sign:
             self._spawn(self._show_life(self.sign))
-        here = self._is_of_here
-        for member in self.rules.before:
-            if not here(member):
+        for member in parse_members(self.rules.last_members):
+            if member.node_index != self.rules.node_index:
                 self._spawn(self._ask_before(member))
         while True:
             await asyncio.sleep(min(0.1, self.rules.interval_s))
@@ -111,39 +112,33 @@ class Coordinator:
 
     # -- connections -----------------------------------------------------------------------------
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer, is_stranger, is_orderly = None, True, True
         self._strangers += 1
-        peer = str((writer.get_extra_info("peername") or ("?",))[0]).removeprefix("::ffff:")
-        connection = None
         try:
             if self._strangers > STRANGERS:
                 raise wire.WireError(f"{STRANGERS} others have not said who they are either")
-            connection = await self._greet(reader, writer)
-        except (wire.WireError, ValueError, KeyError, TypeError, OSError, TimeoutError) as error:
-            self._complain(peer, error)
-        finally:
-            self._strangers -= 1
-            if connection is None:
-                writer.close()
-        if connection is None:
-            return
-        is_orderly = True
-        try:
+            peer = await self._greet(reader, writer)
+            self._strangers, is_stranger = self._strangers - 1, False
             # Ended by the silence limit, which aborts the connection.
-            while line := await reader.readline():
-                connection.heard_at = self.clock.monotonic()
-                self._hear(connection, wire.decode(line))
-        except OSError:
+            while peer and (line := await reader.readline()):
+                peer.heard_at = self.clock.monotonic()
+                self._hear(peer, wire.decode(line))
+        except OSError as error:
             is_orderly = False
-        except (wire.WireError, ValueError, KeyError, TypeError) as error:
-            self._complain(peer, error)
+            if peer is None:
+                self._complain(_address(writer), error)
+        except BAD_WORDS as error:
+            self._complain(_address(writer), error)
         finally:
+            self._strangers -= is_stranger
             writer.close()
-        self._end(connection, is_orderly)
+        if peer and self._peers.get(peer.name) is peer:
+            self._end(peer, is_orderly)
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Connection | None:
-        """The connection of a node of this run; None for whoever only asks who serves here."""
+    ) -> Peer | None:
+        """A node of this run; None for whoever only asks who serves here."""
         nonce = wire.new_nonce()
         writer.write(wire.encode({"origin": self.origin, "nonce": nonce}))
         # Ended by the limit of what is around it.
@@ -162,92 +157,90 @@ class Coordinator:
         if not name:
             await writer.drain()
             return None
-        connection = Connection(name, writer, bool(hello.get("keeps")), self.clock.monotonic())
-        if (before := self._connections.pop(name, None)) is not None:
+        if (before := self._peers.get(name)) is not None:
             before.writer.close()
-        self._connections[name] = connection
-        self._heard.pop(name, None)
-        connection.send({"head": self._head()})
-        return connection
+        peer = Peer(name, writer, bool(hello.get("keeps")), self.clock.monotonic())
+        self._peers[name] = peer
+        peer.send({"status": self._status})
+        return peer
 
-    def _complain(self, peer: str, error: Exception) -> None:
+    def _complain(self, address: str, error: object) -> None:
         """Says in one line why a connection was ended; the same again only after a while."""
         text = str(error) or type(error).__name__
         if self.clock.monotonic() - self._said_at.get(text, -SAY_AGAIN_S) >= SAY_AGAIN_S:
             self._said_at[text] = self.clock.monotonic()
-            say(f"rendezvous: a connection from {peer} was ended: {text}")
+            say(f"rendezvous: a connection from {address} was ended: {text}")
 
-    def _hear(self, connection: Connection, message: dict[str, Any]) -> None:
-        name = connection.name
+    def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
         match message.get("says"):
             case "alive":
-                connection.send({"alive": True})
+                if peer.heard_at - peer.answered_at >= self.rules.silence_s / 10:
+                    peer.answered_at = peer.heard_at
+                    peer.send({"alive": True})
             case "join":
-                member = Member(name, *message["card"])
-                self._post(decide.Join(member, float(message["limit_s"])))
+                member, last = Member(peer.name, *message["member"]), Last(*message["last"])
+                limit_s, after = float(message["limit_s"]), int(message["after"])
+                self._post(decide.Join(member, limit_s, after, last))
             case "leave":
-                self._post(decide.Gone(name, Cause.LEFT))
-                self._parted[name] = connection
-                connection.send({"parted": self._is_alone})
+                peer.parts = True
+                self._post(decide.Gone(peer.name, Cause.LEFT))
+                peer.send({"parted": self._is_alone})
                 self._tell_alone()
             case "finish":
-                self._post(decide.Finish(name))
-                connection.send({"known": "finish"})
+                self._post(decide.Finish(peer.name))
+                peer.send({"known": "finish"})
             case "close":
                 self._post(decide.Close(str(message["reason"])))
             case "admit":
                 self._post(decide.Admit())
             case "set":
-                self._set(str(message["key"]), str(message["value"]))
+                self._values[str(message["key"])] = str(message["value"])
+                self._give_values()
             case "get":
-                self._get(connection, str(message["key"]))
+                self._asked.append((str(message["key"]), peer))
+                self._give_values()
             case other:
                 raise wire.WireError(f"an unknown message: {str(other)[:40]!r}")
+
+    def _give_values(self) -> None:
+        for key, peer in (asked := self._asked):
+            if key in self._values:
+                peer.send({"key": key, "value": self._values[key]})
+        self._asked = [(key, peer) for key, peer in asked if key not in self._values]
 
     @property
     def _is_alone(self) -> bool:
         """Whether nobody is there that does not leave and may still have to be told something."""
-        return self._connections.keys() <= self._parted.keys()
+        return all(peer.parts or not peer.is_connected for peer in self._peers.values())
 
     def _tell_alone(self) -> None:
         if self._is_alone:
-            for connection in self._parted.values():
-                connection.send({"parted": True})
-
-    def _set(self, key: str, value: str) -> None:
-        self._values[key] = value
-        for connection in self._waits.pop(key, ()):
-            connection.send({"key": key, "value": value})
-
-    def _get(self, connection: Connection, key: str) -> None:
-        if key in self._values:
-            connection.send({"key": key, "value": self._values[key]})
-        else:
-            self._waits.setdefault(key, []).append(connection)
+            for peer in self._peers.values():
+                peer.send({"parted": True})
 
     # -- whether a node is still there -----------------------------------------------------------
-    def _end(self, connection: Connection, is_orderly: bool) -> None:
-        if self._connections.get(connection.name) is not connection:
-            return
-        del self._connections[connection.name]
+    def _end(self, peer: Peer, is_orderly: bool) -> None:
         self._tell_alone()
-        if (node := self.group.nodes.get(connection.name)) is None:
-            return
-        self._heard[connection.name] = connection.heard_at
-        self._spawn(self._look_for(node.member, is_orderly))
+        if (node := self.group.nodes.get(peer.name)) is None:
+            del self._peers[peer.name]
+        else:
+            self._spawn(self._look_for(node.member, is_orderly))
 
     async def _look_for(self, member: Member, is_orderly: bool) -> None:
         """A connection has ended: whether its process has, too.
 
-        A middle box may have cut it. Then the node comes back at once, or its port at least takes a
-        connection; and nothing is proven where nothing answers after a reset.
+        A middle box may have cut it, and may refuse for it. Then the node comes back at once, or
+        its port takes a connection. Nothing is proven where nothing answers after a reset.
         """
         began = self.clock.monotonic()
         answer = await _dial(member, ANSWER_LIMIT_S)
-        if answer is None and is_orderly:
+        took_s = self.clock.monotonic() - began
+        if answer is False:
+            await asyncio.sleep(COME_BACK_S + 3 * took_s)
+        elif answer is None and is_orderly:
             # The address of a killed container goes with it.
-            await asyncio.sleep(max(0.0, began + ANSWER_LIMIT_S - self.clock.monotonic()))
-        if member.name in self._connections:
+            await asyncio.sleep(ANSWER_LIMIT_S - took_s)
+        if (peer := self._peers.get(member.name)) is None or peer.is_connected:
             return
         if answer is False:
             self._lose(member.name, "its connection closed and its port refuses")
@@ -257,34 +250,22 @@ class Coordinator:
     async def _ask_before(self, member: Member) -> None:
         """Whether a member under the last coordinator can still come."""
         if await _dial(member, ANSWER_LIMIT_S) is False:
-            self._post(decide.Dead(member.name))
-
-    def _is_of_here(self, member: Member) -> bool:
-        return member.node_index == self.rules.node_index
+            self._post(decide.Dead())
 
     def _lose(self, name: str, why: str) -> None:
-        self._heard.pop(name, None)
-        if name in {member.name for member in working(self.group)}:
-            index = name.partition(".")[0]
-            self._losses.append(f"node {index} is lost: {why}")
+        self._peers.pop(name).writer.transport.abort()
+        if name in {member.name for member in self.group.working()}:
+            self._losses.append(f"node {name.partition('.')[0]} is lost: {why}")
         self._post(decide.Gone(name, Cause.LOST))
 
     def _tick(self) -> None:
         now, limit_s = self.clock.monotonic(), self.rules.detection_limit_s
-        if (stood_s := now - self._ticked_at) > limit_s / 2:
-            # This process itself stood still: it has learned nothing of the others meanwhile.
-            for connection in self._connections.values():
-                connection.heard_at += stood_s
-            self._heard = {name: at + stood_s for name, at in self._heard.items()}
-        self._ticked_at = now
-        for name, connection in [*self._connections.items()]:
-            if now - connection.heard_at >= limit_s:
-                del self._connections[name]
-                connection.writer.transport.abort()
-                self._lose(name, f"silent for {now - connection.heard_at:.1f} s")
-        for name, heard_at in [*self._heard.items()]:
-            if now - heard_at >= limit_s:
-                self._lose(name, f"silent for {now - heard_at:.1f} s")
+        # If this process itself stood still, it has learned nothing of the others meanwhile.
+        stood_s, self._ticked_at = now - self._ticked_at, now
+        for peer in [*self._peers.values()]:
+            peer.heard_at += stood_s if stood_s > limit_s / 2 else 0.0
+            if now - peer.heard_at >= limit_s:
+                self._lose(peer.name, f"silent for {now - peer.heard_at:.1f} s")
         if self._fence and now - self._looked_at >= FENCE_LOOK_S:
             self._looked_at = now
             self._spawn(self._look_at_fence(self._fence))
@@ -301,76 +282,49 @@ class Coordinator:
     def _post(self, event: decide.Event) -> None:
         """All that comes in one turn of the loop is decided about at once."""
         self._events.append(event)
-        if not self._is_due:
-            self._is_due = True
+        if len(self._events) == 1:
             asyncio.get_running_loop().call_soon(self._settle)
 
     def _settle(self) -> None:
-        self._is_due = False
-        events, self._events = self._events, []
-        before = self.group
+        events, self._events, before = self._events, [], self.group
         self.group, actions = decide.step(before, events, self.clock.monotonic())
         # First: whoever is answered looks at it.
-        self._tell_head()
+        self._tell_status()
         for action in actions:
-            if isinstance(action, decide.Refuse):
-                self._send(action.name, {"refused": action.kind, "text": action.text})
-            elif self._fence:
-                self._spawn(self._take_generation(self._fence))
+            match action:
+                case decide.Refuse(name, kind, text) if name in self._peers:
+                    self._peers[name].send({"refused": kind, "text": text})
+                case decide.TellAgain(name):
+                    self._tell_members(name)
+                case decide.TakeGeneration() if self._fence:
+                    self._spawn(self._take_generation(self._fence))
         if self.group.members is not before.members:
             self._values.clear()
-            self._tell_members()
+            self._tell_members(*(member.name for member in self.group.members))
 
-    def _tell_members(self) -> None:
-        group = self.group
-        sealed = {
-            "epoch": group.epoch,
-            "generation": group.generation,
-            "cause": group.cause.value,
-            "size": len(group.members),
-            "first": group.members[0],
-            "identical": are_identical(group.members),
-        }
-        whole = format_members(group.members)
+    def _tell_members(self, *names: str) -> None:
+        group, whole, chosen = self.group, format_members(self.group.members), {*names}
+        sealed = group.membership()
         for rank, member in enumerate(group.members):
-            connection = self._connections.get(member.name)
-            if connection is not None:
-                names = {"members": whole} if connection.keeps else {}
-                connection.send({"sealed": {**sealed, "rank": rank, **names}})
+            if member.name in chosen and (peer := self._peers.get(member.name)) is not None:
+                members = {"members": whole} if peer.keeps else {}
+                peer.send({"sealed": {**sealed, "rank": rank, **members}})
 
-    def _head(self) -> dict[str, Any]:
-        group = self.group
-        return {
-            "phase": group.phase.value,
-            "epoch": group.epoch,
-            "cause": group.cause.value,
-            "closed": group.closed,
-            "newcomers": group.newcomers,
-            "finished": len(group.finished),
-            "generation": group.generation,
-            "faults": group.faults,
-            "may_form": decide.may_form(group),
-        }
-
-    def _tell_head(self) -> None:
-        head = self._head()
-        if head == self._told and not self._losses:
+    def _tell_status(self) -> None:
+        status, losses = self.group.status(), self._losses
+        if status == self._status and not losses:
             return
-        self._told, losses, self._losses = head, self._losses, []
-        line = {"head": head, "losses": losses} if losses else {"head": head}
-        for connection in self._connections.values():
-            connection.send(line)
-
-    def _send(self, name: str, message: wire.Message) -> None:
-        if (connection := self._connections.get(name)) is not None:
-            connection.send(message)
+        self._status, self._losses = status, []
+        line = wire.encode({"status": status, "losses": losses})
+        for peer in self._peers.values():
+            peer.write(line)
 
     # -- generations -------------------------------------------------------------------------------
     async def _take_generation(self, fence: Fence) -> None:
         try:
             # A coordinator that was frozen must not take a number above that of the others.
             if await asyncio.to_thread(self._is_overtaken, fence):
-                self._fence_out()
+                self._post(decide.Close(FENCED_OUT))
                 return
             number, error = await asyncio.to_thread(fence.take, self.origin), ""
         except OSError as failed:
@@ -382,23 +336,23 @@ class Coordinator:
         with contextlib.suppress(OSError):
             is_sealed = self.group.phase is Phase.SEALED
             if is_sealed and await asyncio.to_thread(self._is_overtaken, fence):
-                self._fence_out()
+                self._post(decide.Close(FENCED_OUT))
 
     def _is_overtaken(self, fence: Fence) -> bool:
-        newest = fence.newest()
-        return bool(
-            newest
-            and newest.origin not in ("", self.origin)
-            and 0 < self.group.generation < newest.number
-        )
-
-    def _fence_out(self) -> None:
-        self._post(decide.Close(FENCED_OUT))
+        """Whether another has taken a later generation since a group was sealed here."""
+        newest, group = fence.newest(), self.group
+        if newest is None or newest.origin in ("", self.origin):
+            return False
+        return bool(group.members) and newest.number > group.generation
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _address(writer: asyncio.StreamWriter) -> str:
+    return str((writer.get_extra_info("peername") or ("?",))[0]).removeprefix("::ffff:")
 
 
 async def _dial(member: Member, limit_s: float) -> bool | None:
@@ -414,8 +368,3 @@ async def _dial(member: Member, limit_s: float) -> bool | None:
         return None
     writer.close()
     return True
-
-
-def serve(coordinator: Coordinator, listeners: Sequence[socket.socket]) -> None:
-    """Blocks as long as the process lives."""
-    asyncio.run(coordinator.serve(listeners[0]))

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from launcher.agent.membership.group import (
@@ -19,19 +19,23 @@ from launcher.agent.membership.group import (
     GroupState,
     NodeEntry,
     Phase,
-    waiting,
-    working,
 )
-from launcher.agent.membership.settings import Member
+from launcher.agent.membership.settings import NONE, Last, Member
 
 
 # -- events --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Join:
-    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most."""
+    """A node asks for a rendezvous, for the first time or again, for ``limit_s`` at most.
+
+    ``after`` is the epoch of the last membership that it was told here, 0 before the first, and
+    ``last`` what it knows of another coordinator's.
+    """
 
     member: Member
     limit_s: float
+    after: int = 0
+    last: Last = NONE
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Dead:
-    """A member under an earlier coordinator is known to be gone."""
-
-    name: str
+    """A member around the last coordinator is known to be dead."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,14 @@ class Refuse:
     text: str
 
 
-Action = TakeGeneration | Refuse
+@dataclass(frozen=True)
+class TellAgain:
+    """A member was not told the membership: its connection was cut at that moment."""
+
+    name: str
+
+
+Action = TakeGeneration | Refuse | TellAgain
 
 
 def step(
@@ -111,74 +120,81 @@ def step(
     """
     actions: list[Action] = []
     for event in events:
-        group, more = _take_in(group, event, now)
-        actions += more
-    group = _judge(group, now)
-    group, more = _seal(group, now)
-    actions += (*more, *_refuse_late(group, now))
-    refused = {one.name for one in actions if isinstance(one, Refuse)}
-    if refused & group.nodes.keys():
-        nodes = {n: replace(x, waits=x.waits and n not in refused) for n, x in group.nodes.items()}
-        group = replace(group, nodes=nodes)
-    return group, tuple(actions)
+        group = _take_in(group, event, now, actions)
+    group = _seal(_judge(group, now), now, actions)
+    if group.phase is Phase.SEALED:
+        mine = {member.name for member in group.working()}
+        actions += [TellAgain(m.name) for m in group.waiting() if m.name in mine]
+    actions += _refuse_late(group, now)
+    answered = {one.name for one in actions if isinstance(one, Refuse | TellAgain)}
+    return _stop_waiting(group, answered & group.nodes.keys()), tuple(actions)
+
+
+def _stop_waiting(group: GroupState, names: Set[str]) -> GroupState:
+    answered = {name: replace(group.nodes[name], waits=False) for name in names}
+    return replace(group, nodes={**group.nodes, **answered}) if names else group
 
 
 # -- taking in -----------------------------------------------------------------------------------
-def _take_in(group: GroupState, event: Event, now: float) -> tuple[GroupState, tuple[Action, ...]]:
+def _take_in(group: GroupState, event: Event, now: float, actions: list[Action]) -> GroupState:
     match event:
-        case Join(member, limit_s):
-            return _join(
-                group, NodeEntry(member=member, waits=True, since=now, limit_s=limit_s), now
-            )
+        case Join():
+            return _join(group, event, now, actions)
         case Gone(name, cause):
             nodes = {n: node for n, node in group.nodes.items() if n != name}
-            return _strike(replace(group, nodes=nodes), {name: cause}, now), ()
+            return _strike(replace(group, nodes=nodes), {name: cause}, now)
         case Finish(name):
-            return replace(group, finished=group.finished | {name}), ()
-        case Close(reason) if group.phase is not Phase.CLOSED:
-            return _close(group, reason), ()
-        case Close(reason) if group.closed == FINISHED != reason:
-            return replace(group, closed=reason), ()
+            return replace(group, finished=group.finished | {name})
+        case Close(reason) if group.phase is not Phase.CLOSED or group.closed == FINISHED:
+            return replace(group, phase=Phase.CLOSED, closed=reason, newcomers=0)
         case Admit():
-            return replace(group, admitted=group.newcomers > 0), ()
+            return replace(group, admitted=group.newcomers > 0)
         case Generation(number, error):
-            if number <= max(group.generation, 0):
-                waits = waiting(group) if error else ()
-                refused = tuple(Refuse(member.name, "state", error) for member in waits)
-                return replace(group, taking=False, taken=0), refused
-            return replace(group, taking=False, taken=number), ()
-        case Dead(name):
-            return replace(group, dead_before=group.dead_before | {name}), ()
-    return group, ()
+            if error:
+                actions += [Refuse(member.name, "state", error) for member in group.waiting()]
+            return replace(group, taking=False, taken=number if number > group.generation else 0)
+        case Dead():
+            return replace(group, dead=group.dead + 1)
+    return group
 
 
-def _join(group: GroupState, node: NodeEntry, now: float) -> tuple[GroupState, tuple[Action, ...]]:
-    name = node.member.name
+def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> GroupState:
+    member, last = join.member, join.last
+    name, index = member.name, member.node_index
+    was_told = name in {one.name for one in group.working()} and join.after >= group.epoch
+    if last.generation > max(group.generation, group.last.generation):
+        if group.members:
+            # This coordinator was left behind.
+            group = replace(group, phase=Phase.CLOSED, closed=FENCED_OUT, newcomers=0)
+        faults = max(group.faults, last.faults)
+        group = replace(group, last=last, generation=last.generation, faults=faults)
     if group.phase is Phase.CLOSED:
-        return group, (Refuse(name, "closed", f"the run is closed: {group.closed}"),)
-    text = f"another node came with node_index {node.member.node_index}: each node needs its own"
+        actions.append(Refuse(name, "closed", f"the run is closed: {group.closed}"))
+        return group
+    # By its text: with thousands of nodes this is most of a round's work.
+    same = {other for other in group.nodes if other.startswith(f"{index}.")}
+    older = same - {name} - group.finished
+    refused = [name] if name in group.replaced else sorted(older)
+    text = f"another node came with node_index {index}: each node needs its own"
+    actions += [Refuse(other, "replaced", text) for other in refused]
     if name in group.replaced:
-        return group, (Refuse(name, "replaced", text),)
-    older = [
-        other
-        for other, there in group.nodes.items()
-        if there.member.node_index == node.member.node_index
-        and other not in (name, *group.finished)
-    ]
-    refused = tuple(Refuse(other, "replaced", text) for other in older)
-    nodes = {other: there for other, there in group.nodes.items() if other not in older}
-    group = replace(group, nodes=nodes, replaced=group.replaced.union(older))
+        return group
+    kept = {other: there for other, there in group.nodes.items() if other not in older}
+    group = replace(group, nodes=kept, replaced=group.replaced | older) if older else group
     group = _strike(group, dict.fromkeys(older, Cause.REPLACED), now)
-    if group.phase is Phase.SEALED and name in {member.name for member in working(group)}:
+    if group.phase is Phase.SEALED and was_told:
         group = _open(group, Cause.FAULT, now)
+    node = NodeEntry(
+        member=member, waits=True, since=now, limit_s=join.limit_s, last=last.generation
+    )
     # At its place in the order of arrival, if it was there before.
     group = replace(group, nodes={**group.nodes, name: node}, arrived_at=now)
-    return replace(group, waiting_at=now) if group.phase is Phase.SEALED else group, refused
+    return replace(group, waiting_at=now) if group.phase is Phase.SEALED else group
 
 
 def _strike(group: GroupState, struck: dict[str, Cause], now: float) -> GroupState:
     """Members were lost or left: a round opens, or the one that is open gets its true cause."""
-    at_work = {member.name for member in working(group)}
+    at_work = {member.name for member in group.working()}
     struck = {name: cause for name, cause in struck.items() if name in at_work}
     if not struck or group.phase is Phase.CLOSED:
         return group
@@ -193,21 +209,8 @@ def _strike(group: GroupState, struck: dict[str, Cause], now: float) -> GroupSta
 
 def _open(group: GroupState, cause: Cause, now: float) -> GroupState:
     """The running group has to form again."""
-    return replace(
-        group,
-        phase=Phase.FORMING,
-        epoch=group.epoch + 1,
-        cause=cause,
-        newcomers=0,
-        admitted=False,
-        taken=0,
-        phase_at=now,
-        arrived_at=now,
-    )
-
-
-def _close(group: GroupState, reason: str) -> GroupState:
-    return replace(group, phase=Phase.CLOSED, closed=reason, newcomers=0)
+    group = replace(group, phase=Phase.FORMING, epoch=group.epoch + 1, cause=cause, taken=0)
+    return replace(group, newcomers=0, admitted=False, phase_at=now, arrived_at=now)
 
 
 # -- what follows ----------------------------------------------------------------------------------
@@ -215,29 +218,30 @@ def _judge(group: GroupState, now: float) -> GroupState:
     if group.phase is Phase.CLOSED:
         return group
     if end := _end_of(group, now):
-        return _close(group, end)
+        return replace(group, phase=Phase.CLOSED, closed=end, newcomers=0)
     if group.phase is not Phase.SEALED:
         return group
-    outside = [m for m in waiting(group) if m.name not in group.finished]
+    rules = group.rules
     # Once a member has finished, the others are near their end too and are not restarted.
     ending = any(member.name in group.finished for member in group.members)
     # Announced only when calm: for newcomers the training has to commit and end.
-    calm = group.newcomers > 0 or now - group.grown_at >= group.rules.growth_pause_s
-    most = min(_room(group) - len(group.members), len(outside))
-    group = replace(group, newcomers=max(0, most) if calm and not ending else 0)
+    calm = group.newcomers > 0 or now - group.grown_at >= rules.growth_pause_s
+    mine = {member.name for member in group.members}
+    others = sum(member.name not in mine for member in group.waiting())
+    newcomers = max(0, min(group.room - len(group.members), others))
+    group = replace(group, newcomers=newcomers if calm and not ending else 0)
     if not group.newcomers:
         return replace(group, admitted=False)
-    patience_s = group.rules.admit_limit_s or min(group.rules.last_call_s, group.rules.interval_s)
-    if group.admitted or now - group.waiting_at >= patience_s:
-        return _open(group, Cause.JOINED, now)
-    return group
+    patience_s = rules.admit_limit_s or min(rules.last_call_s, rules.interval_s)
+    is_time = group.admitted or now - group.waiting_at >= patience_s
+    return _open(group, Cause.JOINED, now) if is_time else group
 
 
 def _end_of(group: GroupState, now: float) -> str:
     """Why no further round can or need be formed; empty where one may."""
-    if not group.finished and not group.rules.finished_before:
+    if not group.finished and not group.last.finished:
         return ""
-    at_work = working(group)
+    at_work = group.working()
     lost = [m for m in group.members if m.name in group.gone and m.name not in group.finished]
     enough = len(group.finished) >= group.rules.min_nodes
     if group.members and not at_work and (not lost or enough):
@@ -245,83 +249,59 @@ def _end_of(group: GroupState, now: float) -> str:
     if group.phase is not Phase.FORMING:
         return ""
     nobody_comes = not at_work and now - group.phase_at >= group.rules.join_timeout_s
-    return STRANDED if nobody_comes or not may_form(group) else ""
-
-
-def may_form(group: GroupState) -> bool:
-    """Whether the nodes that have not finished could still form a group."""
-    finished = group.rules.finished_before + len(group.finished)
-    return finished == 0 or group.rules.max_nodes - finished >= group.rules.min_nodes
-
-
-def _room(group: GroupState) -> int:
-    """How many nodes a group may have; the place of a finished node stays taken."""
-    return group.rules.max_nodes - group.rules.finished_before - len(group.finished)
+    return STRANDED if nobody_comes or not group.may_form() else ""
 
 
 # -- sealing ---------------------------------------------------------------------------------------
-def _seal(group: GroupState, now: float) -> tuple[GroupState, tuple[Action, ...]]:
+def _seal(group: GroupState, now: float, actions: list[Action]) -> GroupState:
     chosen = _choose(group, now) if group.phase is Phase.FORMING else ()
     if not chosen:
-        return group, ()
+        return group
     if group.cause is Cause.FAULT and 0 <= group.rules.max_restarts <= group.faults:
-        return _close(group, EXHAUSTED), ()
+        return replace(group, phase=Phase.CLOSED, closed=EXHAUSTED)
     if group.rules.fenced and not group.taken:
-        action = () if group.taking else (TakeGeneration(),)
-        return replace(group, taking=True), action
-    names = {member.name for member in chosen}
-    nodes = {n: replace(x, waits=x.waits and n not in names) for n, x in group.nodes.items()}
-    return replace(
-        group,
-        phase=Phase.SEALED,
-        members=chosen,
-        gone={},
-        nodes=nodes,
-        generation=group.taken or group.rules.generation_before + group.epoch,
+        actions += [] if group.taking else [TakeGeneration()]
+        return replace(group, taking=True)
+    group = replace(
+        _stop_waiting(group, {member.name for member in chosen}),
+        generation=group.taken or group.generation + 1,
         faults=group.faults + (group.cause is Cause.FAULT),
-        taken=0,
+        grown_at=now if group.cause is Cause.JOINED else group.grown_at,
         phase_at=now,
         waiting_at=now,
-        grown_at=now if group.cause is Cause.JOINED else group.grown_at,
-    ), ()
+    )
+    return replace(group, phase=Phase.SEALED, members=chosen, gone={}, taken=0)
 
 
 def _choose(group: GroupState, now: float) -> tuple[Member, ...]:
     """Who is sealed now, in order of rank; nobody while the round has to wait."""
-    rules = group.rules
-    here = [member for member in waiting(group) if member.name not in group.finished]
-    present, survivors = {m.name for m in here}, working(group)
-    left = {member.name for member in survivors}
-    now_at = {member.name: member for member in here}
-    kept = [now_at[member.name] for member in survivors if member.name in present]
-    chosen = [*kept, *(member for member in here if member.name not in left)][: _room(group)]
-    if len(chosen) < rules.min_nodes or not _is_quorate(group, len(kept), len(chosen)):
+    rules, here, survivors = group.rules, group.waiting(), group.working()
+    there, left = {m.name: m for m in here}, {m.name for m in survivors}
+    kept = [there[member.name] for member in survivors if member.name in there]
+    chosen = [*kept, *(member for member in here if member.name not in left)][: group.room]
+    if len(chosen) < rules.min_nodes or not _is_quorate(group, len(chosen)):
         return ()
-    full = len(chosen) == _room(group)
-    if not group.members:
-        ready = full or now - group.arrived_at >= _last_call_s(group, chosen)
-    else:
+    if group.members:
         ready = len(kept) == len(survivors) or now - group.phase_at >= rules.regroup_limit_s
+    else:
+        # Around another coordinator's successor all come at about the same time.
+        last_call_s = min(rules.last_call_s, 2.0) if group.last.generation else rules.last_call_s
+        known = 0 < group.last.majority_of <= group.dead + _come_again(group)
+        full = len(chosen) == group.room
+        ready = full or known or now - group.arrived_at >= last_call_s
     # By node index, so that ranks survive restarts.
-    return (
-        tuple(sorted(chosen, key=lambda member: (member.node_index, member.name))) if ready else ()
-    )
+    return tuple(sorted(chosen, key=lambda m: (m.node_index, m.name))) if ready else ()
 
 
-def _last_call_s(group: GroupState, chosen: list[Member]) -> float:
-    """How long the first round waits for more nodes; after a takeover, for the last group's."""
-    rules = group.rules
-    if rules.nodes_before == 0:
-        return rules.last_call_s
-    here = {member.node_index for member in chosen}
-    missing = [member for member in rules.before if member.node_index not in here]
-    known = bool(rules.before) and all(m.name in group.dead_before for m in missing)
-    all_here = known or len(chosen) >= rules.nodes_before
-    # All survivors notice a lost coordinator at about the same time.
-    return 0.0 if all_here else min(rules.last_call_s, 2.0)
+def _come_again(group: GroupState) -> int:
+    """How many nodes wait that were in the last membership, wherever that was formed."""
+    if group.members:
+        names = {member.name for member in group.working()}
+        return sum(member.name in names for member in group.waiting())
+    return sum(x.waits and 0 < x.last == group.last.generation for x in group.nodes.values())
 
 
-def _is_quorate(group: GroupState, kept: int, chosen: int) -> bool:
+def _is_quorate(group: GroupState, chosen: int) -> bool:
     """Whether the nodes are enough to form a group; with fencing they always are.
 
     Without: more than half of the last membership that did not leave or finish, or so many nodes,
@@ -329,43 +309,29 @@ def _is_quorate(group: GroupState, kept: int, chosen: int) -> bool:
     """
     if group.rules.fenced or group.rules.rules_out_another(chosen):
         return True
-    if not group.members:
-        return 2 * chosen > group.rules.nodes_before
-    left = {name for name, why in group.gone.items() if why is Cause.LEFT} | group.finished
-    return 2 * kept > sum(member.name not in left for member in group.members)
+    return group.generation == 0 or 2 * _come_again(group) > group.majority_of()
 
 
 # -- refusing --------------------------------------------------------------------------------------
-def _refuse_late(group: GroupState, now: float) -> tuple[Action, ...]:
+def _refuse_late(group: GroupState, now: float) -> list[Action]:
+    waiting = [node for node in group.nodes.values() if node.waits]
     if group.phase is Phase.CLOSED:
         text = f"the run is closed: {group.closed}"
-        return tuple(Refuse(member.name, "closed", text) for member in waiting(group))
-    if group.phase is Phase.SEALED:
-        # Waiting beside a running group does not count.
-        return ()
-    late = (
-        node
-        for node in group.nodes.values()
-        if node.waits and now - max(node.since, group.phase_at) >= node.limit_s
-    )
-    return tuple(Refuse(n.member.name, "timeout", _why_not(group, n.limit_s)) for n in late)
+        return [Refuse(node.member.name, "closed", text) for node in waiting]
+    # Waiting beside a running group does not count.
+    since = now if group.phase is Phase.SEALED else group.phase_at
+    late = [node for node in waiting if now - max(node.since, since) >= node.limit_s]
+    return [Refuse(n.member.name, "timeout", _why_not(group, n.limit_s)) for n in late]
 
 
 def _why_not(group: GroupState, limit_s: float) -> str:
-    rules, here = group.rules, len(waiting(group))
+    rules, here = group.rules, len(group.waiting())
     since = f"no membership was formed within {limit_s:g} s"
     if here < rules.min_nodes:
         return f"{since}: {here} of at least {rules.min_nodes} nodes are here"
-    kept = sum(group.nodes[m.name].waits for m in working(group) if m.name in group.nodes)
-    if not _is_quorate(group, kept, here):
-        size = len(group.members) or rules.nodes_before
-        return (
-            f"{since}: no majority of the last {size} nodes is here ({here}), and no shared "
-            "checkpoint folder fences the run"
-        )
-    return since
-
-
-def fence_out(group: GroupState) -> GroupState:
-    """Another coordinator goes on with the run: this one ends its part."""
-    return _close(group, FENCED_OUT)
+    if _is_quorate(group, here):
+        return since
+    return (
+        f"{since}: no majority of the last {group.majority_of()} nodes is here "
+        f"({_come_again(group)}), and no shared checkpoint folder fences the run"
+    )

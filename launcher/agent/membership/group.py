@@ -1,15 +1,16 @@
-"""What the coordinator knows of the run's group: plain values."""
+"""What the coordinator knows of the run's group, and what it tells the nodes: plain values."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from launcher.agent.membership.settings import Member, Rules
+from launcher.agent.membership.settings import NONE, Last, Member, Rules
 
 
-class Phase(enum.Enum):
+class Phase(enum.StrEnum):
     """Where the current round stands."""
 
     FORMING = "forming"
@@ -17,7 +18,7 @@ class Phase(enum.Enum):
     CLOSED = "closed"
 
 
-class Cause(enum.Enum):
+class Cause(enum.StrEnum):
     """Why a round was opened."""
 
     FIRST = "first"
@@ -40,16 +41,57 @@ FENCED_OUT = "fenced"
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupStatus:
+    """Where the run stands, as all nodes are told."""
+
+    phase: Phase = Phase.FORMING
+    epoch: int = 1
+    cause: Cause = Cause.FIRST
+    closed: str = ""
+    newcomers: int = 0
+    """How many waiting nodes could be admitted."""
+    finished: int = 0
+    """Nodes of the run whose workers have all succeeded."""
+    generation: int = 0
+    faults: int = 0
+    """Restarts by a worker's fault so far."""
+    may_form: bool = True
+    """Whether the nodes that have not finished could form another group."""
+    majority_of: int = 0
+    """Members of the last sealed membership that have neither left nor finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """A node's place in a sealed group: its rank among ``size`` nodes in order of index.
+
+    ``members`` are known to nodes that may have to serve next, and to no others. ``identical``:
+    all nodes have equally many workers.
+    """
+
+    epoch: int
+    generation: int
+    rank: int
+    size: int
+    first: Member
+    cause: Cause
+    identical: bool
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeEntry:
     """A node that is there. ``waits``: it asks for a rendezvous, since ``since``.
 
-    A forming round that takes longer than ``limit_s`` is too long for it.
+    A forming round that takes longer than ``limit_s`` is too long for it. ``last`` is the
+    generation of its last membership around another coordinator, 0 for none.
     """
 
     member: Member
     waits: bool = False
     since: float = 0.0
     limit_s: float = 600.0
+    last: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +114,10 @@ class GroupState:
     finished: frozenset[str] = frozenset()
     replaced: frozenset[str] = frozenset()
     """Nodes in whose place another one came: they do not come back."""
+    last: Last = NONE
+    """The newest membership around another coordinator that a node has told of."""
+    dead: int = 0
+    """How many of its members are known to be dead."""
     generation: int = 0
     faults: int = 0
     newcomers: int = 0
@@ -80,26 +126,63 @@ class GroupState:
     taking: bool = False
     """Whether a generation is being taken from the shared folder."""
     taken: int = 0
-    dead_before: frozenset[str] = frozenset()
-    """Members under an earlier coordinator that are known to be gone."""
     phase_at: float = 0.0
     arrived_at: float = 0.0
     grown_at: float = float("-inf")
     waiting_at: float = 0.0
 
+    def working(self) -> tuple[Member, ...]:
+        """The members that were not struck off and whose workers have not all succeeded."""
+        away = self.finished | self.gone.keys()
+        return tuple(member for member in self.members if member.name not in away)
 
-def working(group: GroupState) -> tuple[Member, ...]:
-    """The members that were not struck off and whose workers have not all succeeded."""
-    away = group.finished | group.gone.keys()
-    return tuple(member for member in group.members if member.name not in away)
+    def waiting(self) -> tuple[Member, ...]:
+        """The nodes that ask for a rendezvous and have not finished, first come first."""
+        return tuple(
+            node.member
+            for name, node in self.nodes.items()
+            if node.waits and name not in self.finished
+        )
 
+    @property
+    def room(self) -> int:
+        """How many nodes a group may have; the place of a finished node stays taken."""
+        return self.rules.max_nodes - self.last.finished - len(self.finished)
 
-def waiting(group: GroupState) -> tuple[Member, ...]:
-    """The nodes that ask for a rendezvous, first come first."""
-    return tuple(node.member for node in group.nodes.values() if node.waits)
+    def may_form(self) -> bool:
+        """Whether the nodes that have not finished could still form a group."""
+        return self.room == self.rules.max_nodes or self.room >= self.rules.min_nodes
 
+    def majority_of(self) -> int:
+        """Of how many members more than half have to come again, if nothing fences the run."""
+        if not self.members:
+            return self.last.majority_of
+        left = {name for name, why in self.gone.items() if why is Cause.LEFT} | self.finished
+        return sum(member.name not in left for member in self.members)
 
-def are_identical(members: tuple[Member, ...]) -> bool:
-    """Whether all nodes have said that they have the same number of workers."""
-    numbers = {member.workers for member in members}
-    return len(numbers) == 1 and 0 not in numbers
+    def status(self) -> GroupStatus:
+        """What all nodes are told."""
+        return GroupStatus(
+            phase=self.phase,
+            epoch=self.epoch,
+            cause=self.cause,
+            closed=self.closed,
+            newcomers=self.newcomers,
+            finished=self.last.finished + len(self.finished),
+            generation=self.generation,
+            faults=self.faults,
+            may_form=self.may_form(),
+            majority_of=self.majority_of(),
+        )
+
+    def membership(self) -> dict[str, Any]:
+        """What the members are told of the group that was sealed last, but for their ranks."""
+        workers = {member.workers for member in self.members}
+        return {
+            "epoch": self.epoch,
+            "generation": self.generation,
+            "size": len(self.members),
+            "first": self.members[0],
+            "cause": self.cause,
+            "identical": len(workers) == 1 and 0 not in workers,
+        }

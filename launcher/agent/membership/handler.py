@@ -7,6 +7,7 @@ learns of a lost node, a newcomer or a departure. Only public interfaces of torc
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import socket
@@ -22,15 +23,20 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from launcher.agent.membership.client import (
     Client,
     GoneError,
-    Head,
-    Membership,
     Refused,
     Told,
     answering_port,
 )
-from launcher.agent.membership.group import FAILED, FENCED_OUT, FINISHED, Phase
+from launcher.agent.membership.group import (
+    FAILED,
+    FENCED_OUT,
+    FINISHED,
+    GroupStatus,
+    Membership,
+    Phase,
+)
 from launcher.agent.membership.process import CoordinatorProcess, UnservedError, serve_forked
-from launcher.agent.membership.settings import IDENTICAL, Rules, format_members, parse_rules
+from launcher.agent.membership.settings import IDENTICAL, Last, Rules, format_members, parse_rules
 from launcher.contract.clock import SystemClock
 
 BACKEND = "roster"
@@ -132,7 +138,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         ``RendezvousConnectionError``.
         """
         rules = self._rules
-        was_in = self.membership is not None or rules.nodes_before > 0
+        was_in = self.membership is not None or rules.last != ""
         limit_s = (was_in and rules.rejoin_timeout_s) or rules.join_timeout_s
         with _as_torch_says():
             self._client.check()
@@ -140,8 +146,8 @@ class RosterHandler(rdzv.RendezvousHandler):
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
                 held.bind(("", 0))
                 port = int(held.getsockname()[1])
-                card = (self._addr, port, answering_port(self._addr), rules.workers)
-                self._client.join(card, limit_s)
+                member = (self._addr, port, answering_port(self._addr), rules.workers)
+                self._client.join(member, limit_s)
                 answer = self._client.next_answer()
         if isinstance(answer, Refused):
             raise REFUSALS[answer.kind](answer.text)
@@ -159,19 +165,19 @@ class RosterHandler(rdzv.RendezvousHandler):
             if self._ends_alone():
                 return 0
             raise
-        told, head = self._client.told, self.head
+        told, status = self._client.told, self.status
         if not told.entered:
             return 0
-        if head.phase is Phase.CLOSED:
-            return int(head.closed != FINISHED)
-        waiting = head.phase is Phase.FORMING or head.epoch != told.entered
-        if waiting and head.epoch != self._told_epoch:
-            self._told_epoch = head.epoch
-            log.info("roster: the group re-forms, because of: %s", head.cause.value)
+        if status.phase is Phase.CLOSED:
+            return int(status.closed != FINISHED)
+        waiting = status.phase is Phase.FORMING or status.epoch != told.entered
+        if waiting and status.epoch != self._told_epoch:
+            self._told_epoch = status.epoch
+            log.info("roster: the group re-forms, because of: %s", status.cause.value)
         return int(waiting)
 
     def is_closed(self) -> bool:
-        return self.head.phase is Phase.CLOSED
+        return self.status.phase is Phase.CLOSED
 
     def set_closed(self) -> None:
         """Ends the run for all nodes: none will get another rendezvous."""
@@ -185,7 +191,7 @@ class RosterHandler(rdzv.RendezvousHandler):
         With any other exception, or when this node is no member, it just leaves.
         """
         error = sys.exc_info()[1]
-        current = self.membership is not None and self.membership.epoch == self.head.epoch
+        current = self.membership is not None and self.membership.epoch == self.status.epoch
         try:
             self._client.check()
         except GoneError:
@@ -210,14 +216,14 @@ class RosterHandler(rdzv.RendezvousHandler):
 
     # -- the engine's interface ------------------------------------------------------------------
     @property
-    def head(self) -> Head:
+    def status(self) -> GroupStatus:
         """Where the run stands, as the coordinator told last."""
-        return self._client.told.head or Head()
+        return self._client.told.status or GroupStatus()
 
     @property
     def is_fenced_out(self) -> bool:
         """Whether the run was closed here because it goes on around another coordinator."""
-        return self.head.closed == FENCED_OUT
+        return self.status.closed == FENCED_OUT
 
     def take_losses(self) -> tuple[str, ...]:
         """The losses of nodes that were told since the last call, in words."""
@@ -228,16 +234,14 @@ class RosterHandler(rdzv.RendezvousHandler):
         """Settings for the handler of a next coordinator, which knows nothing of the run."""
         if self.membership is None:
             return {}
-        return {
-            "nodes_before": str(self.membership.size),
-            "members_before": format_members(self.membership.members),
-            "faults_before": str(self.head.faults),
-            "generation_before": str(self.membership.generation),
-            "finished_before": str(self._rules.finished_before + self.head.finished),
-        }
+        status, mine = self.status, self.membership
+        is_newest = status.generation == mine.generation
+        majority_of = status.majority_of if is_newest else mine.size
+        last = Last(mine.generation, majority_of, status.faults, status.finished)
+        return {"last": json.dumps(last), "last_members": format_members(mine.members)}
 
     def admit(self) -> None:
-        """The running group has committed: the nodes that wait (``head.newcomers``) come in."""
+        """The running group has committed: the nodes that wait (``status.newcomers``) come in."""
         self._client.say("admit")
 
     def leave(self) -> bool:
@@ -273,10 +277,10 @@ class RosterHandler(rdzv.RendezvousHandler):
     # -- within ----------------------------------------------------------------------------------
     def _ends_alone(self) -> bool:
         """Whether the workers can go on without a coordinator: no other group could be formed."""
-        head, told = self.head, self._client.told
-        if not told.entered or told.entered != head.epoch or head.phase is Phase.FORMING:
+        status, told = self.status, self._client.told
+        if not told.entered or told.entered != status.epoch or status.phase is Phase.FORMING:
             return False
-        return head.closed == FINISHED or (head.finished > 0 and not head.may_form)
+        return status.closed == FINISHED or (status.finished > 0 and not status.may_form)
 
     def _entered(self, membership: Membership) -> rdzv.RendezvousInfo:
         self.membership = membership
@@ -303,7 +307,7 @@ class RosterHandler(rdzv.RendezvousHandler):
 
 
 def _is_closed(told: Told) -> bool:
-    return told.head is not None and told.head.phase is Phase.CLOSED
+    return told.status is not None and told.status.phase is Phase.CLOSED
 
 
 class AgentStore:

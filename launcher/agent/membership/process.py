@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from launcher.agent import processes, signals, streams
 from launcher.agent.membership import wire
-from launcher.agent.membership.coordinator import Coordinator, serve
+from launcher.agent.membership.coordinator import Coordinator
 from launcher.agent.membership.settings import Rules, parse_rules
 from launcher.contract.node_plan import NodePlan
 
@@ -110,24 +111,15 @@ def _live(parent: int, coordinator: Coordinator, port: int, writer: int) -> None
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         streams.open_streams()
-        listener = _listen(port)
+        listener = wire.listen(port)
         os.write(writer, str(listener.getsockname()[1]).encode())
         os.close(writer)
-        serve(coordinator, [listener])
+        asyncio.run(coordinator.serve(listener))
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.write(writer, str(error).partition("\n")[0].encode())
             sys.stderr.flush()
     os._exit(1)
-
-
-def _listen(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True
-            )
-    return socket.create_server(("", port), backlog=4096)
 
 
 def rules_of(node: NodePlan, conf: Mapping[str, str]) -> Rules:
@@ -153,20 +145,11 @@ def ask(endpoint: Endpoint, run_id: str, timeout_s: float, token: str = "") -> s
 
     Takes at most about ``timeout_s``, also where whatever listens there says nothing.
     """
+    address = (endpoint.host, endpoint.port)
     with (
-        contextlib.suppress(OSError, wire.WireError, ValueError, KeyError),
-        socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as connection,
+        contextlib.suppress(OSError, wire.WireError),
+        socket.create_connection(address, timeout=timeout_s) as connection,
     ):
-        lines = connection.makefile("rb")
-        # Ended by the connection's own limit, ``timeout_s``.
-        greeting = wire.decode(lines.readline(wire.NODE_LIMIT))
-        nonce, origin = wire.new_nonce(), str(greeting["origin"])
-        proof = wire.prove(token, str(greeting["nonce"]), f"{run_id} ")
-        hello = {"name": "", "run": run_id, "nonce": nonce, "proof": proof}
-        # Ended by the connection's own limit.
-        connection.sendall(wire.encode(hello))
-        # Ended by the connection's own limit.
-        answer = wire.decode(lines.readline(wire.NODE_LIMIT))
-        wire.check_proof(token, nonce, origin, answer["proof"])
+        origin, answer, _ = wire.greet(connection, run_id=run_id, token=token)
         return "" if answer["closed"] else origin
     return ""

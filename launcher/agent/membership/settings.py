@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from launcher.contract.agent_settings import DETECTION_LIMIT_S
@@ -34,6 +33,22 @@ class Member(NamedTuple):
     def node_index(self) -> int:
         """Its place in the plan."""
         return int(self.name.partition(".")[0])
+
+
+class Last(NamedTuple):
+    """The last membership that a node was in, which it tells a next coordinator.
+
+    ``majority_of``: how many members had neither left nor finished. ``faults`` and ``finished`` are
+    those of the whole run so far.
+    """
+
+    generation: int = 0
+    majority_of: int = 0
+    faults: int = 0
+    finished: int = 0
+
+
+NONE = Last()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,25 +92,12 @@ class Rules:
     fence_dir: str = ""
     """The checkpoint folder, if all nodes share it; else more than half of the last nodes
     have to re-form, or more than MAX - MIN."""
-    nodes_before: int = 0
-    """Size of the last membership under an earlier coordinator: shortens the last call, and without
-    ``fence_dir`` more than half of them have to come."""
-    members_before: str = ""
-    """The members of that membership that have not finished, as ``format_members`` writes them: the
-    last call ends early where those that are missing are known to be dead."""
-    faults_before: int = 0
-    """Restarts by worker faults under earlier coordinators."""
-    generation_before: int = 0
-    """The last generation under an earlier coordinator; counts only without ``fence_dir``."""
-    finished_before: int = 0
-    """Nodes that had finished under an earlier coordinator: they do not come back."""
+    last: str = ""
+    """What this node knows of the membership around the last coordinator: a ``Last`` as JSON."""
+    last_members: str = ""
+    """Its members, as ``format_members`` writes them; a next coordinator asks which are dead."""
     coordinator_pid: int = 0
     """With ``is_host``, the process that serves at the endpoint already; else 0."""
-
-    @cached_property
-    def before(self) -> tuple[Member, ...]:
-        """``members_before``."""
-        return parse_members(self.members_before)
 
     @property
     def silence_s(self) -> float:

@@ -27,7 +27,7 @@ from launcher.agent.engine.run import plan_preload, refuse_torch
 from launcher.agent.engine.torch_agent import _name_ending
 from launcher.agent.engine.watchdog import Silence, SilenceBook, decide_hung
 from launcher.agent.heartbeat import WorkerBeat
-from launcher.agent.membership.client import Head
+from launcher.agent.membership.group import GroupStatus
 from launcher.agent.membership.handler import ReplacedError
 from launcher.agent.membership.takeover import plan_candidate
 from launcher.agent.node.identity import SOURCES, identify
@@ -238,10 +238,10 @@ def test_an_agent_that_has_begun_no_worker_is_not_given_the_grace(now: float, st
 
 def test_after_a_loss_comes_the_next_store_and_the_first_one_again() -> None:
     task = NodeTask(node=NODE, settings=AgentSettings(stores=STORES))
-    second = plan_candidate(task, 1, {"nodes_before": "2"}).node.rendezvous
+    second = plan_candidate(task, 1, {"last": "[1, 2]"}).node.rendezvous
     assert isinstance(second, Elastic)
     assert (second.endpoint_host, second.endpoint_port, second.is_host) == ("b", 2, False)
-    conf = {"read_timeout": "300", "connect_timeout_s": "15", "nodes_before": "2"}
+    conf = {"read_timeout": "300", "connect_timeout_s": "15", "last": "[1, 2]"}
     assert dict(second.conf) == conf
     third = plan_candidate(task, 2, {}).node.rendezvous
     assert isinstance(third, Elastic)
@@ -515,13 +515,13 @@ def test_an_abort_of_nccl_s_watchdog_is_told_by_what_it_threw(tmp_path: Path) ->
 
 def test_when_newcomers_have_gone_again_their_request_and_its_answer_go_too(tmp_path: Path) -> None:
     files, clock = StopFiles(tmp_path), StoppedClock()
-    roster = SimpleNamespace(head=Head(newcomers=1), admit=lambda: None)
+    roster = SimpleNamespace(status=GroupStatus(newcomers=1), admit=lambda: None)
     admission = Admission(files, roster, clock)  # type: ignore[arg-type]
     (tmp_path / protocol.STOP_READY_FILE).touch()
     admission.look()
     assert files.is_for_resize()
     (tmp_path / protocol.STOP_ACK_FILE).write_text('{"step": 3}')
-    roster.head = Head(newcomers=0)
+    roster.status = GroupStatus(newcomers=0)
     admission.look()
     assert not files.is_asked()
     files.ask("preempted", at=1.0, deadline=2.0)

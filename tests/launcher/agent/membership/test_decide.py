@@ -23,10 +23,11 @@ from launcher.agent.membership.decide import (
     Join,
     Refuse,
     TakeGeneration,
+    TellAgain,
     Tick,
 )
 from launcher.agent.membership.group import Cause, GroupState, Phase
-from launcher.agent.membership.settings import Member, Rules, format_members
+from launcher.agent.membership.settings import Last, Member, Rules
 
 LIMIT_S = 60.0
 
@@ -52,7 +53,8 @@ class Run:
         return self
 
     def join(self, *indexes: int, life: str = "a", limit_s: float = LIMIT_S) -> Run:
-        return self.see(*(Join(node(index, life), limit_s) for index in indexes))
+        joins = (Join(node(index, life), limit_s, self.group.epoch) for index in indexes)
+        return self.see(*joins)
 
     def _act(self, events: list[Event]) -> None:
         self.group, actions = decide.step(self.group, events, self.now)
@@ -245,20 +247,42 @@ def test_where_no_generation_can_be_taken_all_that_wait_are_told_why() -> None:
 @pytest.mark.parametrize(
     ("here", "dead", "after_s", "sealed"),
     [
-        ((0, 1, 2), (), 0.0, True),
-        ((0, 1), ("2.a",), 0.0, True),
-        ((0, 1), (), 1.9, False),
-        ((0, 1), (), 2.1, True),
-        ((0,), ("1.a", "2.a"), 50.0, False),
+        ((0, 1, 2), 0, 0.0, True),
+        ((0, 1), 1, 0.0, True),
+        ((0, 1), 0, 1.9, False),
+        ((0, 1), 0, 2.1, True),
+        ((0,), 2, 50.0, False),
     ],
 )
 def test_another_coordinator_waits_for_those_that_may_come_and_needs_a_majority(
-    here: tuple[int, ...], dead: tuple[str, ...], after_s: float, sealed: bool
+    here: tuple[int, ...], dead: int, after_s: float, sealed: bool
 ) -> None:
-    before = format_members([node(0), node(1), node(2)])
-    run = Run(1, 4, nodes_before=3, members_before=before, faults_before=2)
-    run.join(*here).see(*map(Dead, dead)).see(Tick(), after_s=after_s)
+    run, last = Run(1, 4), Last(7, 3, 2)
+    run.see(*(Join(node(index), LIMIT_S, 0, last) for index in here))
+    run.see(*[Dead()] * dead).see(Tick(), after_s=after_s)
     assert bool(run.ranks) is sealed
+    if sealed:
+        assert (run.group.generation, run.group.faults) == (8, 2)
+
+
+def test_nodes_that_were_not_in_the_last_membership_make_no_majority_of_it() -> None:
+    run = Run(1, 6).join(0, 3, 4).see(Join(node(2), LIMIT_S, 0, Last(1, 3)), after_s=1.0)
+    assert run.see(Tick(), after_s=20.0).ranks == [], "one of three is here, and three others"
+    assert run.see(Join(node(1), LIMIT_S, 0, Last(1, 3))).see(Tick(), after_s=2.1).ranks
+
+
+def test_a_coordinator_that_was_left_behind_learns_it_from_a_node_of_the_other_group() -> None:
+    run = Run(1, 4).join(0, 1, 2, 3).see(*(Gone(f"{index}.a", Cause.LOST) for index in (1, 2, 3)))
+    run.join(0).see(Join(node(1, "b"), LIMIT_S, 0, Last(2, 3)))
+    assert run.group.closed == "fenced"
+
+
+def test_a_member_that_missed_the_seal_is_told_again_and_that_is_no_fault() -> None:
+    run = Run(2, 2).join(0, 1)
+    group, actions = decide.step(run.group, [Join(node(1), LIMIT_S, after=0)], run.now)
+    assert (group.epoch, group.faults, actions) == (1, 0, (TellAgain("1.a"),))
+    group, _ = decide.step(run.group, [Join(node(1), LIMIT_S, after=1)], run.now)
+    assert (group.phase, group.cause) == (Phase.FORMING, Cause.FAULT)
 
 
 # -- the end ---------------------------------------------------------------------------------------
@@ -367,7 +391,7 @@ def check_step(before: GroupState, after: GroupState, event: Event, gone: set[st
 
 
 def event_name(event: Event) -> str:
-    return event.name if isinstance(event, Gone | Finish | Dead) else ""
+    return event.name if isinstance(event, Gone | Finish) else ""
 
 
 def check_progress(run: Run) -> None:

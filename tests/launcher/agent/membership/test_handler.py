@@ -24,10 +24,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from launcher.agent.membership.fencing import FOLDER, Fence
 from launcher.agent.membership.handler import ReplacedError, RosterHandler, create_handler
 from launcher.agent.membership.process import CoordinatorProcess, serve_forked
 from launcher.agent.membership.settings import parse_rules
+from launcher.contract.generations import FOLDER, Fence
 from tests.waiting import wait_until
 
 Make = Callable[..., RosterHandler]
@@ -118,7 +118,7 @@ def test_a_single_node_re_forms_alone_and_as_often_as_it_asks(make: Make) -> Non
     handler = make()
     for _ in range(6):
         assert handler.next_rendezvous().world_size == 1
-    assert handler.head.faults == 5
+    assert handler.status.faults == 5
 
 
 def test_each_membership_has_a_generation_of_its_own_on_shared_storage(
@@ -205,7 +205,7 @@ def test_what_a_host_serves_stays_until_who_waits_has_heard_that_the_run_is_over
     spare, heard = create_handler(params_of(host._client.port, **config)), list[Exception]()
     thread = threading.Thread(target=refused, args=(spare, heard))
     thread.start()
-    wait_until(lambda: spare._client.told.head and spare._client._wishes)
+    wait_until(lambda: spare._client.told.status and spare._client._wishes)
     time.sleep(0.2)
     assert host.shutdown()
     thread.join(10)
@@ -268,7 +268,7 @@ def test_a_group_that_another_coordinator_has_fenced_out_is_closed(
     wait_until(handler.num_nodes_waiting)
     with pytest.raises(RendezvousClosedError, match="fenced"):
         handler.next_rendezvous()
-    assert handler.head.closed == "fenced"
+    assert handler.status.closed == "fenced"
 
 
 def test_a_woken_coordinator_takes_no_generation_beyond_that_of_another(
@@ -303,10 +303,10 @@ def test_held_newcomers_are_told_of_and_come_in_after_admit(make: Make) -> None:
     second = make((1, 2), node_index=1, admit_limit_s=120)
     joining = threading.Thread(target=second.next_rendezvous, daemon=True)
     joining.start()
-    wait_until(lambda: first.head.newcomers == 1)
+    wait_until(lambda: first.status.newcomers == 1)
     assert first.num_nodes_waiting() == 0
     first.admit()
     wait_until(first.num_nodes_waiting)
     assert first.next_rendezvous().world_size == 2
     joining.join(10)
-    assert first.head.faults == 0
+    assert first.status.faults == 0

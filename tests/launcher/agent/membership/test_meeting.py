@@ -96,13 +96,13 @@ def test_a_store_that_refuses_and_shows_no_sign_is_replaced(
     file = tmp_path / "coordinator-0.json"
     file.write_text(json.dumps(asdict(said_of(store))))
     began = time.monotonic()
-    task = meeting_of(tmp_path).plan_round({"nodes_before": "2"})
+    task = meeting_of(tmp_path).plan_round({"last": "[1, 2]"})
     assert 2.5 <= time.monotonic() - began < 7.5
     rendezvous = task.node.rendezvous
     assert isinstance(rendezvous, Elastic)
     assert rendezvous.is_host
     conf = dict(rendezvous.conf)
-    assert conf["nodes_before"] == "2"
+    assert conf["last"] == "[1, 2]"
     CoordinatorProcess(pid=int(conf["coordinator_pid"]), port=rendezvous.endpoint_port).stop()
     assert (tmp_path / "coordinator-1.json").exists()
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from launcher.agent.membership import wire
-from launcher.agent.membership.client import Client, GoneError, Membership
-from launcher.agent.membership.group import Cause, Phase
+from launcher.agent.membership.client import Client, GoneError
+from launcher.agent.membership.group import Cause, Membership, Phase
 from launcher.agent.membership.process import CoordinatorProcess, Endpoint, ask, serve_forked
 from launcher.agent.membership.settings import Rules
 from launcher.contract.clock import SystemClock
@@ -75,7 +75,7 @@ def make() -> Iterator[Any]:
 
 
 def hear_epoch(client: Client, epoch: int) -> None:
-    assert client.settle(lambda told: told.head and told.head.epoch >= epoch, 5.0)
+    assert client.settle(lambda told: told.status and told.status.epoch >= epoch, 5.0)
 
 
 def test_nodes_are_told_their_ranks_and_who_is_first(make: Any) -> None:
@@ -118,14 +118,20 @@ def test_a_node_whose_process_has_ended_is_lost_at_once(make: Any) -> None:
     ends.end()
     hear_epoch(stays, 3)
     assert time.monotonic() - began < 1.5
-    assert stays.told.head
-    assert stays.told.head.cause is Cause.LOST
+    assert stays.told.status
+    assert stays.told.status.cause is Cause.LOST
     assert list(stays.told.losses) == ["node 1 is lost: its connection closed and its port refuses"]
 
 
-def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(make: Any) -> None:
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(
+    make: Any, refuses: bool
+) -> None:
+    """Also where a firewall refuses what the coordinator dials."""
     bench = make()
     clients = bench.meet(0, 1)
+    if refuses:
+        bench.listener.close()
     for client in clients:
         connection = client._socket
         assert connection
@@ -133,8 +139,8 @@ def test_a_connection_that_is_cut_is_dialled_again_and_nothing_has_happened(make
     time.sleep(1.5)
     for client in clients:
         client.check()
-        assert client.told.head
-        assert (client.told.head.phase, client.told.head.epoch) == (Phase.SEALED, 1)
+        assert client.told.status
+        assert (client.told.status.phase, client.told.status.epoch) == (Phase.SEALED, 1)
         assert client._socket
 
 
@@ -146,8 +152,8 @@ def test_what_was_said_while_the_connection_was_cut_is_said_again(make: Any) -> 
     connection.shutdown(socket.SHUT_RDWR)
     first.say("finish")
     second.say("finish")
-    assert second.settle(lambda told: told.head and told.head.closed == "finished", 5.0)
-    assert first.settle(lambda told: told.head and told.head.closed == "finished", 5.0)
+    assert second.settle(lambda told: told.status and told.status.closed == "finished", 5.0)
+    assert first.settle(lambda told: told.status and told.status.closed == "finished", 5.0)
 
 
 def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(
@@ -166,7 +172,7 @@ def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(
         "while True:\n"
         "    c.join(('127.0.0.1', 1, 0, 1), 60.0)\n"
         "    print(c.next_answer().epoch, flush=True)\n"
-        "    while c.told.head.epoch == c.told.entered:\n"
+        "    while c.told.status.epoch == c.told.entered:\n"
         "        time.sleep(0.01)\n"
     )
     stays = bench.client(0)
@@ -191,7 +197,7 @@ def test_a_node_that_stands_still_is_lost_after_the_limit_and_comes_in_again(
         assert isinstance(alone, Membership)
         assert (alone.size, alone.generation) == (1, answer.generation + 1)
         os.kill(process.pid, signal.SIGCONT)
-        assert stays.settle(lambda told: told.head and told.head.epoch > answer.epoch + 1, 10.0)
+        assert stays.settle(lambda told: told.status and told.status.epoch > answer.epoch + 1, 10.0)
     finally:
         process.kill()
         process.wait()

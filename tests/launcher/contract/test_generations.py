@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.membership.fencing import FOLDER, Fence
+from launcher.contract.generations import FOLDER, Fence
 
 
 def test_a_number_that_another_took_a_moment_ago_is_not_taken_again(

@@ -1,0 +1,74 @@
+"""Whoever else connects to a run's coordinator disturbs no node of the run."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from tests.launcher.agent.membership.test_processes import Bench
+from tests.programs import run_program
+
+MANY = 2_000
+NO_DESCRIPTORS = """
+import resource, socket, sys
+from contextlib import ExitStack
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))
+from launcher.agent.membership.process import serve_forked
+from tests.launcher.agent.membership.test_processes import RUN, TOKEN, Bench, rules
+bench = Bench()
+resource.prlimit(bench.served.pid, resource.RLIMIT_NOFILE, (40, 40))
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+with ExitStack() as stack:
+    for _ in range(100):
+        stack.enter_context(socket.create_connection(("127.0.0.1", bench.served.port)))
+bench.meet(0, 1)
+print("met")
+bench.ending.close()
+"""
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    one = Bench()
+    yield one
+    one.ending.close()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_thousands_that_say_nothing_keep_no_node_out(bench: Bench, many_files: None) -> None:
+    address = ("127.0.0.1", bench.served.port)
+    with ExitStack() as stack:
+        for _ in range(MANY):
+            stack.enter_context(socket.create_connection(address, timeout=10.0))
+        bench.meet(0, 1)
+
+
+def test_a_message_of_a_hundred_megabytes_is_not_read(bench: Bench) -> None:
+    with socket.create_connection(("127.0.0.1", bench.served.port), timeout=10.0) as one:
+        one.recv(4096)
+        sent = 0
+        with suppress(ConnectionResetError, BrokenPipeError):
+            while sent < 100 << 20:
+                sent += one.send(b"x" * (1 << 16))
+        assert sent < 20 << 20
+    bench.meet(0, 1)
+
+
+def test_without_a_free_file_descriptor_it_says_so_in_one_line_and_goes_on() -> None:
+    done = run_program([sys.executable, "-c", NO_DESCRIPTORS])
+    assert done.stdout.splitlines()[-1:] == ["met"], done.stderr
+    said = (done.stdout + done.stderr).splitlines()
+    assert len([line for line in said if "Too many open files" in line]) == 1, done.stderr
+    assert "Traceback" not in done.stderr
