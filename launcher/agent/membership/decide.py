@@ -112,6 +112,8 @@ def step(
 ) -> tuple[GroupState, tuple[Action, ...]]:
     """The group after some events, and what has to be done besides telling the nodes of it."""
     actions: list[Action] = []
+    # Copied once, and changed in place below: with thousands of nodes this is most of the work.
+    group = replace(group, nodes={**group.nodes}, newest={**group.newest})
     for event in events:
         group = _take_in(group, event, now, actions)
     group = _seal(_judge(group, now), now, actions)
@@ -124,8 +126,9 @@ def step(
 
 
 def _stop_waiting(group: GroupState, names: Set[str]) -> GroupState:
-    answered = {name: replace(group.nodes[name], waits=False) for name in names}
-    return replace(group, nodes={**group.nodes, **answered}) if names else group
+    for name in names:
+        group.nodes[name] = replace(group.nodes[name], waits=False)
+    return group
 
 
 # -- taking in -----------------------------------------------------------------------------------
@@ -134,8 +137,8 @@ def _take_in(group: GroupState, event: Event, now: float, actions: list[Action])
         case Join():
             return _join(group, event, now, actions)
         case Gone(name, cause):
-            nodes = {n: node for n, node in group.nodes.items() if n != name}
-            return _strike(replace(group, nodes=nodes), {name: cause}, now)
+            group.nodes.pop(name, None)
+            return _strike(group, name, cause, now)
         case Finish(name):
             return replace(group, finished=group.finished | {name})
         case Close(reason) if group.phase is not Phase.CLOSED or group.closed == FINISHED:
@@ -154,7 +157,6 @@ def _take_in(group: GroupState, event: Event, now: float, actions: list[Action])
 def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> GroupState:
     member, last = join.member, join.last
     name, index = member.name, member.node_index
-    was_told = name in {one.name for one in group.working()} and join.after >= group.epoch
     if last.generation > max(group.generation, group.last.generation):
         if group.members:
             # This coordinator was left behind.
@@ -164,38 +166,38 @@ def _join(group: GroupState, join: Join, now: float, actions: list[Action]) -> G
     if group.phase is Phase.CLOSED:
         actions.append(Refuse(name, "closed", f"the run is closed: {group.closed}"))
         return group
-    # By its text: with thousands of nodes this is most of a round's work.
-    same = {other for other in group.nodes if other.startswith(f"{index}.")}
-    older = same - {name} - group.finished
-    refused = [name] if name in group.replaced else sorted(older)
-    text = f"another node came with node_index {index}: each node needs its own"
-    actions += [Refuse(other, "replaced", text) for other in refused]
+    other = group.newest.get(index, name)
+    replaces = other != name and other in group.nodes and other not in group.finished
+    if replaces or name in group.replaced:
+        text = f"another node came with node_index {index}: each node needs its own"
+        actions.append(Refuse(other if replaces else name, "replaced", text))
     if name in group.replaced:
         return group
-    kept = {other: there for other, there in group.nodes.items() if other not in older}
-    group = replace(group, nodes=kept, replaced=group.replaced | older) if older else group
-    group = _strike(group, dict.fromkeys(older, Cause.REPLACED), now)
-    if group.phase is Phase.SEALED and was_told:
+    if replaces:
+        del group.nodes[other]
+        group = replace(group, replaced=group.replaced | {other})
+        group = _strike(group, other, Cause.REPLACED, now)
+    if group.phase is Phase.SEALED and join.after >= group.epoch and group.works(name):
         group = _open(group, Cause.FAULT, now)
     # At its place in the order of arrival, if it was there before.
-    node = NodeEntry(member, waits=True, since=now, limit_s=join.limit_s, last=last.generation)
-    group = replace(group, nodes={**group.nodes, name: node}, arrived_at=now)
+    group.nodes[name] = NodeEntry(
+        member, waits=True, since=now, limit_s=join.limit_s, last=last.generation
+    )
+    group.newest[index] = name
+    group = replace(group, arrived_at=now)
     return replace(group, waiting_at=now) if group.phase is Phase.SEALED else group
 
 
-def _strike(group: GroupState, struck: dict[str, Cause], now: float) -> GroupState:
-    """Members were lost or left: a round opens, or the one that is open gets its true cause."""
-    at_work = {member.name for member in group.working()}
-    struck = {name: cause for name, cause in struck.items() if name in at_work}
-    if not struck or group.phase is Phase.CLOSED:
+def _strike(group: GroupState, name: str, cause: Cause, now: float) -> GroupState:
+    """A member was lost or left: a round opens, or the one that is open gets its true cause."""
+    if group.phase is Phase.CLOSED or not group.works(name):
         return group
-    cause = next(iter(struck.values()))
     if group.phase is Phase.SEALED:
         group = _open(group, cause, now)
     elif group.cause is Cause.FAULT:
         # The workers have failed because of the loss.
         group = replace(group, cause=cause)
-    return replace(group, gone={**group.gone, **struck})
+    return replace(group, gone={**group.gone, name: cause})
 
 
 def _open(group: GroupState, cause: Cause, now: float) -> GroupState:

@@ -108,7 +108,9 @@ class GroupState:
     epoch: int = 1
     cause: Cause = Cause.FIRST
     closed: str = ""
-    nodes: Mapping[str, NodeEntry] = field(default_factory=dict)
+    nodes: dict[str, NodeEntry] = field(default_factory=dict)
+    newest: dict[int, str] = field(default_factory=dict)
+    """The node that came last with each index."""
     members: tuple[Member, ...] = ()
     gone: Mapping[str, Cause] = field(default_factory=dict)
     finished: frozenset[str] = frozenset()
@@ -130,6 +132,10 @@ class GroupState:
     arrived_at: float = 0.0
     grown_at: float = float("-inf")
     waiting_at: float = 0.0
+
+    def works(self, name: str) -> bool:
+        """Whether this node is one of those that ``working`` returns."""
+        return any(member.name == name for member in self.working())
 
     def working(self) -> tuple[Member, ...]:
         """The members that were not struck off and whose workers have not all succeeded."""
