@@ -214,17 +214,23 @@ def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(
 
 
 @pytest.mark.parametrize(
-    ("is_asked", "reason"), [(False, "launcher-lost"), (True, "stop-requested")]
+    ("is_asked", "ends", "reason"),
+    [
+        (False, "", "launcher-lost"),
+        (True, "", "stop-requested"),
+        (True, 0, "completed"),
+        (True, 1, "training-failed"),
+    ],
 )
 def test_who_finds_a_run_ended_while_another_terminal_stops_it_is_told_why(
-    tmp_path: Path, make_plan: MakePlan, is_asked: bool, reason: str
+    tmp_path: Path, make_plan: MakePlan, is_asked: bool, ends: int | str, reason: str
 ) -> None:
     plan = make_plan(nnodes=1, nproc_per_node=1, engine="agent")
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
     if is_asked:
         request_stop(run, keep=False)
-    found = fold(run, ScriptedTarget(StoppedClock(), [(1, [""])]), 1.0)  # type: ignore[arg-type]
+    found = fold(run, ScriptedTarget(StoppedClock(), [(1, [ends])]), 1.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.reason == reason
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from launcher.contract.errors import DiskFullError, InputError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
 from launcher.follow.loop import Follower, create_run, write_outcome
+from launcher.follow.nodes import FOLDER_REMOVED
 from launcher.follow.requests import request_scale, write_size
 from launcher.follow.target import Traits
 from launcher.plan.launch_plan import LaunchPlan
@@ -76,8 +79,40 @@ def test_a_run_that_could_not_be_submitted_leaves_no_node_and_a_reason(
     outcome = run.read_outcome()
     assert outcome is not None
     assert (outcome.reason, outcome.detail.partition(";")[0]) == told
+    assert ("a disk is full" in outcome.detail) == (outcome.reason == "disk-full")
     assert (target.graces, submitted) == ([0], [])
     assert said.getvalue().count("a word of the target") == 1
+
+
+def test_a_run_whose_folder_was_removed_ends_as_if_a_person_had_stopped_it(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    target = Ended()
+    run, follower, _ = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
+
+    def remove() -> None:
+        shutil.rmtree(run.path)
+        raise FileNotFoundError(run.path)
+
+    outcome = follower.follow(remove)
+    assert (outcome.reason, outcome.detail) == (Reason.STOP_REQUESTED, FOLDER_REMOVED)
+    assert target.graces == [0]
+
+
+def test_a_run_that_cannot_be_ended_shows_what_it_said_all_the_same(
+    tmp_path: Path, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Ended()
+    _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
+
+    def fail(why: Outcome, *, asked: bool) -> None:
+        target.notes.append("its last word")
+        raise TargetError("no engine")
+
+    monkeypatch.setattr(follower._driver, "end", fail)
+    with pytest.raises(TargetError):
+        follower.follow()
+    assert "its last word" in said.getvalue()
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
@@ -190,6 +225,7 @@ def test_what_is_run_is_checked_before_anything_is_written(
         target = Ended()
         run = create_run(plan, target, fill)
         assert (run.read_plan(), (run.path / "code").read_text()) == (plan, "x")
+        assert run.launcher_pid() == os.getpid(), "nobody takes it for one that has ended"
         told = [note for note in target.notes if "engine: torchrun: a lost node" in note]
         assert len(told) == (engine == "torchrun")
 
