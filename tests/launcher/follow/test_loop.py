@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import shutil
@@ -16,15 +15,14 @@ import pytest
 from launcher.agent.stopping import StopFiles
 from launcher.contract.errors import DiskFullError, InputError, TargetError
 from launcher.contract.reasons import Reason
-from launcher.follow.console import Console
-from launcher.follow.loop import Follower, create_run, write_outcome
+from launcher.follow.loop import create_run, write_outcome
 from launcher.follow.nodes import FOLDER_REMOVED
 from launcher.follow.requests import request_scale, write_size
 from launcher.follow.target import Traits
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.runs.folder import RunFolder
 from launcher.runs.outcome import Outcome
-from tests.launcher.follow.test_agent import RUNS, ScriptedTarget
+from tests.launcher.follow.test_agent import RUNS, ScriptedTarget, begin
 from tests.waiting import StoppedClock
 
 MakePlan = Callable[..., LaunchPlan]
@@ -47,14 +45,6 @@ class Ended(ScriptedTarget):
         self.graces.append(grace_s)
         if self.error and self.fails == "stop":
             raise self.error
-
-
-def begin(
-    tmp_path: Path, plan: LaunchPlan, target: ScriptedTarget
-) -> tuple[RunFolder, Follower, io.StringIO]:
-    run, said = RunFolder(tmp_path / plan.run_id), io.StringIO()
-    run.create(plan, "", 0.0)
-    return run, Follower(run, plan, target, Console(said), target._clock), said
 
 
 @pytest.mark.parametrize(
