@@ -80,6 +80,15 @@ class ScriptedTarget(Target):
         raise NotImplementedError
 
 
+def begin(
+    tmp_path: Path, plan: LaunchPlan, target: ScriptedTarget
+) -> tuple[RunFolder, Follower, io.StringIO]:
+    """The folder of a run that was not submitted yet, its follower, and what it says."""
+    run, said = RunFolder(tmp_path / plan.run_id), io.StringIO()
+    run.create(plan, "", 0.0)
+    return run, Follower(run, plan, target, Console(said), target._clock), said
+
+
 Follow = Callable[..., tuple[Outcome, ScriptedTarget, str]]
 
 
@@ -89,16 +98,11 @@ def follow(tmp_path: Path, make_plan: MakePlan) -> Follow:
         nnodes: int | str, *course: tuple[float, list[int | str]], scale: int | None = None
     ) -> tuple[Outcome, ScriptedTarget, str]:
         plan = make_plan(nnodes=nnodes, nproc_per_node=1, engine="agent", max_restarts=0)
-        clock = StoppedClock()
-        target = ScriptedTarget(clock, [*course])
-        run = RunFolder(tmp_path / plan.run_id)
-        run.create(plan, "", 0.0)
+        target = ScriptedTarget(StoppedClock(), [*course])
+        run, follower, said = begin(tmp_path, plan, target)
         if scale is not None:
             request_scale(run, scale)
-        said = io.StringIO()
-        console = Console(said)
-        outcome = Follower(run, plan, target, console, clock).follow()
-        return outcome, target, said.getvalue()
+        return follower.follow(), target, said.getvalue()
 
     return follow
 
@@ -214,17 +218,23 @@ def test_nodes_that_were_scaled_away_are_not_lost_to_who_finds_the_run_later(
 
 
 @pytest.mark.parametrize(
-    ("is_asked", "reason"), [(False, "launcher-lost"), (True, "stop-requested")]
+    ("is_asked", "ends", "reason"),
+    [
+        (False, "", "launcher-lost"),
+        (True, "", "stop-requested"),
+        (True, 0, "completed"),
+        (True, 1, "training-failed"),
+    ],
 )
 def test_who_finds_a_run_ended_while_another_terminal_stops_it_is_told_why(
-    tmp_path: Path, make_plan: MakePlan, is_asked: bool, reason: str
+    tmp_path: Path, make_plan: MakePlan, is_asked: bool, ends: int | str, reason: str
 ) -> None:
     plan = make_plan(nnodes=1, nproc_per_node=1, engine="agent")
     run = RunFolder(tmp_path / plan.run_id)
     run.create(plan, "", 0.0)
     if is_asked:
         request_stop(run, keep=False)
-    found = fold(run, ScriptedTarget(StoppedClock(), [(1, [""])]), 1.0)  # type: ignore[arg-type]
+    found = fold(run, ScriptedTarget(StoppedClock(), [(1, [ends])]), 1.0)  # type: ignore[arg-type]
     assert found is not None
     assert found.reason == reason
 
@@ -241,11 +251,9 @@ class OutOfReach(ScriptedTarget):
 def test_nodes_that_cannot_be_started_are_not_tried_many_times_a_second(
     tmp_path: Path, make_plan: MakePlan, away_s: float
 ) -> None:
-    plan, clock, said = make_plan(nnodes=2, engine="agent"), StoppedClock(), io.StringIO()
-    run = RunFolder(tmp_path / plan.run_id)
-    run.create(plan, "", 0.0)
-    target = OutOfReach(clock, away_s)
-    assert Follower(run, plan, target, Console(said), clock).follow().reason == "completed"
+    target = OutOfReach(StoppedClock(), away_s)
+    _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
+    assert follower.follow().reason == "completed"
     assert len(target.started) <= 9, said.getvalue()
     assert "starting all nodes again in 1 s" in said.getvalue()
 
@@ -267,11 +275,9 @@ class WaitingTarget(ScriptedTarget):
 def test_a_node_that_waits_for_its_place_is_told_once_and_not_lost(
     tmp_path: Path, make_plan: MakePlan
 ) -> None:
-    plan, clock, said = make_plan(nnodes=2, engine="agent"), StoppedClock(), io.StringIO()
-    run = RunFolder(tmp_path / plan.run_id)
-    run.create(plan, "", 0.0)
-    target = WaitingTarget(clock)
-    assert Follower(run, plan, target, Console(said), clock).follow().reason == "completed"
+    target = WaitingTarget(StoppedClock())
+    _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
+    assert follower.follow().reason == "completed"
     assert said.getvalue().count("node 1: waiting for a place") == 1
     assert target.started == [None]
 
@@ -292,11 +298,8 @@ class AwayTarget(ScriptedTarget):
 def test_an_interrupt_before_the_submission_starts_nothing(
     tmp_path: Path, make_plan: MakePlan
 ) -> None:
-    plan, clock = make_plan(nnodes=1, engine="agent"), StoppedClock()
-    target = ScriptedTarget(clock, [(0, [RUNS])])
-    run = RunFolder(tmp_path / plan.run_id)
-    run.create(plan, "", 0.0)
-    follower = Follower(run, plan, target, Console(io.StringIO()), clock)
+    target = ScriptedTarget(StoppedClock(), [(0, [RUNS])])
+    run, follower, _ = begin(tmp_path, make_plan(nnodes=1, engine="agent"), target)
     follower.interrupt()
     outcome = follower.follow()
     assert target.started == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.contract import protocol
-from launcher.contract.errors import TargetError
+from launcher.contract.errors import SilentTargetError, TargetError
 from launcher.contract.reasons import Reason
 from launcher.follow.console import Console
 from launcher.follow.nodes import (
@@ -78,8 +79,14 @@ def test_a_run_without_its_launcher_ends_as_its_nodes_did(
     end = find_end(run, plan, target)
     assert (end and (end.reason, end.detail)) == told
     assert target.ended == ([(0, None)] if told else [])
-    live = LiveRun(run_id=run.run_id, run_dir="", running_nodes=1)
-    assert find_end(run, plan, Target(observe(*ends), (live,))) is None
+    # A node that does not answer as its rest is ended hides no end.
+    target.is_away = True
+    others = LiveRun(run_id="other", run_dir="", running_nodes=1)
+    left = LiveRun(run_id=run.run_id, run_dir="", running_nodes=0)
+    target.live = (others, left)
+    assert find_end(run, plan, target) == end
+    target.live = (others, replace(left, running_nodes=1))
+    assert find_end(run, plan, target) is None
 
 
 def test_hosts_that_ended_a_run_for_its_lost_launcher_say_so(
@@ -107,6 +114,59 @@ def test_nodes_go_and_come_back_as_their_next_lives(tmp_path: Path, make_plan: M
     target.is_away = True
     driver.scale(1)
     assert "it does not answer; the run goes on without it" in said.getvalue()
+
+
+class Short(ScriptedTarget):
+    """Cannot start a node again; ``error`` is what it says."""
+
+    def __init__(self, course: list[tuple[float, list[int | str]]], error: TargetError) -> None:
+        super().__init__(StoppedClock(), course)
+        self.error = error
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "ends", "goes_on"),
+    [(2, (RUNS, 137), False), ("1:2", (RUNS, 137), True), ("1:2", (137, 137), False)],
+)
+def test_a_node_that_cannot_be_replaced_ends_only_a_run_that_waits_for_it(
+    tmp_path: Path,
+    make_plan: MakePlan,
+    nnodes: int | str,
+    ends: tuple[int | str, ...],
+    goes_on: bool,
+) -> None:
+    plan, said = make_plan(nnodes=nnodes, engine="agent"), io.StringIO()
+    run = RunFolder(tmp_path / plan.run_id)
+    run.create(plan, "", 0.0)
+    target = Short([(9, [*ends])], TargetError("no place"))
+    driver = NodeDriver(run, plan, target, Console(said), target._clock, lambda: None)
+    with contextlib.nullcontext() if goes_on else pytest.raises(TargetError, match="no place"):
+        assert driver.turn() is None
+    assert ("no place; the run goes on without it" in said.getvalue()) == goes_on
+    # The next try waits for a second, and what is waited for is said once.
+    assert [driver.turn() for _ in range(2 * goes_on)] == [None] * 2 * goes_on
+    assert said.getvalue().count("replacing it in 1 s") == goes_on
+
+
+def test_a_target_that_is_there_but_silent_is_not_waited_for(
+    tmp_path: Path, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, said = make_plan(nnodes=1, engine="agent"), io.StringIO()
+    target = Target(observe(RUNS))
+
+    def observe_nothing(plan: LaunchPlan) -> Observation:
+        raise SilentTargetError("it hangs")
+
+    monkeypatch.setattr(target, "observe", observe_nothing)
+    run = RunFolder(tmp_path / plan.run_id)
+    run.create(plan, "", 0.0)
+    driver = NodeDriver(run, plan, target, Console(said), StoppedClock(), lambda: None)
+    with pytest.raises(SilentTargetError):
+        driver.turn()
+    assert said.getvalue() == ""
 
 
 def test_a_run_whose_folder_is_gone_for_some_seconds_ends(

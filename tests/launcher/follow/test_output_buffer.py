@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import threading
 from collections.abc import Callable, Iterator
 
@@ -63,7 +64,7 @@ def write_lines(outlet: OutputBuffer, count: int) -> None:
 def test_a_reader_that_reads_loses_nothing_of_a_hundred_thousand_lines(reader: Reader) -> None:
     thread = reader.in_thread()
     write_lines(reader.outlet, 100_000)
-    reader.outlet.close()
+    assert reader.outlet.close()
     reader.close_writers()
     thread.join()
     assert numbered(reader.text) == list(range(100_000))
@@ -74,7 +75,7 @@ def test_at_the_end_a_reader_that_never_comes_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(output_buffer, "STALL_S", 0.1)
     write_lines(reader.outlet, 5000)
-    reader.outlet.close()
+    assert not reader.outlet.close()
     os.set_blocking(reader.writer, False)
     words = b"an error's words" * 10_000  # more than a pipe holds
     assert os.write(reader.writer, words) == len(words), "they wait for nobody either"
@@ -111,10 +112,32 @@ def test_who_asks_for_room_first_misses_nothing_however_long_a_reader_pauses(
         while not reader.outlet.wait_for_room():
             pass
         reader.outlet.put(f"line {number} {'x' * 80}\n".encode())
-    reader.outlet.close()
+    assert not reader.outlet.close(), "it was given up once, so who held back may have lost lines"
     reader.close_writers()
     thread.join()
     assert numbered(reader.text) == list(range(20_000))
+
+
+def test_a_pipe_gets_whole_lines_as_many_as_it_takes_in_one_piece(reader: Reader) -> None:
+    buffer = OutputBuffer.__new__(OutputBuffer)  # without the thread that takes the pieces
+    buffer._chunk_bytes = reader.outlet._chunk_bytes
+    assert buffer._chunk_bytes == select.PIPE_BUF
+    short, long = b"x" * 99 + b"\n", b"y" * 2 * select.PIPE_BUF + b"\n"
+    for given, pieces in (
+        (short * 50, [short * 40, short * 10]),
+        (
+            b"z" * (select.PIPE_BUF - 1) + b"\n" + short,
+            [b"z" * (select.PIPE_BUF - 1) + b"\n", short],
+        ),
+        (long + short, [long, short]),
+        (short + long, [short, long]),
+        (b"\n" + b"a prompt", [b"\n", b"a prompt"]),
+    ):
+        buffer._buffer = bytearray(given)
+        taken = []
+        while buffer._buffer:
+            taken.append(buffer._next_chunk())
+        assert taken == pieces
 
 
 def test_a_stream_that_takes_no_more_is_told_once_with_the_systems_word() -> None:

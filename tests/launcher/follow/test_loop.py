@@ -1,0 +1,268 @@
+"""What a run tells and records, whichever way it begins, goes on and ends."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.agent.stopping import StopFiles
+from launcher.contract.errors import DiskFullError, InputError, TargetError
+from launcher.contract.reasons import Reason
+from launcher.follow.loop import create_run, write_outcome
+from launcher.follow.nodes import FOLDER_REMOVED
+from launcher.follow.requests import request_scale, write_size
+from launcher.follow.target import Traits
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.runs.folder import RunFolder
+from launcher.runs.outcome import Outcome
+from tests.launcher.follow.test_agent import RUNS, ScriptedTarget, begin
+from tests.waiting import StoppedClock
+
+MakePlan = Callable[..., LaunchPlan]
+
+
+class Ended(ScriptedTarget):
+    """Notes what it is asked to end; ``error`` is raised by what ``fails`` names."""
+
+    def __init__(self, error: BaseException | None = None, fails: str = "submit") -> None:
+        super().__init__(StoppedClock(), [(1, [RUNS, RUNS]), (1, [0, 0])])
+        self.error, self.fails, self.graces = error, fails, list[float]()
+        self.notes.append("a word of the target")
+
+    def submit(self, plan: LaunchPlan, only: tuple[int, ...] | None = None) -> None:
+        if self.error and self.fails == "submit":
+            raise self.error
+        super().submit(plan, only)
+
+    def stop(self, run_id: str, grace_s: float, only: tuple[int, ...] | None = None) -> None:
+        self.graces.append(grace_s)
+        if self.error and self.fails == "stop":
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (TargetError("no engine\nand more"), (Reason.TARGET_UNREACHABLE, "no engine")),
+        (InputError("no such image", "name one"), (Reason.BAD_INPUT, "no such image")),
+        (DiskFullError("no room", "make some"), (Reason.DISK_FULL, "no room")),
+        (OSError(errno.ENOSPC, "No space left"), (Reason.DISK_FULL, "[Errno 28] No space left")),
+        (KeyboardInterrupt(), (Reason.INTERRUPTED, "")),
+        (RuntimeError("a mistake"), (Reason.LAUNCHER_LOST, "a mistake")),
+    ],
+)
+def test_a_run_that_could_not_be_submitted_leaves_no_node_and_a_reason(
+    tmp_path: Path, make_plan: MakePlan, error: BaseException, told: tuple[Reason, str]
+) -> None:
+    target, submitted = Ended(error), list[bool]()
+    run, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
+    raised = DiskFullError if isinstance(error, OSError) else type(error)
+    with pytest.raises(raised):
+        follower.follow(lambda: submitted.append(True))
+    outcome = run.read_outcome()
+    assert outcome is not None
+    assert (outcome.reason, outcome.detail.partition(";")[0]) == told
+    assert ("a disk is full" in outcome.detail) == (outcome.reason == "disk-full")
+    assert (target.graces, submitted) == ([0], [])
+    assert said.getvalue().count("a word of the target") == 1
+
+
+def test_a_run_whose_folder_was_removed_ends_as_if_a_person_had_stopped_it(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    target = Ended()
+    run, follower, _ = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
+
+    def remove() -> None:
+        shutil.rmtree(run.path)
+        raise FileNotFoundError(run.path)
+
+    outcome = follower.follow(remove)
+    assert (outcome.reason, outcome.detail) == (Reason.STOP_REQUESTED, FOLDER_REMOVED)
+    assert target.graces == [0]
+
+
+def test_a_run_that_cannot_be_ended_shows_what_it_said_all_the_same(
+    tmp_path: Path, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Ended()
+    _, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
+
+    def fail(why: Outcome, *, asked: bool) -> None:
+        target.notes.append("its last word")
+        raise TargetError("no engine")
+
+    monkeypatch.setattr(follower._driver, "end", fail)
+    with pytest.raises(TargetError):
+        follower.follow()
+    assert "its last word" in said.getvalue()
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_nodes_have_their_time_to_end_only_where_the_training_was_not_done(
+    tmp_path: Path, make_plan: MakePlan, is_asked: bool
+) -> None:
+    target, plan = Ended(), make_plan(nnodes=2, engine="agent", stop_grace_s=7)
+    _, follower, said = begin(tmp_path, plan, target)
+    ask = lambda: follower.interrupt("; again ends it at once")  # noqa: E731
+    outcome = follower.follow(ask if is_asked else lambda: None)
+    assert outcome.reason == ("interrupted" if is_asked else "completed")
+    assert target.graces == [7 if is_asked else 0]
+    stopping = "stopping (interrupted), at most 7 s; again ends it at once\n"
+    assert (stopping in said.getvalue()) == is_asked
+
+
+def test_a_target_that_fails_as_a_run_ends_hides_neither_its_end_nor_how_to_end_the_rest(
+    tmp_path: Path, make_plan: MakePlan
+) -> None:
+    target = Ended(TargetError("no engine"), "stop")
+    run, follower, said = begin(tmp_path, make_plan(nnodes=2, engine="agent"), target)
+    assert follower.follow().reason == "completed"
+    assert f"no engine; what runs on there ends with: launcher stop {run.run_id}" in said.getvalue()
+
+
+def test_a_size_that_the_target_refuses_ends_no_run(
+    tmp_path: Path, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Ended()
+    run, follower, said = begin(tmp_path, make_plan(nnodes="1:2", engine="agent"), target)
+    request_scale(run, 1)
+
+    def refuse(nodes: int) -> None:
+        raise InputError("no room", "wait")
+
+    monkeypatch.setattr(follower._driver, "scale", refuse)
+    assert follower.follow().reason == "completed"
+    assert "scaling to 1 node\nlauncher: not scaled: no room\n" in said.getvalue()
+
+
+def test_a_run_that_still_stops_says_for_what_it_waits(tmp_path: Path, make_plan: MakePlan) -> None:
+    plan = make_plan(nnodes=2, engine="agent", stop_grace_s=30)
+    run, follower, _ = begin(tmp_path, plan, Ended())
+    first, second = (StopFiles(run.node_dir(index, 0)) for index in (0, 1))
+    nodes, saves = "waiting for the nodes", "the last checkpoint is being saved"
+    for write, what in (
+        (None, nodes),
+        (first._ready, saves),
+        (second._ready, saves),
+        (first._answer, saves),
+        (second._answer, nodes),
+    ):
+        if write:
+            Path(write).parent.mkdir(parents=True, exist_ok=True)
+            Path(write).write_text("{}")
+        assert follower._tell_stopping(6.4) == f"still stopping, 6 s of at most 30 s: {what}"
+
+
+@pytest.mark.parametrize(
+    ("goes_on_alone", "workers", "poll_s"),
+    [(False, 400, 0.1), (True, 4, 0.2), (True, 40, 0.4), (True, 400, 2.0)],
+)
+def test_the_files_of_many_workers_are_looked_at_less_often(
+    tmp_path: Path,
+    make_plan: MakePlan,
+    monkeypatch: pytest.MonkeyPatch,
+    goes_on_alone: bool,
+    workers: int,
+    poll_s: float,
+) -> None:
+    monkeypatch.setattr(Ended, "traits", Traits(goes_on_alone=goes_on_alone))
+    plan = make_plan(nnodes=4, nproc_per_node=workers // 4, engine="agent")
+    assert begin(tmp_path, plan, Ended())[1]._poll_s == pytest.approx(poll_s)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "live", "shown"),
+    [
+        (1, (0,), {0: "line"}),
+        (3, (0, 2), {0: "[0/0] line", 2: "[2/2] line"}),
+        ("1:3", (0, 2), {1: "[1/1] line", 2: "[2/1] line"}),
+    ],
+)
+def test_a_line_of_a_torchrun_worker_bears_its_node_and_the_rank_that_it_has_now(
+    tmp_path: Path,
+    make_plan: MakePlan,
+    nnodes: int | str,
+    live: tuple[int, ...],
+    shown: dict[int, str],
+) -> None:
+    plan = make_plan(nnodes=nnodes, nproc_per_node=1, engine="torchrun")
+    run, follower, said = begin(tmp_path, plan, Ended())
+    follower._driver.live = live
+    for node in shown:
+        folder = run.node_dir(node, 0) / "x/attempt_0/0"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text("line\n")
+    follower._show_new()
+    assert sorted(said.getvalue().splitlines()) == sorted(shown.values())
+
+
+def test_what_is_run_is_checked_before_anything_is_written(
+    tmp_path: Path, make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "code").write_text("x")
+
+    for engine in ("agent", "torchrun"):
+        plan = replace(make_plan(engine=engine), run_dir=str(tmp_path / engine))
+        target = Ended()
+        run = create_run(plan, target, fill)
+        assert (run.read_plan(), (run.path / "code").read_text()) == (plan, "x")
+        assert run.launcher_pid() == os.getpid(), "nobody takes it for one that has ended"
+        told = [note for note in target.notes if "engine: torchrun: a lost node" in note]
+        assert len(told) == (engine == "torchrun")
+
+    def refuse(plan: LaunchPlan) -> None:
+        raise InputError("no value for a secret", "give it")
+
+    monkeypatch.setattr(target, "check", refuse)
+    with pytest.raises(InputError):
+        create_run(replace(plan, run_dir=str(tmp_path / "none")), target)
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_outcome_says_all_that_is_known_of_its_run(tmp_path: Path, make_plan: MakePlan) -> None:
+    plan = make_plan(nnodes="1:3", engine="agent")
+    lives = (replace(plan.nodes[0], incarnation=3), replace(plan.nodes[1], incarnation=2))
+    plan = replace(plan, nodes=(*lives, replace(plan.nodes[2], incarnation=1)), attempt=1)
+    run = RunFolder(tmp_path / plan.run_id)
+    run.create(plan, "", 5.0)
+    for nodes in (2, 3):  # one came back by scaling, and was not lost
+        write_size(run, nodes)
+    outcome = write_outcome(run, plan, Outcome(reason=Reason.COMPLETED, finished_at=8.0), 9.0)
+    assert (outcome.run_id, outcome.job, outcome.target) == (run.run_id, plan.job_name, plan.target)
+    assert (outcome.attempts, outcome.replaced_nodes, outcome.verdict) == (2, 2, "")
+    assert (outcome.started_at, outcome.finished_at) == (5.0, 8.0)
+    assert run.read_outcome() == outcome
+    # Of a removed folder only the end is known, and nothing is written anew.
+    gone = write_outcome(RunFolder(tmp_path / "gone"), plan, Outcome(reason=Reason.COMPLETED), 9.0)
+    assert (gone.started_at, gone.finished_at) == (9.0, 9.0)
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize(
+    ("detail", "memory", "told"),
+    [
+        ("", "1Gi", "the limit is 1Gi; fix: --set resources.memory=2Gi"),
+        ("node 0", "1Gi", "the limit is 1Gi; fix: --set resources.memory=2Gi; node 0"),
+        ("node 0", None, "node 0"),
+    ],
+)
+def test_a_run_without_memory_is_told_the_limit_to_set(
+    tmp_path: Path, make_plan: MakePlan, detail: str, memory: str | None, told: str
+) -> None:
+    limit = {"resources": {"memory": memory}} if memory else {}
+    plan = make_plan(engine="agent", **limit)
+    run = RunFolder(tmp_path / plan.run_id)
+    run.create(plan, "", 0.0)
+    outcome = write_outcome(run, plan, Outcome(reason=Reason.OUT_OF_MEMORY, detail=detail), 9.0)
+    assert outcome.detail == told
+    assert outcome.verdict, "a failed run has one"
+    assert json.loads((run.path / "outcome.json").read_text())["detail"] == told
