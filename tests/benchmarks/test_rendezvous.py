@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from launcher.agent.roster.membership import Phase
 
-from benchmarks.pulses import PULSES, LoneNode, Role, time_pulse
+from benchmarks.pulses import PULSES, LoneNode, time_pulse
 
 
 @pytest.mark.parametrize(
     ("role", "few"),
     [("leader", 4), ("leader of a forming round", 4 + 8), ("member", 4)],
 )
-def test_a_lone_node_looks_at_as_many_keys_as_one_in_a_run(role: Role, few: int) -> None:
+def test_a_lone_node_looks_at_as_many_keys_as_one_in_a_run(role, few):
     node = LoneNode(role, 8)
     for _ in range(PULSES):
         node.pulse()

@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.places import Host
-from tests.hosts.typist import Typist
-
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
 
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_host_whose_disk_is_full_is_named_before_anything_starts(
-    small_disk: Host, typist: Typist
-) -> None:
+def test_a_host_whose_disk_is_full_is_named_before_anything_starts(small_disk, typist):
     host = small_disk
     host.run("sh", "-c", "head -c 16m /dev/zero >/root/.launcher/full", check=False)
     typist.write("print('never')")

@@ -94,7 +94,7 @@ MANIFESTS = manifests()
 
 
 @pytest.mark.skipif(CRD_DIR is None, reason="CRD_DIR names no folder of CRDs")
-def test_the_crds_know_every_field_and_refuse_others() -> None:
+def test_the_crds_know_every_field_and_refuse_others():
     for one in (one for objects in MANIFESTS.values() for one in objects):
         if one["apiVersion"] not in CORE:
             problems = SCHEMAS[one["apiVersion"], one["kind"]].iter_errors(one)
@@ -106,7 +106,7 @@ def test_the_crds_know_every_field_and_refuse_others() -> None:
 
 @pytest.mark.skipif(CRD_DIR is None, reason="CRD_DIR names no folder of CRDs")
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_no_crd_adds_a_default_in_a_list_so_that_a_second_apply_changes_nothing(name: str) -> None:
+def test_no_crd_adds_a_default_in_a_list_so_that_a_second_apply_changes_nothing(name):
     for one in MANIFESTS[name]:
         if one["apiVersion"] not in CORE:
             schema = SCHEMAS[one["apiVersion"], one["kind"]].schema
@@ -131,7 +131,7 @@ def missing_defaults(
             yield from missing_defaults(item, inner, f"{where}.{key}", in_list)
 
 
-def test_the_models_drop_a_field_that_they_do_not_know() -> None:
+def test_the_models_drop_a_field_that_they_do_not_know():
     for name in ("pytorchjob-elastic", "trainjob-fixed", "jobset-fixed", "job-fixed"):
         job = manifest_of(**TABLE[name]).objects[-1]
         wrong = {**job, "spec": {**job["spec"], "unheard": "of"}}

@@ -20,9 +20,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "nproc"), CASES)
-def test_both_sides_have_equal_losses_and_send_what_the_formula_says(
-    name: str, nproc: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_sides_have_equal_losses_and_send_what_the_formula_says(name, nproc, monkeypatch):
     monkeypatch.setattr(strategy_ranks, "ROUNDS", 1)
     pair = take_pair(name, nproc)
     ours, theirs = pair["ours"], pair["theirs"]

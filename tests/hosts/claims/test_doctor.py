@@ -168,9 +168,7 @@ PLANTED = {
 
 
 @pytest.mark.cc
-def test_nothing_else_is_found_failed_and_no_run_is_tried(
-    sick: tuple[int, list[Row]],
-) -> None:
+def test_nothing_else_is_found_failed_and_no_run_is_tried(sick):
     code, rows = sick
     planted = {
         (check, where) for check, where, status, *_ in PLANTED.values() if status != "warning"
@@ -180,7 +178,7 @@ def test_nothing_else_is_found_failed_and_no_run_is_tried(
     assert code == 1
 
 
-def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:
+def test_two_sound_hosts_are_fit_and_nothing_is_left(typist):
     shared = typist.folder / "shared"
     typist.write("raise SystemExit('never run')", f"nnodes: 2\ncheckpoint_dir: {shared}\n")
     code, rows = diagnosed(typist, "--include", "gpu1,gpu2")
@@ -194,7 +192,7 @@ def test_two_sound_hosts_are_fit_and_nothing_is_left(typist: Typist) -> None:
         assert list(host.home.glob(".launcher/runs/*")) == []
 
 
-def test_without_a_job_all_hosts_are_looked_at(typist: Typist) -> None:
+def test_without_a_job_all_hosts_are_looked_at(typist):
     # A folder that no host can have: it is seen on each, and keeps the test from a run.
     given = ("--set", "hosts.runtime=python", "--set", "checkpoint_dir=/dev/null/none", "--json")
     done = typist("doctor", *given)
@@ -206,7 +204,7 @@ def test_without_a_job_all_hosts_are_looked_at(typist: Typist) -> None:
         assert found == [(name, status) for name in names]
 
 
-def test_a_run_refuses_a_checkpoint_folder_that_hosts_do_not_share(typist: Typist) -> None:
+def test_a_run_refuses_a_checkpoint_folder_that_hosts_do_not_share(typist):
     shared = typist.folder / "shared"
     shared.mkdir()
     typist.write("", f"nnodes: 2\ncheckpoint_dir: {shared}\n")

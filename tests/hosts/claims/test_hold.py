@@ -66,7 +66,7 @@ def held(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_in_a_hold_of_hosts_and_what_is_refused_there(held: Held) -> None:
+def test_a_run_in_a_hold_of_hosts_and_what_is_refused_there(held):
     held.hold()
     held.run_well()
     fewer = held("run", "job.yaml", "--in", "dev", "--nnodes", "1")

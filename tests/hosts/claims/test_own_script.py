@@ -41,7 +41,7 @@ def project(typist: Typist, tmp_path: Path, request: pytest.FixtureRequest) -> T
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_module_in_a_folder_of_a_repository(project: Typist, runtime: str) -> None:
+def test_a_module_in_a_folder_of_a_repository(project, runtime):
     folder = project.folder
     (folder / "pkg").mkdir()
     (folder / "pkg/train.py").write_text(SHORT)

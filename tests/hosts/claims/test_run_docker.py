@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.places import Host, Network
-from tests.hosts.typist import Typist
+from tests.hosts.places import Host
 
 pytestmark = [pytest.mark.hosts, pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -34,9 +33,7 @@ def empty_image(tmp_path: Path) -> Iterator[str]:
     subprocess.run(("docker", "image", "rm", "--force", TRAVELS), check=False, capture_output=True)
 
 
-def test_an_image_travels_once_to_a_host_that_lacks_it(
-    typist: Typist, four_hosts: Network, empty_image: str
-) -> None:
+def test_an_image_travels_once_to_a_host_that_lacks_it(typist, four_hosts, empty_image):
     host = four_hosts.hosts[1]
     if not host.has_engine:
         host.start_engine()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hosts.places import Network
-from tests.hosts.typist import Typist
-
 pytestmark = pytest.mark.hosts
 
 
@@ -22,7 +19,7 @@ dist.destroy_process_group()
 """
 
 
-def test_an_elastic_job_runs_on_all_hosts(typist: Typist, four_hosts: Network) -> None:
+def test_an_elastic_job_runs_on_all_hosts(typist, four_hosts):
     typist.write(WHO)
     done = typist("run", "job.yaml", "--nnodes", "2:4")
     assert done.returncode == 0, done.stderr

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.debugged import STOPS, debug_rank_1
-from tests.hosts.typist import Typist
 
 pytestmark = pytest.mark.hosts
 
 
-def test_a_rank_on_the_second_host_stops_in_pdb_in_this_terminal(typist: Typist) -> None:
+def test_a_rank_on_the_second_host_stops_in_pdb_in_this_terminal(typist):
     typist.write(STOPS)
     debug_rank_1(typist, "--nnodes", "2")

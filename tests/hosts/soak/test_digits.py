@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.places import Network
 from tests.hosts.typist import Typist
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
@@ -50,9 +49,7 @@ def train_digits(typist: Typist, nnodes: str, *options: str) -> dict[str, Any]:
         pytest.param("2:4", TORCHRUN, id="4 by torchrun, elastic"),
     ],
 )
-def test_digits_trains_with_the_hosts_own_python(
-    typist: Typist, nnodes: str, options: tuple[str, ...]
-) -> None:
+def test_digits_trains_with_the_hosts_own_python(typist, nnodes, options):
     plan = train_digits(typist, nnodes, *BARE, *options)
     is_static = options == TORCHRUN and ":" not in nnodes
     assert ("backend" not in plan["nodes"][0]["rendezvous"]) == is_static
@@ -66,9 +63,7 @@ def test_digits_trains_with_the_hosts_own_python(
         pytest.param("2:4", (), id="4 by the agent, elastic"),
     ],
 )
-def test_digits_trains_in_containers_of_the_hosts_engines(
-    typist: Typist, four_engines: Network, nnodes: str, options: tuple[str, ...]
-) -> None:
+def test_digits_trains_in_containers_of_the_hosts_engines(typist, four_engines, nnodes, options):
     train_digits(typist, nnodes, "--set", "hosts.runtime=docker", *options)
     for host in four_engines.hosts:
         assert host.docker("ps", "--all", "--quiet") == ""

@@ -25,9 +25,7 @@ def elsewhere(typist: Typist, tmp_path_factory: pytest.TempPathFactory) -> Typis
     return Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
 
 
-def test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine(
-    typist: Typist, elsewhere: Typist
-) -> None:
+def test_a_followed_run_is_seen_scaled_and_stopped_from_another_machine(typist, elsewhere):
     typist.write(TALKING, f"checkpoint_dir: {typist.folder}/checkpoints\n")
     launcher = typist.start("run", "job.yaml", "--nnodes", "1:2")
     wait_until(lambda: "2 line" in typist("logs", "latest").stdout)

@@ -13,7 +13,6 @@ import pytest
 from launcher.targets.hosts.program.node_state import FOLLOWED_S
 from tests.hosts.claims.test_doctor import held
 from tests.hosts.claims.test_endings import is_up, start_waiting
-from tests.hosts.places import Network
 from tests.hosts.steps import Steps
 from tests.hosts.typist import Typist
 from tests.launcher.runner import WAITING
@@ -23,9 +22,7 @@ pytestmark = pytest.mark.hosts
 
 
 @pytest.mark.parametrize("engine", ["agent", "torchrun"])
-def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
-    typist: Typist, four_hosts: Network, engine: str
-) -> None:
+def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(typist, four_hosts, engine):
     launcher = start_waiting(typist, "--set", f"engine={engine}")
     four_hosts.set_client_link(up=False)
     try:
@@ -47,7 +44,7 @@ def test_a_launcher_whose_network_is_cut_takes_its_nodes_along(
     assert typist("stop", "latest").returncode == 0
 
 
-def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist: Typist) -> None:
+def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist):
     launcher = start_waiting(typist, "--set", "engine=torchrun")
     typist.network.hosts[1].power_off()
     try:
@@ -59,7 +56,7 @@ def test_under_torchrun_a_host_that_loses_its_power_is_a_lost_node(typist: Typis
     typist("stop", "latest")
 
 
-def test_two_runs_never_get_the_same_slots(typist: Typist) -> None:
+def test_two_runs_never_get_the_same_slots(typist):
     text = (typist.folder / "hosts.yaml").read_text().replace('"python"', '"slots": 1, "python"')
     (typist.folder / "hosts.yaml").write_text(text)
     launcher = start_waiting(typist, nodes=2)
@@ -79,8 +76,8 @@ def test_two_runs_never_get_the_same_slots(typist: Typist) -> None:
 
 
 def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machine(
-    typist: Typist, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+    typist, tmp_path_factory
+):
     typist.write(WAITING)
     started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
     assert started.returncode == 0, started.stderr
@@ -123,7 +120,7 @@ def share_home(typist: Typist) -> Path:
     return folder
 
 
-def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist: Typist) -> None:
+def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist):
     home = share_home(typist)
     typist.write(LATE)
     launcher = typist.start("run", "job.yaml", "--nnodes", "2")
@@ -136,8 +133,8 @@ def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist: Typ
 
 
 def test_a_run_on_hosts_with_one_home_is_stopped_on_all_of_them_from_elsewhere(
-    typist: Typist, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+    typist, tmp_path_factory
+):
     home = share_home(typist)
     typist.write(WAITING)
     started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
@@ -153,7 +150,7 @@ def test_a_run_on_hosts_with_one_home_is_stopped_on_all_of_them_from_elsewhere(
     assert not any(host.commands() for host in typist.network.hosts)
 
 
-def test_a_host_without_power_is_scaled_away_and_the_others_go_on(typist: Typist) -> None:
+def test_a_host_without_power_is_scaled_away_and_the_others_go_on(typist):
     run = Steps(typist, "python")
     started = typist("run", "job.yaml", "--nnodes", "1:2", "--detach")
     assert started.returncode == 0, started.stderr

@@ -12,7 +12,6 @@ import pytest
 
 from tests.hosts.places import Host, Network
 from tests.hosts.steps import Steps
-from tests.hosts.typist import Typist
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
@@ -24,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 SKEW_S = 90
 
 
-def test_a_host_without_sshd_or_that_stands_still_is_lost_and_joins_again(typist: Typist) -> None:
+def test_a_host_without_sshd_or_that_stands_still_is_lost_and_joins_again(typist):
     run = Steps(typist, "python")
     run.follow()
     host = typist.network.hosts[1]
@@ -54,9 +53,7 @@ while True:
 """
 
 
-def test_a_disk_that_fills_up_ends_the_run_and_leaves_nothing(
-    small_disk: Host, typist: Typist
-) -> None:
+def test_a_disk_that_fills_up_ends_the_run_and_leaves_nothing(small_disk, typist):
     typist.write(FILLING, "engine: agent\n")
     done = typist("run", "job.yaml", "--nnodes", "2")
     assert done.returncode == 198
@@ -94,9 +91,7 @@ def host_behind(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.cc
-def test_a_report_names_the_first_cause_whatever_the_clocks_say(
-    typist: Typist, host_behind: Host
-) -> None:
+def test_a_report_names_the_first_cause_whatever_the_clocks_say(typist, host_behind):
     typist.write(FAILING, f"engine: agent\nenv: {{SHARED: '{typist.folder}'}}\n")
     done = typist("run", "job.yaml", "--nnodes", "2")
     assert done.returncode == 1, done.stderr
@@ -109,9 +104,7 @@ def test_a_report_names_the_first_cause_whatever_the_clocks_say(
 
 
 @pytest.mark.cc
-def test_clocks_that_differ_are_refused_where_the_rendezvous_needs_them(
-    typist: Typist, host_behind: Host
-) -> None:
+def test_clocks_that_differ_are_refused_where_the_rendezvous_needs_them(typist, host_behind):
     typist.write("print('never')", "engine: torchrun\n")
     done = typist("run", "job.yaml", "--nnodes", "1:2")
     assert done.returncode == 3

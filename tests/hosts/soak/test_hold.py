@@ -10,8 +10,8 @@ import pytest
 
 from tests.debugged import STOPS, debug_rank_1
 from tests.held import TRAINS, check_three_runs, folder_of_hold, is_up
-from tests.hosts.claims.test_hold import Held, held
-from tests.hosts.places import Host, Network
+from tests.hosts.claims.test_hold import held
+from tests.hosts.places import Host
 from tests.hosts.soak.test_endings import share_home
 from tests.hosts.typist import STATE
 from tests.waiting import wait_until
@@ -32,7 +32,7 @@ def containers_on(host: Host) -> list[str]:
     return host.docker("ps", "--quiet").split() if host.has_engine else []
 
 
-def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
+def test_three_runs_in_one_hold_of_hosts(held):
     held.hold()
     hosts = held.network.hosts[:2]
     before = [containers_on(host) for host in hosts]
@@ -48,13 +48,13 @@ def test_three_runs_in_one_hold_of_hosts(held: Held) -> None:
         host.run("rm", "-r", os.path.dirname(kept))
 
 
-def test_a_rank_of_a_run_in_held_hosts_is_debugged(held: Held) -> None:
+def test_a_rank_of_a_run_in_held_hosts_is_debugged(held):
     held.hold()
     held.write(STOPS)
     debug_rank_1(held, "--in", "dev")
 
 
-def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: Held) -> None:
+def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held):
     share_home(held)
     held.hold()
     held.kill_node(1)
@@ -89,9 +89,7 @@ def test_lost_nodes_of_a_hold_are_replaced_and_a_lost_launcher_frees_it(held: He
     held.network.hosts[1].run("sh", "-c", "rm -f /dev/shm/sem.mp-*")
 
 
-def test_code_that_does_not_arrive_ends_the_run_alone(
-    small_disk: Host, held: Held, four_hosts: Network
-) -> None:
+def test_code_that_does_not_arrive_ends_the_run_alone(small_disk, held, four_hosts):
     held.hold()
     held.write("print('never')")
     data = held.folder / "data.bin"
@@ -106,9 +104,7 @@ def test_code_that_does_not_arrive_ends_the_run_alone(
     held.run_well()
 
 
-def test_a_network_that_is_cut_while_code_is_sent_ends_the_run_alone(
-    held: Held, four_hosts: Network
-) -> None:
+def test_a_network_that_is_cut_while_code_is_sent_ends_the_run_alone(held, four_hosts):
     held.hold()
     held.write("print('never')")
     data = held.folder / "data.bin"

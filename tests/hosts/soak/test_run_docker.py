@@ -9,13 +9,11 @@ import pytest
 from tests.conftest import DOCKER_IMAGE
 from tests.hosts.claims.test_run_docker import PREFIX, images_loaded
 from tests.hosts.claims.test_run_python import WHO
-from tests.hosts.places import Network
-from tests.hosts.typist import Typist
 
 pytestmark = [pytest.mark.hosts, pytest.mark.docker, pytest.mark.timeout(600)]
 
 
-def test_two_hosts_train_together_in_containers(typist: Typist, four_engines: Network) -> None:
+def test_two_hosts_train_together_in_containers(typist, four_engines):
     script = typist.folder / "train.py"
     # Another test may have brought it already.
     four_engines.hosts[1].docker("image", "rm", "--force", DOCKER_IMAGE)

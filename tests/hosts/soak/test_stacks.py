@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hosts.typist import PREFIX, STATE, Typist
+from tests.hosts.typist import PREFIX, STATE
 from tests.launcher.looks import STUCK_FOUR_WAYS, TRAINS, check_four_ways, check_profile
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
 
 
-def test_ranks_of_two_hosts_that_are_stuck_in_four_ways(typist: Typist) -> None:
+def test_ranks_of_two_hosts_that_are_stuck_in_four_ways(typist):
     typist.write(STUCK_FOUR_WAYS)
     launcher = typist.start("run", "job.yaml", "--nnodes", "2", "--nproc-per-node", "2")
     wait_until(lambda: typist("logs", "latest").stdout.count("ready") == 4)
@@ -21,7 +21,7 @@ def test_ranks_of_two_hosts_that_are_stuck_in_four_ways(typist: Typist) -> None:
     assert launcher.wait(60) == 143
 
 
-def test_ranks_of_two_hosts_trace_the_same_steps(typist: Typist) -> None:
+def test_ranks_of_two_hosts_trace_the_same_steps(typist):
     (typist.folder / "job.yaml").write_text(PREFIX + TRAINS)
     launcher = typist.start("run", "job.yaml", "--nnodes", "2")
     wait_until((typist.folder / "runs/latest").exists)

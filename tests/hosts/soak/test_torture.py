@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.launcher.runner import Runner
 
 Fields = dict[str, Any]
 Seen = dict[str, Any]
-Run = Callable[[Fields, Path, pytest.FixtureRequest], Seen]
 
 TORTURE = [
     "",
@@ -130,9 +128,7 @@ LONG = pytest.mark.timeout(600)
         pytest.param(on_kubernetes, {}, id="kubernetes", marks=DOCKER),
     ],
 )
-def test_arguments_and_variables_arrive_byte_for_byte(
-    run: Run, fields: Fields, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_arguments_and_variables_arrive_byte_for_byte(run, fields, tmp_path, request):
     found = run(fields, tmp_path, request)
     assert found["argv"] == TORTURE
     assert found["env"] == ENV

@@ -30,7 +30,7 @@ def accuracy(text: str) -> float:
 
 
 @pytest.mark.parametrize("manifest", ["k8s/job.yaml", "k8s/job-static.yaml"])
-def test_the_shipped_manifest_trains_digits(manifest: str, tmp_path: Path) -> None:
+def test_the_shipped_manifest_trains_digits(manifest, tmp_path):
     output = tmp_path / "output"
     process = play(manifest, output)
     assert process.wait(LIMIT_S) == 0, output.read_text()[-3000:]

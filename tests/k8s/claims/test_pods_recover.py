@@ -82,9 +82,7 @@ def healthz(asked: Any, by: Any, network: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "job"])
-def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_joins(
-    kind: str, make: Make
-) -> None:
+def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_joins(kind, make):
     pods = make(kind, ["train.py"])
     run_dir = pods.claim("storage") / "runs/digits"
 
@@ -121,7 +119,7 @@ NO_GIT = "printf '#!/bin/sh\\nexec sleep 600\\n' >/tmp/git; chmod +x /tmp/git; P
     ],
     ids=["sent", "git"],
 )
-def test_a_pod_that_waits_for_its_code_ends_when_it_is_asked_to(command: list[str]) -> None:
+def test_a_pod_that_waits_for_its_code_ends_when_it_is_asked_to(command):
     engine = docker.from_env()
     pod = engine.containers.run(IMAGE, command, entrypoint=[], detach=True)
 

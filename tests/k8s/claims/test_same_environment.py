@@ -150,8 +150,8 @@ def run_as_pods(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.mark.parametrize(("job", "place"), PLACES)
 def test_the_same_job_gives_every_worker_the_same_environment(
-    job: str, place: str, run_as_pods: Run, run_by_launcher: Run
-) -> None:
+    job, place, run_as_pods, run_by_launcher
+):
     found = run_by_launcher(job, place) if place == "docker" else run_as_pods(job, place)
     for there, here in zip(found, run_by_launcher(job, "local"), strict=True):
         # Only what differs, which is short enough to be shown.

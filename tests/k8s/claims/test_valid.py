@@ -20,7 +20,7 @@ SCHEDULERS_OWN = {"PodGroup"}
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_the_official_models_and_schemas_know_every_field(name: str) -> None:
+def test_the_official_models_and_schemas_know_every_field(name):
     newest = kubernetes_validate.latest_version()
     for one in MANIFESTS[name]:
         if one["kind"] not in SCHEDULERS_OWN:

@@ -27,9 +27,7 @@ def containers(name: str) -> list[Any]:
     return [c for c in found if re.fullmatch(rf"digits-[0-9a-f]{{6}}-{name}", c.name)]
 
 
-def test_an_image_with_another_agent_ends_the_job_with_both_versions_and_the_fix(
-    tmp_path: Path,
-) -> None:
+def test_an_image_with_another_agent_ends_the_job_with_both_versions_and_the_fix(tmp_path):
     build_other_agent()
     output = tmp_path / "output"
     process = play("k8s/job.yaml", output, OTHER_AGENT_IMAGE)
@@ -42,7 +40,7 @@ def test_an_image_with_another_agent_ends_the_job_with_both_versions_and_the_fix
     assert "is replaced by a new pod" not in text
 
 
-def test_the_elastic_one_goes_on_when_a_worker_is_killed(tmp_path: Path) -> None:
+def test_the_elastic_one_goes_on_when_a_worker_is_killed(tmp_path):
     output = tmp_path / "output"
     process = play("k8s/job.yaml", output)
     deadline = time.monotonic() + LIMIT_S

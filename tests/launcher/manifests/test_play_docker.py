@@ -40,9 +40,7 @@ def engine() -> Any:
     return docker.from_env()
 
 
-def test_an_interrupted_play_leaves_nothing_behind(
-    play: Callable[[dict[str, Any]], Played], engine: Any
-) -> None:
+def test_an_interrupted_play_leaves_nothing_behind(play, engine):
     played = play(job(WAIT))
     played.until(lambda text: text.count("] up") == 3)
     played.process.send_signal(signal.SIGTERM)
@@ -50,9 +48,7 @@ def test_an_interrupted_play_leaves_nothing_behind(
     assert nothing_is_left(engine, played)
 
 
-def test_an_image_that_is_not_there_is_told_before_anything_is_left(
-    play: Callable[[dict[str, Any]], Played], engine: Any
-) -> None:
+def test_an_image_that_is_not_there_is_told_before_anything_is_left(play, engine):
     manifest = job(ENDS_AT_ONCE)
     master = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
     master["image"] = "example.invalid/none:1"
@@ -63,7 +59,7 @@ def test_an_image_that_is_not_there_is_told_before_anything_is_left(
     assert nothing_is_left(engine, played)
 
 
-def test_the_pods_stdout_goes_to_stdout_and_everything_else_to_stderr(tmp_path: Path) -> None:
+def test_the_pods_stdout_goes_to_stdout_and_everything_else_to_stderr(tmp_path):
     path = tmp_path / "job.yaml"
     program = "import os, sys; print('out'); print('err', file=sys.stderr)"
     path.write_text(json.dumps(job(program)))

@@ -49,7 +49,7 @@ def engine() -> Any:
 # -- programs that do not start, and how those end that did ---------------------------------------
 
 
-def test_a_program_that_is_not_in_the_image_ends_the_play_at_once(play: Play, engine: Any) -> None:
+def test_a_program_that_is_not_in_the_image_ends_the_play_at_once(play, engine):
     manifest = elastic(WAIT)
     spec = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     spec["containers"][0]["command"] = ["python9"]
@@ -63,7 +63,7 @@ def test_a_program_that_is_not_in_the_image_ends_the_play_at_once(play: Play, en
     assert nothing_is_left(engine, played)
 
 
-def test_a_pod_that_is_deleted_fails_a_job_whose_policy_is_never(play: Play, engine: Any) -> None:
+def test_a_pod_that_is_deleted_fails_a_job_whose_policy_is_never(play, engine):
     played = play(elastic(WAIT, "Never"))
     played.until(lambda text: text.count("] up") == 2)
     container(engine, "worker-0").remove(force=True)
@@ -77,7 +77,7 @@ def test_a_pod_that_is_deleted_fails_a_job_whose_policy_is_never(play: Play, eng
 # -- what is typed --------------------------------------------------------------------------------
 
 
-def test_the_command_that_shows_the_output_is_the_one_that_was_typed(tmp_path: Path) -> None:
+def test_the_command_that_shows_the_output_is_the_one_that_was_typed(tmp_path):
     (tmp_path / "job file.yaml").write_text(json.dumps(job("print('out')")))
     words = ["play", "job file.yaml", "--job", "foreign", "--image", "fabric-train:cpu"]
     with Path("/dev/full").open("w") as full:

@@ -52,9 +52,7 @@ def node(index: int, reason: Reason, detail: str, at: float = 1.0) -> NodeOutcom
         ),
     ],
 )
-def test_a_node_with_the_same_exit_code_knows_the_reason(
-    seen: str, nodes: list[NodeOutcome], reason: str, detail: str
-) -> None:
+def test_a_node_with_the_same_exit_code_knows_the_reason(seen, nodes, reason, detail):
     for first in (FIRST, None) if len(nodes) < 2 else (FIRST,):
         told = decide_reason(replace(SEEN, reason=Reason(seen)), nodes, first)
         assert (told.reason, told.detail) == (reason, detail)
@@ -80,9 +78,7 @@ def test_a_node_with_the_same_exit_code_knows_the_reason(
         ),
     ],
 )
-def test_what_the_user_has_to_correct_is_bad_input(
-    exit_code: int, last: str, log: str, told: str
-) -> None:
+def test_what_the_user_has_to_correct_is_bad_input(exit_code, last, log, told):
     first = replace(FIRST, exit_code=exit_code, log=log, log_tail=("usage", last) if last else ())
     end = decide_reason(SEEN, (), first)
     expected = (Reason.BAD_INPUT, told) if told else (SEEN.reason, SEEN.detail)

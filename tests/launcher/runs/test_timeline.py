@@ -79,11 +79,11 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("event", "words"), SAMPLES)
-def test_events_are_told_in_words(event: dict[str, Any], words: str) -> None:
+def test_events_are_told_in_words(event, words):
     assert tell_event(event["event"], event) == words
 
 
-def test_every_event_of_the_contract_has_words() -> None:
+def test_every_event_of_the_contract_has_words():
     source = Path(protocol.__file__).read_text()
     listed = re.search(r"Events: (.*?)\.\"\"\"", source, re.DOTALL)
     assert listed is not None
@@ -95,7 +95,7 @@ def test_every_event_of_the_contract_has_words() -> None:
 @pytest.mark.parametrize(
     "event", [{"event": "of-a-newer-agent"}, {"event": "hang"}, {"event": "restart", "x": 1}]
 )
-def test_what_is_not_understood_is_told_by_its_name(event: dict[str, Any]) -> None:
+def test_what_is_not_understood_is_told_by_its_name(event):
     assert tell_event(event["event"], event) == event["event"]
 
 
@@ -111,7 +111,7 @@ def at(event: str, seconds: float, node_index: int = 0) -> LedgerEvent:
     )
 
 
-def test_nodes_are_told_together_from_the_submission_on() -> None:
+def test_nodes_are_told_together_from_the_submission_on():
     ended = [
         replace(at("worker-ended", 11), values={"rank": 0, "exit_code": code, "cause": cause})
         for code, cause in ((1, "exit"), (0, "exit"), (-15, "terminated"))
@@ -143,19 +143,19 @@ LIFE = [
 ]
 
 
-def test_every_second_of_an_agent_belongs_to_one_phase() -> None:
+def test_every_second_of_an_agent_belongs_to_one_phase():
     events = [*LIFE, at("first-step", 20), at("agent-ended", 25)]
     phases = measure_phases(events, steps_seen=True, now=None)
     assert phases == {"starting": 7.0, "rendezvous": 3.0, "running": 15.0}
     assert sum(phases.values()) == 25
 
 
-def test_workers_that_never_tell_their_steps_count_as_running_from_their_start() -> None:
+def test_workers_that_never_tell_their_steps_count_as_running_from_their_start():
     phases = measure_phases([*LIFE[:4], at("agent-ended", 9)], steps_seen=False, now=None)
     assert phases == {"starting": 1.0, "rendezvous": 2.0, "running": 6.0}
 
 
-def test_a_node_that_runs_is_counted_up_to_now_and_a_killed_one_to_its_last_word() -> None:
+def test_a_node_that_runs_is_counted_up_to_now_and_a_killed_one_to_its_last_word():
     assert measure_phases(LIFE[:5], steps_seen=True, now=1010.0)["running"] == 3.0
     assert measure_phases(LIFE[:5], steps_seen=True, now=1006.0)["running"] == 0.0
     assert "running" not in measure_phases(LIFE[:5], steps_seen=True, now=None)

@@ -33,7 +33,7 @@ from launcher.verdict.rules.all import judge_line
         ("stopped-by-user", "", "--resume train-1"),
     ],
 )
-def test_a_fix_names_the_value_that_stands_in_the_line(cause: str, text: str, told: str) -> None:
+def test_a_fix_names_the_value_that_stands_in_the_line(cause, text, told):
     assert told in fill_fix(FailureCause(cause).fix, text, RUN="train-1")  # type: ignore[call-arg]
 
 
@@ -53,7 +53,7 @@ def test_a_fix_names_the_value_that_stands_in_the_line(cause: str, text: str, to
         ("bad-data", "OSError: [Errno 5] Input/output error: '/data/9.tar'", "dmesg -T"),
     ],
 )
-def test_a_rule_may_have_a_fix_of_its_own(cause: str, text: str, told: str) -> None:
+def test_a_rule_may_have_a_fix_of_its_own(cause, text, told):
     found = judge_line(LogLine(text=text))
     assert found is not None
     assert found.cause == cause

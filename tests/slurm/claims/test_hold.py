@@ -20,7 +20,7 @@ def hold(typist: Typist, keys: str, *words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_runs_in_a_held_job_submit_nothing_and_its_release_leaves_nothing(typist: Typist) -> None:
+def test_runs_in_a_held_job_submit_nothing_and_its_release_leaves_nothing(typist):
     hold(typist, ALLOCATION)
     check_three_runs(typist)
     submitted = [line for line in typist.cluster.call_lines() if " sbatch " in line]

@@ -10,7 +10,6 @@ import pytest
 from tests.launcher.manifests.imports.losses import LOSSES
 from tests.programs import run_program
 from tests.slurm.cluster import find_free_ports
-from tests.slurm.typist import Typist
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -30,7 +29,7 @@ srun {python} -m torch.distributed.run --nnodes $SLURM_NNODES --nproc-per-node 1
 """
 
 
-def test_a_batch_script_trains_as_its_import(typist: Typist) -> None:
+def test_a_batch_script_trains_as_its_import(typist):
     (typist.folder / "train.py").write_text(LOSSES)
     script = SCRIPT.format(port=find_free_ports(1)[0], python=sys.executable)
     (typist.folder / "tiny.sbatch").write_text(script)

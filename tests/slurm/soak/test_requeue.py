@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -68,9 +67,7 @@ def has_stepped(typist: Typist, start: int) -> bool:
 @pytest.mark.parametrize(
     ("kind", "notices", "steps"), [("allocation", 1, 40), ("array", 3, 100)], ids=["job", "array"]
 )
-def test_notices_of_a_time_limit_leave_no_trace_in_the_weights(
-    typist: Typist, kind: str, notices: int, steps: int
-) -> None:
+def test_notices_of_a_time_limit_leave_no_trace_in_the_weights(typist, kind, notices, steps):
     """What ``--signal`` sends at a time limit, sent by hand: minutes are the shortest limit."""
     write_job(typist, kind, steps=steps, step_s=0.1)
     typist.start("run", "job.yaml", "--on", "slurm")
@@ -91,7 +88,7 @@ def test_notices_of_a_time_limit_leave_no_trace_in_the_weights(
     typist.cluster.wait_idle()
 
 
-def test_three_time_limits_in_a_row_leave_no_trace_in_the_weights(typist: Typist) -> None:
+def test_three_time_limits_in_a_row_leave_no_trace_in_the_weights(typist):
     # Slurm looks every 30 s: a start has 50 to 80 s until its notice. The steps take 272 s.
     write_job(typist, "allocation", steps=340, step_s=0.4, more=", time: 0:02:00")
     typist.start("run", "job.yaml", "--on", "slurm")
@@ -104,7 +101,7 @@ def test_three_time_limits_in_a_row_leave_no_trace_in_the_weights(typist: Typist
     typist.cluster.wait_idle()
 
 
-def test_a_signal_that_reaches_the_workers_too_costs_no_step(tmp_path: Path) -> None:
+def test_a_signal_that_reaches_the_workers_too_costs_no_step(tmp_path):
     """With linuxproc Slurm's SIGTERM goes to the agent and to its workers at the same time."""
     cluster = Cluster("linuxproc")
     typist = Typist(tmp_path, cluster)

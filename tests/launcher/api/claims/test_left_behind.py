@@ -13,7 +13,6 @@ import pytest
 
 from launcher.contract import protocol
 from launcher.runs.folder import LAUNCHER_FILE, RunFolder, process_space
-from tests.launcher.runner import Runner
 
 Bear = Callable[[str, str], None]
 
@@ -46,9 +45,7 @@ def folder_of_the_dead(runs: Path, name: str) -> RunFolder:
     return run
 
 
-def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(
-    launcher: Runner, bear: Bear, tmp_path: Path
-) -> None:
+def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(launcher, bear, tmp_path):
     launcher.write("print('fine')\n")
     bear("digits-colleague", protocol.CONTAINER_RUN_DIR)  # in a container, seen from outside
     bear("digits-by-hand", str(tmp_path / "nowhere" / "digits-by-hand"))

@@ -76,7 +76,7 @@ COMPARE = ("compare", "job.yaml", "--on", "local", "--nproc-per-node")
         ("dropout", "different random numbers"),
     ],
 )
-def test_what_makes_two_worlds_differ_is_named(launcher: Runner, cause: str, told: str) -> None:
+def test_what_makes_two_worlds_differ_is_named(launcher, cause, told):
     done = launcher(*COMPARE, "1,2", "--html", "page.html", "--", cause)
     assert done.returncode == 0, done.stderr
     head, one, two, *causes = done.stdout.splitlines()
@@ -93,7 +93,7 @@ def test_what_makes_two_worlds_differ_is_named(launcher: Runner, cause: str, tol
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
-def test_an_interrupt_leaves_nothing(launcher: Runner, signum: signal.Signals) -> None:
+def test_an_interrupt_leaves_nothing(launcher, signum):
     comparing = launcher.start(*COMPARE, "1,2", "--", "waits")
     wait_until((launcher.folder / "up").exists)
     comparing.send_signal(signum)
@@ -104,7 +104,7 @@ def test_an_interrupt_leaves_nothing(launcher: Runner, signum: signal.Signals) -
 
 
 @pytest.mark.parametrize("given", ["", "2", "1,x", "0,1", "1,,2"])
-def test_numbers_that_cannot_be_compared_are_refused(launcher: Runner, given: str) -> None:
+def test_numbers_that_cannot_be_compared_are_refused(launcher, given):
     done = launcher(*COMPARE[:-1], *([COMPARE[-1], given] if given else []))
     assert done.returncode == 2
     fix = "fix: --nproc-per-node 1,2,4"

@@ -88,7 +88,7 @@ def seen(launcher: Runner, rank: int) -> dict[str, object]:
     return found
 
 
-def test_runs_in_a_hold_see_nothing_of_earlier_ones(dev: Runner) -> None:
+def test_runs_in_a_hold_see_nothing_of_earlier_ones(dev):
     dev.write(LEAVES, JOB)
     told = []
     ports = str(20000 + os.getpid() % 10000)
@@ -138,7 +138,7 @@ time.sleep(600)
 """
 
 
-def test_a_hold_is_for_one_run_at_a_time_and_an_interrupt_keeps_it(dev: Runner) -> None:
+def test_a_hold_is_for_one_run_at_a_time_and_an_interrupt_keeps_it(dev):
     dev.write(WAITS, JOB)
     process = dev.start("run", "job.yaml", "--in", "dev")
     latest = dev.folder / "runs/latest"
@@ -182,7 +182,7 @@ sys.stdin.readline()
 """A launcher that stops while it takes a hold."""
 
 
-def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev: Runner) -> None:
+def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev):
     folder = next((dev.folder / "runs").glob("dev-*"))
     other = Hold(RunFolder(folder))
     pipe = subprocess.PIPE
@@ -207,7 +207,7 @@ def test_two_launchers_cannot_take_a_hold_at_the_same_time(dev: Runner) -> None:
     assert Hold(other.run).read_user() is None
 
 
-def test_a_hold_on_a_full_disk_is_not_taken(dev: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_on_a_full_disk_is_not_taken(dev, monkeypatch):
     hold = Hold(RunFolder(next((dev.folder / "runs").glob("dev-*"))))
 
     def refuse(*_: object) -> int:
@@ -221,12 +221,12 @@ def test_a_hold_on_a_full_disk_is_not_taken(dev: Runner, monkeypatch: pytest.Mon
     assert hold.read_user() is None
 
 
-def test_a_rank_of_a_run_in_a_hold_is_debugged(dev: Runner) -> None:
+def test_a_rank_of_a_run_in_a_hold_is_debugged(dev):
     dev.write(STOPS, JOB)
     debug_rank_1(dev, "--in", "dev")
 
 
-def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev: Runner) -> None:
+def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev):
     script = "echo here $LAUNCHER_NODE_INDEX; echo there >&2; exit $((3 * LAUNCHER_NODE_INDEX))"
     done = dev("exec", "dev", "--", "sh", "-c", script)
     assert sorted(done.stdout.splitlines()) == [
@@ -238,7 +238,7 @@ def test_a_program_runs_in_all_nodes_and_its_exit_codes_are_told(dev: Runner) ->
     assert done.stdout == f"[0] {dev.folder}\n"
 
 
-def test_a_shell_is_opened_in_a_node(dev: Runner) -> None:
+def test_a_shell_is_opened_in_a_node(dev):
     terminal = Terminal(dev, "shell", "dev", "1")
     terminal.type("echo node-$LAUNCHER_NODE_INDEX-of-$(pwd)")
     terminal.wait(f"node-1-of-{dev.folder}")

@@ -30,7 +30,7 @@ def launcher(tmp_path: Path) -> Iterator[Runner]:
     assert runner.processes() == []
 
 
-def test_of_any_other_script_seconds_are_recorded(launcher: Runner) -> None:
+def test_of_any_other_script_seconds_are_recorded(launcher):
     launcher.write(COMPUTES)
     assert launcher("run", "job.yaml", "--on", "local", "--detach").returncode == 0
     run = (launcher.folder / "runs/latest").resolve()

@@ -51,7 +51,7 @@ def start(launcher: Runner, script: str, *, nproc: int = 1, nnodes: int = 1) -> 
     return folder
 
 
-def test_stacks_name_the_rank_that_the_others_wait_for(launcher: Runner) -> None:
+def test_stacks_name_the_rank_that_the_others_wait_for(launcher):
     start(launcher, STUCK, nproc=2)
     said: list[str] = []
 

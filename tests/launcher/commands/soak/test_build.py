@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launcher.runner import Runner
-
 TAGS = ("Train:1", "a b", "train:", "train@sha256:" + "0" * 64, "https://registry.example/train")
 
 
 @pytest.mark.parametrize("tag", TAGS)
-def test_a_tag_that_no_image_may_have_is_refused(launcher: Runner, tag: str) -> None:
+def test_a_tag_that_no_image_may_have_is_refused(launcher, tag):
     done = launcher("build", "--base", "base:1", "--tag", tag)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: --tag {tag}: ")
@@ -18,9 +16,7 @@ def test_a_tag_that_no_image_may_have_is_refused(launcher: Runner, tag: str) -> 
 
 
 @pytest.mark.parametrize("tag", ["train:1", "me/train:1"])
-def test_a_push_to_no_registry_is_refused_before_anything_is_built(
-    launcher: Runner, tag: str
-) -> None:
+def test_a_push_to_no_registry_is_refused_before_anything_is_built(launcher, tag):
     done = launcher("build", "--base", "base:1", "--tag", tag, "--push")
     assert done.returncode == 2
     assert f"--push: --tag {tag} names no registry" in done.stderr
@@ -41,9 +37,7 @@ def test_a_push_to_no_registry_is_refused_before_anything_is_built(
         (("train.py", "--nnodes", "2"), "--nnodes 2: python -m launcher build does not take it"),
     ],
 )
-def test_what_is_not_there_is_named_with_the_fix(
-    launcher: Runner, words: tuple[str, ...], what: str
-) -> None:
+def test_what_is_not_there_is_named_with_the_fix(launcher, words, what):
     (launcher.folder / "train.py").touch()
     done = launcher("build", *words, "--base", "base:1", "--tag", "train:1")
     assert done.returncode == 2, done.stderr

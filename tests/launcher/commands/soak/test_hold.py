@@ -11,12 +11,11 @@ import pytest
 
 from tests.held import check_lost_nodes
 from tests.launcher.commands.claims.test_hold import JOB, ON, WAITS, dev
-from tests.launcher.runner import Runner
 from tests.programs import run_program
 from tests.waiting import wait_until
 
 
-def test_a_run_in_a_hold_restarts_its_workers(dev: Runner) -> None:
+def test_a_run_in_a_hold_restarts_its_workers(dev):
     script = "import os\nif os.environ['LAUNCHER_NODE_ATTEMPT'] == '0': os._exit(3)\nprint('on')\n"
     dev.write(script, JOB + "max_restarts: 2\n")
     done = dev("run", "job.yaml", "--in", "dev")
@@ -24,7 +23,7 @@ def test_a_run_in_a_hold_restarts_its_workers(dev: Runner) -> None:
     assert done.stdout.count("on") == 2
 
 
-def test_a_lost_node_is_replaced_while_a_run_uses_it_and_while_idle(dev: Runner) -> None:
+def test_a_lost_node_is_replaced_while_a_run_uses_it_and_while_idle(dev):
     folder = next((dev.folder / "runs").glob("dev-*"))
 
     def kill(index: int) -> None:
@@ -34,7 +33,7 @@ def test_a_lost_node_is_replaced_while_a_run_uses_it_and_while_idle(dev: Runner)
     check_lost_nodes(dev, kill)
 
 
-def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher: Runner) -> None:
+def test_a_hold_that_nobody_uses_ends_and_leaves_nothing(launcher):
     done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "1")
     assert done.returncode == 0, done.stderr
     folder = launcher.folder / "runs" / done.stdout.strip()
@@ -60,7 +59,7 @@ while True:
 """
 
 
-def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher: Runner) -> None:
+def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher):
     done = launcher("hold", "--name", "dev", "--nproc-per-node", "1", "--idle-limit", "301", *ON)
     assert done.returncode == 0, done.stderr
     told = "nothing runs here; the hold ends in 5 min"
@@ -92,13 +91,13 @@ def test_a_hold_tells_of_its_limit_and_lets_a_run_save_when_it_is_ended(launcher
         (["profile", "dev"], " is a hold and has no workers: held by "),
     ],
 )
-def test_wrong_input_is_refused(dev: Runner, words: list[str], what: str) -> None:
+def test_wrong_input_is_refused(dev, words, what):
     done = dev(*words)
     assert done.returncode == 2
     assert what in done.stderr, done.stderr
 
 
-def test_a_run_whose_launcher_is_killed_frees_the_hold(dev: Runner) -> None:
+def test_a_run_whose_launcher_is_killed_frees_the_hold(dev):
     dev.write(WAITS, JOB)
     process = dev.start("run", "job.yaml", "--in", "dev")
     latest = dev.folder / "runs/latest"
@@ -112,7 +111,7 @@ def test_a_run_whose_launcher_is_killed_frees_the_hold(dev: Runner) -> None:
     assert done.stdout.count("well") == 2
 
 
-def test_packages_that_change_are_imported_anew_and_this_is_told(launcher: Runner) -> None:
+def test_packages_that_change_are_imported_anew_and_this_is_told(launcher):
     packages = launcher.folder / "site-packages"
     packages.mkdir()
     launcher.env["PYTHONPATH"] += f":{packages}"
@@ -126,7 +125,7 @@ def test_packages_that_change_are_imported_anew_and_this_is_told(launcher: Runne
     assert launcher("release", "dev").returncode == 0
 
 
-def test_nodes_are_held_from_python(launcher: Runner) -> None:
+def test_nodes_are_held_from_python(launcher):
     launcher.write("import torch\nprint('sum', 40 + 2)\n", JOB)
     script = """
 from launcher import InputError, Job, hold

@@ -6,7 +6,7 @@ import pytest
 
 from tests.launcher.commands.claims.test_profile import launcher
 from tests.launcher.looks import count_steps
-from tests.launcher.runner import ROOT, Runner
+from tests.launcher.runner import ROOT
 from tests.waiting import wait_until
 
 TRAINS = """
@@ -18,9 +18,7 @@ stop_grace_s: 5
 """
 
 
-def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_names(
-    launcher: Runner,
-) -> None:
+def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_names(launcher):
     (launcher.folder / "job.yaml").write_text(TRAINS)
     assert launcher("run", "job.yaml", "--on", "local", "--detach").returncode == 0
     run = (launcher.folder / "runs/latest").resolve()
@@ -46,9 +44,7 @@ def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_na
         ("examples/transformers_trainer.py", "--epochs", "100000"),
     ],
 )
-def test_a_script_with_a_callback_traces_its_next_steps(
-    launcher: Runner, script: tuple[str, ...]
-) -> None:
+def test_a_script_with_a_callback_traces_its_next_steps(launcher, script):
     options = ("--on", "local", "--nproc-per-node", "2", "--set", "checkpoint_dir=checkpoints")
     options += ("--set", "env.GPU_DRY=1", "--detach")
     done = launcher("run", str(ROOT / script[0]), *options, "--", *script[1:])

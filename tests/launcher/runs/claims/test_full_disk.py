@@ -56,9 +56,7 @@ def launcher(tmp_path: Path) -> Iterator[Runner]:
     assert left == []
 
 
-def test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is(
-    launcher: Runner, disk: Disk
-) -> None:
+def test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is(launcher, disk):
     launcher.write(FILLING, TWO_NODES)
     done = launcher("run", "job.yaml", "--on", "local")
     assert done.returncode == 198, done.stderr
@@ -72,9 +70,7 @@ def test_a_worker_that_fills_the_disk_ends_the_run_as_what_it_is(
     assert disk.leftovers() == []
 
 
-def test_a_disk_that_is_full_before_the_start_starts_nothing_and_leaves_nothing(
-    launcher: Runner, disk: Disk
-) -> None:
+def test_a_disk_that_is_full_before_the_start_starts_nothing_and_leaves_nothing(launcher, disk):
     launcher.write("print('never')", TWO_NODES)
     disk.fill()
     done = launcher("run", "job.yaml", "--on", "local")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.disks import Disk
-from tests.launcher.runner import Runner
 from tests.launcher.runs.claims.test_full_disk import FILL, TWO_NODES, disk, launcher
 from tests.waiting import wait_until
 
@@ -22,9 +20,7 @@ except OSError: pass
 
 
 @pytest.mark.parametrize("detached", [False, True])
-def test_a_run_that_ends_well_on_a_full_disk_has_succeeded(
-    launcher: Runner, disk: Disk, detached: bool
-) -> None:
+def test_a_run_that_ends_well_on_a_full_disk_has_succeeded(launcher, disk, detached):
     launcher.write(LATE, TWO_NODES)
     done = launcher("run", "job.yaml", "--on", "local", *(["--detach"] if detached else []))
     assert done.returncode == 0, done.stderr

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.launcher.runner import Runner
 
 
-def test_init_writes_a_job_that_runs_and_never_overwrites(tmp_path: Path) -> None:
+def test_init_writes_a_job_that_runs_and_never_overwrites(tmp_path):
     runner = Runner(tmp_path)
     (tmp_path / "my train.py").write_text("import sys\nprint('given', sys.argv[1:])\n")
     made = runner("init", "my train.py", "--", "--lr", "3")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.programs import run_program
 from tests.slurm.cluster import find_free_ports
 
 
-def test_the_command_takes_a_line_a_file_or_stdin_and_overwrites_nothing(tmp_path: Path) -> None:
+def test_the_command_takes_a_line_a_file_or_stdin_and_overwrites_nothing(tmp_path):
     runner = Runner(tmp_path)
     (tmp_path / "two words.txt").write_text("torchrun --nproc-per-node=2 train.py\n")
     line = ("torchrun", "--nproc-per-node=2", "train.py")
@@ -57,7 +56,7 @@ DOCKER = "docker run --rm --user 0 -e OMP_NUM_THREADS=1 -v $PWD:/w -w /w fabric-
     ],
     ids=["torchrun", "accelerate", "mpirun", "docker"],
 )
-def test_what_was_imported_trains_as_the_original(tmp_path: Path, line: str, target: str) -> None:
+def test_what_was_imported_trains_as_the_original(tmp_path, line, target):
     runner = Runner(tmp_path)
     (tmp_path / "train.py").write_text(LOSSES)
     (tmp_path / "line.txt").write_text(line.replace("PORT=PORT", f"PORT={find_free_ports(1)[0]}"))
