@@ -11,11 +11,7 @@ from benchmarks.groups import find_first, parse_collectives
 from benchmarks.trees import Trees
 
 TOLD = "1.5 2 0 10\n1.6 2 1 11\n9.5 1 0 12\n9.4 1 0 13\n9.9 1"
-
-
 FOREVER = (sys.executable, "-c", "import time; time.sleep(600)")
-
-
 PARENT = (
     *(sys.executable, "-c"),
     "import subprocess, sys, time\n"

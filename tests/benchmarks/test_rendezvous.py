@@ -9,8 +9,7 @@ from benchmarks.pulses import PULSES, LoneNode, time_pulse
 
 
 @pytest.mark.parametrize(
-    ("role", "few"),
-    [("leader", 4), ("leader of a forming round", 4 + 8), ("member", 4)],
+    ("role", "few"), [("leader", 4), ("leader of a forming round", 4 + 8), ("member", 4)]
 )
 def test_a_lone_node_looks_at_as_many_keys_as_one_in_a_run(role, few):
     node = LoneNode(role, 8)

@@ -48,8 +48,6 @@ REPORT = Report(
         ),
     ),
 )
-
-
 TABLE = """\
 what              ours                   theirs                 ratio                   goal                        ok    pairs
 start: to a step  4.10 s (4.00 to 4.40)  4.00 s (3.90 to 4.20)  1.025 (0.950 to 1.040)  ratio <= 1.05               yes   3
@@ -60,7 +58,6 @@ start: slow       300 ms (300 to 300)    -                      -               
 Medians (fastest to slowest) of interleaved samples; ratio and goal (95 % interval). 2 cores, torch 2.13.0, load 0.2 at the start, 2026-01-02.
 start: peer not installed
 """  # noqa: E501
-
 MARKDOWN = """\
 ## start
 

@@ -11,19 +11,11 @@ import pytest
 from tests.faults import corpus, making, trim
 
 PARTS = ("open", "held_out")
-
-
 FAULTS = [fault for part in PARTS for fault in corpus.read_faults(part)]
-
-
 OF_A_MACHINE = re.compile(
     rf"/tmp/(?:fault-|pytest)[\w/-]*|\.pyenv|{re.escape(str(trim.ROOT))}(?![\w-])"
 )
-
-
 MAX_BYTES = 70_000
-
-
 MAX_ALL_BYTES = 4_000_000
 
 

@@ -157,21 +157,16 @@ def test_the_default_cuda_base_is_of_the_cuda_that_torch_is_built_for(build_scri
 @pytest.mark.parametrize(
     ("log", "error"),
     [
-        pytest.param(
-            "#9 1.20 error: a\n#9 1.20   fix: b\n#9 ERROR: executor failed\n", ("a", "b"), id="ours"
-        ),
-        pytest.param(
-            "#9 1.2 error: a\n#9 1.3   fix: b\n#9 2.0 error: c\n#9 2.0   fix: d\n",
-            ("c", "d"),
-            id="the last of ours",
-        ),
-        pytest.param(
-            "#1 x\nERROR: process failed\n", ("ERROR: process failed", "see the log"), id="theirs"
-        ),
+        pytest.param("#9 1.20 error: a\n#9 1.20   fix: b\n#9 ERROR: executor failed\n", ("a", "b"),
+            id="ours"),
+        pytest.param("#9 1.2 error: a\n#9 1.3   fix: b\n#9 2.0 error: c\n#9 2.0   fix: d\n",
+            ("c", "d"), id="the last of ours"),
+        pytest.param("#1 x\nERROR: process failed\n", ("ERROR: process failed", "see the log"),
+            id="theirs"),
         pytest.param("#1 killed", ("killed", "see the log"), id="no error at all"),
         pytest.param("", ("?", "see the log"), id="an empty log"),
     ],
-)
+)  # fmt: skip
 def test_the_error_and_its_fix_are_found_in_the_build_log(build_script, log, error):
     assert build_script.parse_error(log) == error
 

@@ -42,13 +42,10 @@ def test_dots_in_a_wheels_name_mean_one_tag_or_the_other():
         pytest.param(["2-cp312-cp312-manylinux_2_28_x86_64"], False, id="another Python"),
         pytest.param(["2-cp311-cp311-macosx_14_0_arm64"], False, id="another system"),
         pytest.param(["2-1-cp312-cp312-manylinux_2_28_x86_64"], False, id="with a build number"),
-        pytest.param(
-            ["2-cp311-cp311-manylinux_2_28_x86_64", "2-cp312-cp312-manylinux_2_28_x86_64"],
-            True,
-            id="one of two",
-        ),
+        pytest.param(["2-cp311-cp311-manylinux_2_28_x86_64", "2-cp312-cp312-manylinux_2_28_x86_64"],
+            True, id="one of two"),
     ],
-)
+)  # fmt: skip
 def test_a_distribution_is_unfit_if_not_one_of_its_wheels_fits(tags, fits):
     wheels = [f"torch-{tag}.whl" for tag in tags]
     other = "numpy-2-cp311-cp311-manylinux_2_28_x86_64.whl"

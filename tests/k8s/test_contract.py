@@ -506,11 +506,7 @@ def one_pod(image: str = NO_IMAGE, **container: Any) -> Object:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "digits-0", "labels": {"app": "digits"}},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            "containers": [own],
-        },
+        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [own]},
     }
 
 

@@ -36,7 +36,6 @@ from tests.k8s.manifests_table import (
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"
-
 WHOLE = (
     *("pytorchjob-plain", "pytorchjob-elastic", "pytorchjob-static", "pytorchjob-everything"),
     *("pytorchjob-elastic-volcano", "trainjob-fixed", "trainjob-volcano", "jobset-fixed"),
@@ -116,7 +115,6 @@ def test_an_image_of_others_gets_the_whole_archive_by_the_config_map():
 )
 def test_the_image_s_name_or_the_job_decides_where_the_agent_is(image, said, expected):
     plan = plan_of(**TABLE["pytorchjob-plain"], image=image, agent={"in_image": said})
-    assert plan.agent is not None
     assert plan.agent.in_image is expected
 
 
@@ -180,7 +178,6 @@ def test_a_changed_task_is_another_config_map_so_that_running_pods_keep_theirs()
 
 def generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("k8s_generate", ROOT / "k8s/generate.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

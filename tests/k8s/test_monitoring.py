@@ -14,8 +14,6 @@ from launcher.agent.engine.health_server import Health, render_metrics
 from tests.launcher.runner import ROOT
 
 FOLDER = ROOT / "k8s/monitoring"
-
-
 HEALTH = Health(
     healthy=True,
     phase="run",

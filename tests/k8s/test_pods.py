@@ -130,7 +130,6 @@ def test_requests_are_limits_and_no_probe_waits_for_readiness(name):
     assert container["ports"][0]["containerPort"] == HEALTH_PORT
     for probe in ("startupProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
-    assert plan.agent is not None
     assert plan.agent.health_port == HEALTH_PORT
     assert plan.agent.hang_min_s <= PROBE_PERIOD_S * PROBE_FAILURES, "the agent acts first"
 
@@ -176,20 +175,14 @@ SHM = {"memory": "1Gi", "shm": "1Gi"}
         ({"engine": "torchrun"}, "engine: torchrun, but on Kubernetes the agent"),
         ({"nproc_per_node": "gpu"}, "without resources.gpus no GPU is asked for"),
         ({"resources": SHM}, "resources.shm is 1Gi of a memory of 1Gi"),
-        (
-            {**ELASTIC, "kubernetes": {**DURABLE, "kind": "trainjob"}},
-            "nnodes is 2:4, but a trainjob keeps its size",
-        ),
-        (
-            {**ELASTIC, "kubernetes": {**DURABLE, "kind": "jobset"}},
-            "nnodes is 2:4, but a jobset keeps its size",
-        ),
-        (
-            {"rdzv": {"backend": "static"}, "kubernetes": {"kind": "job"}},
-            "rdzv.backend is static, but pods of a job are replaced one by one",
-        ),
+        ({**ELASTIC, "kubernetes": {**DURABLE, "kind": "trainjob"}},
+         "nnodes is 2:4, but a trainjob keeps its size"),
+        ({**ELASTIC, "kubernetes": {**DURABLE, "kind": "jobset"}},
+         "nnodes is 2:4, but a jobset keeps its size"),
+        ({"rdzv": {"backend": "static"}, "kubernetes": {"kind": "job"}},
+         "rdzv.backend is static, but pods of a job are replaced one by one"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_work_is_refused_before_it_costs_anything(fields, says):
     with pytest.raises(InputError) as caught:
         plan_of(**fields)

@@ -19,11 +19,7 @@ from tests.k8s.crds import CRD_DIR, crd_schemas
 from tests.k8s.manifests_table import TABLE, manifest_of
 
 ROOT = Path(__file__).parents[2]
-
-
 CORE = {"v1", "batch/v1", "policy/v1", "networking.k8s.io/v1", "rbac.authorization.k8s.io/v1"}
-
-
 CORE_MODELS = {
     "ConfigMap": "V1ConfigMap",
     "Service": "V1Service",
@@ -35,15 +31,11 @@ CORE_MODELS = {
     "Role": "V1Role",
     "RoleBinding": "V1RoleBinding",
 }
-
-
 OPERATORS_MODELS = {
     "TrainJob": "TrainerV1alpha1TrainJob",
     "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
     "JobSet": "JobsetV1alpha2JobSet",
 }
-
-
 """Without an official Python model: held to their CRD alone."""
 
 

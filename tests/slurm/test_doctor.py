@@ -18,8 +18,6 @@ from tests.slurm.cluster import Cluster
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
-
-
 Diagnose = Callable[..., dict[str, Finding]]
 
 

@@ -45,18 +45,15 @@ def test_options_that_contradict_each_other_are_refused(words, what):
 @pytest.mark.parametrize(
     ("options", "what", "fix"),
     [
-        (
-            {"accumulate": 5},
-            "96 samples cannot be cut into 5 equal parts",
-            "--accumulate 1 or 2 or",
-        ),
+        ({"accumulate": 5}, "96 samples cannot be cut into 5 equal parts",
+         "--accumulate 1 or 2 or"),
         ({"accumulate": 97}, "into 97 equal parts for each of 1 processes", "or 48"),
         ({"val_share": 1e-4}, "keeps back none of 1440 samples", "--val_share 0.00069 or more"),
         ({"val_share": 0.999}, "96 is more than the 1 training samples", "size 1 or less"),
         ({"val_share": 0.999, "virtual_shards": 2}, "more than the 1 training", "more samples, or"),
         ({"global_batch_size": 2000}, "2000 is more than the 1440", "--global_batch_size 1440"),
     ],
-)
+)  # fmt: skip
 def test_a_batch_that_the_data_cannot_fill_is_refused_with_numbers_that_work(
     tmp_path, options, what, fix
 ):

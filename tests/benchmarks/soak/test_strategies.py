@@ -9,8 +9,6 @@ from benchmarks.strategies import FORMULAS, TENSOR, WEIGHTS
 from benchmarks.strategy_ranks import take_pair
 
 COUNTERS = 20_000
-
-
 CASES = [
     (name, nproc)
     for name in FORMULAS

@@ -19,22 +19,12 @@ from tests.hosts.places import Host, Network
 from tests.hosts.typist import Typist
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
-
-
 CLOCK = Path(__file__).parents[2] / "launcher/agent/skewed_clock.c"
-
-
 SKEW_S = 60
-
-
 PORT = 23456
-
-
 LEASE = Lease(
     run_id="other-0a1b2c", node_index=0, owner="anna@desk", gpus=["0", "1"], slots=0, detached=True
 )
-
-
 HOLDER = """
 import json, sys
 from launcher.targets.hosts.program import leases
@@ -44,8 +34,6 @@ print("held", flush=True)
 sys.stdin.read()
 leases.release(held)
 """
-
-
 SMI = """#!/bin/sh
 case "$*" in
 *query-gpu=index\\ *) printf '0\\n1\\n' ;;
@@ -54,8 +42,6 @@ case "$*" in
 done ;;
 esac
 """
-
-
 Row = dict[str, str]
 
 
@@ -93,7 +79,6 @@ def held(host: Host, **fields: Any) -> Iterator[None]:
     argv = [*host.enter(), sys.executable, "-c", HOLDER, LEASE_DIR, lease.to_json()]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdin is not None
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         yield
         holder.stdin.close()
@@ -135,9 +120,7 @@ def sick(four_hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> tuple
             at_login(second, skewed_clock(folder), other_torch(folder)),
             done_and_undone(third, f"iptables -A {rule}", f"iptables -D {rule}"),
             done_and_undone(
-                third,
-                "mount -o remount,size=64m /dev/shm",
-                "mount -o remount,size=50% /dev/shm",
+                third, "mount -o remount,size=64m /dev/shm", "mount -o remount,size=50% /dev/shm"
             ),
             at_login(fourth, two_gpus(folder)),
             done_and_undone(fourth, f"mount -t tmpfs t {shared}", f"umount {shared}"),

@@ -65,8 +65,7 @@ def test_what_a_run_left_on_a_host_that_was_off_is_cleaned_once_it_is_back(typis
     (run_id,) = typist.run_ids()
     assert host.run("ls", f"{STATE}/runs").split() == [run_id]
     time.sleep(FOLLOWED_S)  # a host here keeps its clock when its power is off
-    done = typist("clean", "--hosts", "hosts.yaml", "--yes")
-    assert done.returncode == 0, done.stderr
+    done = typist.well("clean", "--hosts", "hosts.yaml", "--yes")
     assert f"{run_id}  {host.name}" in done.stdout
     assert "removed 1 of 1" in done.stderr
     assert host.run("ls", f"{STATE}/runs").split() == []
@@ -75,9 +74,7 @@ def test_what_a_run_left_on_a_host_that_was_off_is_cleaned_once_it_is_back(typis
 
 def test_ranks_that_would_resume_from_their_own_hosts_are_refused(typist):
     typist.write("import os\nprint(os.environ['CHECKPOINT_DIR'])\n")
-    refused = typist("run", "job.yaml", "--nnodes", "1:2")
-    assert refused.returncode == 2
-    assert "CHECKPOINT_DIR is each node's own disk, and nnodes is 1:2" in refused.stderr
-    meant = typist("run", "job.yaml", "--nnodes", "1:2", "--set", "checkpoint_dir=ephemeral")
-    assert meant.returncode == 0, meant.stderr
+    told = typist.fails(2, "run", "job.yaml", "--nnodes", "1:2")
+    assert "CHECKPOINT_DIR is each node's own disk, and nnodes is 1:2" in told
+    meant = typist.well("run", "job.yaml", "--nnodes", "1:2", "--set", "checkpoint_dir=ephemeral")
     assert "own disk" not in meant.stderr

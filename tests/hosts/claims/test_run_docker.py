@@ -12,11 +12,7 @@ import pytest
 from tests.hosts.places import Host
 
 pytestmark = [pytest.mark.hosts, pytest.mark.docker, pytest.mark.timeout(600)]
-
-
 TRAVELS = "fabric-train-tests:travels"
-
-
 PREFIX = (
     "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: docker}\nengine: agent\n"
 )

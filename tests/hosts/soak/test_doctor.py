@@ -10,8 +10,6 @@ from tests.conftest import DOCKER_IMAGE
 from tests.hosts.claims.test_doctor import PLANTED, diagnosed, done_and_undone, sick
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
-
-
 IN_DOCKER = "name: tiny\nnproc_per_node: 1\nstop_grace_s: 10\nhosts: {runtime: docker}\n"
 
 
@@ -55,17 +53,13 @@ def test_containers_tell_what_is_in_them_and_an_image_that_is_missing_is_told(ty
 @pytest.mark.parametrize(
     ("do", "undo"),
     [
-        (
-            "tc qdisc add dev eth0 root tbf rate 80mbit burst 64kb latency 200ms",
-            "tc qdisc del dev eth0 root",
-        ),
-        (
-            "iptables -A OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
-            "iptables -D OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
-        ),
+        ("tc qdisc add dev eth0 root tbf rate 80mbit burst 64kb latency 200ms",
+         "tc qdisc del dev eth0 root"),
+        ("iptables -A OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP",
+         "iptables -D OUTPUT -p tcp ! --sport 22 -m length --length 1400: -j DROP"),
     ],
     ids=["a slow link", "large packets are lost"],
-)
+)  # fmt: skip
 def test_the_host_that_makes_the_all_reduce_slow_is_named(typist, do, undo):
     typist.write("", "nnodes: 4\n")
     typist.limit_s = 350.0

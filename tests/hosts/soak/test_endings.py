@@ -60,9 +60,8 @@ def test_two_runs_never_get_the_same_slots(typist):
     text = (typist.folder / "hosts.yaml").read_text().replace('"python"', '"slots": 1, "python"')
     (typist.folder / "hosts.yaml").write_text(text)
     launcher = start_waiting(typist, nodes=2)
-    refused = typist("run", "job.yaml", "--nnodes", "3")
-    assert refused.returncode == 3
-    assert "gpu1: 1 of its 1 slots are held by root@" in refused.stderr
+    told = typist.fails(3, "run", "job.yaml", "--nnodes", "3")
+    assert "gpu1: 1 of its 1 slots are held by root@" in told
     with held(typist.network.hosts[3], gpus=[], slots=1):
         shown = typist("hosts").stdout.splitlines()
     assert "0 of 1 slots" in shown[1]
@@ -79,8 +78,7 @@ def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machin
     typist, tmp_path_factory
 ):
     typist.write(WAITING)
-    started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
-    assert started.returncode == 0, started.stderr
+    started = typist.well("run", "job.yaml", "--nnodes", "2", "--detach")
     run_id = started.stdout.strip()
     wait_until(lambda: is_up(typist))
     pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
@@ -91,8 +89,7 @@ def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machin
     status = elsewhere("status", run_id)
     assert "node 1.0 on gpu2: running" in status.stdout, status.stderr
     assert "[1/1] up" in elsewhere("logs", run_id).stdout
-    stopped = elsewhere("stop", run_id)
-    assert stopped.returncode == 0, stopped.stderr
+    elsewhere.well("stop", run_id)
     assert elsewhere.outcome["reason"] == "stop-requested"
 
 
@@ -137,23 +134,20 @@ def test_a_run_on_hosts_with_one_home_is_stopped_on_all_of_them_from_elsewhere(
 ):
     home = share_home(typist)
     typist.write(WAITING)
-    started = typist("run", "job.yaml", "--nnodes", "2", "--detach")
-    assert started.returncode == 0, started.stderr
+    started = typist.well("run", "job.yaml", "--nnodes", "2", "--detach")
     run_id = started.stdout.strip()
     wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2)
     pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
     elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
     (elsewhere.folder / "hosts.yaml").write_text((typist.folder / "hosts.yaml").read_text())
-    stopped = elsewhere("stop", run_id)
-    assert stopped.returncode == 0, stopped.stderr
+    elsewhere.well("stop", run_id)
     assert not any(host.commands() for host in typist.network.hosts)
 
 
 def test_a_host_without_power_is_scaled_away_and_the_others_go_on(typist):
     run = Steps(typist, "python")
-    started = typist("run", "job.yaml", "--nnodes", "1:2", "--detach")
-    assert started.returncode == 0, started.stderr
+    typist.well("run", "job.yaml", "--nnodes", "1:2", "--detach")
     run.wait_for(0, 1)
     typist.network.hosts[1].power_off()
     try:

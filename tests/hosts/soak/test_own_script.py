@@ -19,8 +19,6 @@ from tests.programs import run_program
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
-
-
 PYTHON = ("--nproc-per-node", "1", "--set", "hosts.runtime=python")
 
 
@@ -40,8 +38,7 @@ def sent(four_hosts: Network) -> Callable[[], int]:
 @pytest.mark.parametrize("runtime", ["python", pytest.param("docker", marks=pytest.mark.docker)])
 def test_a_folder_with_a_script_trains_as_on_this_machine(project, sent, runtime):
     words = ("run", "train.py", *TWO_BY_TWO, "--set", f"hosts.runtime={runtime}", *ARGUMENTS)
-    done = project(*words)
-    assert done.returncode == 0, done.stderr
+    done = project.well(*words)
     brought = project.folder / "runs" / project.outcome["run_id"] / "code"
     assert os.listdir(brought) == ["out.txt"]
     assert (brought / "out.txt").read_text().split() == losses_in(done.stdout)
@@ -59,13 +56,11 @@ def test_a_folder_with_a_script_trains_as_on_this_machine(project, sent, runtime
 def test_a_run_again_sends_nothing_and_can_be_started_by_hand(project, sent):
     (project.folder / "train.py").write_text(SHORT)
     # Plain torchrun copies to stdout what its workers print.
-    done = project("run", "train.py", "--nnodes", "1", "--set", "engine=torchrun", *PYTHON)
-    assert done.returncode == 0, done.stderr
+    project.well("run", "train.py", "--nnodes", "1", "--set", "engine=torchrun", *PYTHON)
     assert sent() > LARGE_BYTES
     first = project.outcome["run_id"]
     (project.folder / "helper.py").write_text('NAME = "edited"\n')
-    again = project("run", "--again", first)
-    assert again.returncode == 0, again.stderr
+    again = project.well("run", "--again", first)
     assert again.stdout == "losses code 0.1 0.2 0.5\n"
     assert sent() < LARGE_BYTES
     by_hand = run_program(

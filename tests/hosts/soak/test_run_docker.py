@@ -24,8 +24,7 @@ def test_two_hosts_train_together_in_containers(typist, four_engines):
     assert script.exists()
     first = four_engines.hosts[0].docker("image", "inspect", "-f", "{{.Id}}", DOCKER_IMAGE)
     typist.limit_s = 400.0
-    done = typist("run", "job.yaml", "--nnodes", "2")
-    assert done.returncode == 0, done.stderr
+    done = typist.well("run", "job.yaml", "--nnodes", "2")
     assert "rank 0" in done.stdout
     assert "[1/1] world" in done.stdout
     second = four_engines.hosts[1].docker("image", "inspect", "-f", "{{.Id}}", DOCKER_IMAGE)

@@ -15,8 +15,7 @@ pytestmark = pytest.mark.hosts
 def test_nodes_meet_on_the_network_that_they_reach_each_other_by(tmp_path, two_networks):
     typist = Typist(tmp_path, two_networks)
     typist.write(WHO, "engine: agent\n")
-    done = typist("run", "job.yaml", "--nnodes", "2")
-    assert done.returncode == 0, done.stderr
+    typist.well("run", "job.yaml", "--nnodes", "2")
     plan = json.loads((tmp_path / "runs/latest/plan.json").read_text())
     addresses = [host.training_address for host in two_networks.hosts]
     assert [node["local_addr"] for node in plan["nodes"]] == addresses

@@ -15,7 +15,6 @@ from tests.hosts.places import Host
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.hosts
-
 LINES = 250
 COUNTING = f"""
 import os, sys, time
@@ -23,8 +22,6 @@ for i in range({LINES}):
     print(f"{{os.environ['RANK']}} line {{i}}", flush=True)
     time.sleep(0.05)
 """
-
-
 CUTS = 2
 
 

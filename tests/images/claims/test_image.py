@@ -12,7 +12,6 @@ from launcher.contract.protocol import LABEL_AGENT, LABEL_CUDA, LABEL_TORCH
 from launcher.targets.agent_archive import read_agent_version
 
 pytestmark = pytest.mark.docker
-
 FACTS = """
 import getpass, json, os, torch
 print(json.dumps({

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-
-
 LIMIT_S = 900.0
-
-
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1000)]
 
 

@@ -19,8 +19,6 @@ from tests.k8s.pods_on_docker import IMAGE, Pods
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
-
-
 SCRIPT = """
 import os, time, torch.distributed as dist
 from torch import ones
@@ -35,11 +33,7 @@ while going:
     dist.all_reduce(going, op=dist.ReduceOp.MIN)
     time.sleep(0.1)
 """
-
-
 """Longer than two pods and a third need to come up; the test ends it."""
-
-
 Make = Callable[..., Pods]
 
 
@@ -106,8 +100,6 @@ def test_pods_answer_probes_the_first_is_lost_the_other_goes_on_and_a_new_one_jo
 
 
 UNPACK = Path(code.__file__).with_name("unpack_code.py").read_text()
-
-
 NO_GIT = "printf '#!/bin/sh\\nexec sleep 600\\n' >/tmp/git; chmod +x /tmp/git; PATH=/tmp:$PATH; "
 
 

@@ -14,8 +14,6 @@ from tests.k8s.manifests_table import pod_specs
 from tests.k8s.test_valid import CORE, MANIFESTS, read_back, typed
 
 ROOT = Path(__file__).parents[3]
-
-
 SCHEDULERS_OWN = {"PodGroup"}
 
 

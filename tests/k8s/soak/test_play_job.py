@@ -15,8 +15,6 @@ from tests.k8s.claims.test_play_job import LIMIT_S, accuracy, play
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 
 ROOT = Path(__file__).parents[3]
-
-
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1000)]
 
 

@@ -11,8 +11,6 @@ from tests.k8s.claims.test_pods_recover import make
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
-
-
 TRAIN = ["-m", "train", "--epochs=400"]
 
 

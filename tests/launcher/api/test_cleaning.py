@@ -85,9 +85,8 @@ def test_clean_shows_sizes_asks_and_removes(launcher, make_run, tmp_path):
     run = make_run("bad-1", 9)
     assert "SIZE" in launcher("ps", "--all", "--long").stdout
     assert "SIZE" not in launcher("ps", "--all").stdout
-    unasked = launcher("clean", "--older-than", "5d")
-    assert unasked.returncode == 2
-    assert unasked.stderr == "error: clean asks first, and stdin is no terminal\n  fix: --yes\n"
+    told = launcher.fails(2, "clean", "--older-than", "5d")
+    assert told == "error: clean asks first, and stdin is no terminal\n  fix: --yes\n"
     assert launcher("clean").returncode == 2, "nothing says which"
     done = launcher("clean", "--older-than", "5d", "--yes")
     row = done.stdout.splitlines()[1].split()

@@ -26,8 +26,6 @@ print("to stderr", file=sys.stderr)
 if os.environ["RANK"] == "0":
     open(os.environ["RUN_DIR"] + "/metrics.json", "w").write(json.dumps({"loss": 0.5}))
 """
-
-
 WAITS = """
 from launcher import Job, run
 training = run(Job(command="train.py", nproc_per_node=1), on="local")

@@ -17,8 +17,6 @@ from launcher.commands import cli
 from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
-
-
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
 
 

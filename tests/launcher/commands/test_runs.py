@@ -25,8 +25,7 @@ LOCAL = ("run", "job.yaml", "--on", "local")
 
 def detach(launcher: Runner) -> str:
     """Starts a run in the background; its id."""
-    done = launcher(*LOCAL, "--detach")
-    assert done.returncode == 0, done.stderr
+    done = launcher.well(*LOCAL, "--detach")
     return done.stdout.strip()
 
 

@@ -17,20 +17,12 @@ import pytest
 from launcher.commands import cli
 
 ROOT = Path(__file__).parents[3]
-
-
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
-
-
 READ_BY_LAUNCHER = (
     *("LAUNCHER_RUNS", "LAUNCHER_HOSTS", "LAUNCHER_ENGINE", "NO_COLOR", "KUBECONFIG"),
     *("PYTHONIOENCODING", "XDG_RUNTIME_DIR"),
 )
-
-
 NOWHERE = "unix:///nonexistent/docker.sock"
-
-
 MOST_LINES = 6
 
 

@@ -18,11 +18,7 @@ import pytest
 from tests.programs import run_program, write_python_program
 
 ROOT = Path(__file__).parents[3]
-
-
 JOB = "name: tiny\ncommand: [train.py]\nnproc_per_node: 1\n"
-
-
 LINES = [
     *("ps", "ps --all --json", "schema", "status", "report", "logs", "stop", "scale 2"),
     *("render job.yaml --on local", "run job.yaml --on local", "doctor job.yaml --on local"),

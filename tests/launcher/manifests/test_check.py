@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,29 +15,13 @@ from launcher.manifests.check import check_manifests, render_checked
 from launcher.manifests.checks.rules import Rule
 from launcher.manifests.source import render_path
 from launcher.yamlfile import source
+from tests.launcher.manifests.cases import case
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 ROOT = Path(__file__).parents[3]
-Edit = tuple[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A good manifest, the edit that breaks the rule, and one close to it that does not."""
-
-    rule: Rule
-    base: str
-    bad: Edit
-    good: Edit = ("", "")
-
-
-def case(rule: Rule, base: str, old: str, new: str, good: str | None = None) -> Case:
-    return Case(rule=rule, base=base, bad=(old, new), good=(old, old if good is None else good))
-
-
+R = Rule
 ENV = '                  value: "3"'
 IMAGE = "              image: example/train:1\n"
-
 SECCOMP = "          volumes:\n"
 
 
@@ -47,167 +30,94 @@ def tolerating(one: str) -> str:
 
 
 CASES = [
-    case(Rule.ENV_NOT_TEXT, "elastic", ENV, "                  value: 3"),
-    case(Rule.ENV_NOT_TEXT, "elastic", ENV, "                  value: off", ENV[:-3] + '"off"'),
-    case(Rule.ENV_NOT_TEXT, "trainjob", 'value: "3"', "value: true", "value: three"),
-    case(Rule.SECRET_IN_CLEAR, "elastic", "name: EPOCHS", "name: HF_TOKEN", "name: TOKENIZER"),
-    case(
-        Rule.SECRET_IN_CLEAR,
-        "elastic",
-        SECCOMP,
-        f"          initContainers: [{{name: a, env: [{{name: TOKEN, value: x}}]}}]\n{SECCOMP}",
-    ),
-    case(
-        Rule.GPU_REQUESTS,
-        "static",
-        "limits: {nvidia.com/gpu: 2}",
-        "limits: {nvidia.com/gpu: 1}",
-        "limits: {nvidia.com/gpu: 2, cpu: 4}",
-    ),
-    case(Rule.SHM_SMALL, "elastic", "mountPath: /dev/shm", "mountPath: /shm"),
-    case(Rule.SHM_UNBOUNDED, "elastic", ", sizeLimit: 1Gi", "", ", sizeLimit: 500M"),
-    case(Rule.SHM_OVER_MEMORY, "elastic", "memory: 2Gi", "memory: 1024Mi", "memory: 1025Mi"),
+    case(R.ENV_NOT_TEXT, "elastic", ENV, "                  value: 3"),
+    case(R.ENV_NOT_TEXT, "elastic", ENV, "                  value: off", ENV[:-3] + '"off"'),
+    case(R.ENV_NOT_TEXT, "trainjob", 'value: "3"', "value: true", "value: three"),
+    case(R.SECRET_IN_CLEAR, "elastic", "name: EPOCHS", "name: HF_TOKEN", "name: TOKENIZER"),
+    case(R.SECRET_IN_CLEAR, "elastic", SECCOMP,
+        f"          initContainers: [{{name: a, env: [{{name: TOKEN, value: x}}]}}]\n{SECCOMP}"),
+    case(R.GPU_REQUESTS, "static", "limits: {nvidia.com/gpu: 2}", "limits: {nvidia.com/gpu: 1}",
+        "limits: {nvidia.com/gpu: 2, cpu: 4}"),
+    case(R.SHM_SMALL, "elastic", "mountPath: /dev/shm", "mountPath: /shm"),
+    case(R.SHM_UNBOUNDED, "elastic", ", sizeLimit: 1Gi", "", ", sizeLimit: 500M"),
+    case(R.SHM_OVER_MEMORY, "elastic", "memory: 2Gi", "memory: 1024Mi", "memory: 1025Mi"),
     *(
-        case(Rule.TOLERATION, "elastic", SECCOMP, tolerating(bad), tolerating(good))
+        case(R.TOLERATION, "elastic", SECCOMP, tolerating(bad), tolerating(good))
         for bad, good in (
             ("{key: a, operator: Exists, value: b}", "{key: a, value: b}"),
             ("{value: b}", "{operator: Exists}"),
             ("{operator: Equal}", "{key: a, operator: Equal}"),
         )
     ),
-    case(
-        Rule.HOST_NETWORK_DNS,
-        "elastic",
-        SECCOMP,
-        f"          hostNetwork: true\n{SECCOMP}",
-        f"          hostNetwork: true\n          dnsPolicy: ClusterFirstWithHostNet\n{SECCOMP}",
-    ),
-    case(Rule.JOB_NAME, "elastic", "name: digits", f"name: {'d' * 53}", f"name: {'d' * 52}"),
-    case(Rule.JOB_NAME, "elastic", "name: digits", "name: 2digits", "name: digits2"),
-    case(Rule.JOB_NAME, "job", "Job\nmetadata:\n  name: digits", "Job\nmetadata:\n  name: d_g"),
-    case(Rule.JOB_NAME, "jobset", "  name: digits", f"  name: {'d' * 49}", f"  name: {'d' * 48}"),
-    case(Rule.JOB_NAME, "trainjob", "  name: digits\n", f"  name: {'d' * 50}\n"),
-    case(Rule.RESTART_POLICY_VALUE, "elastic", "OnFailure", "OnError", "Never"),
-    case(Rule.RESTART_ALWAYS, "elastic", "restartPolicy: OnFailure", "restartPolicy: Always"),
-    case(Rule.POD_RESTART_POLICY, "elastic", SECCOMP, f"          restartPolicy: Never\n{SECCOMP}"),
-    case(
-        Rule.CLEAN_POD_POLICY_VALUE, "elastic", "Policy: Running", "Policy: Failed", "Policy: All"
-    ),
-    case(Rule.CLEAN_POD_POLICY_NONE, "elastic", "Policy: Running", "Policy: None", "Policy: All"),
-    case(
-        Rule.CLEAN_POD_POLICY_NONE,
-        "elastic",
-        "    cleanPodPolicy: Running\n",
-        "",
-        "    ttlSecondsAfterFinished: 60\n",
-    ),
-    case(
-        Rule.RDZV_CONF_EMPTY,
-        "elastic",
-        "    rdzvId: digits-1\n",
+    case(R.HOST_NETWORK_DNS, "elastic", SECCOMP, f"          hostNetwork: true\n{SECCOMP}",
+        f"          hostNetwork: true\n          dnsPolicy: ClusterFirstWithHostNet\n{SECCOMP}"),
+    case(R.JOB_NAME, "elastic", "name: digits", f"name: {'d' * 53}", f"name: {'d' * 52}"),
+    case(R.JOB_NAME, "elastic", "name: digits", "name: 2digits", "name: digits2"),
+    case(R.JOB_NAME, "job", "Job\nmetadata:\n  name: digits", "Job\nmetadata:\n  name: d_g"),
+    case(R.JOB_NAME, "jobset", "  name: digits", f"  name: {'d' * 49}", f"  name: {'d' * 48}"),
+    case(R.JOB_NAME, "trainjob", "  name: digits\n", f"  name: {'d' * 50}\n"),
+    case(R.RESTART_POLICY_VALUE, "elastic", "OnFailure", "OnError", "Never"),
+    case(R.RESTART_ALWAYS, "elastic", "restartPolicy: OnFailure", "restartPolicy: Always"),
+    case(R.POD_RESTART_POLICY, "elastic", SECCOMP, f"          restartPolicy: Never\n{SECCOMP}"),
+    case(R.CLEAN_POD_POLICY_VALUE, "elastic", "Policy: Running", "Policy: Failed", "Policy: All"),
+    case(R.CLEAN_POD_POLICY_NONE, "elastic", "Policy: Running", "Policy: None", "Policy: All"),
+    case(R.CLEAN_POD_POLICY_NONE, "elastic", "    cleanPodPolicy: Running\n", "",
+        "    ttlSecondsAfterFinished: 60\n"),
+    case(R.RDZV_CONF_EMPTY, "elastic", "    rdzvId: digits-1\n",
         "    rdzvId: digits-1\n    rdzvConf: []\n",
-        "    rdzvId: digits-1\n    rdzvConf: [{key: timeout, value: '900'}]\n",
-    ),
-    case(
-        Rule.BACKOFF_NEGATIVE, "elastic", "backoffLimit: 3", "backoffLimit: -1", "backoffLimit: 0"
-    ),
-    case(
-        Rule.BACKOFF_WITH_EXIT_CODE,
-        "elastic",
-        "restartPolicy: OnFailure",
-        "restartPolicy: ExitCode",
-    ),
-    case(
-        Rule.DEADLINE_IS_LATE,
-        "elastic",
-        "    backoffLimit: 3",
-        "    activeDeadlineSeconds: 60",
-        "    ttlSecondsAfterFinished: 60",
-    ),
-    case(Rule.NO_ADDRESS, "static", "    Master: &replica", "    Other: &replica"),
-    case(Rule.ELASTIC_BOUNDS, "elastic", "minReplicas: 1", "minReplicas: 4", "minReplicas: 2"),
-    case(Rule.ELASTIC_BOUNDS, "elastic", "replicas: 2", "replicas: 4", "replicas: 3"),
-    case(Rule.ELASTIC_UNWRITTEN, "elastic", "    rdzvId: digits-1\n", "", "    rdzvId: other\n"),
-    case(
-        Rule.ELASTIC_MASTER,
-        "static",
-        "  runPolicy:",
-        "  elasticPolicy: {minReplicas: 1, maxReplicas: 3, rdzvId: a}\n  runPolicy:",
-    ),
-    case(
-        Rule.ELASTIC_SUCCESS, "elastic", "[torchrun, train.py]", "[python, train.py]", "[sh, x.sh]"
-    ),
-    case(
-        Rule.STANDALONE,
-        "elastic",
-        "    minReplicas: 1",
-        "    standalone: true\n    minReplicas: 1",
-        "    standalone: false\n    minReplicas: 1",
-    ),
-    case(Rule.NPROC_AUTO, "elastic", '"1"', "auto", "cpu"),
-    case(
-        Rule.NPROC_NOT_GPUS,
-        "static",
-        'nprocPerNode: "2"',
-        'nprocPerNode: "4"',
-        "nprocPerNode: auto",
-    ),
-    case(
-        Rule.RANK_COUNTS_PODS,
-        "static",
-        "[torchrun, train.py]",
-        "[python, train.py]",
-        "[python, -m, torch.distributed.run, train.py]",
-    ),
-    case(Rule.ENV_OVERRIDDEN, "elastic", "name: EPOCHS", "name: PET_NNODES", "name: MASTER_ADDR"),
-    case(
-        Rule.READINESS_PROBE,
-        "elastic",
-        IMAGE,
+        "    rdzvId: digits-1\n    rdzvConf: [{key: timeout, value: '900'}]\n"),
+    case(R.BACKOFF_NEGATIVE, "elastic", "backoffLimit: 3", "backoffLimit: -1", "backoffLimit: 0"),
+    case(R.BACKOFF_WITH_EXIT_CODE, "elastic", "restartPolicy: OnFailure",
+        "restartPolicy: ExitCode"),
+    case(R.DEADLINE_IS_LATE, "elastic", "    backoffLimit: 3", "    activeDeadlineSeconds: 60",
+        "    ttlSecondsAfterFinished: 60"),
+    case(R.NO_ADDRESS, "static", "    Master: &replica", "    Other: &replica"),
+    case(R.ELASTIC_BOUNDS, "elastic", "minReplicas: 1", "minReplicas: 4", "minReplicas: 2"),
+    case(R.ELASTIC_BOUNDS, "elastic", "replicas: 2", "replicas: 4", "replicas: 3"),
+    case(R.ELASTIC_UNWRITTEN, "elastic", "    rdzvId: digits-1\n", "", "    rdzvId: other\n"),
+    case(R.ELASTIC_MASTER, "static", "  runPolicy:",
+        "  elasticPolicy: {minReplicas: 1, maxReplicas: 3, rdzvId: a}\n  runPolicy:"),
+    case(R.ELASTIC_SUCCESS, "elastic", "[torchrun, train.py]", "[python, train.py]", "[sh, x.sh]"),
+    case(R.STANDALONE, "elastic", "    minReplicas: 1", "    standalone: true\n    minReplicas: 1",
+        "    standalone: false\n    minReplicas: 1"),
+    case(R.NPROC_AUTO, "elastic", '"1"', "auto", "cpu"),
+    case(R.NPROC_NOT_GPUS, "static", 'nprocPerNode: "2"', 'nprocPerNode: "4"',
+        "nprocPerNode: auto"),
+    case(R.RANK_COUNTS_PODS, "static", "[torchrun, train.py]", "[python, train.py]",
+        "[python, -m, torch.distributed.run, train.py]"),
+    case(R.ENV_OVERRIDDEN, "elastic", "name: EPOCHS", "name: PET_NNODES", "name: MASTER_ADDR"),
+    case(R.READINESS_PROBE, "elastic", IMAGE,
         f"{IMAGE}              readinessProbe: {{tcpSocket: {{port: 23456}}}}\n",
-        f"{IMAGE}              livenessProbe: {{tcpSocket: {{port: 23456}}}}\n",
-    ),
-    case(Rule.TRAINJOB_NO_TRAINER, "trainjob", "  trainer:", "  trainers:"),
+        f"{IMAGE}              livenessProbe: {{tcpSocket: {{port: 23456}}}}\n"),
+    case(R.TRAINJOB_NO_TRAINER, "trainjob", "  trainer:", "  trainers:"),
+    case(R.TRAINJOB_ELASTIC, "trainjob", "torch: {}", "torch: {elasticPolicy: {minNodes: 1}}",
+        "torch: {envInjection: {}}"),
+    case(R.TRAINJOB_CONTAINER, "trainjob", "            - name: node", "            - name: x"),
     case(
-        Rule.TRAINJOB_ELASTIC,
-        "trainjob",
-        "torch: {}",
-        "torch: {elasticPolicy: {minNodes: 1}}",
-        "torch: {envInjection: {}}",
-    ),
-    case(Rule.TRAINJOB_CONTAINER, "trainjob", "            - name: node", "            - name: x"),
-    case(
-        Rule.REPLICATED_NAME,
+        R.REPLICATED_NAME,
         "trainjob",
         "        - name: node\n          template",
         f"        - {{name: {'d' * 21}, template: {{}}}}\n        - name: node\n          template",
         f"        - {{name: {'d' * 20}, template: {{}}}}\n        - name: node\n          template",
     ),
-    case(Rule.JOBSET_BACKOFF, "jobset", "          backoffLimit: 0\n", ""),
-    case(
-        Rule.JOBSET_MAX_RESTARTS, "jobset", "    maxRestarts: 3", "    x: 3", "    maxRestarts: 0"
-    ),
-    case(Rule.JOBSET_UNREADY, "jobset", "Addresses: true", "Addresses: false"),
-    case(Rule.JOB_RESTART_POLICY, "jobset", "restartPolicy: Never", "restartPolicy: OnFailure"),
-    case(Rule.JOB_COUNTS, "jobset", "completions: 2", "completions: 4"),
-    case(Rule.JOB_NOT_INDEXED, "jobset", "Mode: Indexed", "Mode: NonIndexed"),
-    case(Rule.JOB_NOT_INDEXED, "job", "  completionMode: Indexed\n", ""),
-    case(Rule.JOB_COUNTS, "job", "completions: 2", "completions: 4"),
-    case(Rule.JOB_SUBDOMAIN, "job", "      subdomain: digits\n", ""),
-    case(Rule.JOB_RESTART_POLICY, "job", "restartPolicy: Never", "restartPolicy: OnFailure"),
-    case(Rule.JOB_DISRUPTION, "job", "action: Ignore", "action: Count"),
-    case(Rule.SERVICE_ABSENT, "job", "subdomain: digits", "subdomain: other"),
-    case(Rule.SERVICE_NOT_HEADLESS, "job", "  clusterIP: None\n", "", '  clusterIP: "None"\n'),
-    case(Rule.SERVICE_UNREADY, "job", "  publishNotReadyAddresses: true\n", ""),
-    case(
-        Rule.SERVICE_SELECTOR,
-        "job",
-        "job-name: digits",
-        "app: digits",
-        "batch.kubernetes.io/job-name: digits",
-    ),
-    case(Rule.SERVICE_SELECTOR, "job", "  selector:\n    job-name: digits\n", ""),
-]
+    case(R.JOBSET_BACKOFF, "jobset", "          backoffLimit: 0\n", ""),
+    case(R.JOBSET_MAX_RESTARTS, "jobset", "    maxRestarts: 3", "    x: 3", "    maxRestarts: 0"),
+    case(R.JOBSET_UNREADY, "jobset", "Addresses: true", "Addresses: false"),
+    case(R.JOB_RESTART_POLICY, "jobset", "restartPolicy: Never", "restartPolicy: OnFailure"),
+    case(R.JOB_COUNTS, "jobset", "completions: 2", "completions: 4"),
+    case(R.JOB_NOT_INDEXED, "jobset", "Mode: Indexed", "Mode: NonIndexed"),
+    case(R.JOB_NOT_INDEXED, "job", "  completionMode: Indexed\n", ""),
+    case(R.JOB_COUNTS, "job", "completions: 2", "completions: 4"),
+    case(R.JOB_SUBDOMAIN, "job", "      subdomain: digits\n", ""),
+    case(R.JOB_RESTART_POLICY, "job", "restartPolicy: Never", "restartPolicy: OnFailure"),
+    case(R.JOB_DISRUPTION, "job", "action: Ignore", "action: Count"),
+    case(R.SERVICE_ABSENT, "job", "subdomain: digits", "subdomain: other"),
+    case(R.SERVICE_NOT_HEADLESS, "job", "  clusterIP: None\n", "", '  clusterIP: "None"\n'),
+    case(R.SERVICE_UNREADY, "job", "  publishNotReadyAddresses: true\n", ""),
+    case(R.SERVICE_SELECTOR, "job", "job-name: digits", "app: digits",
+        "batch.kubernetes.io/job-name: digits"),
+    case(R.SERVICE_SELECTOR, "job", "  selector:\n    job-name: digits\n", ""),
+]  # fmt: skip
 
 
 def read(base: str) -> str:
@@ -224,12 +134,12 @@ def test_nothing_is_found_in_a_good_manifest(base):
     assert render_checked(checked).splitlines()[0].startswith("0 errors, 0 warnings")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.rule.id}-{c.base}")
+@pytest.mark.parametrize("case", CASES, ids=lambda one: one.id)
 def test_a_broken_rule_is_found_and_its_neighbour_is_not(case):
     text = read(case.base)
-    assert case.bad[0] in text, "the edit must change something"
-    assert case.rule.id in rules_of(text.replace(*case.bad, 1))
-    assert not {case.rule.id, "yaml"} & rules_of(text.replace(*case.good, 1))
+    assert case.old in text, "the edit must change something"
+    assert case.rule.id in rules_of(text.replace(case.old, case.bad, 1))
+    assert not {case.rule.id, "yaml"} & rules_of(text.replace(case.old, case.good, 1))
 
 
 @pytest.mark.parametrize(("restart_policy", "found"), [("ExitCode", True), ("OnFailure", False)])

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.runs.comparison import (
-    HEAD,
-    Curve,
-    explain,
-    measure_curve,
-    render_causes,
-    render_rows,
-)
+from launcher.runs.comparison import HEAD, Curve, explain, measure_curve, render_causes, render_rows
 from launcher.runs.ledger import LedgerEvent
 
 CURVE = Curve(
@@ -66,7 +59,6 @@ def test_a_curve_is_the_mean_over_ranks_at_the_samples_that_rank_0_counts():
         lrs={5: 0.5, 6: 0.6, 7: 0.7},
     )
     by_steps = measure_curve("2", trained(samples=0))
-    assert by_steps is not None
     assert (by_steps.batch, list(by_steps.losses)) == (0.0, [1, 2, 3])
     assert measure_curve("2", [one for one in trained() if one.values["rank"]]) is None
 

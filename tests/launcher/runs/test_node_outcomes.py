@@ -99,7 +99,6 @@ def test_an_outcome_is_read_as_the_agent_wrote_it(folder):
     ends = (end(3, "ValueError: boom", steps=7), end(2, PEER))
     folder.node(1, Reason.TRAINING_FAILED, *ends, attempts=2, restarts={"hang": 1}, detail="why")
     outcome = read_node_outcome(folder.run, 1, 0)
-    assert outcome is not None
     assert (outcome.ends, outcome.reason) == (ends, Reason.TRAINING_FAILED)
     assert (outcome.attempts, outcome.restarts, outcome.detail) == (2, {"hang": 1}, "why")
 
@@ -116,7 +115,6 @@ def test_the_first_cause_is_found_over_all_nodes_with_its_log(folder, make_plan)
         1, Reason.TRAINING_FAILED, end(1, "ValueError: boom", failed_at=9.0, attempt=2, log=log)
     )
     report = read_report(folder.run, make_plan(nnodes=2))
-    assert report.first is not None
     assert (report.first.node_index, report.first.rank, report.first.attempt) == (1, 1, 2)
     assert report.first.exception == "ValueError: boom"
     assert report.first.log_tail == ("Traceback", "ValueError: boom")
@@ -139,7 +137,6 @@ def test_the_first_cause_is_found_over_all_nodes_with_its_log(folder, make_plan)
 def test_every_cause_has_words(folder, make_plan, worker, words):
     folder.node(0, Reason.TRAINING_FAILED, worker)
     report = read_report(folder.run, make_plan(nnodes=1))
-    assert report.first is not None
     assert report.first.exception == words
 
 
@@ -148,7 +145,6 @@ def test_a_hang_is_shown_by_its_stacks(folder, make_plan):
     folder.hang(0, 0, Frame(function="recv", file="train.py", line=3))
     folder.node(0, Reason.TRAINING_FAILED, end(0, exit_code=-9, cause="hang", log=log))
     report = read_report(folder.run, make_plan(nnodes=1))
-    assert report.first is not None
     assert report.first.log_tail == ('  File "train.py", line 3 in recv',)
 
 
@@ -171,7 +167,6 @@ def test_of_workers_that_hang_the_one_is_named_for_which_the_others_wait(
     hung = [end(r, exit_code=-9, cause="hang", log=log) for r, log in enumerate(logs)]
     folder.node(0, Reason.TRAINING_FAILED, *hung)
     report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
-    assert report.first is not None
     assert report.first.headline == "rank 1 on node 0: it hung"
     (other,) = report.collateral
     assert other.headline == "rank 0 on node 0: it hung: it waits for the others in a collective"
@@ -185,7 +180,6 @@ def test_a_node_that_was_killed_is_reported_by_its_workers_files(folder, make_pl
         0, 3, attempt=1, stderr=f"Traceback (most recent call last):\n{PEER}\n", stdout=""
     )
     report = read_report(folder.run, make_plan(nnodes=1, nproc_per_node=2))
-    assert report.first is not None
     assert (report.first.rank, report.first.exception) == (2, record["exception"])
     assert [(f.rank, f.local_rank, f.exception) for f in report.collateral] == [(3, 1, PEER)]
 
@@ -229,7 +223,6 @@ def test_where_a_workers_files_are_elsewhere_its_lines_on_the_console_are_shown(
     lines = [f"[1/{number % 4}] {number}" for number in range(2, 90)]
     folder.run.console(1, 0).write_text("\n".join(["[1/2] \r\x1b[31mred", *lines]))
     first = read_report(folder.run, make_plan(nnodes=2)).first
-    assert first is not None
     assert first.log == str(folder.run.console(1, 0))
     assert first.log_tail == tuple(map(str, range(42, 90, 4)))
 
@@ -245,14 +238,12 @@ def test_a_hang_of_another_attempt_and_a_look_that_was_asked_for_explain_nothing
     ):
         folder.node(0, Reason.TRAINING_FAILED, worker)
         first = read_report(folder.run, make_plan(nnodes=1)).first
-        assert first is not None
         assert told in first.log_tail[-1], first
         assert (first.exception == "it hung (after 9 s)") == (worker.cause == "hang")
     look_file = folder.run.node_dir(0, 0) / "looks/hang-1" / look.LOOK_FILE
     look_file.write_text(dump_record(Look(id="hang-1", at=1.0, why="asked", attempt=0)))
     folder.node(0, Reason.TRAINING_FAILED, replace(hung, attempt=0))
     first = read_report(folder.run, make_plan(nnodes=1)).first
-    assert first is not None
     assert first.log_tail == ("a\\r", "b\\x85c")
 
 
@@ -280,7 +271,6 @@ def test_the_nodes_own_word_refines_what_an_exit_code_says(folder, make_plan, se
     assert Reason(outcome.reason) is expected
     assert (outcome.detail == "as the agent says") == (told is expected)
     again = folder.run.read_outcome()
-    assert again is not None
     assert (again.reason, again.restarts) == (outcome.reason, outcome.restarts)
 
 

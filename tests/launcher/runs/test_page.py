@@ -27,8 +27,6 @@ def point(at: float, step: int, loss: float | None) -> Point:
 
 
 POINTS = [point(2.0, 5, 2.0), point(8.0, 20, 1.0), point(12.0, 10, 1.5), point(29.0, 60, None)]
-
-
 GOODPUT = Goodput(
     wall_s=30.0,
     seconds={"productive": 24.0, "idle": 6.0},
@@ -39,8 +37,6 @@ GOODPUT = Goodput(
     failures=[9.0],
     saves=[(7.0, 0)],
 )
-
-
 TOLD = Postmortem(
     run_id="digits-1",
     job=EVIL,
@@ -77,11 +73,7 @@ TOLD = Postmortem(
     ],
     folder="/runs/digits-1",
 )
-
-
 END = worker_end(exception=EVIL, log="rank-0/stderr", log_tail=(EVIL,))
-
-
 MORE = Particulars(
     told=TOLD,
     settings={"env.NAME": EVIL},

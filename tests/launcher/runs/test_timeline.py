@@ -21,35 +21,21 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
         "torch 2.13.0, Python 3.11.9, code 0badc0de",
     ),
     ({"event": "rendezvous-began"}, "rendezvous began"),
-    (
-        {"event": "rendezvous-ended", "rank": 1, "world_size": 3},
-        "rendezvous: node rank 1, world of 3 nodes",
-    ),
-    (
-        {"event": "rendezvous-ended", "rank": 0, "world_size": 1},
-        "rendezvous: node rank 0, world of 1 node",
-    ),
-    (
-        {"event": "workers-started", "attempt": 0, "ranks": [1]},
-        "workers started (attempt 0, rank 1)",
-    ),
-    (
-        {"event": "workers-started", "attempt": 2, "ranks": [2, 3]},
-        "workers started (attempt 2, ranks 2, 3)",
-    ),
+    ({"event": "rendezvous-ended", "rank": 1, "world_size": 3},
+     "rendezvous: node rank 1, world of 3 nodes"),
+    ({"event": "rendezvous-ended", "rank": 0, "world_size": 1},
+     "rendezvous: node rank 0, world of 1 node"),
+    ({"event": "workers-started", "attempt": 0, "ranks": [1]},
+     "workers started (attempt 0, rank 1)"),
+    ({"event": "workers-started", "attempt": 2, "ranks": [2, 3]},
+     "workers started (attempt 2, ranks 2, 3)"),
     ({"event": "first-step"}, "first step"),
-    (
-        {"event": "worker-ended", "rank": 3, "exit_code": 1, "cause": "exit"},
-        "rank 3 ended: exit code 1",
-    ),
-    (
-        {"event": "worker-ended", "rank": 0, "exit_code": -9, "cause": "signal"},
-        "rank 0 ended: SIGKILL (9)",
-    ),
-    (
-        {"event": "worker-ended", "rank": 3, "exit_code": -9, "cause": "hang"},
-        "rank 3 ended: SIGKILL (9) (hang)",
-    ),
+    ({"event": "worker-ended", "rank": 3, "exit_code": 1, "cause": "exit"},
+     "rank 3 ended: exit code 1"),
+    ({"event": "worker-ended", "rank": 0, "exit_code": -9, "cause": "signal"},
+     "rank 0 ended: SIGKILL (9)"),
+    ({"event": "worker-ended", "rank": 3, "exit_code": -9, "cause": "hang"},
+     "rank 3 ended: SIGKILL (9) (hang)"),
     (
         {
             "event": "hang",
@@ -66,16 +52,12 @@ SAMPLES: list[tuple[dict[str, Any], str]] = [
     ({"event": "restart", "cause": "lost-peer"}, "restart: lost-peer"),
     ({"event": "stop-requested", "reason": "preempted"}, "stop requested: preempted"),
     ({"event": "stop-acknowledged", "step": 120}, "stop acknowledged at step 120"),
-    (
-        {"event": "node-lost", "detail": "node 1 is lost: silent for 10.0 s"},
-        "node 1 is lost: silent for 10.0 s",
-    ),
+    ({"event": "node-lost", "detail": "node 1 is lost: silent for 10.0 s"},
+     "node 1 is lost: silent for 10.0 s"),
     ({"event": "store-lost"}, "store lost, starting again"),
-    (
-        {"event": "agent-ended", "reason": "completed", "exit_code": 0},
-        "agent ended: completed, exit code 0",
-    ),
-]
+    ({"event": "agent-ended", "reason": "completed", "exit_code": 0},
+     "agent ended: completed, exit code 0"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("event", "words"), SAMPLES)
@@ -86,7 +68,6 @@ def test_events_are_told_in_words(event, words):
 def test_every_event_of_the_contract_has_words():
     source = Path(protocol.__file__).read_text()
     listed = re.search(r"Events: (.*?)\.\"\"\"", source, re.DOTALL)
-    assert listed is not None
     names = re.sub(r"\(.*?\)", "", listed[1], flags=re.DOTALL)
     found = {name.strip() for name in names.split(",")}
     assert found == {event["event"] for event, _ in SAMPLES}

@@ -9,8 +9,6 @@ from launcher.contract.reasons import Reason
 from launcher.verdict.cause import FailureCause
 
 DOCS = Path(__file__).parents[3] / "docs"
-
-
 TEXT = "".join((DOCS / name).read_text() for name in ("runbook.md", "runbook-nodes.md"))
 
 

@@ -7,19 +7,13 @@ from tests.launcher.runner import PREFIX
 from tests.programs import run_program
 
 TWO = PREFIX.replace("nproc_per_node: 1", "nproc_per_node: 2")
-
-
 LOCAL = ("run", "job.yaml", "--on", "local")
-
-
 ONE_RAISES = """\
 import os, time; os.environ["RANK"] == "0" and open("up", "w")
 while os.environ["RANK"] == "1":
     if os.path.exists("up"): open("/data/nowhere/train.bin")
 time.sleep(60)
 """
-
-
 """Rank 1, once rank 0 has begun."""
 
 
@@ -91,6 +85,5 @@ def test_a_log_on_stdin_is_judged_when_its_writer_ends(launcher):
 
 
 def test_a_word_that_is_no_run_and_no_path_is_refused(launcher, tmp_path):
-    done = launcher("why", "nothing-here")
-    assert done.returncode == 2
-    assert "error: no run 'nothing-here'" in done.stderr
+    told = launcher.fails(2, "why", "nothing-here")
+    assert "error: no run 'nothing-here'" in told

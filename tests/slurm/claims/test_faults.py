@@ -12,8 +12,6 @@ from tests.slurm.typist import ALLOCATION
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-
 ELASTIC = "nnodes: 1:2\n"
 
 

@@ -15,8 +15,6 @@ from tests.slurm.cluster import Cluster
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
-
-
 LIMIT_S = 120
 
 

@@ -9,8 +9,6 @@ from tests.slurm.typist import ALLOCATION, ARRAY, Typist
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-
 ELASTIC = "nnodes: 1:2\n"
 
 

@@ -14,11 +14,7 @@ from tests.slurm.typist import ALLOCATION, ARRAY, PREFIX
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-
 LOOK_S = 10.0
-
-
 AWAY = "the run goes on"
 
 
@@ -35,9 +31,8 @@ def test_a_run_ends_well_while_the_controller_is_away(typist):
 
 def test_a_failing_line_of_the_setup_is_told_where_the_run_fails(typist):
     typist.write("raise SystemExit(3)", "slurm: {setup: [no-such-module load cuda]}\n" + PREFIX)
-    done = typist("run", "job.yaml", "--on", "slurm")
-    assert done.returncode == 1
-    assert re.search(r"\d+\.log has: .*no-such-module: command not found", done.stderr), done.stderr
+    told = typist.fails(1, "run", "job.yaml", "--on", "slurm")
+    assert re.search(r"\d+\.log has: .*no-such-module: command not found", told), told
 
 
 def test_in_steady_state_slurm_is_asked_every_ten_seconds_at_most(typist):
@@ -66,8 +61,7 @@ def test_an_srun_that_starts_nothing_is_ended_by_stop(typist):
     typist.start("run", "job.yaml", "--on", "slurm")
     wait_until((typist.folder / "hangs").exists)
     (run_id,) = typist.run_ids()
-    stopped = typist("stop", run_id)
-    assert stopped.returncode == 0, stopped.stderr
+    typist.well("stop", run_id)
     assert typist.finish()[0] == 143
     typist.cluster.wait_idle()
 

@@ -34,6 +34,5 @@ def test_a_held_job_that_nobody_uses_ends(typist):
     wait_until(lambda: (folder_of_hold(typist) / "outcome.json").exists())
     wait_until(lambda: not typist.left())
     typist.write("", JOB)
-    refused = typist("run", "job.yaml", "--in", "dev")
-    assert refused.returncode == 2
-    assert "the hold dev has ended (completed" in refused.stderr
+    told = typist.fails(2, "run", "job.yaml", "--in", "dev")
+    assert "the hold dev has ended (completed" in told

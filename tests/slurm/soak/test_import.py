@@ -13,7 +13,6 @@ from tests.slurm.cluster import find_free_ports
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
-
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name=tiny
 #SBATCH --nodes=2
@@ -39,8 +38,7 @@ def test_a_batch_script_trains_as_its_import(typist):
     original = re.findall(r"\d \d\.\d+", (typist.folder / "original.out").read_text())
     assert len(original) == 5
 
-    made = typist("import", "tiny.sbatch", "-o", "job.yaml")
-    assert made.returncode == 0, made.stderr
+    typist.well("import", "tiny.sbatch", "-o", "job.yaml")
     typist.start("run", "job.yaml", "--on", "slurm")
     code, out, err = typist.finish(200)
     assert code == 0, err

@@ -11,8 +11,6 @@ from tests.slurm.typist import ROOT, Typist
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
-
-
 SLOWED = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
@@ -28,8 +26,6 @@ train.loop.cross_entropy = slow
 program.exit_on_sigterm(Path(os.environ["LAUNCHER_NODE_DIR"]))
 sys.exit(program.main(sys.argv[1:]))
 """
-
-
 """``python -m train`` whose steps take some time."""
 
 
@@ -51,8 +47,7 @@ slurm: {{kind: {kind}{more}}}
 def undisturbed(typist: Typist) -> str:
     """The weights of the same job here, in one process."""
     argv = ("--on", "local", "--nnodes", "1", "--set", "env.STEP_S=0", "--runs", "undisturbed")
-    done = typist("run", "job.yaml", *argv)
-    assert done.returncode == 0, done.stderr
+    typist.well("run", "job.yaml", *argv)
     outcome = (typist.folder / "undisturbed/latest/outcome.json").read_text()
     (found,) = set(re.findall(r'"weights_sha256": "(\w+)"', outcome))
     return found

@@ -15,7 +15,6 @@ from tests.slurm.cluster import Cluster
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
-
 AGENT = """
 import json, os, pathlib, sys, time
 run = pathlib.Path(os.environ["LAUNCHER_STOP_FILE"]).parents[1]

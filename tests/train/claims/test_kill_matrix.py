@@ -29,7 +29,6 @@ FAULTS = [
 QUICK = FAULTS[:: len(PHASES) + 1]
 """Each kind once, each in another phase."""
 STEPS, BATCH, SHARDS = 60, 24, 4
-
 JOB = f"""
 name: faulty
 command: [{PROGRAM}, --reduction=exact, --virtual_shards={SHARDS}, --global_batch_size={BATCH},

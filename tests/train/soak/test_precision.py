@@ -12,8 +12,6 @@ from tests.fabric_train.forked import ForkedError
 from tests.train.strategy_rows import Row, run
 
 EXACT = ("--reduction=exact",)
-
-
 ROWS = (
     Row(name="ddp"),
     Row(name="ddp", options=EXACT),

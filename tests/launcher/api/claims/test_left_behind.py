@@ -52,8 +52,7 @@ def test_only_a_run_whose_launcher_is_proven_dead_is_named_with_the_proof(launch
     dead = folder_of_the_dead(tmp_path / "elsewhere", "digits-dead")
     bear("digits-dead", str(dead.path))
     pid = json.loads((dead.path / LAUNCHER_FILE).read_text())["pid"]
-    done = launcher("run", "job.yaml", "--on", "local")
-    assert done.returncode == 0
+    done = launcher.well("run", "job.yaml", "--on", "local")
     (told,) = [line for line in done.stderr.splitlines() if "left behind" in line]
     assert f"left behind: digits-dead; its launcher has died (its process {pid}" in told
     assert told.endswith(f"launcher stop digits-dead --runs {dead.path.parent}")

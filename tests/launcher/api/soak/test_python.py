@@ -66,7 +66,6 @@ def test_an_elastic_run_is_scaled(place):
         training.scale(1)
         wait_until(lambda: len(training.status().nodes) == 1)
         raise ZeroDivisionError
-    assert training.outcome is not None
     assert training.outcome.reason == "stop-requested"
     assert place.processes() == []
 

@@ -77,8 +77,7 @@ COMPARE = ("compare", "job.yaml", "--on", "local", "--nproc-per-node")
     ],
 )
 def test_what_makes_two_worlds_differ_is_named(launcher, cause, told):
-    done = launcher(*COMPARE, "1,2", "--html", "page.html", "--", cause)
-    assert done.returncode == 0, done.stderr
+    done = launcher.well(*COMPARE, "1,2", "--html", "page.html", "--", cause)
     head, one, two, *causes = done.stdout.splitlines()
     assert head.split()[:3] == ["nproc_per_node", "workers", "batch"]
     assert one.split()[:3] == ["1", "1", "12"]
@@ -105,10 +104,9 @@ def test_an_interrupt_leaves_nothing(launcher, signum):
 
 @pytest.mark.parametrize("given", ["", "2", "1,x", "0,1", "1,,2"])
 def test_numbers_that_cannot_be_compared_are_refused(launcher, given):
-    done = launcher(*COMPARE[:-1], *([COMPARE[-1], given] if given else []))
-    assert done.returncode == 2
+    told = launcher.fails(2, *COMPARE[:-1], *([COMPARE[-1], given] if given else []))
     fix = "fix: --nproc-per-node 1,2,4"
-    assert done.stderr.splitlines() == [
+    assert told.splitlines() == [
         f"error: --nproc-per-node {given}: not two or more numbers of processes",
         f"  {fix}",
     ]

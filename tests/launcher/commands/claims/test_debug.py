@@ -10,8 +10,6 @@ import pytest
 from tests.debugged import STOPS, Terminal, debug_rank_1
 
 ALONE = ("--on", "local", "--nnodes", "1", "--debug", "0")
-
-
 JOB = "name: tiny\nnproc_per_node: 1\nnnodes: 2\nstop_grace_s: 2\nagent: {hang_min_s: 1}\n"
 
 

@@ -21,8 +21,6 @@ from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
 JOB = "name: tiny\nstop_grace_s: 5\n"
-
-
 LEAVES = """
 import atexit, json, os, socket, subprocess, sys, tempfile, threading
 import torch, torch.distributed as dist
@@ -54,8 +52,6 @@ if "fail" in sys.argv:
     raise ValueError("as asked")
 dist.destroy_process_group()
 """
-
-
 """Tells what it finds, and leaves some of each behind."""
 
 
@@ -64,8 +60,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """A hold ``dev`` of two nodes."""
     launcher = Runner(tmp_path_factory.mktemp("dev"))
     launcher.write("", JOB)
-    done = launcher("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
-    assert done.returncode == 0, done.stderr
+    launcher.well("hold", "--name", "dev", "--nnodes", "2", "--nproc-per-node", "1", *ON)
     yield launcher
     assert launcher("release", "dev").returncode == 0
     assert not launcher.processes()
@@ -144,20 +139,17 @@ def test_a_hold_is_for_one_run_at_a_time_and_an_interrupt_keeps_it(dev):
     latest = dev.folder / "runs/latest"
     wait_until(lambda: len(list(latest.glob("up-*"))) == 2)
     first = latest.resolve().name
-    refused = dev("run", "job.yaml", "--in", "dev")
-    assert refused.returncode == 2
-    assert f"dev is in use: {first} of " in refused.stderr
-    assert f"stop {first}" in refused.stderr
-    in_use = dev("release", "dev")
-    assert in_use.returncode == 2
-    assert f"dev is in use: {first}" in in_use.stderr
+    told = dev.fails(2, "run", "job.yaml", "--in", "dev")
+    assert f"dev is in use: {first} of " in told
+    assert f"stop {first}" in told
+    in_use = dev.fails(2, "release", "dev")
+    assert f"dev is in use: {first}" in in_use
     assert f"used by {first}" in dev("ps").stdout
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert ", free" in dev("status", "dev").stdout
     dev.write("print('well')\n", JOB)
-    done = dev("run", "job.yaml", "--in", "dev", "--fresh")
-    assert done.returncode == 0, done.stderr
+    done = dev.well("run", "job.yaml", "--in", "dev", "--fresh")
     assert done.stdout.count("well") == 2
 
 
@@ -177,8 +169,6 @@ held.enter("first")
 print("entered", flush=True)
 sys.stdin.readline()
 """
-
-
 """A launcher that stops while it takes a hold."""
 
 

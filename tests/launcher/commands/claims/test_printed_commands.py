@@ -22,31 +22,19 @@ from tests.k8s.manifests_table import TABLE, manifest_of
 from tests.launcher.fake_cluster import FakeCluster, pod
 
 ROOT = Path(__file__).parents[4]
-
-
 RUNS = "all my runs"
-
-
 JOB_FILE = """
 name: digits
 command: [-m, train]
 nnodes: 2
 kubernetes: {checkpoint: pvc/storage}
 """
-
-
 OF_JOB = (
     *("--kind", "job", "--image", "example/other:2", "--nnodes", "1:2", "--max-restarts", "3"),
     *("--set", "env.GREETING=good day", "--set", "nproc_per_node=1"),
 )
-
-
 PROGRAM = "python -m launcher"
-
-
 Shell = Callable[[str], subprocess.Popen[str]]
-
-
 """Where the words begin that stand behind a command in a sentence."""
 
 

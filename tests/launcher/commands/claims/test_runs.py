@@ -29,7 +29,6 @@ def test_a_full_disk_keeps_nobody_from_stopping_a_run(launcher, tmp_path):
         run_id = done.stdout.strip()
         wait_until((disk.path / run_id / "up-0").exists)
         disk.fill()
-        told = launcher("stop", "--runs", str(disk.path))
-        assert told.returncode == 0, told.stderr
+        told = launcher.well("stop", "--runs", str(disk.path))
         assert told.stderr.startswith(f"{run_id}: stopped, ")
         disk.free()

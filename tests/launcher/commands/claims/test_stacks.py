@@ -27,8 +27,6 @@ def main():
     dist.all_reduce(torch.ones(1000))
 main()
 """
-
-
 JOB = "name: tiny\nnproc_per_node: {nproc}\nnnodes: {nnodes}\nstop_grace_s: 2\n"
 
 
@@ -43,8 +41,7 @@ def launcher(tmp_path: Path) -> Iterator[Runner]:
 
 def start(launcher: Runner, script: str, *, nproc: int = 1, nnodes: int = 1) -> Path:
     launcher.write(script, JOB.format(nproc=nproc, nnodes=nnodes))
-    done = launcher("run", "job.yaml", "--on", "local", "--detach")
-    assert done.returncode == 0, done.stderr
+    launcher.well("run", "job.yaml", "--on", "local", "--detach")
     folder = (launcher.folder / "runs/latest").resolve()
     ready = [folder / f"ready-{rank}" for rank in range(nproc * nnodes)]
     wait_until(lambda: all(path.exists() for path in ready))

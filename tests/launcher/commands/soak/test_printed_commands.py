@@ -27,14 +27,8 @@ from tests.launcher.commands.claims.test_printed_commands import (
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
 ROOT = Path(__file__).parents[4]
-
-
 INDEX = "batch.kubernetes.io/job-completion-index"
-
-
 COMMAND = re.compile(rf"{PROGRAM} (?:logs|status|stop|scale|report|ps|run|render|doctor)\b.*")
-
-
 PROSE = re.compile(r" (?:to|lists|shows|removes|tells|says)\b|[,;)]| {2}|$")
 
 

@@ -25,8 +25,7 @@ def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_na
     named = [run / f"profiles/rank-{rank}.trace.json" for rank in range(2)]
     wait_until(lambda: all(path.exists() for path in named))
     assert [count_steps(path) for path in named] == [2, 2]
-    done = launcher("profile", "latest", "--steps", "3", "--seconds", "60")
-    assert done.returncode == 0, done.stderr
+    done = launcher.well("profile", "latest", "--steps", "3", "--seconds", "60")
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["rank 0", "rank 1"]
     assert [count_steps(launcher.folder / line.split(": ")[1]) for line in lines] == [3, 3]
@@ -47,12 +46,10 @@ def test_a_training_traces_the_next_steps_of_all_ranks_and_those_that_its_job_na
 def test_a_script_with_a_callback_traces_its_next_steps(launcher, script):
     options = ("--on", "local", "--nproc-per-node", "2", "--set", "checkpoint_dir=checkpoints")
     options += ("--set", "env.GPU_DRY=1", "--detach")
-    done = launcher("run", str(ROOT / script[0]), *options, "--", *script[1:])
-    assert done.returncode == 0, done.stderr
+    launcher.well("run", str(ROOT / script[0]), *options, "--", *script[1:])
     run = (launcher.folder / "runs/latest").resolve()
     wait_until(lambda: any("first-step" in p.read_text() for p in run.glob("ledger/train-*")))
-    done = launcher("profile", "latest", "--steps", "3", "--seconds", "100")
-    assert done.returncode == 0, done.stderr
+    done = launcher.well("profile", "latest", "--steps", "3", "--seconds", "100")
     lines = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["rank 0", "rank 1"]
     assert [count_steps(launcher.folder / line.split(": ")[1]) for line in lines] == [3, 3]

@@ -21,7 +21,6 @@ def test_ctrl_c_ends_the_logs_and_says_that_the_run_goes_on(launcher):
     launcher.write(WAITING)
     run_id = detach(launcher)
     following = launcher.start("logs", "-f")
-    assert following.stdout is not None
     assert following.stdout.readline() == b"[0/0] up\n"
     following.send_signal(signal.SIGINT)
     _, said = following.communicate(timeout=60)
@@ -67,9 +66,8 @@ def test_in_another_folder_it_is_told_where_runs_are_looked_for(launcher, tmp_pa
         assert said.startswith(f"{where}\n  fix: {fix}\n"), said
         assert f"{run_id} runs here; see: python -m launcher status {run_id} --runs {runs}" in said
     for word in ("stop", "status", "logs", "report"):
-        done = launcher(word)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"error: {where}\n  fix: {fix}; "), done.stderr
+        done = launcher.fails(2, word)
+        assert done.startswith(f"error: {where}\n  fix: {fix}; "), done
     told = launcher("stop", "tiny").stderr
     assert told.startswith(f"error: no run 'tiny': {where}\n  fix: {fix}")
     assert launcher("stop", "--runs", str(runs)).returncode == 0

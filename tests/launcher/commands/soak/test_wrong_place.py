@@ -70,8 +70,6 @@ def test_a_folder_where_nothing_can_be_made_is_told_before_a_run_is_begun(folder
 # -- run folders that were damaged ----------------------------------------------------------------
 
 GARBAGE = [b"", b"{}", b'{"at": null, "pid": []}']
-
-
 MORE_GARBAGE = [b"\xff\0\xfe", b"null", b"[]", b'"x"', b"1", b"[" * 100_000]
 
 

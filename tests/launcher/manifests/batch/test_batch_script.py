@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,28 +12,12 @@ from launcher.contract.errors import ExitCode
 from launcher.manifests.batch.check import BatchRule, check_batch_script
 from launcher.manifests.batch.script import is_batch_script
 from launcher.manifests.check import check_manifests, render_checked
+from tests.launcher.manifests.cases import case
 
 SCRIPTS = Path(__file__).parent
 ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests/golden/check-batch-script.txt"
 GOOD = ("torchrun", "tasks", "static", "single")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A good script, what replaces ``old`` to break the rule, and what nearly does."""
-
-    rule: BatchRule
-    base: str
-    old: str
-    bad: str
-    good: str
-
-
-def case(rule: BatchRule, base: str, old: str, bad: str, good: str | None = None) -> Case:
-    return Case(rule=rule, base=base, old=old, bad=bad, good=old if good is None else good)
-
-
 R = BatchRule
 TASKS = "#SBATCH --ntasks-per-node=1\n"
 ENDPOINT = '--rdzv-endpoint="$head_node:$PORT"'
@@ -121,7 +104,7 @@ def test_nothing_is_found_in_a_good_script(base):
     assert render_checked(checked) == "0 errors, 0 warnings; 1 batch script checked\n"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda one: f"{one.rule.id}-{one.base}")
+@pytest.mark.parametrize("case", CASES, ids=lambda one: one.id)
 def test_a_broken_rule_is_found_and_its_neighbour_is_not(case):
     text = read(case.base)
     assert case.old in text, "the edit must change something"

@@ -9,18 +9,13 @@ import pytest
 
 from launcher.manifests.pytorchjob import PyTorchJob, operator_env
 from launcher.manifests.source import parse_manifest
-from tests.launcher.manifests.test_play_docker import engine, play
 from tests.launcher.played import COUNTED, PRINT_ENV, elastic, job, nothing_is_left
 
 pytestmark = pytest.mark.docker
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(job, id="static"),
-        pytest.param(elastic, id="elastic"),
-    ],
+    "make", [pytest.param(job, id="static"), pytest.param(elastic, id="elastic")]
 )
 def test_a_foreign_job_sees_the_environment_that_the_operator_would_give(make, play, engine):
     # The decisive pod waits for the others: they would be stopped before they have printed.

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,23 +24,14 @@ from launcher.manifests.scripts.check import (
     is_training_script,
 )
 from launcher.manifests.scripts.rules import ScriptRule
+from tests.launcher.manifests.cases import case
 from tests.programs import run_program
 
 SCRIPTS = Path(__file__).parent
-
-
 ROOT = Path(__file__).parents[4]
-
-
 DOCS = ROOT / "docs/check-scripts.md"
-
-
 GOLDEN = ROOT / "tests/golden/check-training-scripts.txt"
-
-
 FAULT = re.compile(r"# fault: ([a-z-]+)")
-
-
 Place = tuple[int, str]
 
 
@@ -64,33 +54,10 @@ def faults_of(text: str) -> set[Place]:
     return {(i, fault) for i, line in lines for fault in FAULT.findall(line)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A right script, what replaces ``old`` to break the rule, and what nearly does."""
-
-    rule: ScriptRule
-    base: str
-    old: str
-    bad: str
-    good: str
-
-
-def case(rule: ScriptRule, base: str, old: str, bad: str, good: str | None = None) -> Case:
-    return Case(rule=rule, base=base, old=old, bad=bad, good=old if good is None else good)
-
-
 R = ScriptRule
-
-
 SETUP = 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n    init_process_group('
-
-
 HOLDS = 'self.register_buffer("signal", alphas.sqrt())'
-
-
 MP = "mp.spawn(work, args=(2,), nprocs=2)"
-
-
 CASES = [
     case(R.UNREADABLE, "ddp_trainer", "import os\n", "import os\nprint 1\n"),
     case(R.FIRST_GPU, "ddp_trainer", "x.to(self.local_rank)", 'x.to("cuda:0")', 'x.to("cuda")'),
@@ -226,7 +193,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda one: f"{one.rule.id}-{one.base}")
+@pytest.mark.parametrize("case", CASES, ids=lambda one: one.id)
 def test_a_broken_rule_is_found_and_its_neighbour_is_not(case):
     text = read(f"right/{case.base}")
     assert case.old in text, "the edit must change something"
@@ -455,7 +422,6 @@ def test_names_with_many_values_are_end_soon():
 def defined_in_lightning(path: str) -> dict[str, set[str]]:
     """Functions, with their arguments, of a module of the installed Lightning, which is not run."""
     spec = importlib.util.find_spec("lightning")
-    assert spec is not None
     assert spec.origin is not None
     tree = ast.parse((Path(spec.origin).parent / path).read_text())
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]

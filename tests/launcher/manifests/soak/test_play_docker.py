@@ -9,14 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.contract.errors import ExitCode
-from tests.launcher.manifests.test_play_faults import engine, play
-from tests.launcher.played import (
-    LIMIT_S,
-    WAIT,
-    container,
-    elastic,
-    nothing_is_left,
-)
+from tests.launcher.played import LIMIT_S, WAIT, container, elastic, nothing_is_left
 from tests.launcher.relay import Relay, open_relay
 
 pytestmark = pytest.mark.docker
