@@ -63,12 +63,6 @@ def test_a_batch_that_the_data_cannot_fill_is_refused_with_numbers_that_work(
     assert fix in refused.value.fix
 
 
-def test_options_may_stand_in_the_environment(monkeypatch):
-    monkeypatch.setenv("TRAIN_LR", "0.5")
-    assert parse_config([]).lr == 0.5
-    assert parse_config(["--lr", "0.1"]).lr == 0.1
-
-
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
 def test_a_look_without_a_checkpoint_says_where_it_looked(verb, tmp_path):
     with pytest.raises(InputError, match=f"{verb}: no checkpoint in {tmp_path}"):

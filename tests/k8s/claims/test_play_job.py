@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.k8s.test_cluster import accuracy
+
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 900.0
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1000)]
@@ -17,12 +19,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(1000)]
 def play(manifest: str, output: Path, image: str = "fabric-train:cpu") -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "launcher", "play", manifest, "--image", image]
     return subprocess.Popen(argv, cwd=ROOT, stdout=output.open("wb"), stderr=subprocess.STDOUT)
-
-
-def accuracy(text: str) -> float:
-    found = re.findall(r"test accuracy ([0-9.]+)", text)
-    assert found, text[-3000:]
-    return float(found[-1])
 
 
 @pytest.mark.parametrize("manifest", ["k8s/job.yaml", "k8s/job-static.yaml"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.commands.claims.test_profile import launcher
 from tests.launcher.runner import Runner
 from tests.waiting import wait_until
 
@@ -28,15 +29,6 @@ def main():
 main()
 """
 JOB = "name: tiny\nnproc_per_node: {nproc}\nnnodes: {nnodes}\nstop_grace_s: 2\n"
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Runner]:
-    runner = Runner(tmp_path)
-    yield runner
-    if runner.run_ids():
-        runner("stop", "--grace", "0")
-    assert runner.processes() == []
 
 
 def start(launcher: Runner, script: str, *, nproc: int = 1, nnodes: int = 1) -> Path:
