@@ -44,6 +44,22 @@ class Server:
         self.core, self.batch = client.CoreV1Api(api), client.BatchV1Api(api)
         self.custom = client.CustomObjectsApi(api)
 
+    def has_account(self) -> bool:
+        try:
+            self.core.read_namespaced_service_account("default", self.namespace)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def put(self, kind: str, item: Object) -> None:
+        """Makes an object of Kubernetes' own, such as a ``pod``."""
+        if self.fake is not None:
+            self.fake.put(f"{kind.replace('_', '')}s", item)
+        else:
+            getattr(self.core, f"create_namespaced_{kind}")(self.namespace, item)
+
     def create_job(self, item: Object, **options: str) -> Any:
         return self.batch.create_namespaced_job(self.namespace, item, **options)
 
@@ -91,23 +107,10 @@ def server(
     file = os.environ.get("KUBECONFIG", "~/.kube/config")
     made = Server(config.new_client_from_config(file), f"contract-{secrets.token_hex(3)}", None)
     made.core.create_namespace({"metadata": {"name": made.namespace}})
-    wait_for_account(made)
+    # No pod is admitted before a controller has made the namespace's service account.
+    waited(made.has_account, "a service account")
     yield made
     made.core.delete_namespace(made.namespace)
-
-
-def wait_for_account(server: Server) -> None:
-    """No pod is admitted before a controller has made the namespace's service account, which on a
-    cluster that was just started takes a while."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            server.core.read_namespaced_service_account("default", server.namespace)
-            return
-        except ApiException as error:
-            if error.status != 404 or time.monotonic() > deadline:
-                raise
-        time.sleep(0.2)
 
 
 def job(**spec: Any) -> Object:
@@ -316,13 +319,7 @@ def test_the_log_of_a_pod_that_is_not_there_is_not_found(server):
 def test_the_log_of_a_container_that_has_not_started_is_a_bad_request(previous, server):
     waiting = {"waiting": {"reason": "ContainerCreating"}}
     item = pod("digits-0", {"app": "digits"}, phase="Pending", state=waiting)
-    if server.fake is not None:
-        server.fake.put("pods", item)
-    else:
-        spec = {"containers": [{"name": "node", "image": "registry.invalid/none:1"}]}
-        server.core.create_namespaced_pod(
-            server.namespace, {"metadata": {"name": "digits-0"}, "spec": spec}
-        )
+    server.put("pod", item if server.fake is not None else one_pod())
     call = server.core.read_namespaced_pod_log
     found = refused(lambda: call("digits-0", server.namespace, previous=previous))
     assert found[:2] == (400, "BadRequest")
@@ -409,15 +406,8 @@ def test_an_event_says_what_it_is_about_and_when(server):
         "involvedObject": about, "reason": "FailedCreate", "message": "exceeded quota",
         "type": "Warning", "count": 3, "lastTimestamp": "2026-01-01T00:00:03Z",
     }  # fmt: skip
-    if server.fake is not None:
-        server.fake.put("events", event)
-    else:
-        server.core.create_namespaced_event(server.namespace, event)
-    response = server.api.call_api(
-        f"/api/v1/namespaces/{server.namespace}/events", "GET", auth_settings=["BearerToken"],
-        _preload_content=False, _return_http_data_only=True,
-    )  # fmt: skip
-    listed = json.loads(response.data)["items"]
+    server.put("event", event)
+    listed = raw_items(server, "/api/v1", "events")
     (found,) = [one for one in listed if one["metadata"]["name"] == "digits.1"]
     assert (found["involvedObject"]["uid"], found["count"]) == (made.metadata.uid, 3)
     assert (message_of(found), event_time(found)) == ("exceeded quota", 1767225603.0)
@@ -513,10 +503,7 @@ def one_pod(image: str = NO_IMAGE, **container: Any) -> Object:
 def no_pods(server: Server) -> None:
     """A quota that admits none."""
     quota = {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "0"}}}
-    if server.fake is not None:
-        server.fake.put("resourcequotas", quota)
-    else:
-        server.core.create_namespaced_resource_quota(server.namespace, quota)
+    server.put("resource_quota", quota)
 
 
 def try_pod(server: Server, item: Object) -> str:

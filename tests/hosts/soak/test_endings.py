@@ -74,25 +74,6 @@ def test_two_runs_never_get_the_same_slots(typist):
     launcher.wait(30)
 
 
-def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machine(
-    typist, tmp_path_factory
-):
-    typist.write(WAITING)
-    started = typist.well("run", "job.yaml", "--nnodes", "2", "--detach")
-    run_id = started.stdout.strip()
-    wait_until(lambda: is_up(typist))
-    pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
-    os.kill(pid, signal.SIGKILL)
-    # A followed run would end, as nobody hears its launcher: this one must not.
-    time.sleep(FOLLOWED_S + 5)
-    elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
-    status = elsewhere("status", run_id)
-    assert "node 1.0 on gpu2: running" in status.stdout, status.stderr
-    assert "[1/1] up" in elsewhere("logs", run_id).stdout
-    elsewhere.well("stop", run_id)
-    assert elsewhere.outcome["reason"] == "stop-requested"
-
-
 LATE = """
 import os, pathlib, signal, time
 run, rank = pathlib.Path(os.environ["RUN_DIR"]), os.environ["RANK"]
@@ -129,19 +110,25 @@ def test_hosts_with_one_home_lose_nothing_of_the_node_that_ends_last(typist):
     assert list(home.glob("runs/*")) == []
 
 
-def test_a_run_on_hosts_with_one_home_is_stopped_on_all_of_them_from_elsewhere(
-    typist, tmp_path_factory
+@pytest.mark.parametrize("one_home", [False, True])
+def test_a_detached_run_outlives_its_launcher_and_is_stopped_from_another_machine(
+    typist, tmp_path_factory, one_home
 ):
-    home = share_home(typist)
+    home = share_home(typist) if one_home else None
     typist.write(WAITING)
-    started = typist.well("run", "job.yaml", "--nnodes", "2", "--detach")
-    run_id = started.stdout.strip()
-    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2)
+    run_id = typist.well("run", "job.yaml", "--nnodes", "2", "--detach").stdout.strip()
+    wait_until(lambda: len(list(home.glob("runs/*/up-*"))) == 2 if home else is_up(typist))
     pid = json.loads((typist.folder / f"runs/{run_id}/launcher.json").read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
+    # A followed run would end, as nobody hears its launcher: this one must not.
+    time.sleep(FOLLOWED_S + 5)
     elsewhere = Typist(tmp_path_factory.mktemp("elsewhere"), typist.network)
     (elsewhere.folder / "hosts.yaml").write_text((typist.folder / "hosts.yaml").read_text())
+    status = elsewhere("status", run_id)
+    assert "node 1.0 on gpu2: running" in status.stdout, status.stderr
+    assert "[1/1] up" in elsewhere("logs", run_id).stdout
     elsewhere.well("stop", run_id)
+    assert elsewhere.outcome["reason"] == "stop-requested"
     assert not any(host.commands() for host in typist.network.hosts)
 
 

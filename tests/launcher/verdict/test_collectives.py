@@ -31,6 +31,13 @@ def trace(*entries: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"version": "2.10", "pg_config": {}, "entries": list(entries), **fields}
 
 
+def steps(*sizes: int) -> dict[str, Any]:
+    """A rank that made calls of these sizes and waits in the last."""
+    calls = [entry(seq, input_sizes=[[size]]) for seq, size in enumerate(sizes, 1)]
+    calls[-1]["retired"] = False
+    return trace(*calls)
+
+
 def test_the_rank_that_has_not_entered_a_collective_is_named():
     waits = trace(entry(811), entry(812, retired=False))
     found = join_recorders(
@@ -106,11 +113,6 @@ def test_the_first_difference_counts_where_later_ones_follow():
 
 
 def test_a_rank_that_has_left_one_out_is_told_by_what_came_next_in_earlier_steps():
-    def steps(*sizes: int) -> dict[str, Any]:
-        calls = [entry(seq, input_sizes=[[size]]) for seq, size in enumerate(sizes, 1)]
-        calls[-1]["retired"] = False
-        return trace(*calls)
-
     (finding,) = join_recorders({0: steps(8, 4, 8, 4, 8), 1: steps(8, 4, 8, 4, 4)}, NOW)
     assert finding.text == "rank 1 has left out all_reduce 5"
     (finding,) = join_recorders({0: steps(8, 4, 8, 4, 8), 1: steps(8, 4, 8, 4, 5)}, NOW)
@@ -193,11 +195,6 @@ def test_findings_come_with_the_gravest_first_and_each_group_waits_for_itself():
 
 
 def test_a_step_shows_what_was_left_out_only_with_the_two_calls_before_it():
-    def steps(*sizes: int) -> dict[str, Any]:
-        calls = [entry(seq, input_sizes=[[size]]) for seq, size in enumerate(sizes, 1)]
-        calls[-1]["retired"] = False
-        return trace(*calls)
-
     for one, other, kind in (
         ((1, 8, 4, 2, 8, 4, 2), (1, 8, 4, 2, 8, 4, 8), "missing"),
         ((4, 8, 4, 8), (4, 8, 4, 4), "sizes"),

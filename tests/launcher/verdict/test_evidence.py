@@ -28,6 +28,7 @@ from launcher.verdict.log_line import LogLine
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import Verdict, decide_verdict, render_line, render_verdict
 from tests.faults.corpus import find_fault
+from tests.launcher.torchrun_report import report, worker
 
 TRACEBACK = """\
 [rank{rank}]: Traceback (most recent call last):
@@ -36,23 +37,14 @@ TRACEBACK = """\
 [rank{rank}]: {exception}
 """
 LOST_PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:54949."
-REPORT = """\
-============================================================
-train.py FAILED
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-25_01:44:09
-  host      : n1
-  rank      : {rank} (local_rank: {rank})
-  exitcode  : {code} (pid: 31700) {signal}
-  error_file: <N/A>
-============================================================
-"""
 
 
 def traceback(rank: int, exception: str, call: str = "step()") -> str:
     return TRACEBACK.format(rank=rank, exception=exception, call=call)
+
+
+def judge(text: str) -> Verdict:
+    return decide_verdict(read_stdin(io.BytesIO(text.encode())))
 
 
 def ended_run(root: Path) -> RunFolder:
@@ -390,8 +382,8 @@ def test_where_nothing_is_found_the_verdict_says_what_that_means(state, missing,
 
 def test_torchruns_own_order_does_not_hide_the_rank_that_failed_by_itself():
     text = traceback(0, LOST_PEER) + traceback(1, "KeyError: 'pixels'")
-    text += REPORT.format(rank=0, code=1, signal="")
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    text += report(worker(0, 1))
+    told = judge(text)
     assert (told.cause, told.rank, told.place) == (FailureCause.SCRIPT_ERROR, 1, "train.py:12")
 
 
@@ -399,7 +391,7 @@ def test_two_ranks_that_failed_for_reasons_of_their_own_leave_a_doubt():
     text = (
         traceback(0, "KeyError: 'pixels'") + "[rank1]: OSError: [Errno 28] No space left on device"
     )
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    told = judge(text)
     assert told.certainty == "likely"
 
 
@@ -432,15 +424,15 @@ def test_a_node_without_room_is_not_why_another_one_failed():
 
 def test_two_ends_of_a_link_that_blame_each_other_leave_a_doubt():
     said = "NCCL WARN NET/IB : mlx5_0:1 Got async event : port error"
-    one_side = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}".encode())))
-    both = decide_verdict(read_stdin(io.BytesIO(f"[1/4] {said}\n[0/0] {said}".encode())))
+    one_side = judge(f"[1/4] {said}")
+    both = judge(f"[1/4] {said}\n[0/0] {said}")
     assert one_side.cause is both.cause is FailureCause.INFINIBAND_FAULT
     assert (one_side.certainty, both.certainty) == ("certain", "likely")
 
 
 def test_slurms_list_of_nodes_places_what_names_a_host():
     text = "SLURM_JOB_NODELIST=cn[130-132]\nsrun: error: cn132: task 2: Out Of Memory\n"
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    told = judge(text)
     assert (told.cause, told.node) == (FailureCause.HOST_OUT_OF_MEMORY, 2)
     assert told.certainty == "likely"  # its node is by the list, and not by the line alone
 
@@ -452,17 +444,15 @@ def test_a_node_that_another_line_tells_is_never_certain():
         ("[1/9] [rank9]: step 1 failed\n", 1, "likely"),
     ):
         text = begun + (named if begun else named.replace("[rank9]: ", "[1/9] [rank9]: "))
-        told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+        told = judge(text)
         assert (told.node, told.certainty) == (node, certainty)
 
 
 def test_a_cause_that_others_lead_to_is_never_certain():
     text = traceback(1, "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed.")
-    told = decide_verdict(
-        read_stdin(io.BytesIO(f"node-1 kernel: oom_reaper: reaped process 42\n{text}".encode()))
-    )
+    told = judge(f"node-1 kernel: oom_reaper: reaped process 42\n{text}")
     assert told.cause is FailureCause.HOST_OUT_OF_MEMORY
-    told = decide_verdict(read_stdin(io.BytesIO(text.encode())))
+    told = judge(text)
     assert (told.cause, told.certainty) == (FailureCause.DATA_LOADER_WORKER_DIED, "likely")
 
 

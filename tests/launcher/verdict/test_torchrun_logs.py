@@ -10,34 +10,10 @@ import pytest
 from launcher.contract.worker_end import WorkerEnd
 from launcher.verdict.torchrun_logs import read_file, read_folder, read_stdin
 from launcher.verdict.verdict import decide_verdict
+from tests.launcher.torchrun_report import report, worker
 
-FAILED = """\
-train.py FAILED
-------------------------------------------------------------
-Failures:
-{failures}
-------------------------------------------------------------
-Root Cause (first observed failure):
-{root}
-============================================================
-"""
-WORKER = """\
-[0]:
-  time      : 2026-11-25_01:44:09
-  host      : n1
-  rank      : {rank} (local_rank: {local})
-  exitcode  : {code} (pid: 31700)
-"""
 RAISED = "[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]: {exception}\n"
 PEER = "RuntimeError: Connection closed by peer [10.0.0.2]:5"
-
-
-def worker(rank: int, code: int, local: int | None = None) -> str:
-    return WORKER.format(rank=rank, local=rank if local is None else local, code=code)
-
-
-def report(root: str, *others: str) -> str:
-    return FAILED.format(root=root, failures="\n".join(others))
 
 
 def ends(text: str) -> list[tuple[Any, ...]]:
