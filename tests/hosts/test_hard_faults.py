@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_host_whose_disk_is_full_is_named_before_anything_starts(small_disk, typist):

@@ -9,6 +9,7 @@ from benchmarks.strategies import FORMULAS, TENSOR, WEIGHTS
 from benchmarks.strategy_ranks import take_pair
 
 COUNTERS = 20_000
+"""Bytes of a step beside the strategy's own: what ranks tell each other about stops."""
 CASES = [
     (name, nproc)
     for name in FORMULAS

@@ -18,7 +18,6 @@ from tests.hosts.typist import PREFIX, Typist
 
 pytestmark = pytest.mark.hosts
 RUNTIMES = ["python", pytest.param("docker", marks=pytest.mark.docker)]
-"""For a node that imports torch, on a machine that does much else."""
 
 
 class Held(Typist):

@@ -22,6 +22,7 @@ import os, pathlib
 pathlib.Path(os.environ["CHECKPOINT_DIR"], "kept").touch()
 """
 START_LIMIT_S = 120.0
+"""For a node that imports torch, on a machine that does much else."""
 
 
 def containers_on(host: Host) -> list[str]:

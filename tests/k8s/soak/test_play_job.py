@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from launcher.targets.agent_archive import read_agent_version
 from tests.k8s.claims.test_play_job import LIMIT_S, accuracy, play
 from tests.launcher.docker_place import OTHER_AGENT, OTHER_AGENT_IMAGE, build_other_agent
 
-ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1000)]
 
 

@@ -16,7 +16,6 @@ from tests.programs import run_program
 from train.config import TrainConfig
 from train.loop import train
 
-ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).parents[1] / "programs" / "faulty.py"
 KINDS = ("kill", "term", "raise", "hang")
 RANKS = ("first", "last")

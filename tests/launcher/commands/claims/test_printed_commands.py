@@ -35,7 +35,6 @@ OF_JOB = (
 )
 PROGRAM = "python -m launcher"
 Shell = Callable[[str], subprocess.Popen[str]]
-"""Where the words begin that stand behind a command in a sentence."""
 
 
 class Terminal:

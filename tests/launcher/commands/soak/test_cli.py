@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.launcher.commands.test_cli import folder, launcher
-
-ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize(

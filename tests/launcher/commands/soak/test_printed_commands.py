@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +25,10 @@ from tests.launcher.commands.claims.test_printed_commands import (
 )
 from tests.launcher.fake_cluster import FakeCluster, ended, pod
 
-ROOT = Path(__file__).parents[4]
 INDEX = "batch.kubernetes.io/job-completion-index"
 COMMAND = re.compile(rf"{PROGRAM} (?:logs|status|stop|scale|report|ps|run|render|doctor)\b.*")
 PROSE = re.compile(r" (?:to|lists|shows|removes|tells|says)\b|[,;)]| {2}|$")
+"""Where the words begin that stand behind a command in a sentence."""
 
 
 def commands_in(text: str) -> list[str]:

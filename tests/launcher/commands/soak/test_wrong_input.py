@@ -5,14 +5,9 @@ What is refused is refused before anything is made: the folder is as it was.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.launcher.commands.test_wrong_input import JOB, assert_refused, folder, put, tree, typed
-
-ROOT = Path(__file__).parents[4]
-
 
 # -- the file itself ------------------------------------------------------------------------------
 

@@ -13,8 +13,6 @@ import pytest
 from launcher.commands import cli
 from tests.launcher.commands.test_wrong_place import JOB, as_another, assert_told, folder, shell
 
-ROOT = Path(__file__).parents[4]
-
 
 def test_a_closed_stderr_and_stdin_harm_nothing(folder):
     done = shell("launcher render job.yaml --on local <&- 2>&-", folder)
