@@ -15,10 +15,11 @@ from launcher.contract.errors import InputError, SilentTargetError, TargetError
 from launcher.follow.target import Target
 from launcher.job.spec import JobSpec
 from launcher.plan.target_facts import MachineFacts, TargetFacts
+from tests.launcher.conftest import DOCKER, LOCAL
 
 NO_ENGINE = TargetError("no Docker engine answers at /run/docker.sock", "start it")
 NO_TORCH = TargetError("/usr/bin/python3 has no torch", "pip install torch")
-NAMES_CONTAINERS = ({"image": "my/image:1"}, {"code": "image"}, {"mounts": ["./data:/data"]})
+SILENT = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
 
 
 def known(name: str, found: TargetFacts | TargetError, monkeypatch: pytest.MonkeyPatch) -> Target:
@@ -60,50 +61,50 @@ def choose(
     return chosen
 
 
-def test_a_job_that_says_nothing_runs_where_torchrun_would_run_it_also_beside_an_engine(
-    choose, docker_facts, local_facts
+IMAGE, BUILT = {"image": "my/image:1"}, {"code": "image"}
+CORES = replace(DOCKER, machine=MachineFacts(cpu_count=64))
+
+
+@pytest.mark.parametrize(
+    ("docker", "local", "job", "taken", "why"),
+    [
+        (DOCKER, LOCAL, {}, LOCAL, ""),
+        *((DOCKER, LOCAL, job, DOCKER, "local Docker, image fabric-train:cpu, no GPU: gloo")
+          for job in (IMAGE, BUILT, {"mounts": ["./data:/data"]})),
+        (CORES, LOCAL, BUILT, CORES, "64 CPU cores"),
+        (NO_ENGINE, LOCAL, BUILT, LOCAL, f"because {NO_ENGINE.what}"),
+        (DOCKER, NO_TORCH, {}, DOCKER, f"because {NO_TORCH.what}"),
+    ],
+)  # fmt: skip
+def test_processes_are_taken_unless_the_job_names_what_only_containers_have_or_torch_is_missing(
+    choose, docker, local, job, taken, why
 ):
-    assert choose(docker_facts).facts is local_facts
-
-
-@pytest.mark.parametrize("job", NAMES_CONTAINERS, ids=lambda job: next(iter(job)))
-def test_a_job_that_names_what_only_containers_have_runs_in_containers(job, choose, docker_facts):
-    choice = choose(docker_facts, **job)
-    assert choice.facts is docker_facts
-    assert "local Docker, image fabric-train:cpu, no GPU: gloo" in choice.why
+    choice = choose(docker, local=local, **job)
+    assert choice.facts is taken
+    assert why in choice.why
 
 
 def test_gpus_are_named(choose, cuda_facts):
     assert "8 GPUs, NCCL" in choose(cuda_facts, code="image").why
 
 
-def test_without_an_engine_processes_are_taken_and_the_reason_is_said(choose, local_facts):
-    choice = choose(NO_ENGINE, code="image")
-    assert choice.facts is local_facts
-    assert f"because {NO_ENGINE.what}" in choice.why
-
-
-def test_an_image_that_is_named_is_never_left_out(choose):
-    with pytest.raises(TargetError, match="no Docker engine") as caught:
-        choose(NO_ENGINE, image="my/image:1")
-    assert caught.value.hint == "start it; without it: --on local"
-
-
-def test_without_torch_here_containers_are_taken_and_the_reason_is_said(choose, docker_facts):
-    choice = choose(docker_facts, local=NO_TORCH)
-    assert choice.facts is docker_facts
-    assert f"because {NO_TORCH.what}" in choice.why
-
-
-def test_without_torch_and_without_an_engine_both_are_told_and_the_fix_of_the_first(choose):
+@pytest.mark.parametrize(
+    ("docker", "local", "job", "what", "hint"),
+    [
+        # An image that is named is never left out.
+        (NO_ENGINE, LOCAL, IMAGE, NO_ENGINE.what, "start it; without it: --on local"),
+        (SILENT, LOCAL, BUILT, SILENT.what, "docker info; without it: --on local"),
+        (NO_ENGINE, NO_TORCH, {}, f"{NO_TORCH.what}; {NO_ENGINE.what}", NO_TORCH.hint),
+    ],
+)
+def test_what_cannot_run_anywhere_is_refused_with_the_fix(choose, docker, local, job, what, hint):
     with pytest.raises(TargetError) as caught:
-        choose(NO_ENGINE, local=NO_TORCH)
-    assert caught.value.what == f"{NO_TORCH.what}; {NO_ENGINE.what}"
-    assert caught.value.hint == NO_TORCH.hint
+        choose(docker, local=local, **job)
+    assert (caught.value.what, caught.value.hint) == (what, hint)
 
 
-def test_a_forced_target_is_taken_or_refused_but_never_replaced(choose, docker_facts, local_facts):
-    assert choose(docker_facts, forced="local").facts is local_facts
+def test_a_forced_target_is_taken_or_refused_but_never_replaced(choose):
+    assert choose(DOCKER, forced="local").facts is LOCAL
     with pytest.raises(TargetError, match="no Docker engine"):
         choose(NO_ENGINE, forced="docker")
 
@@ -117,11 +118,6 @@ def test_an_unknown_target_names_the_known_ones(tmp_path):
     with pytest.raises(InputError) as caught:
         open_target("stater", tmp_path)
     assert "starter" not in caught.value.hint, "no job may name it"
-
-
-def test_a_job_without_gpus_says_how_many_cores_it_has(choose, docker_facts):
-    docker = replace(docker_facts, machine=MachineFacts(cpu_count=64))
-    assert "64 CPU cores" in choose(docker, code="image").why
 
 
 def test_one_variable_switches_the_agent_off_for_every_job(make_job):
@@ -140,10 +136,3 @@ def test_without_it_the_job_chooses(make_job, value):
 def test_a_misspelt_engine_is_refused(make_job):
     with pytest.raises(InputError, match="LAUNCHER_ENGINE=trchrun is no engine"):
         choose_engine(make_job(), {"LAUNCHER_ENGINE": "trchrun"})
-
-
-def test_nothing_is_taken_in_the_place_of_an_engine_that_does_not_answer(choose):
-    silent = SilentTargetError("the Docker engine is there, but does not answer", "docker info")
-    with pytest.raises(TargetError, match="does not answer") as caught:
-        choose(silent, code="image")
-    assert caught.value.hint == "docker info; without it: --on local"

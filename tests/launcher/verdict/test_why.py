@@ -21,7 +21,7 @@ def last_line(text: str) -> str:
     return text.rstrip("\n").splitlines()[-1]
 
 
-def test_the_last_line_of_a_failed_run_is_its_verdict(launcher):
+def test_the_last_line_of_a_failed_run_is_its_verdict_and_why_tells_what_fell_with_it(launcher):
     launcher.write(ONE_RAISES, TWO)
     done = launcher(*LOCAL)
     told = "missing-file (certain), rank 1 on node 0, train.py:3; fix: name a path that every node"
@@ -29,11 +29,6 @@ def test_the_last_line_of_a_failed_run_is_its_verdict(launcher):
     assert last_line(done.stderr).startswith(f"  why          {told}; ")
     assert launcher.outcome["verdict"] == told
     assert told in launcher("status").stdout
-
-
-def test_why_tells_the_rank_that_failed_first_and_what_fell_with_it(launcher):
-    launcher.write(ONE_RAISES, TWO)
-    launcher(*LOCAL)
     headline, where, fix, fell = launcher("why").stdout.splitlines()
     assert "missing-file, certain: FileNotFoundError: [Errno 2]" in headline
     assert where == "  where: rank 1 on node 0, train.py:3"
